@@ -1,0 +1,30 @@
+# Compiler, linker, cache and sanitizer settings shared by every target.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(ZS_CCACHE ccache)
+if(ZS_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${ZS_CCACHE})
+endif()
+
+add_compile_options(-Wall -Wextra -Wconversion -Wno-sign-conversion -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-fpch-preprocess)
+endif()
+if(ZEROSHARD_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(ZEROSHARD_SANITIZE)
+  add_compile_options(-fsanitize=${ZEROSHARD_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${ZEROSHARD_SANITIZE})
+endif()
+
+find_program(ZS_MOLD mold)
+if(ZS_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+find_package(Threads REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)

@@ -1,0 +1,136 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "zeroshard/dtype.h"
+
+// The configuration, resolved: DeepSpeed's JSON keys are translated to these names by parse_config and nowhere else.
+namespace zeroshard {
+
+struct Fp16Config {
+  bool enabled = false;
+  bool auto_cast = false;
+  double loss_scale = 0;  // 0: dynamic
+  int initial_scale_power = 16;
+  int64_t loss_scale_window = 1000;
+  int hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+};
+
+struct OptimizerConfig {
+  enum class Type : uint8_t { kAdam, kAdamW, kSgd, kLion, kAdagrad };
+  Type type = Type::kAdamW;
+  double lr = 1e-3, weight_decay = 0, eps = 1e-8;
+  double beta1 = 0.9, beta2 = 0.999;
+  double momentum = 0, dampening = 0, lr_decay = 0;
+  bool nesterov = false, bias_correction = true, adam_w_mode = true;
+};
+
+// LR schedules with the formulas and defaults of DeepSpeed's. `warmup_max_lr` and others unset: the param group's lr.
+struct WarmupLRConfig {
+  double warmup_min_lr = 0;
+  std::optional<double> warmup_max_lr;
+  int64_t warmup_num_steps = 1000;
+  bool log_warmup = true;
+};
+struct WarmupDecayLRConfig {
+  int64_t total_num_steps = 0;
+  double warmup_min_lr = 0, warmup_max_lr = 1e-3;
+  int64_t warmup_num_steps = 1000;
+  bool log_warmup = true;
+};
+struct WarmupCosineLRConfig {
+  int64_t total_num_steps = 0;
+  double warmup_min_ratio = 0;
+  int64_t warmup_num_steps = 1000;
+  double cos_min_ratio = 1e-4;
+  bool log_warmup = true;
+};
+struct OneCycleConfig {
+  double cycle_min_lr = 0, cycle_max_lr = 0, decay_lr_rate = 0;
+  int64_t cycle_first_step_size = 2000;
+  std::optional<int64_t> cycle_second_step_size;
+  int64_t cycle_first_stair_count = 0;
+  std::optional<int64_t> cycle_second_stair_count;
+  int64_t decay_step_size = 0;
+  bool cycle_momentum = true;
+  double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
+};
+struct LRRangeTestConfig {
+  double min_lr = 1e-3;
+  int64_t step_size = 2000;
+  double step_rate = 1.0;
+  bool staircase = false;
+};
+using SchedulerConfig = std::variant<WarmupLRConfig, WarmupDecayLRConfig, WarmupCosineLRConfig, OneCycleConfig, LRRangeTestConfig>;
+
+struct Config {
+  int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
+  int world_size = 1;
+  double gradient_clipping = 0;  // 0: none
+  int64_t steps_per_print = 0;   // 0: never
+
+  DType compute_dtype = DType::kFloat32;                // bf16 / fp16 when enabled
+  Fp16Config fp16;
+  std::optional<DType> communication_dtype;             // gradients on the wire; unset: the compute dtype
+  std::optional<DType> grad_accum_dtype;                // reduced gradients; unset: fp32 while accumulating
+  double prescale = 1;                                  // gradient_predivide_factor
+  bool average_gradients = true;                        // gradient_allreduce_op: mean or sum
+
+  std::optional<OptimizerConfig> optimizer;             // unset: the caller brings one
+  std::optional<SchedulerConfig> scheduler;
+  bool allow_untested_optimizer = false;
+
+  int stage = 0;
+  bool overlap_comm = true;
+  int64_t reduce_bucket_numel = 500'000'000;
+  int64_t prefetch_numel = 50'000'000;                  // elements gathered ahead of their use; 0: no prefetch
+  int64_t persistence_threshold = 100'000;              // units of at most this many elements stay unsharded
+  bool gather_16bit_weights_on_save = false;
+
+  // zeroshard's own keys, under "zeroshard".
+  enum class Reduction : uint8_t { kCanonical, kNative };
+  Reduction reduction = Reduction::kCanonical;
+  enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
+  Transport transport = Transport::kAuto;
+  std::vector<std::string> unit_classes;                // module classes to shard as units; empty: found automatically
+  int64_t timeout_ms = 600'000;                         // a collective that makes no progress for this long fails
+  int64_t stall_timeout_ms = 10'000;                    // a peer that is stopped (not merely slow) for this long fails
+  int max_skipped_steps = 50;                           // non-finite steps in a row before the run is ended
+
+  // Hash of every value that must agree among ranks.
+  uint64_t digest() const;
+};
+
+// Where a resolved value came from, for `zeroshard config explain`.
+struct ConfigValue {
+  std::string path;    // "zero_optimization.stage"
+  std::string value;   // as JSON
+  std::string origin;  // "file", "default", "auto: ...", "derived: train_batch_size / (micro batch x world size)"
+};
+
+struct ParsedConfig {
+  Config config;
+  std::vector<ConfigValue> values;         // every known key, in order
+  std::vector<std::string> without_effect; // keys that were given, are understood, and change nothing here
+};
+
+// What the text alone does not say. `hidden_size` resolves the "auto" values that depend on it.
+struct ConfigContext {
+  int world_size = 1;
+  std::optional<int64_t> hidden_size;
+};
+
+// Parses JSON text; comments and trailing commas are allowed. Throws ConfigError with the JSON path, the value, what
+// is allowed and the nearest known key.
+ParsedConfig parse_config(std::string_view json, const ConfigContext& context = {});
+// Reads a file and parses it; errors name the file.
+ParsedConfig load_config(const std::string& path, const ConfigContext& context = {});
+
+}  // namespace zeroshard

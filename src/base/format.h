@@ -1,0 +1,15 @@
+#pragma once
+#include <sstream>
+#include <string>
+
+namespace zeroshard {
+
+// Joins its arguments with operator<<: concat("rank ", 3) is "rank 3".
+template <typename... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,69 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "zeroshard/dtype.h"
+
+// One-pass CPU kernels over flat memory. Each runs on the calling thread over the given range; callers split ranges
+// among threads. Results depend on the elements alone: not on the instruction set, nor on how a range was split.
+// `DType` arguments are fp32, bf16 or fp16. Pointers may be unaligned; alignment only makes them faster.
+namespace zeroshard::kernels {
+
+// dst[i] = round(float(src[i]) * scale). src and dst do not overlap (or are identical with equal dtypes).
+void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
+// dst[i] = round(float(dst[i]) + float(src[i]) * scale).
+void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
+
+// out[i] = round((pieces[0][i] + pieces[1][i] + ...) * scale), summed in fp32 in the order of `pieces`, one rounding.
+// With `accumulate`: out[i] = round(float(out[i]) + that sum * scale). `out` may be one of the pieces.
+void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
+                  bool accumulate, int64_t numel);
+
+// Sum of squares in fp64, in a fixed association that does not depend on the instruction set. Non-finite when an element is.
+double sum_of_squares(const void* data, DType dtype, int64_t numel);
+
+// What every optimizer kernel needs besides its own hyper-parameters.
+struct StepBuffers {
+  float* master = nullptr;          // fp32 weights, updated in place
+  const void* grad = nullptr;       // `grad_dtype`
+  DType grad_dtype = DType::kFloat32;
+  void* param = nullptr;            // receives round(master) in `param_dtype`; null when master is the parameter
+  DType param_dtype = DType::kBFloat16;
+  float grad_scale = 1;             // gradients are multiplied by this first: 1 / loss scale, times the clip factor
+  int64_t numel = 0;
+};
+
+// The formulas and the order of operations are those of torch.optim (2.13), per element in fp32.
+struct AdamArgs {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool decoupled_weight_decay = true;  // AdamW
+  bool bias_correction = true;
+  bool maximize = false;
+  int64_t step = 1;                    // 1 for the first update
+};
+void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamArgs& args);
+
+struct SgdArgs {
+  double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false, maximize = false;
+  bool first_step = false;             // momentum = grad, without dampening
+};
+void sgd(const StepBuffers& buffers, float* momentum_buffer /* null when momentum is 0 */, const SgdArgs& args);
+
+struct LionArgs {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+};
+void lion(const StepBuffers& buffers, float* exp_avg, const LionArgs& args);
+
+struct AdagradArgs {
+  double lr = 1e-2, lr_decay = 0, weight_decay = 0, eps = 1e-10;
+  bool maximize = false;
+  int64_t step = 1;
+};
+void adagrad(const StepBuffers& buffers, float* sum, const AdagradArgs& args);
+
+// The instruction set that run-time dispatch chose: "avx512", "avx2", "neon" or "scalar". ZEROSHARD_ISA, when set to
+// one of these that the processor has, overrides it (tests compare their bits).
+const char* instruction_set();
+
+}  // namespace zeroshard::kernels

@@ -1,0 +1,49 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace zeroshard {
+
+// Half-open range of elements in a flat buffer.
+struct Range {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+// The elements in both ranges; empty {0, 0} when there are none.
+Range intersect(Range a, Range b);
+
+// Elements per canonical block: the gradient norm is summed per block, and shards are cut on block boundaries,
+// so that a block's sum does not depend on the number of ranks.
+inline constexpr int64_t kBlockNumel = 1024;
+
+// Maps parameters to a flat buffer cut into equal shards, one per rank. All padding is at the tail, so the flat
+// position of an element does not depend on world_size and a checkpoint can be read by another number of ranks.
+// Immutable and tensor-free: the planner, the runtime and the checkpoint reader share it.
+class ShardLayout {
+ public:
+  // Parameters keep the order of `numels`; a numel may be 0. Throws ValueError on a negative numel, a world_size
+  // below 1, or more elements than an int64 can count.
+  ShardLayout(std::span<const int64_t> numels, int world_size);
+
+  int world_size() const { return world_size_; }
+  size_t num_params() const { return params_.size(); }
+  int64_t numel() const { return params_.empty() ? 0 : params_.back().end; }
+  int64_t shard_numel() const { return shard_numel_; }  // a multiple of kBlockNumel
+  int64_t padded_numel() const { return shard_numel_ * world_size_; }
+
+  const Range& param(size_t index) const { return params_.at(index); }
+  Range shard(int rank) const { return {rank * shard_numel_, (rank + 1) * shard_numel_}; }
+
+  // The elements of parameter `index` that `rank` owns, as flat positions; empty when it owns none.
+  Range owned(size_t index, int rank) const { return intersect(param(index), shard(rank)); }
+
+ private:
+  std::vector<Range> params_;
+  int world_size_;
+  int64_t shard_numel_ = 0;
+};
+
+}  // namespace zeroshard

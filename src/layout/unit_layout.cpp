@@ -1,0 +1,50 @@
+#include "layout/unit_layout.h"
+
+#include <map>
+
+#include "base/check.h"
+
+namespace zeroshard {
+
+int64_t ParamSpec::numel() const {
+  int64_t product = 1;
+  for (const int64_t size : shape) product *= size;
+  return product;
+}
+
+int64_t UnitLayout::numel() const {
+  int64_t sum = 0;
+  for (const FlatGroup& group : groups) sum += group.layout.numel();
+  return sum;
+}
+
+int64_t UnitLayout::full_bytes() const {
+  int64_t sum = 0;
+  for (const FlatGroup& group : groups) sum += group.layout.padded_numel() * element_size(group.dtype);
+  return sum;
+}
+
+int64_t UnitLayout::shard_bytes() const {
+  int64_t sum = 0;
+  for (const FlatGroup& group : groups) sum += group.layout.shard_numel() * element_size(group.dtype);
+  return sum;
+}
+
+UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size) {
+  std::map<std::pair<bool, DType>, std::vector<size_t>> by_kind;  // key: (frozen, dtype), so trainable comes first
+  for (size_t i = 0; i < params.size(); ++i) {
+    const ParamSpec& param = params[i];
+    ZS_CHECK(!param.requires_grad || is_floating_point(param.dtype), "parameter '", param.name(), "' is ",
+             name_of(param.dtype), " and requires a gradient: only floating-point parameters can be trained");
+    by_kind[{!param.requires_grad, param.dtype}].push_back(i);
+  }
+  UnitLayout unit{std::move(name), std::move(params), {}};
+  for (auto& [kind, indices] : by_kind) {
+    std::vector<int64_t> numels;
+    for (const size_t i : indices) numels.push_back(unit.params[i].numel());
+    unit.groups.push_back({kind.second, !kind.first, std::move(indices), ShardLayout(numels, world_size)});
+  }
+  return unit;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/shard_layout.h"
+#include "zeroshard/dtype.h"
+
+namespace zeroshard {
+
+// What the layout needs to know of one parameter. `names` has every name under which a tied parameter is reached.
+struct ParamSpec {
+  std::vector<std::string> names;
+  std::vector<int64_t> shape;
+  DType dtype = DType::kFloat32;
+  bool requires_grad = true;
+
+  int64_t numel() const;
+  const std::string& name() const { return names.front(); }
+};
+
+// Parameters of a unit that share a flat buffer: one (dtype, requires_grad).
+struct FlatGroup {
+  DType dtype;
+  bool requires_grad;
+  std::vector<size_t> params;  // indices into UnitLayout::params, in order
+  ShardLayout layout;
+};
+
+// What is gathered, reduced and freed together: normally one transformer block.
+struct UnitLayout {
+  std::string name;
+  std::vector<ParamSpec> params;
+  std::vector<FlatGroup> groups;  // trainable groups first, then by dtype
+
+  int64_t numel() const;
+  int64_t full_bytes() const;   // bytes of the gathered unit, padding included
+  int64_t shard_bytes() const;  // bytes of one rank's shards in the parameters' own dtypes
+};
+
+// Groups `params` by (requires_grad, dtype), keeping their order. Throws ValueError for a trainable parameter whose
+// dtype is not floating-point.
+UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int world_size);
+
+}  // namespace zeroshard
