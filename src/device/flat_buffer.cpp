@@ -1,0 +1,74 @@
+#include "device/flat_buffer.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "base/align.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
+
+// On CPU, 2 MiB pages: gathers and optimizer passes stream through whole buffers, and page walks cost them 10 %.
+at::Tensor allocate_memory(int64_t bytes, at::Device device) {
+  if (!device.is_cpu() || bytes < kHugePage) return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  const size_t length = size_t(align_up(bytes, kHugePage));
+  void* const data = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  ::madvise(data, length, MADV_HUGEPAGE);
+  return at::from_blob(data, {bytes}, [length](void* memory) { ::munmap(memory, length); },
+                       at::TensorOptions().dtype(at::kByte));
+}
+
+}  // namespace
+
+FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category)
+    : bytes_(bytes), device_(device), owned_(allocate_memory(bytes, device)), ledger_(&ledger), category_(category) {
+  data_ = static_cast<char*>(owned_.data_ptr());
+  ledger.add(category, Tier::kDevice, bytes);
+}
+
+FlatBuffer::FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category,
+                       std::string_view tag)
+    : bytes_(bytes), device_(device), shared_(comm.allocate(bytes, tag)), ledger_(&ledger), category_(category) {
+  data_ = static_cast<char*>(shared_->data());
+  ledger.add(category, Tier::kDevice, bytes);
+}
+
+FlatBuffer::FlatBuffer(FlatBuffer&& other) noexcept { *this = std::move(other); }
+
+FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  free();
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  device_ = other.device_;
+  owned_ = std::move(other.owned_);
+  shared_ = std::move(other.shared_);
+  ledger_ = std::exchange(other.ledger_, nullptr);
+  category_ = other.category_;
+  return *this;
+}
+
+FlatBuffer::~FlatBuffer() { free(); }
+
+void FlatBuffer::free() noexcept {
+  if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);
+  ledger_ = nullptr;
+  owned_ = {};
+  shared_ = nullptr;
+}
+
+at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) const {
+  return view_memory(data_ + offset, numel, type, device_);
+}
+
+at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device) {
+  return at::from_blob(data, {numel}, at::TensorOptions().dtype(type).device(device));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,45 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string_view>
+
+#include "comm/comm.h"
+#include "memory/ledger.h"
+
+namespace zeroshard {
+
+// Zeroed memory of one device, counted in a ledger for as long as it lives. Movable, not copyable.
+class FlatBuffer {
+ public:
+  FlatBuffer() = default;
+  // Ordinary memory of `device`.
+  FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category);
+  // Memory that peers can read directly. Collective: see Comm::allocate.
+  FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
+  FlatBuffer(FlatBuffer&& other) noexcept;
+  FlatBuffer& operator=(FlatBuffer&& other) noexcept;
+  ~FlatBuffer();
+
+  explicit operator bool() const { return ledger_ != nullptr; }
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  // A 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
+  at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
+
+ private:
+  void free() noexcept;
+
+  char* data_ = nullptr;
+  int64_t bytes_ = 0;
+  at::Device device_ = at::kCPU;
+  at::Tensor owned_;                         // ordinary memory ...
+  std::unique_ptr<Allocation> shared_;       // ... or memory of the transport
+  Ledger* ledger_ = nullptr;
+  Category category_ = Category::kParameters;
+};
+
+// A 1-D tensor over memory it does not own.
+at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
+
+}  // namespace zeroshard
