@@ -1,0 +1,1 @@
+"""Parts of bench/step.py: the model and data, the peers, the worker process and the report."""
