@@ -6,7 +6,9 @@
 
 // One-pass CPU kernels over flat memory. Each runs on the calling thread over the given range; callers split ranges
 // among threads. Results depend on the elements alone: not on the instruction set, nor on how a range was split.
-// `DType` arguments are fp32, bf16 or fp16. Pointers may be unaligned; alignment only makes them faster.
+// `DType` arguments are fp32, bf16 or fp16; others throw ValueError. Pointers may be unaligned; alignment only makes
+// them faster. Rounding is to nearest even; 16-bit NaNs are written as 0x7fc0 (bf16) and 0x7e00 (fp16), while the sign
+// and payload of an fp32 NaN are whatever the processor gives.
 namespace zeroshard::kernels {
 
 // dst[i] = round(float(src[i]) * scale). src and dst do not overlap (or are identical with equal dtypes).
@@ -19,17 +21,20 @@ void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, floa
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
-// Sum of squares in fp64, in a fixed association that does not depend on the instruction set. Non-finite when an element is.
+// Elements that sum_of_squares adds up at a time.
+inline constexpr int64_t kSumBlockNumel = 1024;
+// Sum of squares in fp64, in a fixed association that does not depend on the instruction set: the sums of blocks of
+// kSumBlockNumel elements, added in order. Non-finite when an element is.
 double sum_of_squares(const void* data, DType dtype, int64_t numel);
 
 // What every optimizer kernel needs besides its own hyper-parameters.
 struct StepBuffers {
-  float* master = nullptr;          // fp32 weights, updated in place
-  const void* grad = nullptr;       // `grad_dtype`
+  float* master = nullptr;     // fp32 weights, updated in place
+  const void* grad = nullptr;  // `grad_dtype`
   DType grad_dtype = DType::kFloat32;
-  void* param = nullptr;            // receives round(master) in `param_dtype`; null when master is the parameter
+  void* param = nullptr;  // receives round(master) in `param_dtype`; null when master is the parameter
   DType param_dtype = DType::kBFloat16;
-  float grad_scale = 1;             // gradients are multiplied by this first: 1 / loss scale, times the clip factor
+  float grad_scale = 1;  // gradients are multiplied by this first: 1 / loss scale, times the clip factor
   int64_t numel = 0;
 };
 
@@ -39,14 +44,14 @@ struct AdamArgs {
   bool decoupled_weight_decay = true;  // AdamW
   bool bias_correction = true;
   bool maximize = false;
-  int64_t step = 1;                    // 1 for the first update
+  int64_t step = 1;  // 1 for the first update
 };
 void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamArgs& args);
 
 struct SgdArgs {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
-  bool first_step = false;             // momentum = grad, without dampening
+  bool first_step = false;  // momentum = grad, without dampening
 };
 void sgd(const StepBuffers& buffers, float* momentum_buffer /* null when momentum is 0 */, const SgdArgs& args);
 

@@ -1,0 +1,79 @@
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "zeroshard/dtype.h"
+
+// The 16-bit element types and their scalar conversions, which define what every instruction set must give:
+// round to nearest even, subnormals kept, every NaN becomes the one positive quiet NaN.
+namespace zeroshard::kernels {
+// Internal linkage: each *_<isa>.cpp compiles its own copy with its own flags, and none may leak into another.
+namespace {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2);
+
+constexpr uint16_t kBf16NaN = 0x7fc0, kFp16NaN = 0x7e00;
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline float to_float(float value) {
+  return value;
+}
+inline float to_float(Bf16 value) {
+  return float_of(static_cast<uint32_t>(value.bits) << 16);
+}
+inline float to_float(Fp16 value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1fu, mantissa = value.bits & 0x3ffu;
+  if (exponent == 0x1f) {
+    const uint32_t quiet = mantissa != 0 ? 0x400000u : 0u;
+    return float_of(sign | 0x7f800000u | quiet | (mantissa << 13));
+  }
+  if (exponent == 0) return float_of(sign | bits_of(static_cast<float>(mantissa) * 0x1p-24f));
+  return float_of(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+template <typename T>
+T from_float(float value);
+template <>
+inline float from_float<float>(float value) {
+  return value;
+}
+template <>
+inline Bf16 from_float<Bf16>(float value) {
+  const uint32_t bits = bits_of(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {kBf16NaN};
+  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+template <>
+inline Fp16 from_float<Fp16>(float value) {
+  const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
+  if (magnitude > 0x7f800000u) return {kFp16NaN};
+  uint32_t half;
+  if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
+    half = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to a multiple of 2^-24
+    half = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  }
+  return {static_cast<uint16_t>(sign | half)};
+}
+
+}  // namespace
+}  // namespace zeroshard::kernels

@@ -1,0 +1,190 @@
+#include "kernels/kernels.h"
+
+#include <cmath>
+
+#include "base/check.h"
+#include "kernels/table.h"
+
+namespace zeroshard::kernels {
+namespace {
+
+size_t dtype_index(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return 0;
+    case DType::kBFloat16:
+      return 1;
+    case DType::kFloat16:
+      return 2;
+    default:
+      throw ValueError(concat("kernels take fp32, bf16 or fp16, got ", name_of(dtype)));
+  }
+}
+
+void check_numel(int64_t numel) {
+  ZS_CHECK(numel >= 0, "numel must not be negative, got ", numel);
+}
+
+size_t param_index(const StepBuffers& buffers) {
+  return buffers.param == nullptr ? size_t{kNoParam} : dtype_index(buffers.param_dtype);
+}
+
+void check_step(int64_t step) {
+  ZS_CHECK(step >= 1, "step counts from 1, got ", step);
+}
+
+float signed_scale(const StepBuffers& buffers, bool maximize) {
+  return maximize ? -buffers.grad_scale : buffers.grad_scale;
+}
+
+// Constants are computed in fp64 and rounded once, as torch rounds Python's scalars.
+AdamConstants constants(const StepBuffers& buffers, const AdamArgs& args) {
+  double correction1 = 1, correction2 = 1;
+  if (args.bias_correction) {
+    correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
+    correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
+  }
+  const bool decays = args.weight_decay != 0;
+  return {
+      .grad_scale = signed_scale(buffers, args.maximize),
+      .decay = static_cast<float>(1 - args.lr * args.weight_decay),
+      .l2 = static_cast<float>(args.weight_decay),
+      .beta1_weight = static_cast<float>(1 - args.beta1),
+      .beta2 = static_cast<float>(args.beta2),
+      .beta2_weight = static_cast<float>(1 - args.beta2),
+      .bias_correction2_sqrt = static_cast<float>(std::sqrt(correction2)),
+      .eps = static_cast<float>(args.eps),
+      .negative_step_size = static_cast<float>(-(args.lr / correction1)),
+      .decoupled = decays && args.decoupled_weight_decay,
+      .coupled = decays && !args.decoupled_weight_decay,
+  };
+}
+
+SgdConstants constants(const StepBuffers& buffers, const SgdArgs& args) {
+  return {
+      .grad_scale = signed_scale(buffers, args.maximize),
+      .l2 = static_cast<float>(args.weight_decay),
+      .momentum = static_cast<float>(args.momentum),
+      .grad_weight = static_cast<float>(1 - args.dampening),
+      .negative_lr = static_cast<float>(-args.lr),
+      .decay = args.weight_decay != 0,
+      .nesterov = args.nesterov,
+      .first_step = args.first_step,
+  };
+}
+
+LionConstants constants(const StepBuffers& buffers, const LionArgs& args) {
+  return {
+      .grad_scale = buffers.grad_scale,
+      .decay = static_cast<float>(1 - args.lr * args.weight_decay),
+      .beta1 = static_cast<float>(args.beta1),
+      .beta1_weight = static_cast<float>(1 - args.beta1),
+      .beta2 = static_cast<float>(args.beta2),
+      .beta2_weight = static_cast<float>(1 - args.beta2),
+      .lr = static_cast<float>(args.lr),
+  };
+}
+
+AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) {
+  return {
+      .grad_scale = signed_scale(buffers, args.maximize),
+      .l2 = static_cast<float>(args.weight_decay),
+      .eps = static_cast<float>(args.eps),
+      .negative_lr = static_cast<float>(-(args.lr / (1 + static_cast<double>(args.step - 1) * args.lr_decay))),
+      .decay = args.weight_decay != 0,
+  };
+}
+
+}  // namespace
+
+void pack(const KernelTable& table, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
+          int64_t numel) {
+  check_numel(numel);
+  table.pack[dtype_index(src_dtype)][dtype_index(dst_dtype)](src, dst, scale, numel);
+}
+
+void pack_add(const KernelTable& table, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
+              int64_t numel) {
+  check_numel(numel);
+  table.pack_add[dtype_index(src_dtype)][dtype_index(dst_dtype)](src, dst, scale, numel);
+}
+
+void sum_in_order(const KernelTable& table, std::span<const void* const> pieces, DType dtype, float scale, void* out,
+                  DType out_dtype, bool accumulate, int64_t numel) {
+  check_numel(numel);
+  ZS_CHECK(!pieces.empty(), "sum_in_order needs at least one piece");
+  table.sum_in_order[dtype_index(dtype)][dtype_index(out_dtype)](pieces.data(), static_cast<int>(pieces.size()), scale,
+                                                                 out, accumulate, numel);
+}
+
+double sum_of_squares(const KernelTable& table, const void* data, DType dtype, int64_t numel) {
+  check_numel(numel);
+  return table.sum_of_squares[dtype_index(dtype)](data, numel);
+}
+
+void adam(const KernelTable& table, const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq,
+          const AdamArgs& args) {
+  check_numel(buffers.numel);
+  check_step(args.step);
+  const auto kernel = table.adam[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  kernel(buffers, exp_avg, exp_avg_sq, constants(buffers, args));
+}
+
+void sgd(const KernelTable& table, const StepBuffers& buffers, float* momentum_buffer, const SgdArgs& args) {
+  check_numel(buffers.numel);
+  ZS_CHECK((args.momentum != 0) == (momentum_buffer != nullptr),
+           "sgd takes a momentum buffer exactly when momentum is not 0, got momentum ", args.momentum);
+  ZS_CHECK(!args.nesterov || (args.momentum > 0 && args.dampening == 0),
+           "nesterov needs a positive momentum and no dampening, got momentum ", args.momentum, ", dampening ",
+           args.dampening);
+  const auto kernel = table.sgd[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  kernel(buffers, momentum_buffer, constants(buffers, args));
+}
+
+void lion(const KernelTable& table, const StepBuffers& buffers, float* exp_avg, const LionArgs& args) {
+  check_numel(buffers.numel);
+  const auto kernel = table.lion[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  kernel(buffers, exp_avg, constants(buffers, args));
+}
+
+void adagrad(const KernelTable& table, const StepBuffers& buffers, float* sum, const AdagradArgs& args) {
+  check_numel(buffers.numel);
+  check_step(args.step);
+  const auto kernel = table.adagrad[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  kernel(buffers, sum, constants(buffers, args));
+}
+
+void pack(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel) {
+  pack(active_table(), src, src_dtype, dst, dst_dtype, scale, numel);
+}
+
+void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel) {
+  pack_add(active_table(), src, src_dtype, dst, dst_dtype, scale, numel);
+}
+
+void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
+                  bool accumulate, int64_t numel) {
+  sum_in_order(active_table(), pieces, dtype, scale, out, out_dtype, accumulate, numel);
+}
+
+double sum_of_squares(const void* data, DType dtype, int64_t numel) {
+  return sum_of_squares(active_table(), data, dtype, numel);
+}
+
+void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamArgs& args) {
+  adam(active_table(), buffers, exp_avg, exp_avg_sq, args);
+}
+
+void sgd(const StepBuffers& buffers, float* momentum_buffer, const SgdArgs& args) {
+  sgd(active_table(), buffers, momentum_buffer, args);
+}
+
+void lion(const StepBuffers& buffers, float* exp_avg, const LionArgs& args) {
+  lion(active_table(), buffers, exp_avg, args);
+}
+
+void adagrad(const StepBuffers& buffers, float* sum, const AdagradArgs& args) {
+  adagrad(active_table(), buffers, sum, args);
+}
+
+}  // namespace zeroshard::kernels

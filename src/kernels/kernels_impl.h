@@ -1,0 +1,151 @@
+#pragma once
+#include <type_traits>
+
+#include "kernels/half.h"
+#include "kernels/table.h"
+
+// Every kernel once, for any vector type (struct Scalar states what one must provide). Included by each
+// kernels_<isa>.cpp. Arithmetic is written as add, mul, fma, ...: nothing is left to the compiler's contraction.
+namespace zeroshard::kernels {
+namespace {
+
+inline const void* at(const void* base, int64_t bytes) {
+  return static_cast<const char*>(base) + bytes;
+}
+inline void* at(void* base, int64_t bytes) {
+  return static_cast<char*>(base) + bytes;
+}
+
+// A whole vector at element `index`.
+template <class V>
+struct Body {
+  int64_t index;
+  template <typename T>
+  typename V::F load(const void* base) const {
+    return V::template load<T>(at(base, index * static_cast<int64_t>(sizeof(T))));
+  }
+  template <typename T>
+  void store(void* base, typename V::F value) const {
+    V::template store<T>(at(base, index * static_cast<int64_t>(sizeof(T))), value);
+  }
+};
+
+// The last, incomplete vector.
+template <class V>
+struct Tail {
+  int64_t index;
+  int lanes;
+  template <typename T>
+  typename V::F load(const void* base) const {
+    return V::template load<T>(at(base, index * static_cast<int64_t>(sizeof(T))), lanes);
+  }
+  template <typename T>
+  void store(void* base, typename V::F value) const {
+    V::template store<T>(at(base, index * static_cast<int64_t>(sizeof(T))), value, lanes);
+  }
+};
+
+// Calls step(Body) for every whole vector of the range and step(Tail) for what is left.
+template <class V, class Step>
+inline void for_each_vector(int64_t numel, const Step& step) {
+  int64_t i = 0;
+  for (; i + V::kWidth <= numel; i += V::kWidth) step(Body<V>{i});
+  if (i < numel) step(Tail<V>{i, static_cast<int>(numel - i)});
+}
+
+template <class V, typename Src, typename Dst>
+void pack_kernel(const void* src, void* dst, float scale, int64_t numel) {
+  const auto factor = V::set(scale);
+  for_each_vector<V>(
+      numel, [=](auto where) { where.template store<Dst>(dst, V::mul(where.template load<Src>(src), factor)); });
+}
+
+template <class V, typename Src, typename Dst>
+void pack_add_kernel(const void* src, void* dst, float scale, int64_t numel) {
+  const auto factor = V::set(scale);
+  for_each_vector<V>(numel, [=](auto where) {
+    const auto scaled = V::mul(where.template load<Src>(src), factor);
+    where.template store<Dst>(dst, V::add(where.template load<Dst>(dst), scaled));
+  });
+}
+
+// kCount pieces, or `count` of them when kCount is 0.
+template <class V, typename Src, typename Dst, int kCount>
+void sum_pieces(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel) {
+  const auto factor = V::set(scale);
+  const void* fixed[kCount == 0 ? 1 : kCount];
+  for (int p = 0; p < kCount; ++p) fixed[p] = pieces[p];
+  for_each_vector<V>(numel, [=](auto where) {
+    auto sum = where.template load<Src>(kCount == 0 ? pieces[0] : fixed[0]);
+    if constexpr (kCount == 0) {
+      for (int p = 1; p < count; ++p) sum = V::add(sum, where.template load<Src>(pieces[p]));
+    } else {
+#pragma GCC unroll 4
+      for (int p = 1; p < kCount; ++p) sum = V::add(sum, where.template load<Src>(fixed[p]));
+    }
+    sum = V::mul(sum, factor);
+    if (accumulate) sum = V::add(where.template load<Dst>(out), sum);
+    where.template store<Dst>(out, sum);
+  });
+}
+
+template <class V, typename Src, typename Dst>
+void sum_kernel(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel) {
+  switch (count) {
+    case 1:
+      return sum_pieces<V, Src, Dst, 1>(pieces, count, scale, out, accumulate, numel);
+    case 2:
+      return sum_pieces<V, Src, Dst, 2>(pieces, count, scale, out, accumulate, numel);
+    case 3:
+      return sum_pieces<V, Src, Dst, 3>(pieces, count, scale, out, accumulate, numel);
+    case 4:
+      return sum_pieces<V, Src, Dst, 4>(pieces, count, scale, out, accumulate, numel);
+    default:
+      return sum_pieces<V, Src, Dst, 0>(pieces, count, scale, out, accumulate, numel);
+  }
+}
+
+// Element i of a block is added to lane i % kSquareLanes, and the lanes are added as a binary tree.
+constexpr int kSquareLanes = 32;
+
+template <class V, typename T>
+double block_sum_of_squares(const void* data, int numel) {
+  constexpr int kVectors = kSquareLanes / V::kWidth, kLanesPerPart = V::kWidth / V::kParts;
+  typename V::D sums[kVectors * V::kParts];
+#pragma GCC unroll 64
+  for (auto& sum : sums) sum = V::zero();
+  int i = 0;
+  for (; i + kSquareLanes <= numel; i += kSquareLanes) {
+#pragma GCC unroll 64
+    for (int v = 0; v < kVectors; ++v) {
+      V::add_squares(Body<V>{i + v * V::kWidth}.template load<T>(data), sums + v * V::kParts);
+    }
+  }
+  if (i < numel) {  // zero-filled: adding +0 changes no lane
+    T padded[kSquareLanes] = {};
+    std::memcpy(padded, at(data, i * static_cast<int64_t>(sizeof(T))), sizeof(T) * static_cast<size_t>(numel - i));
+    for (int v = 0; v < kVectors; ++v) {
+      V::add_squares(Body<V>{v * V::kWidth}.template load<T>(padded), sums + v * V::kParts);
+    }
+  }
+  double lanes[kSquareLanes];
+  for (int part = 0; part < kVectors * V::kParts; ++part) V::store_doubles(lanes + part * kLanesPerPart, sums[part]);
+  for (int half = kSquareLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+template <class V, typename T>
+double sum_of_squares_kernel(const void* data, int64_t numel) {
+  double total = 0;
+  for (int64_t begin = 0; begin < numel; begin += kSumBlockNumel) {
+    const int64_t left = numel - begin;
+    total += block_sum_of_squares<V, T>(at(data, begin * static_cast<int64_t>(sizeof(T))),
+                                        static_cast<int>(left < kSumBlockNumel ? left : kSumBlockNumel));
+  }
+  return total;
+}
+
+}  // namespace
+}  // namespace zeroshard::kernels

@@ -1,0 +1,90 @@
+#pragma once
+#include <immintrin.h>
+
+#include <type_traits>
+
+#include "kernels/simd_padded.h"
+
+namespace zeroshard::kernels {
+namespace {
+
+// 8 lanes; the contract of each member is beside struct Scalar.
+struct Avx2 {
+  static constexpr int kWidth = 8, kParts = 2;
+  using F = __m256;
+  using D = __m256d;
+  using Tails = PaddedTails<Avx2, kWidth>;
+
+  static F set(float value) { return _mm256_set1_ps(value); }
+
+  template <typename T>
+  static F load(const void* from) {
+    if constexpr (std::is_same_v<T, float>) {
+      return _mm256_loadu_ps(static_cast<const float*>(from));
+    } else {
+      const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(from));
+      if constexpr (std::is_same_v<T, Bf16>) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+      } else {
+        return _mm256_cvtph_ps(bits);
+      }
+    }
+  }
+  template <typename T>
+  static void store(void* to, F value) {
+    if constexpr (std::is_same_v<T, float>) {
+      _mm256_storeu_ps(static_cast<float*>(to), value);
+    } else {
+      _mm_storeu_si128(static_cast<__m128i*>(to), narrow<T>(value));
+    }
+  }
+  template <typename T>
+  static F load(const void* from, int lanes) {
+    return Tails::load_tail<T>(from, lanes);
+  }
+  template <typename T>
+  static void store(void* to, F value, int lanes) {
+    Tails::store_tail<T>(to, value, lanes);
+  }
+
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F sqrt(F a) { return _mm256_sqrt_ps(a); }
+  static F by_sign(F a, F selector) {
+    const F zero = _mm256_setzero_ps();
+    const F positive = _mm256_and_ps(_mm256_cmp_ps(selector, zero, _CMP_GT_OQ), a);
+    return _mm256_blendv_ps(positive, _mm256_sub_ps(zero, a), _mm256_cmp_ps(selector, zero, _CMP_LT_OQ));
+  }
+
+  static D zero() { return _mm256_setzero_pd(); }
+  static void add_squares(F value, D* sums) {
+    const D low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
+    const D high = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
+    sums[0] = _mm256_fmadd_pd(low, low, sums[0]);
+    sums[1] = _mm256_fmadd_pd(high, high, sums[1]);
+  }
+  static void store_doubles(double* to, D value) { _mm256_storeu_pd(to, value); }
+
+ private:
+  template <typename T>
+  static __m128i narrow(F value) {
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    if constexpr (std::is_same_v<T, Bf16>) {
+      const __m256i bits = _mm256_castps_si256(value);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+      const __m256i half = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(kBf16NaN), is_nan);
+      return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    } else {
+      const __m128i half = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      const __m128i nan_lanes = _mm_packs_epi32(_mm256_castsi256_si128(is_nan), _mm256_extracti128_si256(is_nan, 1));
+      return _mm_blendv_epi8(half, _mm_set1_epi16(kFp16NaN), nan_lanes);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace zeroshard::kernels

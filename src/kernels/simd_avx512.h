@@ -1,0 +1,110 @@
+#pragma once
+
+// GCC 12's own intrinsics are reported (its bug 105593): they pass undefined vectors under full masks.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+#include <type_traits>
+
+#include "kernels/half.h"
+
+namespace zeroshard::kernels {
+namespace {
+
+// 16 lanes; the contract of each member is beside struct Scalar. vcvtneps2bf16 is not used: it flushes subnormals.
+struct Avx512 {
+  static constexpr int kWidth = 16, kParts = 2;
+  using F = __m512;
+  using D = __m512d;
+
+  static F set(float value) { return _mm512_set1_ps(value); }
+
+  template <typename T>
+  static F load(const void* from) {
+    if constexpr (std::is_same_v<T, float>) {
+      return _mm512_loadu_ps(from);
+    } else {
+      return widen<T>(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
+    }
+  }
+  template <typename T>
+  static F load(const void* from, int lanes) {
+    if constexpr (std::is_same_v<T, float>) {
+      return _mm512_maskz_loadu_ps(first(lanes), from);
+    } else {
+      return widen<T>(_mm256_maskz_loadu_epi16(first(lanes), from));
+    }
+  }
+  template <typename T>
+  static void store(void* to, F value) {
+    if constexpr (std::is_same_v<T, float>) {
+      _mm512_storeu_ps(to, value);
+    } else {
+      _mm256_storeu_si256(static_cast<__m256i*>(to), narrow<T>(value));
+    }
+  }
+  template <typename T>
+  static void store(void* to, F value, int lanes) {
+    if constexpr (std::is_same_v<T, float>) {
+      _mm512_mask_storeu_ps(to, first(lanes), value);
+    } else {
+      _mm256_mask_storeu_epi16(to, first(lanes), narrow<T>(value));
+    }
+  }
+
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F sqrt(F a) { return _mm512_sqrt_ps(a); }
+  static F by_sign(F a, F selector) {
+    const F zero = _mm512_setzero_ps();
+    const F positive = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(selector, zero, _CMP_GT_OQ), a);
+    return _mm512_mask_sub_ps(positive, _mm512_cmp_ps_mask(selector, zero, _CMP_LT_OQ), zero, a);
+  }
+
+  static D zero() { return _mm512_setzero_pd(); }
+  static void add_squares(F value, D* sums) {
+    const D low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
+    const D high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1));
+    sums[0] = _mm512_fmadd_pd(low, low, sums[0]);
+    sums[1] = _mm512_fmadd_pd(high, high, sums[1]);
+  }
+  static void store_doubles(double* to, D value) { _mm512_storeu_pd(to, value); }
+
+ private:
+  static __mmask16 first(int lanes) { return static_cast<__mmask16>((1u << lanes) - 1u); }
+
+  template <typename T>
+  static F widen(__m256i bits) {
+    if constexpr (std::is_same_v<T, Bf16>) {
+      return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    } else {
+      return _mm512_cvtph_ps(bits);
+    }
+  }
+  template <typename T>
+  static __m256i narrow(F value) {
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    if constexpr (std::is_same_v<T, Bf16>) {
+      const __m512i bits = _mm512_castps_si512(value);
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+      const __m512i half = _mm512_srli_epi32(rounded, 16);
+      return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(half, is_nan, _mm512_set1_epi32(kBf16NaN)));
+    } else {
+      const __m256i half = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      return _mm256_mask_mov_epi16(half, is_nan, _mm256_set1_epi16(kFp16NaN));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace zeroshard::kernels

@@ -1,0 +1,86 @@
+#pragma once
+#include <arm_neon.h>
+
+#include <type_traits>
+
+#include "kernels/simd_padded.h"
+
+namespace zeroshard::kernels {
+namespace {
+
+// 4 lanes of AArch64; the contract of each member is beside struct Scalar.
+struct Neon {
+  static constexpr int kWidth = 4, kParts = 2;
+  using F = float32x4_t;
+  using D = float64x2_t;
+  using Tails = PaddedTails<Neon, kWidth>;
+
+  static F set(float value) { return vdupq_n_f32(value); }
+
+  template <typename T>
+  static F load(const void* from) {
+    if constexpr (std::is_same_v<T, float>) {
+      return vreinterpretq_f32_u8(vld1q_u8(static_cast<const uint8_t*>(from)));
+    } else {
+      const uint16x4_t bits = vreinterpret_u16_u8(vld1_u8(static_cast<const uint8_t*>(from)));
+      if constexpr (std::is_same_v<T, Bf16>) {
+        return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));
+      } else {
+        return vcvt_f32_f16(vreinterpret_f16_u16(bits));
+      }
+    }
+  }
+  template <typename T>
+  static void store(void* to, F value) {
+    if constexpr (std::is_same_v<T, float>) {
+      vst1q_u8(static_cast<uint8_t*>(to), vreinterpretq_u8_f32(value));
+    } else {
+      vst1_u8(static_cast<uint8_t*>(to), vreinterpret_u8_u16(narrow<T>(value)));
+    }
+  }
+  template <typename T>
+  static F load(const void* from, int lanes) {
+    return Tails::load_tail<T>(from, lanes);
+  }
+  template <typename T>
+  static void store(void* to, F value, int lanes) {
+    Tails::store_tail<T>(to, value, lanes);
+  }
+
+  static F add(F a, F b) { return vaddq_f32(a, b); }
+  static F sub(F a, F b) { return vsubq_f32(a, b); }
+  static F mul(F a, F b) { return vmulq_f32(a, b); }
+  static F div(F a, F b) { return vdivq_f32(a, b); }
+  static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F sqrt(F a) { return vsqrtq_f32(a); }
+  static F by_sign(F a, F selector) {
+    const F zero = vdupq_n_f32(0);
+    const F positive = vbslq_f32(vcgtq_f32(selector, zero), a, zero);
+    return vbslq_f32(vcltq_f32(selector, zero), vsubq_f32(zero, a), positive);
+  }
+
+  static D zero() { return vdupq_n_f64(0); }
+  static void add_squares(F value, D* sums) {
+    const D low = vcvt_f64_f32(vget_low_f32(value)), high = vcvt_high_f64_f32(value);
+    sums[0] = vfmaq_f64(sums[0], low, low);
+    sums[1] = vfmaq_f64(sums[1], high, high);
+  }
+  static void store_doubles(double* to, D value) { vst1q_f64(to, value); }
+
+ private:
+  template <typename T>
+  static uint16x4_t narrow(F value) {
+    const uint16x4_t is_number = vmovn_u32(vceqq_f32(value, value));
+    if constexpr (std::is_same_v<T, Bf16>) {
+      const uint32x4_t bits = vreinterpretq_u32_f32(value);
+      const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+      const uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+      return vbsl_u16(is_number, vshrn_n_u32(rounded, 16), vdup_n_u16(kBf16NaN));
+    } else {
+      return vbsl_u16(is_number, vreinterpret_u16_f16(vcvt_f16_f32(value)), vdup_n_u16(kFp16NaN));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace zeroshard::kernels

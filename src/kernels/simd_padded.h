@@ -1,0 +1,28 @@
+#pragma once
+#include <cstring>
+
+#include "kernels/half.h"
+
+namespace zeroshard::kernels {
+namespace {
+
+// Tails for instruction sets without masks: through a zero-filled vector on the stack, so that the arithmetic of the
+// tail is the body's. Derived is the vector type.
+template <typename Derived, int kLanes>
+struct PaddedTails {
+  template <typename T>
+  static auto load_tail(const void* from, int lanes) {
+    T padded[kLanes] = {};
+    std::memcpy(padded, from, sizeof(T) * static_cast<size_t>(lanes));
+    return Derived::template load<T>(padded);
+  }
+  template <typename T, typename F>
+  static void store_tail(void* to, F value, int lanes) {
+    T padded[kLanes];
+    Derived::template store<T>(padded, value);
+    std::memcpy(to, padded, sizeof(T) * static_cast<size_t>(lanes));
+  }
+};
+
+}  // namespace
+}  // namespace zeroshard::kernels

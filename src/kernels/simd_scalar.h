@@ -1,0 +1,54 @@
+#pragma once
+#include <cmath>
+
+#include "kernels/half.h"
+
+namespace zeroshard::kernels {
+namespace {
+
+// One element at a time: the reference that the vector types must match bit for bit. A vector type has kWidth lanes
+// of float (F), loads and stores any element type at any address, and kWidth lanes of double in kParts pieces (D).
+struct Scalar {
+  static constexpr int kWidth = 1, kParts = 1;
+  using F = float;
+  using D = double;
+
+  static F set(float value) { return value; }
+  template <typename T>
+  static F load(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return to_float(value);
+  }
+  template <typename T>
+  static void store(void* to, F value) {
+    const T rounded = from_float<T>(value);
+    std::memcpy(to, &rounded, sizeof rounded);
+  }
+  // The first `lanes` (1 to kWidth - 1) elements; the other lanes are 0 and not stored.
+  template <typename T>
+  static F load(const void* from, int /*lanes*/) {
+    return load<T>(from);
+  }
+  template <typename T>
+  static void store(void* to, F value, int /*lanes*/) {
+    store<T>(to, value);
+  }
+
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F fma(F a, F b, F c) { return std::fma(a, b, c); }  // a * b + c, one rounding
+  static F sqrt(F a) { return std::sqrt(a); }
+  // a where selector > 0, 0 - a where selector < 0, else 0.
+  static F by_sign(F a, F selector) { return selector > 0 ? a : selector < 0 ? 0.0f - a : 0.0f; }
+
+  static D zero() { return 0; }
+  // sums[part] += value * value in fp64; the products are exact.
+  static void add_squares(F value, D* sums) { sums[0] += static_cast<double>(value) * static_cast<double>(value); }
+  static void store_doubles(double* to, D value) { *to = value; }
+};
+
+}  // namespace
+}  // namespace zeroshard::kernels

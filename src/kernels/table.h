@@ -1,0 +1,83 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+// What an instruction set provides: one function per kernel and dtype pair, and the constants that those functions
+// need, computed once per call in fp64 by code that is the same for all.
+namespace zeroshard::kernels {
+
+struct AdamConstants {
+  float grad_scale;    // negated to maximize
+  float decay;         // decoupled: param *= decay
+  float l2;            // coupled: grad += l2 * param
+  float beta1_weight;  // 1 - beta1
+  float beta2, beta2_weight;
+  float bias_correction2_sqrt, eps, negative_step_size;
+  bool decoupled, coupled;
+};
+struct SgdConstants {
+  float grad_scale, l2, momentum, grad_weight /* 1 - dampening */, negative_lr;
+  bool decay, nesterov, first_step;
+};
+struct LionConstants {
+  float grad_scale, decay, beta1, beta1_weight, beta2, beta2_weight, lr;
+};
+struct AdagradConstants {
+  float grad_scale, l2, eps, negative_lr;
+  bool decay;
+};
+
+// Dtypes are indexed by dtype_index: fp32, bf16, fp16.
+constexpr int kDtypes = 3;
+// Index of a StepBuffers with no `param`.
+constexpr int kNoParam = kDtypes;
+
+struct KernelTable {
+  using Pack = void (*)(const void* src, void* dst, float scale, int64_t numel);
+  using Sum = void (*)(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel);
+  using SumOfSquares = double (*)(const void* data, int64_t numel);
+  using Adam = void (*)(const StepBuffers&, float* exp_avg, float* exp_avg_sq, const AdamConstants&);
+  using Sgd = void (*)(const StepBuffers&, float* momentum_buffer, const SgdConstants&);
+  using Lion = void (*)(const StepBuffers&, float* exp_avg, const LionConstants&);
+  using Adagrad = void (*)(const StepBuffers&, float* sum, const AdagradConstants&);
+
+  const char* name;
+  Pack pack[kDtypes][kDtypes];         // [src][dst]
+  Pack pack_add[kDtypes][kDtypes];     // [src][dst]
+  Sum sum_in_order[kDtypes][kDtypes];  // [piece][out]
+  SumOfSquares sum_of_squares[kDtypes];
+  Adam adam[kDtypes][kDtypes + 1];  // [grad][param]
+  Sgd sgd[kDtypes][kDtypes + 1];
+  Lion lion[kDtypes][kDtypes + 1];
+  Adagrad adagrad[kDtypes][kDtypes + 1];
+};
+
+// Null where the code was not compiled for this architecture. The processor is not asked.
+const KernelTable* avx512_table();
+const KernelTable* avx2_table();
+const KernelTable* neon_table();
+const KernelTable* scalar_table();
+
+// The tables that this processor can run, best first; the last is scalar.
+std::vector<const KernelTable*> available_tables();
+// The table of that name, or with a warning, or when `wanted` is null or empty, the best one.
+const KernelTable& choose_table(const char* wanted);
+// The table in use by the functions of kernels.h.
+const KernelTable& active_table();
+
+// The functions of kernels.h on a given table: tests compare instruction sets with them.
+void pack(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale, int64_t numel);
+void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
+              int64_t numel);
+void sum_in_order(const KernelTable&, std::span<const void* const> pieces, DType dtype, float scale, void* out,
+                  DType out_dtype, bool accumulate, int64_t numel);
+double sum_of_squares(const KernelTable&, const void* data, DType dtype, int64_t numel);
+void adam(const KernelTable&, const StepBuffers&, float* exp_avg, float* exp_avg_sq, const AdamArgs&);
+void sgd(const KernelTable&, const StepBuffers&, float* momentum_buffer, const SgdArgs&);
+void lion(const KernelTable&, const StepBuffers&, float* exp_avg, const LionArgs&);
+void adagrad(const KernelTable&, const StepBuffers&, float* sum, const AdagradArgs&);
+
+}  // namespace zeroshard::kernels

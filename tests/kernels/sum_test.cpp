@@ -1,0 +1,209 @@
+#include "kernels/support.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard::kernels::test {
+namespace {
+
+class Sum : public EachTable {};
+ZS_EACH_TABLE(Sum);
+
+constexpr float kScale = 0.37f;  // not a power of two: a skipped or repeated rounding shows
+
+TEST_P(Sum, PackMatchesReference) {
+  Random random(1);
+  for (const DType from : kAllDtypes) {
+    for (const DType to : kAllDtypes) {
+      for (const int64_t numel : lengths()) {
+        Buffer src(from, numel, static_cast<int>(random() % 17)), dst(to, numel, static_cast<int>(random() % 17));
+        Buffer want(to, numel);
+        fill(src, random, true);
+        for (int64_t i = 0; i < numel; ++i) want.set(i, src.get(i) * kScale);
+        pack(table(), src.data(), from, dst.data(), to, kScale, numel);
+        ASSERT_TRUE(same(dst, want)) << name_of(from) << " to " << name_of(to) << ", numel " << numel;
+      }
+    }
+  }
+}
+
+TEST_P(Sum, PackInPlace) {
+  Random random(2);
+  for (const DType dtype : kAllDtypes) {
+    Buffer buffer(dtype, 101, 2), want(dtype, 101);
+    fill(buffer, random);
+    for (int64_t i = 0; i < 101; ++i) want.set(i, buffer.get(i) * kScale);
+    pack(table(), buffer.data(), dtype, buffer.data(), dtype, kScale, 101);
+    EXPECT_TRUE(same(buffer, want)) << name_of(dtype);
+  }
+}
+
+TEST_P(Sum, PackAddMatchesReference) {
+  Random random(3);
+  for (const DType from : kAllDtypes) {
+    for (const DType to : kAllDtypes) {
+      for (const int64_t numel : lengths()) {
+        Buffer src(from, numel, static_cast<int>(random() % 17)), dst(to, numel, static_cast<int>(random() % 17));
+        Buffer want(to, numel);
+        fill(src, random, true);
+        fill(dst, random, true);
+        for (int64_t i = 0; i < numel; ++i) {
+          const float scaled = src.get(i) * kScale;
+          want.set(i, dst.get(i) + scaled);
+        }
+        pack_add(table(), src.data(), from, dst.data(), to, kScale, numel);
+        ASSERT_TRUE(same(dst, want)) << name_of(from) << " to " << name_of(to) << ", numel " << numel;
+      }
+    }
+  }
+}
+
+TEST_P(Sum, PiecesAreAddedInOrderAndRoundedOnce) {
+  Random random(4);
+  for (const DType from : kAllDtypes) {
+    for (const DType to : kAllDtypes) {
+      for (int count = 1; count <= 7; ++count) {
+        for (const bool accumulate : {false, true}) {
+          const int64_t numel = static_cast<int64_t>(random() % 80);
+          std::vector<Buffer> pieces;
+          std::vector<const void*> pointers;
+          for (int p = 0; p < count; ++p) {
+            pieces.emplace_back(from, numel, static_cast<int>(random() % 9));
+            fill(pieces.back(), random);
+          }
+          for (auto& piece : pieces) pointers.push_back(piece.data());
+          Buffer out(to, numel, static_cast<int>(random() % 9)), want(to, numel);
+          fill(out, random);
+          for (int64_t i = 0; i < numel; ++i) {
+            float sum = pieces[0].get(i);
+            for (int p = 1; p < count; ++p) sum += pieces[static_cast<size_t>(p)].get(i);
+            sum *= kScale;
+            want.set(i, accumulate ? out.get(i) + sum : sum);
+          }
+          sum_in_order(table(), pointers, from, kScale, out.data(), to, accumulate, numel);
+          ASSERT_TRUE(same(out, want)) << name_of(from) << " to " << name_of(to) << ", " << count << " pieces of "
+                                       << numel << ", accumulate " << accumulate;
+        }
+      }
+    }
+  }
+}
+
+// 1e8 + 1 - 1e8 depends on the order: no two orders of these pieces may be confused.
+TEST_P(Sum, OrderIsThatOfThePieces) {
+  const float big = 1e8f, one = 1, minus = -1e8f;
+  const auto sum = [&](std::vector<const void*> pieces) {
+    float out = -1;
+    sum_in_order(table(), pieces, DType::kFloat32, 1.0f, &out, DType::kFloat32, false, 1);
+    return out;
+  };
+  EXPECT_EQ(sum({&big, &one, &minus}), 0.0f);
+  EXPECT_EQ(sum({&big, &minus, &one}), 1.0f);
+  EXPECT_EQ(sum({&one, &big, &minus, &one}), 1.0f);
+  EXPECT_EQ(sum({&big, &minus, &one, &one}), 2.0f);
+  EXPECT_EQ(sum({&one, &one, &big, &minus, &one}), 1.0f);
+}
+
+// Three bf16 values whose fp32 sum differs from the sum rounded to bf16 after every addition.
+TEST_P(Sum, Bf16PiecesAreSummedInFp32) {
+  const uint16_t one = 0x3f80, small = 0x3b80;  // 1 and 2^-8: half an ulp of 1
+  const void* pieces[] = {&one, &small, &small};
+  uint16_t out = 0;
+  sum_in_order(table(), pieces, DType::kBFloat16, 1.0f, &out, DType::kBFloat16, false, 1);
+  EXPECT_EQ(out, 0x3f81);
+}
+
+TEST_P(Sum, OutMayBeAnyPiece) {
+  Random random(5);
+  for (const DType dtype : kAllDtypes) {
+    for (int count = 1; count <= 5; ++count) {
+      for (int target = 0; target < count; ++target) {
+        const int64_t numel = 75;
+        std::vector<Buffer> pieces;
+        for (int p = 0; p < count; ++p) {
+          pieces.emplace_back(dtype, numel);
+          fill(pieces.back(), random);
+        }
+        Buffer want(dtype, numel);
+        std::vector<const void*> pointers;
+        for (auto& piece : pieces) pointers.push_back(piece.data());
+        sum_in_order(*scalar_table(), pointers, dtype, kScale, want.data(), dtype, false, numel);
+        Buffer& out = pieces[static_cast<size_t>(target)];
+        sum_in_order(table(), pointers, dtype, kScale, out.data(), dtype, false, numel);
+        ASSERT_TRUE(same(out, want)) << name_of(dtype) << ", piece " << target << " of " << count;
+      }
+    }
+  }
+}
+
+// The association, one lane at a time: 32 lanes per block of 1024 elements, a binary tree, blocks in order.
+double reference_sum_of_squares(const Buffer& buffer) {
+  double total = 0;
+  for (int64_t begin = 0; begin < buffer.numel(); begin += 1024) {
+    double lanes[32] = {};
+    for (int64_t i = begin; i < std::min(begin + 1024, buffer.numel()); ++i) {
+      const double value = buffer.get(i);
+      lanes[(i - begin) % 32] += value * value;
+    }
+    for (int half : {16, 8, 4, 2, 1}) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    total += lanes[0];
+  }
+  return total;
+}
+
+TEST_P(Sum, SquaresHaveOneAssociation) {
+  Random random(6);
+  for (const DType dtype : kAllDtypes) {
+    for (const int64_t numel : lengths()) {
+      Buffer buffer(dtype, numel, static_cast<int>(random() % 17));
+      fill(buffer, random);
+      const double got = sum_of_squares(table(), buffer.data(), dtype, numel);
+      ASSERT_EQ(got, reference_sum_of_squares(buffer)) << name_of(dtype) << ", numel " << numel;
+      double plain = 0;
+      for (int64_t i = 0; i < numel; ++i) plain += static_cast<double>(buffer.get(i)) * buffer.get(i);
+      ASSERT_NEAR(got, plain, 1e-12 * plain) << name_of(dtype) << ", numel " << numel;  // fp64, other order
+    }
+  }
+}
+
+TEST_P(Sum, SquaresOfBlocksAddUp) {
+  Random random(7);
+  Buffer buffer(DType::kFloat32, 5 * kSumBlockNumel + 77);
+  fill(buffer, random);
+  double total = 0;
+  for (int64_t begin = 0; begin < buffer.numel(); begin += kSumBlockNumel) {
+    total +=
+        sum_of_squares(table(), buffer.at(begin), DType::kFloat32, std::min(kSumBlockNumel, buffer.numel() - begin));
+  }
+  EXPECT_EQ(sum_of_squares(table(), buffer.data(), DType::kFloat32, buffer.numel()), total);
+}
+
+TEST_P(Sum, SquaresKeepRangeAndShowNonFinite) {
+  for (const int64_t numel : {1, 16, 31, 32, 33, 1025}) {
+    std::vector<float> values(static_cast<size_t>(numel), 0x1p-149f);
+    const auto sum = [&] { return sum_of_squares(table(), values.data(), DType::kFloat32, numel); };
+    EXPECT_EQ(sum(), static_cast<double>(numel) * 0x1p-298);
+    std::fill(values.begin(), values.end(), std::numeric_limits<float>::max());
+    EXPECT_TRUE(std::isfinite(sum()));
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      for (const size_t where : {size_t{0}, values.size() / 2, values.size() - 1}) {
+        std::fill(values.begin(), values.end(), 1.0f);
+        values[where] = bad;
+        EXPECT_FALSE(std::isfinite(sum())) << bad << " at " << where << " of " << numel;
+      }
+    }
+  }
+  EXPECT_EQ(sum_of_squares(table(), nullptr, DType::kBFloat16, 0), 0.0);
+}
+
+TEST_P(Sum, RejectsWhatItCannotDo) {
+  float x = 0;
+  EXPECT_THROW(pack(table(), &x, DType::kFloat64, &x, DType::kFloat32, 1, 1), ValueError);
+  EXPECT_THROW(pack(table(), &x, DType::kFloat32, &x, DType::kOther2, 1, 1), ValueError);
+  EXPECT_THROW(pack_add(table(), &x, DType::kFloat32, &x, DType::kFloat32, 1, -1), ValueError);
+  EXPECT_THROW(sum_of_squares(table(), &x, DType::kOther4, 1), ValueError);
+  EXPECT_THROW(sum_in_order(table(), {}, DType::kFloat32, 1, &x, DType::kFloat32, false, 1), ValueError);
+}
+
+}  // namespace
+}  // namespace zeroshard::kernels::test
