@@ -1,0 +1,106 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zeroshard/config.h"
+#include "zeroshard/dtype.h"
+
+// How many bytes a rank will hold, computed before anything is allocated. Activations, temporary memory of operators
+// and the memory of LibTorch itself are not counted.
+namespace zeroshard {
+
+struct PlanOptions {
+  int world_size = 1;
+  int stage = 0;
+  DType compute_dtype = DType::kBFloat16;
+  std::optional<DType> wire_dtype;  // gradients on the wire; unset: the dtype of their parameters
+  std::optional<DType> grad_dtype;  // reduced gradients; unset: fp32 while accumulating, else the wire dtype
+  int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight
+  int64_t grad_accumulation_steps = 1;
+  bool overlap = true;
+  bool prefetch = true;
+  int64_t persistence_threshold = 100'000;
+  bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
+  bool on_host = false;                 // the ranks' tensors live in host memory: the ledger's tier
+};
+
+// fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
+int optimizer_slots(const OptimizerConfig& config);
+
+// The options that a config implies; no optimizer in the config counts as AdamW.
+PlanOptions plan_options(const Config& config);
+
+// Bytes one rank holds. Whole numbers when computed from a model's shapes; a mere count of parameters has no padding
+// and may divide into fractions. Exact below 2^53.
+struct PlannedBytes {
+  double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
+  double gather_ring = 0, reduce_ring = 0;
+
+  double model_states() const { return parameters + gradients + master_weights + moments; }
+  double total() const { return model_states() + gather_ring + reduce_ring; }
+};
+
+// More parameters than this are refused, so that every byte count is exact.
+inline constexpr int64_t kMaxParams = 100'000'000'000'000;
+
+// The formulas of the ZeRO paper for `num_params` trainable parameters: model states alone, without padding or rings.
+// Throws ValueError for a count, world size, stage or dtype that cannot be planned.
+PlannedBytes plan_count(int64_t num_params, const PlanOptions& options);
+
+// A parameter as transformers names and shapes it; tied parameters are one entry with several names.
+struct ParamShape {
+  std::vector<std::string> names;
+  std::vector<int64_t> shape;
+  int64_t numel() const;
+};
+
+struct UnitShapes {
+  std::string name;
+  std::vector<ParamShape> params;
+};
+
+struct ModelShapes {
+  std::string model_type;
+  int64_t hidden_size = 0;
+  std::vector<UnitShapes> units;   // embeddings, one per decoder layer, final norm, head unless tied
+  std::vector<std::string> notes;  // what was assumed, in words
+  int64_t numel() const;
+};
+
+// The parameters of a Hugging Face causal language model, from the text of its config.json. Throws ValueError, naming
+// `source`, for text that is not JSON, a model_type that is not known (the message lists those that are) and fields
+// that make no model.
+ModelShapes parse_model_shapes(std::string_view json, const std::string& source);
+// Reads config.json, or the one in a directory.
+ModelShapes load_model_shapes(const std::string& path);
+
+// What the runtime will hold for the model: model states with padding, and rings.
+PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
+// Initialisation holds at most this much more: the largest unit, full, in the compute dtype.
+double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
+
+// The largest world size that fit searches consider.
+inline constexpr int kMaxPlannedWorldSize = 1 << 20;
+
+struct FitReport {
+  bool fits = false;
+  double ratio = 0;                   // needed / available
+  std::optional<int> lowest_stage;    // that fits at this world size
+  std::optional<int> min_world_size;  // the smallest that fits at this stage
+  std::optional<int> min_world_size_stage_3;
+};
+
+// Compares bytes_per_rank(options) with `device_bytes`, also for other stages and world sizes.
+FitReport check_fit(double device_bytes, const PlanOptions& options,
+                    const std::function<double(const PlanOptions&)>& bytes_per_rank);
+
+// "7.5e9", "7.5B", "350M": a whole number of parameters. Throws ValueError.
+int64_t parse_param_count(std::string_view text);
+// "24GB", "24e9", "22.5 GiB": bytes. Throws ValueError.
+double parse_bytes(std::string_view text);
+
+}  // namespace zeroshard

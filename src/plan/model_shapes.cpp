@@ -1,0 +1,353 @@
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "zeroshard/plan.h"
+
+// Parameter names, shapes and order as transformers 5 builds them for causal language models.
+namespace zeroshard {
+namespace {
+
+using Json = nlohmann::json;
+
+// Defaults that transformers takes for absent fields, and where the families differ from Llama.
+struct Family {
+  std::string_view model_type;
+  int64_t vocab, hidden, intermediate, layers, heads;
+  int64_t kv_heads;  // 0: as many as heads
+  int64_t head_dim;  // 0: hidden / heads
+  bool tied = false;
+  bool qkv_bias = false;        // always, on q, k and v alone
+  bool attention_bias = false;  // reads "attention_bias", for q, k, v and o
+  bool mlp_bias = false;        // reads "mlp_bias"
+  bool qk_norm = false;
+  bool feedforward_norms = false;
+  bool experts = false;
+};
+
+constexpr std::array kFamilies{
+    Family{.model_type = "llama",
+           .vocab = 32000,
+           .hidden = 4096,
+           .intermediate = 11008,
+           .layers = 32,
+           .heads = 32,
+           .kv_heads = 0,
+           .head_dim = 0,
+           .attention_bias = true,
+           .mlp_bias = true},
+    Family{.model_type = "mistral",
+           .vocab = 32000,
+           .hidden = 4096,
+           .intermediate = 14336,
+           .layers = 32,
+           .heads = 32,
+           .kv_heads = 8,
+           .head_dim = 0},
+    Family{.model_type = "qwen2",
+           .vocab = 151936,
+           .hidden = 4096,
+           .intermediate = 22016,
+           .layers = 32,
+           .heads = 32,
+           .kv_heads = 32,
+           .head_dim = 0,
+           .qkv_bias = true},
+    Family{.model_type = "qwen3",
+           .vocab = 151936,
+           .hidden = 4096,
+           .intermediate = 22016,
+           .layers = 32,
+           .heads = 32,
+           .kv_heads = 32,
+           .head_dim = 128,
+           .attention_bias = true,
+           .qk_norm = true},
+    Family{.model_type = "gemma2",
+           .vocab = 256000,
+           .hidden = 2304,
+           .intermediate = 9216,
+           .layers = 26,
+           .heads = 8,
+           .kv_heads = 4,
+           .head_dim = 256,
+           .tied = true,
+           .attention_bias = true,
+           .feedforward_norms = true},
+    Family{.model_type = "mixtral",
+           .vocab = 32000,
+           .hidden = 4096,
+           .intermediate = 14336,
+           .layers = 32,
+           .heads = 32,
+           .kv_heads = 8,
+           .head_dim = 0,
+           .experts = true},
+};
+constexpr std::string_view kSupported = "llama, mistral, qwen2, qwen3, gemma2, mixtral, gpt2";
+
+constexpr int64_t kMaxSize = 1'000'000'000, kMaxLayers = 100'000;
+
+// Reads fields of a config.json, and remembers which were absent.
+class Fields {
+ public:
+  Fields(const Json& json, const std::string& source) : json_(json), source_(source) {}
+
+  // A whole number from 1 to `max`; the fallback, and a note of it, when absent. Fallback 0: the caller derives it.
+  int64_t size(const char* key, int64_t fallback, int64_t max = kMaxSize) {
+    const auto field = json_.find(key);
+    if (field == json_.end()) {
+      if (fallback != 0) defaulted_.push_back(concat(key, " = ", fallback));
+      return fallback;
+    }
+    const bool valid = field->is_number_integer() && *field >= 1 && *field <= max;
+    ZS_CHECK(valid, source_, ": \"", key, "\" must be a whole number from 1 to ", max, ", got ", field->dump());
+    return field->get<int64_t>();
+  }
+
+  // As size(), but may be absent or null: then 0.
+  int64_t optional_size(const char* key, int64_t fallback) {
+    const auto field = json_.find(key);
+    return field != json_.end() && field->is_null() ? 0 : size(key, fallback);
+  }
+
+  bool flag(const char* key, bool fallback) const {
+    const auto field = json_.find(key);
+    if (field == json_.end()) return fallback;
+    ZS_CHECK(field->is_boolean(), source_, ": \"", key, "\" must be true or false, got ", field->dump());
+    return field->get<bool>();
+  }
+
+  bool has(const char* key) const { return json_.contains(key); }
+  const std::string& source() const { return source_; }
+
+  std::vector<std::string> notes() const {
+    if (defaulted_.empty()) return {};
+    std::string note = "absent in the config, so the default of transformers: ";
+    for (size_t i = 0; i < defaulted_.size(); ++i) note += (i == 0 ? "" : ", ") + defaulted_[i];
+    return {note};
+  }
+
+ private:
+  const Json& json_;
+  const std::string& source_;
+  std::vector<std::string> defaulted_;
+};
+
+// Appends parameters under a prefix.
+class UnitBuilder {
+ public:
+  UnitBuilder(std::string name, std::string prefix) : unit_{std::move(name), {}}, prefix_(std::move(prefix)) {}
+
+  void add(const std::string& name, std::vector<int64_t> shape) {
+    unit_.params.push_back({{prefix_ + name}, std::move(shape)});
+  }
+  void weight(const std::string& module, std::vector<int64_t> shape) { add(module + ".weight", std::move(shape)); }
+  void linear(const std::string& module, int64_t in, int64_t out, bool bias) {
+    weight(module, {out, in});
+    if (bias) add(module + ".bias", {out});
+  }
+  // GPT-2's Conv1D keeps its weight transposed.
+  void conv1d(const std::string& module, int64_t in, int64_t out) {
+    weight(module, {in, out});
+    add(module + ".bias", {out});
+  }
+  void layer_norm(const std::string& module, int64_t size) {
+    weight(module, {size});
+    add(module + ".bias", {size});
+  }
+  void also_named(std::string name) { unit_.params.back().names.push_back(std::move(name)); }
+  UnitShapes build() { return std::move(unit_); }
+
+ private:
+  UnitShapes unit_;
+  std::string prefix_;
+};
+
+struct LlamaDims {
+  int64_t hidden, intermediate, heads, kv_heads, head_dim, experts;
+  bool qkv_bias, o_bias, mlp_bias;
+};
+
+UnitShapes llama_layer(const Family& family, const LlamaDims& dims, int64_t index) {
+  const std::string name = concat("model.layers.", index);
+  UnitBuilder unit(name, name + ".");
+  const int64_t q = dims.heads * dims.head_dim, kv = dims.kv_heads * dims.head_dim;
+  unit.linear("self_attn.q_proj", dims.hidden, q, dims.qkv_bias);
+  unit.linear("self_attn.k_proj", dims.hidden, kv, dims.qkv_bias);
+  unit.linear("self_attn.v_proj", dims.hidden, kv, dims.qkv_bias);
+  unit.linear("self_attn.o_proj", q, dims.hidden, dims.o_bias);
+  if (family.qk_norm) {
+    unit.weight("self_attn.q_norm", {dims.head_dim});
+    unit.weight("self_attn.k_norm", {dims.head_dim});
+  }
+  if (family.experts) {
+    unit.weight("mlp.gate", {dims.experts, dims.hidden});
+    unit.add("mlp.experts.gate_up_proj", {dims.experts, 2 * dims.intermediate, dims.hidden});
+    unit.add("mlp.experts.down_proj", {dims.experts, dims.hidden, dims.intermediate});
+  } else {
+    unit.linear("mlp.gate_proj", dims.hidden, dims.intermediate, dims.mlp_bias);
+    unit.linear("mlp.up_proj", dims.hidden, dims.intermediate, dims.mlp_bias);
+    unit.linear("mlp.down_proj", dims.intermediate, dims.hidden, dims.mlp_bias);
+  }
+  unit.weight("input_layernorm", {dims.hidden});
+  unit.weight("post_attention_layernorm", {dims.hidden});
+  if (family.feedforward_norms) {
+    unit.weight("pre_feedforward_layernorm", {dims.hidden});
+    unit.weight("post_feedforward_layernorm", {dims.hidden});
+  }
+  return unit.build();
+}
+
+UnitShapes head(int64_t vocab, int64_t hidden) {
+  UnitBuilder unit("head", "");
+  unit.weight("lm_head", {vocab, hidden});
+  return unit.build();
+}
+
+ModelShapes llama_like(const Family& family, Fields& fields) {
+  LlamaDims dims{};
+  const int64_t vocab = fields.size("vocab_size", family.vocab);
+  dims.hidden = fields.size("hidden_size", family.hidden);
+  dims.intermediate = fields.size("intermediate_size", family.intermediate);
+  const int64_t layers = fields.size("num_hidden_layers", family.layers, kMaxLayers);
+  dims.heads = fields.size("num_attention_heads", family.heads);
+  dims.kv_heads = fields.optional_size("num_key_value_heads", family.kv_heads);
+  if (dims.kv_heads == 0) dims.kv_heads = dims.heads;
+  dims.head_dim = fields.optional_size("head_dim", family.head_dim);
+  if (dims.head_dim == 0) dims.head_dim = dims.hidden / dims.heads;
+  ZS_CHECK(dims.head_dim > 0, fields.source(), ": \"num_attention_heads\" (", dims.heads,
+           ") is larger than \"hidden_size\" (", dims.hidden, ")");
+  if (family.experts) {
+    // transformers also takes the alias.
+    dims.experts = fields.size(fields.has("num_experts") ? "num_experts" : "num_local_experts", 8);
+  }
+  const bool attention_bias = family.attention_bias && fields.flag("attention_bias", false);
+  dims.qkv_bias = family.qkv_bias || attention_bias;
+  dims.o_bias = attention_bias;
+  dims.mlp_bias = family.mlp_bias && fields.flag("mlp_bias", false);
+  const bool tied = fields.flag("tie_word_embeddings", family.tied);
+
+  ModelShapes model{std::string(family.model_type), dims.hidden, {}, {}};
+  UnitBuilder embeddings("embeddings", "model.");
+  embeddings.weight("embed_tokens", {vocab, dims.hidden});
+  if (tied) embeddings.also_named("lm_head.weight");
+  model.units.push_back(embeddings.build());
+  for (int64_t i = 0; i < layers; ++i) model.units.push_back(llama_layer(family, dims, i));
+  UnitBuilder norm("final_norm", "model.");
+  norm.weight("norm", {dims.hidden});
+  model.units.push_back(norm.build());
+  if (!tied) model.units.push_back(head(vocab, dims.hidden));
+  return model;
+}
+
+UnitShapes gpt2_layer(int64_t hidden, int64_t inner, int64_t index) {
+  const std::string name = concat("transformer.h.", index);
+  UnitBuilder unit(name, name + ".");
+  unit.layer_norm("ln_1", hidden);
+  unit.conv1d("attn.c_attn", hidden, 3 * hidden);
+  unit.conv1d("attn.c_proj", hidden, hidden);
+  unit.layer_norm("ln_2", hidden);
+  unit.conv1d("mlp.c_fc", hidden, inner);
+  unit.conv1d("mlp.c_proj", inner, hidden);
+  return unit.build();
+}
+
+ModelShapes gpt2(Fields& fields) {
+  // transformers takes either name of a field.
+  const auto size = [&](const char* key, const char* alias, int64_t fallback, int64_t max = kMaxSize) {
+    return fields.size(fields.has(alias) ? alias : key, fallback, max);
+  };
+  const int64_t vocab = fields.size("vocab_size", 50257);
+  const int64_t positions = size("n_positions", "max_position_embeddings", 1024);
+  const int64_t hidden = size("n_embd", "hidden_size", 768);
+  const int64_t layers = size("n_layer", "num_hidden_layers", 12, kMaxLayers);
+  int64_t inner = fields.optional_size("n_inner", 0);
+  if (inner == 0) inner = 4 * hidden;
+  ZS_CHECK(!fields.flag("add_cross_attention", false), fields.source(),
+           ": \"add_cross_attention\" is true: only decoders without cross-attention can be planned");
+  const bool tied = fields.flag("tie_word_embeddings", true);
+
+  ModelShapes model{"gpt2", hidden, {}, {}};
+  UnitBuilder embeddings("embeddings", "transformer.");
+  embeddings.weight("wte", {vocab, hidden});
+  if (tied) embeddings.also_named("lm_head.weight");
+  embeddings.weight("wpe", {positions, hidden});
+  model.units.push_back(embeddings.build());
+  for (int64_t i = 0; i < layers; ++i) model.units.push_back(gpt2_layer(hidden, inner, i));
+  UnitBuilder norm("final_norm", "transformer.");
+  norm.layer_norm("ln_f", hidden);
+  model.units.push_back(norm.build());
+  if (!tied) model.units.push_back(head(vocab, hidden));
+  return model;
+}
+
+// Sizes are bounded one by one; their products are bounded here, before anything multiplies them in int64.
+void check_count(const ModelShapes& model, const std::string& source) {
+  double count = 0;
+  for (const UnitShapes& unit : model.units) {
+    for (const ParamShape& param : unit.params) {
+      double numel = 1;
+      for (const int64_t size : param.shape) numel *= double(size);
+      count += numel;
+    }
+  }
+  ZS_CHECK(count <= double(kMaxParams), source, ": describes ", count, " parameters, more than the ",
+           double(kMaxParams), " that can be planned");
+}
+
+void note_architecture(const Json& json, ModelShapes& model) {
+  const auto names = json.find("architectures");
+  if (names == json.end() || !names->is_array() || names->empty() || !names->front().is_string()) return;
+  const std::string name = names->front();
+  if (name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel")) return;
+  model.notes.push_back("the config names the architecture " + name + "; planned as a causal language model");
+}
+
+}  // namespace
+
+ModelShapes parse_model_shapes(std::string_view text, const std::string& source) {
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::exception& error) {
+    throw ValueError(concat(source, " is not valid JSON: ", error.what()));
+  }
+  ZS_CHECK(json.is_object(), source, ": a model's config is a JSON object, this is ", json.type_name());
+  const auto type = json.find("model_type");
+  ZS_CHECK(type != json.end() && type->is_string(), source, " has no \"model_type\": is it a model's config.json?");
+  const std::string model_type = *type;
+  Fields fields(json, source);
+  ModelShapes model;
+  if (model_type == "gpt2") {
+    model = gpt2(fields);
+  } else {
+    const auto family = std::find_if(kFamilies.begin(), kFamilies.end(),
+                                     [&](const Family& known) { return known.model_type == model_type; });
+    ZS_CHECK(family != kFamilies.end(), source, ": model_type \"", model_type, "\" cannot be planned from its config; ",
+             "supported are ", kSupported, ". For others give the parameter count (--params)");
+    model = llama_like(*family, fields);
+  }
+  check_count(model, source);
+  model.notes = fields.notes();
+  note_architecture(json, model);
+  return model;
+}
+
+ModelShapes load_model_shapes(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path file = fs::is_directory(path, error) ? fs::path(path) / "config.json" : fs::path(path);
+  ZS_CHECK(fs::is_regular_file(file, error), "no model config at ", file.string(),
+           ": give a config.json or the directory that holds it");
+  std::ifstream in(file, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  ZS_CHECK(in.is_open() && !in.bad(), "cannot read ", file.string());
+  return parse_model_shapes(text, file.string());
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,133 @@
+#include "zeroshard/plan.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "plan/plan_ledger.h"
+#include "plan/state_rules.h"
+
+namespace zeroshard {
+namespace {
+
+// One division at the end: correctly rounded, and exact whenever the result is.
+double ideal_bytes(PerElement per_element, int64_t numel, int world_size) {
+  return double(per_element.full) * double(numel) + double(per_element.shard) * double(numel) / double(world_size);
+}
+
+// Smallest world size for which fits(world_size) holds, found by doubling and then bisection: bytes per rank fall with
+// the world size, but for padding.
+std::optional<int> smallest_world_size(const std::function<bool(int)>& fits) {
+  int high = 1;
+  while (!fits(high)) {
+    if (high >= kMaxPlannedWorldSize) return std::nullopt;
+    high *= 2;
+  }
+  int low = high / 2;  // does not fit, or is 0
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+}  // namespace
+
+int optimizer_slots(const OptimizerConfig& config) {
+  switch (config.type) {
+    case OptimizerConfig::Type::kAdam:
+    case OptimizerConfig::Type::kAdamW:
+      return 2;
+    case OptimizerConfig::Type::kLion:
+    case OptimizerConfig::Type::kAdagrad:
+      return 1;
+    case OptimizerConfig::Type::kSgd:
+      return config.momentum != 0 ? 1 : 0;
+  }
+  return 0;
+}
+
+PlanOptions plan_options(const Config& config) {
+  PlanOptions options;
+  options.world_size = config.world_size;
+  options.stage = config.stage;
+  options.compute_dtype = config.compute_dtype;
+  options.wire_dtype = config.communication_dtype;
+  options.grad_dtype = config.grad_accum_dtype;
+  options.optimizer_slots = optimizer_slots(config.optimizer.value_or(OptimizerConfig{}));
+  options.grad_accumulation_steps = config.grad_accumulation_steps;
+  options.overlap = config.overlap_comm;
+  options.prefetch = config.prefetch_numel > 0;
+  options.persistence_threshold = config.persistence_threshold;
+  return options;
+}
+
+PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
+  check_plan_options(options);
+  ZS_CHECK(num_params >= 1 && num_params <= kMaxParams, "the number of parameters must be 1 to ", kMaxParams, ", got ",
+           num_params);
+  const auto bytes = [&](PerElement per_element) { return ideal_bytes(per_element, num_params, options.world_size); };
+  PlannedBytes planned;
+  planned.parameters = bytes(parameter_bytes(options.compute_dtype, options));
+  planned.gradients = bytes(gradient_bytes(options.compute_dtype, options));
+  planned.master_weights = bytes(master_weight_bytes(options.compute_dtype, options));
+  planned.moments = bytes(moment_bytes(options));
+  return planned;
+}
+
+PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
+  check_plan_options(options);
+  const std::vector<UnitLayout> units = make_unit_layouts(model, options);
+  const Bytes bytes = plan_ledger(units, options).bytes;
+  const auto held = [&](Category category) {
+    return double(bytes.at(category, options.on_host ? Tier::kHost : Tier::kDevice));
+  };
+  return {held(Category::kParameters), held(Category::kGradients),  held(Category::kMasterWeights),
+          held(Category::kMoments),    held(Category::kGatherRing), held(Category::kReduceRing)};
+}
+
+double init_extra_bytes(const ModelShapes& model, const PlanOptions& options) {
+  check_plan_options(options);
+  int64_t largest = 0;
+  for (const UnitLayout& unit : make_unit_layouts(model, options)) largest = std::max(largest, unit.full_bytes());
+  return double(largest);
+}
+
+int64_t ParamShape::numel() const {
+  int64_t product = 1;
+  for (const int64_t size : shape) product *= size;
+  return product;
+}
+
+int64_t ModelShapes::numel() const {
+  int64_t sum = 0;
+  for (const UnitShapes& unit : units) {
+    for (const ParamShape& param : unit.params) sum += param.numel();
+  }
+  return sum;
+}
+
+FitReport check_fit(double device_bytes, const PlanOptions& options,
+                    const std::function<double(const PlanOptions&)>& bytes_per_rank) {
+  ZS_CHECK(device_bytes > 0, "the device memory must be positive, got ", device_bytes);
+  const auto needed = [&](int world_size, int stage) {
+    PlanOptions other = options;
+    other.world_size = world_size;
+    other.stage = stage;
+    return bytes_per_rank(other);
+  };
+  FitReport report;
+  const double here = bytes_per_rank(options);
+  report.fits = here <= device_bytes;
+  report.ratio = here / device_bytes;
+  for (int stage = 0; stage <= 3 && !report.lowest_stage; ++stage) {
+    if (needed(options.world_size, stage) <= device_bytes) report.lowest_stage = stage;
+  }
+  const auto search = [&](int stage) {
+    return smallest_world_size([&](int world_size) { return needed(world_size, stage) <= device_bytes; });
+  };
+  report.min_world_size = search(options.stage);
+  report.min_world_size_stage_3 = options.stage == 3 ? report.min_world_size : search(3);
+  return report;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,60 @@
+#include "plan/plan_ledger.h"
+
+#include "base/check.h"
+
+namespace zeroshard {
+namespace {
+
+int64_t sum_of(std::span<const RingClass> ring) {
+  int64_t sum = 0;
+  for (const RingClass& size_class : ring) sum += size_class.bytes();
+  return sum;
+}
+
+void add_group(Bytes& bytes, Tier tier, const FlatGroup& group, const PlanOptions& options) {
+  const auto add = [&](Category category, PerElement per_element) {
+    bytes.at(category, tier) += per_element.bytes(group.layout);
+  };
+  add(Category::kParameters, parameter_bytes(group.dtype, options));
+  if (!group.requires_grad) return;
+  add(Category::kGradients, gradient_bytes(group.dtype, options));
+  add(Category::kMasterWeights, master_weight_bytes(group.dtype, options));
+  add(Category::kMoments, moment_bytes(options));
+}
+
+}  // namespace
+
+PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& options) {
+  check_plan_options(options);
+  const Tier tier = options.on_host ? Tier::kHost : Tier::kDevice;
+  PlanReport report;
+  for (const UnitLayout& unit : units) {
+    for (const FlatGroup& group : unit.groups) {
+      ZS_CHECK(group.layout.world_size() == options.world_size, "unit '", unit.name, "' is laid out for ",
+               group.layout.world_size(), " ranks, the plan is for ", options.world_size);
+      add_group(report.bytes, tier, group, options);
+    }
+    if (is_persistent(unit, options)) report.persistent_bytes += unit.full_bytes();
+  }
+  report.gather_ring = gather_ring(units, options);
+  report.reduce_ring = reduce_ring(units, options);
+  report.exchange_scratch_bytes = exchange_scratch_bytes(units, options);
+  report.bytes.at(Category::kGatherRing, tier) = sum_of(report.gather_ring) + report.persistent_bytes;
+  report.bytes.at(Category::kReduceRing, tier) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
+  return report;
+}
+
+std::vector<UnitLayout> make_unit_layouts(const ModelShapes& model, const PlanOptions& options) {
+  std::vector<UnitLayout> layouts;
+  layouts.reserve(model.units.size());
+  for (const UnitShapes& unit : model.units) {
+    std::vector<ParamSpec> params;
+    for (const ParamShape& param : unit.params) {
+      params.push_back({param.names, param.shape, options.compute_dtype, /*requires_grad=*/true});
+    }
+    layouts.push_back(make_unit_layout(unit.name, std::move(params), options.world_size));
+  }
+  return layouts;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,117 @@
+#include "plan/state_rules.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/check.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kMasterBytes = 4;  // master weights and moments are fp32
+constexpr int64_t kMomentBytes = 4;
+
+// Optimizer states are sharded from stage 1 on.
+PerElement optimizer_state(int64_t bytes, const PlanOptions& options) {
+  return options.stage >= 1 ? PerElement{0, bytes} : PerElement{bytes, 0};
+}
+
+std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, const auto& slots_for) {
+  std::vector<RingClass> ring;
+  for (const auto& [bytes, units] : units_by_size) ring.push_back({bytes, slots_for(units), units});
+  return ring;
+}
+
+}  // namespace
+
+DType wire_dtype(DType dtype, const PlanOptions& options) {
+  return options.wire_dtype.value_or(dtype);
+}
+
+DType grad_dtype(DType dtype, const PlanOptions& options) {
+  if (options.grad_dtype) return *options.grad_dtype;
+  return options.grad_accumulation_steps > 1 ? DType::kFloat32 : wire_dtype(dtype, options);
+}
+
+PerElement parameter_bytes(DType dtype, const PlanOptions& options) {
+  const int64_t bytes = element_size(dtype);
+  return shards_parameters(options) ? PerElement{0, bytes} : PerElement{bytes, 0};
+}
+
+// Stages 0 and 1 keep every gradient as it goes on the wire and reduce in place: into this rank's slice (stage 1),
+// gathered back to full (stage 0). Only reduced gradients of another dtype need memory of their own.
+PerElement gradient_bytes(DType dtype, const PlanOptions& options) {
+  const DType wire = wire_dtype(dtype, options), reduced = grad_dtype(dtype, options);
+  if (shards_gradients(options)) return {0, element_size(reduced)};
+  PerElement bytes{element_size(wire), 0};
+  if (reduced != wire) (options.stage == 1 ? bytes.shard : bytes.full) += element_size(reduced);
+  return bytes;
+}
+
+PerElement master_weight_bytes(DType dtype, const PlanOptions& options) {
+  return has_master_weights(dtype) ? optimizer_state(kMasterBytes, options) : PerElement{};
+}
+
+PerElement moment_bytes(const PlanOptions& options) {
+  return optimizer_state(kMomentBytes * options.optimizer_slots, options);
+}
+
+bool is_persistent(const UnitLayout& unit, const PlanOptions& options) {
+  return shards_parameters(options) && unit.numel() <= options.persistence_threshold;
+}
+
+int gather_slots(int units, const PlanOptions& options) {
+  return std::min(units, prefetch_depth(options) + 2);
+}
+
+int reduce_slots(int units) {
+  return std::min(units, 2);
+}
+
+int64_t wire_bytes(const UnitLayout& unit, const PlanOptions& options) {
+  int64_t sum = 0;
+  for (const FlatGroup& group : unit.groups) {
+    if (group.requires_grad) sum += group.layout.padded_numel() * element_size(wire_dtype(group.dtype, options));
+  }
+  return sum;
+}
+
+std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, const PlanOptions& options) {
+  std::map<int64_t, int> units_by_size;
+  if (shards_parameters(options)) {
+    for (const UnitLayout& unit : units) {
+      if (!is_persistent(unit, options) && unit.full_bytes() > 0) ++units_by_size[unit.full_bytes()];
+    }
+  }
+  return ring_of(units_by_size, [&](int count) { return gather_slots(count, options); });
+}
+
+std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, const PlanOptions& options) {
+  std::map<int64_t, int> units_by_size;
+  if (shards_gradients(options)) {
+    for (const UnitLayout& unit : units) {
+      if (const int64_t bytes = wire_bytes(unit, options); bytes > 0) ++units_by_size[bytes];
+    }
+  }
+  return ring_of(units_by_size, reduce_slots);
+}
+
+int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
+  if (!options.exchange_needs_scratch || options.world_size == 1) return 0;
+  int64_t largest = 0;
+  for (const UnitLayout& unit : units) largest = std::max(largest, wire_bytes(unit, options));
+  return largest * (options.overlap ? 2 : 1);
+}
+
+void check_plan_options(const PlanOptions& options) {
+  ZS_CHECK(options.world_size >= 1 && options.world_size <= kMaxPlannedWorldSize, "world_size must be 1 to ",
+           kMaxPlannedWorldSize, ", got ", options.world_size);
+  ZS_CHECK(options.stage >= 0 && options.stage <= 3, "stage must be 0, 1, 2 or 3, got ", options.stage);
+  ZS_CHECK(options.optimizer_slots >= 0, "optimizer_slots must not be negative, got ", options.optimizer_slots);
+  ZS_CHECK(options.grad_accumulation_steps >= 1, "grad_accumulation_steps must be positive, got ",
+           options.grad_accumulation_steps);
+  ZS_CHECK(is_floating_point(options.compute_dtype), "compute_dtype must be floating-point, got ",
+           name_of(options.compute_dtype));
+}
+
+}  // namespace zeroshard

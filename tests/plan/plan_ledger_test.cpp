@@ -1,0 +1,230 @@
+#include "plan/plan_ledger.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+UnitLayout unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16,
+                bool requires_grad = true) {
+  return make_unit_layout(name, {{{name + ".weight"}, {numel}, dtype, requires_grad}}, world_size);
+}
+
+PlanOptions at(int stage, int world_size) {
+  PlanOptions options;
+  options.stage = stage;
+  options.world_size = world_size;
+  options.persistence_threshold = 0;
+  return options;
+}
+
+int64_t held(const PlanReport& report, Category category) {
+  return report.bytes.at(category, Tier::kDevice);
+}
+
+// 10 blocks of 1024: 3 ranks own 4 blocks each, so 2 blocks of padding.
+constexpr int64_t kNumel = 10 * kBlockNumel, kShard = 4 * kBlockNumel, kPadded = 12 * kBlockNumel;
+
+TEST(PlanLedger, Bf16ByStage) {
+  struct Expected {
+    int64_t parameters, gradients, master, moments, gather, reduce;
+  };
+  const Expected expected[] = {{2 * kPadded, 2 * kPadded, 4 * kPadded, 8 * kPadded, 0, 0},
+                               {2 * kPadded, 2 * kPadded, 4 * kShard, 8 * kShard, 0, 0},
+                               {2 * kPadded, 2 * kShard, 4 * kShard, 8 * kShard, 0, 2 * kPadded},
+                               {2 * kShard, 2 * kShard, 4 * kShard, 8 * kShard, 2 * kPadded, 2 * kPadded}};
+  for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(stage);
+    const std::vector<UnitLayout> units{unit("a", kNumel, 3)};
+    const PlanReport report = plan_ledger(units, at(stage, 3));
+    EXPECT_EQ(held(report, Category::kParameters), expected[stage].parameters);
+    EXPECT_EQ(held(report, Category::kGradients), expected[stage].gradients);
+    EXPECT_EQ(held(report, Category::kMasterWeights), expected[stage].master);
+    EXPECT_EQ(held(report, Category::kMoments), expected[stage].moments);
+    EXPECT_EQ(held(report, Category::kGatherRing), expected[stage].gather);
+    EXPECT_EQ(held(report, Category::kReduceRing), expected[stage].reduce);
+    EXPECT_EQ(report.bytes.total(Tier::kDevice), report.bytes.total());
+  }
+}
+
+TEST(PlanLedger, OneRankKeepsParametersFullAndHasNoGatherRing) {
+  const std::vector<UnitLayout> units{unit("a", kNumel, 1)};
+  const PlanReport report = plan_ledger(units, at(3, 1));
+  EXPECT_EQ(held(report, Category::kParameters), 2 * kNumel);
+  EXPECT_EQ(held(report, Category::kGatherRing), 0);
+}
+
+TEST(PlanLedger, Fp32ParametersAreTheirOwnMaster) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const std::vector<UnitLayout> units{unit("a", kNumel, 3, DType::kFloat32)};
+    EXPECT_EQ(held(plan_ledger(units, at(stage, 3)), Category::kMasterWeights), 0);
+  }
+}
+
+TEST(PlanLedger, FrozenParametersHaveNothingButThemselves) {
+  const std::vector<UnitLayout> units{unit("a", kNumel, 3, DType::kBFloat16, /*requires_grad=*/false)};
+  for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(stage);
+    const PlanReport report = plan_ledger(units, at(stage, 3));
+    EXPECT_EQ(held(report, Category::kParameters), stage == 3 ? 2 * kShard : 2 * kPadded);
+    EXPECT_EQ(held(report, Category::kGatherRing), stage == 3 ? 2 * kPadded : 0);
+    EXPECT_EQ(report.bytes.total(), held(report, Category::kParameters) + held(report, Category::kGatherRing));
+  }
+}
+
+TEST(PlanLedger, AccumulationIsFp32BesideTheWire) {
+  const std::vector<UnitLayout> units{unit("a", kNumel, 3)};
+  const int64_t expected[] = {(2 + 4) * kPadded, 2 * kPadded + 4 * kShard, 4 * kShard, 4 * kShard};
+  for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(stage);
+    PlanOptions options = at(stage, 3);
+    options.grad_accumulation_steps = 2;
+    EXPECT_EQ(held(plan_ledger(units, options), Category::kGradients), expected[stage]);
+    options.wire_dtype = DType::kFloat32;  // now accumulated in place
+    EXPECT_EQ(held(plan_ledger(units, options), Category::kGradients), 4 * (stage <= 1 ? kPadded : kShard));
+    options.wire_dtype.reset();
+    options.grad_dtype = DType::kBFloat16;
+    EXPECT_EQ(held(plan_ledger(units, options), Category::kGradients), 2 * (stage <= 1 ? kPadded : kShard));
+  }
+}
+
+TEST(PlanLedger, RingsHaveSizeClasses) {
+  const int64_t small = 3 * kBlockNumel, large = 30 * kBlockNumel;
+  std::vector<UnitLayout> units{unit("embeddings", small, 3)};
+  for (const char* name : {"0", "1", "2", "3", "4"}) units.push_back(unit(name, large, 3));
+  units.push_back(unit("empty", 0, 3));
+  PlanOptions options = at(3, 3);
+  PlanReport report = plan_ledger(units, options);
+  EXPECT_EQ(report.gather_ring, (std::vector<RingClass>{{2 * small, 1, 1}, {2 * large, 3, 5}}));
+  EXPECT_EQ(report.reduce_ring, (std::vector<RingClass>{{2 * small, 1, 1}, {2 * large, 2, 5}}));
+  options.prefetch = false;
+  report = plan_ledger(units, options);
+  EXPECT_EQ(report.gather_ring, (std::vector<RingClass>{{2 * small, 1, 1}, {2 * large, 2, 5}}));
+  EXPECT_EQ(held(report, Category::kGatherRing), 2 * small + 4 * large);
+}
+
+TEST(PlanLedger, PersistentUnitsHaveTheirOwnFullBuffers) {
+  const int64_t small = 3 * kBlockNumel;
+  const std::vector<UnitLayout> units{unit("0", small, 3), unit("1", small, 3), unit("2", kNumel, 3)};
+  PlanOptions options = at(3, 3);
+  options.persistence_threshold = small;
+  const PlanReport report = plan_ledger(units, options);
+  EXPECT_EQ(report.gather_ring, (std::vector<RingClass>{{2 * kPadded, 1, 1}}));
+  EXPECT_EQ(report.persistent_bytes, 2 * 2 * small);
+  EXPECT_EQ(held(report, Category::kGatherRing), 2 * kPadded + 2 * 2 * small);
+  options.stage = 2;
+  EXPECT_EQ(held(plan_ledger(units, options), Category::kGatherRing), 0);
+}
+
+TEST(PlanLedger, ExchangeScratchIsOfTheLargestUnit) {
+  const std::vector<UnitLayout> units{unit("0", kNumel, 3), unit("1", kBlockNumel, 3)};
+  PlanOptions options = at(1, 3);
+  EXPECT_EQ(plan_ledger(units, options).exchange_scratch_bytes, 0);
+  options.exchange_needs_scratch = true;
+  EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * 2 * kPadded);
+  options.overlap = false;
+  EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * kPadded);
+}
+
+TEST(PlanLedger, HostTier) {
+  PlanOptions options = at(3, 3);
+  options.on_host = true;
+  const std::vector<UnitLayout> units{unit("a", kNumel, 3)};
+  const PlanReport report = plan_ledger(units, options);
+  EXPECT_EQ(report.bytes.total(Tier::kDevice), 0);
+  EXPECT_EQ(report.bytes.total(Tier::kHost), plan_ledger(units, at(3, 3)).bytes.total());
+}
+
+TEST(PlanLedger, RefusesLayoutsOfAnotherWorldAndImpossibleOptions) {
+  const std::vector<UnitLayout> units{unit("a", kNumel, 3)};
+  EXPECT_THROW(plan_ledger(units, at(3, 4)), ValueError);
+  EXPECT_THROW(plan_ledger(units, at(4, 3)), ValueError);
+  EXPECT_THROW(plan_ledger({}, at(0, 0)), ValueError);
+}
+
+int64_t states_of(const PlanReport& report) {
+  return held(report, Category::kParameters) + held(report, Category::kGradients) +
+         held(report, Category::kMasterWeights) + held(report, Category::kMoments);
+}
+
+struct RandomPlan {
+  std::vector<UnitLayout> units;
+  PlanOptions options;
+  int64_t numel = 0;
+
+  explicit RandomPlan(unsigned seed) {
+    std::mt19937 random(seed);
+    const auto between = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+    options.world_size = between(2, 17);
+    options.compute_dtype = between(0, 1) ? DType::kBFloat16 : DType::kFloat32;
+    options.optimizer_slots = between(0, 2);
+    options.grad_accumulation_steps = between(1, 2);
+    options.prefetch = between(0, 1);
+    options.persistence_threshold = between(0, 1) * 5000;
+    for (int i = between(1, 8); i > 0; --i) {
+      std::vector<ParamSpec> params;
+      for (int p = between(1, 4); p > 0; --p) {
+        params.push_back({{std::to_string(p)}, {between(1, 60), between(1, 600)}, options.compute_dtype, true});
+        numel += params.back().numel();
+      }
+      units.push_back(make_unit_layout(std::to_string(i), std::move(params), options.world_size));
+    }
+  }
+};
+
+TEST(PlanLedgerProperties, ModelStatesDoNotGrowWithTheStage) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomPlan plan(seed);
+    int64_t previous = INT64_MAX;
+    for (plan.options.stage = 0; plan.options.stage <= 3; ++plan.options.stage) {
+      const int64_t states = states_of(plan_ledger(plan.units, plan.options));
+      EXPECT_LE(states, previous) << "stage " << plan.options.stage;
+      previous = states;
+    }
+  }
+}
+
+TEST(PlanLedgerProperties, AllRanksTogetherHoldEveryState) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomPlan plan(seed);
+    PlanOptions alone = plan.options;
+    alone.world_size = 1;
+    for (int stage = 0; stage <= 3; ++stage) {
+      plan.options.stage = alone.stage = stage;
+      const int64_t ranks = plan.options.world_size * states_of(plan_ledger(plan.units, plan.options));
+      EXPECT_GE(double(ranks), plan_count(plan.numel, alone).model_states());
+    }
+  }
+}
+
+// A unit's padding is less than one block per rank, so a rank's shard is less than one block more than its part.
+TEST(PlanLedgerProperties, ExceedsTheFormulaByPaddingAlone) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomPlan plan(seed);
+    for (plan.options.stage = 0; plan.options.stage <= 3; ++plan.options.stage) {
+      const double exact = double(states_of(plan_ledger(plan.units, plan.options)));
+      const double ideal = plan_count(plan.numel, plan.options).model_states();
+      EXPECT_GE(exact, ideal);
+      const double padding = double(plan.units.size()) * double(kBlockNumel);
+      const PerElement per_element[] = {parameter_bytes(plan.options.compute_dtype, plan.options),
+                                        gradient_bytes(plan.options.compute_dtype, plan.options),
+                                        master_weight_bytes(plan.options.compute_dtype, plan.options),
+                                        moment_bytes(plan.options)};
+      double bound = 0;
+      for (const PerElement& bytes : per_element) {
+        bound += padding * double(bytes.shard) + padding * double(bytes.full) * plan.options.world_size;
+      }
+      EXPECT_LE(exact - ideal, bound);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
