@@ -18,8 +18,13 @@ if(ZEROSHARD_WERROR)
   add_compile_options(-Werror)
 endif()
 if(ZEROSHARD_SANITIZE)
-  add_compile_options(-fsanitize=${ZEROSHARD_SANITIZE} -fno-omit-frame-pointer -g1)
+  # vptr needs the type information of LibTorch's classes, which its wheel hides.
+  add_compile_options(-fsanitize=${ZEROSHARD_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${ZEROSHARD_SANITIZE})
+  set(ZS_TEST_ENVIRONMENT
+      "ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1" "UBSAN_OPTIONS=print_stacktrace=1"
+      "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
 endif()
 
 find_program(ZS_MOLD mold)

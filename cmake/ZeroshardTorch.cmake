@@ -1,23 +1,64 @@
-# LibTorch from the torch wheel of the Python that configures us, as one interface target `zs_torch`.
-find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-if(NOT Torch_DIR)
-  execute_process(COMMAND ${Python_EXECUTABLE} -c "import torch.utils; print(torch.utils.cmake_prefix_path)"
-                  OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing)
+# LibTorch as one interface target `zs_torch`: from the torch wheel of the Python that configures us, or from the folder
+# ZEROSHARD_TORCH_ROOT (it holds include/ and lib/). The libraries are named here and not through TorchConfig.cmake: a
+# CUDA wheel's asks for the whole CUDA toolkit (cuBLAS, cuSPARSE, ...), of which zeroshard needs the runtime's headers only.
+set(ZEROSHARD_TORCH_ROOT "" CACHE PATH "LibTorch's folder; empty: that of the torch wheel in Python_EXECUTABLE")
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
+set(torch_root ${ZEROSHARD_TORCH_ROOT})
+if(NOT torch_root)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE torch_root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE torch_missing)
   if(torch_missing)
     message(FATAL_ERROR "PyTorch is not installed in ${Python_EXECUTABLE}: run `make build`, or `pip install torch`")
   endif()
-  list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
 endif()
-find_package(Torch REQUIRED)
+
+file(STRINGS ${torch_root}/include/torch/headeronly/version.h version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+string(REGEX REPLACE "[^0-9;]" "" version_lines "${version_lines}")
+list(JOIN version_lines "." Torch_VERSION)
 if(Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14)
   message(WARNING "LibTorch ${Torch_VERSION} is untested: zeroshard is built and tested with 2.11 to 2.13")
 endif()
 
+# ON: *_cuda.cpp files are built; OFF: their *_no_cuda.cpp twins. The default follows the wheel.
+if(EXISTS ${torch_root}/lib/libtorch_cuda.so)
+  set(torch_has_cuda ON)
+else()
+  set(torch_has_cuda OFF)
+endif()
+option(ZEROSHARD_CUDA "Build the CUDA variant" ${torch_has_cuda})
+set(torch_libraries torch torch_cpu c10)
+if(ZEROSHARD_CUDA)
+  if(NOT torch_has_cuda)
+    message(FATAL_ERROR "ZEROSHARD_CUDA=ON, but the LibTorch in ${torch_root} is a CPU build: use a CUDA wheel, or -DZEROSHARD_CUDA=OFF")
+  endif()
+  find_program(ZS_NVCC nvcc PATHS /usr/local/cuda/bin)
+  if(ZS_NVCC)
+    get_filename_component(nvcc_dir ${ZS_NVCC} REALPATH)
+    get_filename_component(nvcc_dir ${nvcc_dir} DIRECTORY)
+  endif()
+  find_path(ZS_CUDA_INCLUDE cuda_runtime_api.h REQUIRED NO_DEFAULT_PATH
+            PATHS ${nvcc_dir}/../include $ENV{CUDA_HOME}/include /usr/local/cuda/include
+                  ${torch_root}/../nvidia/cu13/include ${torch_root}/../nvidia/cuda_runtime/include)
+  list(PREPEND torch_libraries torch_cuda c10_cuda)
+endif()
+message(STATUS "LibTorch ${Torch_VERSION} in ${torch_root}, CUDA ${ZEROSHARD_CUDA}")
+
+# Debian's gloo headers match what the wheel's ProcessGroupGloo was built from closely enough (tests/comm_c10d holds it).
+find_path(ZS_GLOO_INCLUDE gloo/transport/device.h REQUIRED)
+
 add_library(zs_torch INTERFACE)
-target_include_directories(zs_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
-target_link_libraries(zs_torch INTERFACE ${TORCH_LIBRARIES})
+target_include_directories(zs_torch SYSTEM INTERFACE
+  ${torch_root}/include ${torch_root}/include/torch/csrc/api/include ${ZS_GLOO_INCLUDE} ${ZS_CUDA_INCLUDE})
+list(TRANSFORM torch_libraries REPLACE "(.+)" "${torch_root}/lib/lib\\1.so")
+# CUDA's kernels register themselves when libtorch_cuda is loaded, so it must stay linked though no symbol of it is used.
+# The CUDA wheel's own needs (cuBLAS, NCCL, ...) lie elsewhere, or, where the variant is only compiled, nowhere.
+target_link_options(zs_torch INTERFACE -Wl,--no-as-needed $<$<BOOL:${ZEROSHARD_CUDA}>:-Wl,--allow-shlib-undefined>)
+target_link_libraries(zs_torch INTERFACE ${torch_libraries})
 target_compile_options(zs_torch INTERFACE -Wno-conversion -Wno-unused-parameter)
 target_compile_definitions(zs_torch INTERFACE USE_C10D_GLOO)
+set(ZS_TORCH_LIB_DIR ${torch_root}/lib)
 
 add_library(zs_torch_pch STATIC ${CMAKE_SOURCE_DIR}/src/base/torch_pch.cpp)
 target_link_libraries(zs_torch_pch PUBLIC zs_torch Threads::Threads)
