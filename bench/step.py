@@ -59,7 +59,7 @@ def parse_arguments():
 def python_of(peer, options):
     python = options.zeroshard_python if peer.startswith("zeroshard") else options.peers_python
     if not Path(python).exists():
-        hint = "build zeroshard's environment first" if peer.startswith("zeroshard") else "run bench/setup_peers.sh first"
+        hint = "build zeroshard first" if peer.startswith("zeroshard") else "run bench/setup_peers.sh first"
         raise SystemExit(f"step.py: {python} does not exist: {hint}")
     return python
 
@@ -137,7 +137,7 @@ def check_parity(race, figures):
     bad = []
     for entry in figures:
         peer = entry["peer"]
-        # A process alone sees rank 0's micro-batches only: with one rank that is the reference, else they compare among them.
+        # A process alone sees rank 0's micro-batches only, which is the reference's data only when there is one rank.
         expected = connected if race.options.world == 1 or peer not in UNCONNECTED else race.losses(alone[0])
         entry["loss_difference"] = report.worst_relative_difference(race.losses(peer), expected)
         entry["final_loss"] = race.losses(peer)[-1]

@@ -77,15 +77,15 @@ def markdown(result):
     lines = [
         f"### Training step, shape `{options['shape']}`, {options['dtype']}, world {options['world']}",
         "",
-        f"{result['params'] / 1e6:.2f} M parameters, {options['rounds']} interleaved rounds of {options['steps']} steps, "
-        f"1 thread a rank, {'pinned' if options['pin'] else 'not pinned'}; seed {options['seed']}; "
+        f"{result['params'] / 1e6:.2f} M parameters, {options['rounds']} interleaved rounds of {options['steps']} "
+        f"steps, 1 thread a rank, {'pinned' if options['pin'] else 'not pinned'}; seed {options['seed']}; "
         f"clipping {options['clip'] or 'off'}.",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores; one-thread memcpy {result['memcpy_gb_s']['before']:.1f} GB/s "
-        f"before and {result['memcpy_gb_s']['after']:.1f} after; load average {machine['load_before']:.1f} before, "
-        f"{machine['load_after']:.1f} after (1 busy rank counts 1).",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores; memcpy of one thread, GB/s copied: "
+        f"{result['memcpy_gb_s']['before']:.1f} before, {result['memcpy_gb_s']['after']:.1f} after; load average "
+        f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after (1 busy rank counts 1).",
         "",
-        "| peer | step ms (quartiles) | / plain | / plain_fused | CPU ms per rank | peak MB above idle | set-up peak MB "
-        "| worst loss difference |",
+        "| peer | step ms (quartiles) | / plain | / plain_fused | CPU ms per rank | peak MB above idle "
+        "| set-up peak MB | worst loss difference |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for figures in result["peers"]:

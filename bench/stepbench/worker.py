@@ -1,4 +1,4 @@
-"""One process of one peer. Waits, blocked on its standard input, for commands; answers on the file descriptor it is given.
+"""One process of one peer: waits, blocked on its standard input, for commands; answers on the descriptor it is given.
 
 Commands and answers are JSON, one a line: {"command": "setup"}, {"command": "run", "steps": 5}, {"command": "exit"}.
 """
