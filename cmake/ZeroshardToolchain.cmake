@@ -7,7 +7,7 @@ find_program(ZS_CCACHE ccache)
 if(ZS_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      ${ZS_CCACHE})
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ZS_CCACHE})
 endif()
 
 add_compile_options(-Wall -Wextra -Wconversion -Wno-sign-conversion -ffp-contract=off)

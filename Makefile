@@ -1,0 +1,72 @@
+# The front door for people. Everything lands in .venv and build/, both ignored by git.
+PYTHON ?= python3
+TORCH_VERSION ?= 2.13.0
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := build/release
+DEPS := $(VENV)/.deps-torch-$(TORCH_VERSION)
+CPP = $(shell git ls-files '*.h' '*.cpp')
+export PATH := $(abspath $(BIN)):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+.PHONY: help setup build test demo bench cuda-check asan tsan lint format clean
+
+help:
+	@echo "make build       install what is needed, compile, put the package and the command zeroshard into $(VENV)"
+	@echo "make test        build, then the C++ and the Python tests"
+	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3"
+	@echo "make bench       micro-benchmarks and the training-step benchmark"
+	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
+	@echo "make cuda-check  compile and link the CUDA variant on a machine without a GPU"
+	@echo "make lint        formatting, module layers, ruff;   make format  applies what it can"
+
+setup:
+	@PYTHON=$(PYTHON) tools/setup.sh
+
+# Runs again when the requirements or TORCH_VERSION change.
+$(DEPS): tools/requirements.txt
+	@PYTHON=$(PYTHON) tools/setup.sh
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check torch==$(TORCH_VERSION) -r tools/requirements.txt
+	@rm -f $(VENV)/.deps-torch-*
+	@touch $@
+
+# --no-build-isolation: an isolated build would fetch a torch of its own, and link against that.
+build: $(DEPS)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+
+test: build
+	ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure
+	$(BIN)/python -m pytest
+
+demo: build
+	$(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
+
+bench: build
+	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done
+	$(BIN)/python bench/step.py
+
+asan: $(DEPS)
+	cmake --workflow --preset asan-ubsan
+
+tsan: $(DEPS)
+	cmake --workflow --preset tsan
+
+cuda-check: $(DEPS)
+	tools/cuda_check.sh
+
+lint: $(DEPS)
+	clang-format --dry-run --Werror $(CPP)
+	$(BIN)/python tools/check_layers.py
+	ruff check -q .
+	ruff format -q --check .
+	@echo "lint: clean"
+
+format: $(DEPS)
+	clang-format -i $(CPP)
+	ruff check -q --fix-only .
+	ruff format -q .
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache

@@ -1,0 +1,75 @@
+"""tools/check_layers.py finds planted violations, and the repository itself has none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def check(root):
+    result = subprocess.run(
+        [sys.executable, ROOT / "tools/check_layers.py", root], capture_output=True, text=True, timeout=60
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def plant(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_repository_is_clean():
+    assert check(ROOT) == (0, "layers: clean\n")
+
+
+def test_allowed_includes_are_clean(tmp_path):
+    plant(
+        tmp_path,
+        {
+            "include/zeroshard/error.h": "#include <string>\n",
+            "src/base/check.h": '#include "zeroshard/error.h"\n',
+            "src/layout/layout.h": '#include "base/check.h"\n#include "layout/range.h"\n',
+            "src/layout/range.h": "#pragma once\n",
+            "src/unit/unit.cpp": '#include <ATen/core/Tensor.h>\n#include "layout/layout.h"\n#include "unit.h"\n',
+            "src/unit/unit.h": "#pragma once\n",
+            "cli/main.cpp": '#include "layout/layout.h"\n',
+        },
+    )
+    assert check(tmp_path) == (0, "layers: clean\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"src/layout/a.h": '\n#include "unit/u.h"\n', "src/unit/u.h": ""},
+            "src/layout/a.h:2: layout (level 1) includes unit/u.h (level 3): include lower levels only",
+        ),
+        (
+            {"src/unit/a.h": '#include "optim/o.h"\n', "src/optim/o.h": ""},
+            "src/unit/a.h:1: unit (level 3) includes optim/o.h (level 3): include lower levels only",
+        ),
+        (
+            {"include/zeroshard/a.h": '#include "base/b.h"\n', "src/base/b.h": ""},
+            "include/zeroshard/a.h:1: a public header includes base/b.h, which is private",
+        ),
+        (
+            {"src/config/a.cpp": "#include <ATen/core/Tensor.h>\n"},
+            "src/config/a.cpp: 'config' is torch-free, but includes ATen/core/Tensor.h",
+        ),
+        (
+            {"src/plan/a.cpp": '#include "zeroshard/e.h"\n', "include/zeroshard/e.h": "#include <c10/core/Device.h>\n"},
+            "src/plan/a.cpp: 'plan' is torch-free, but includes zeroshard/e.h -> c10/core/Device.h",
+        ),
+        ({"src/misc/a.h": ""}, "src/misc/a.h: module 'misc' is not in the table of tools/check_layers.py"),
+        ({"bench/a.py": "x = 1\n" * 601}, "bench/a.py: 601 lines, the limit is 600: split it"),
+    ],
+)
+def test_planted_violation_is_found(tmp_path, files, message):
+    plant(tmp_path, files)
+    assert check(tmp_path) == (1, message + "\n")

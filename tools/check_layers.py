@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Checks every #include against the module table, and that no source file has outgrown its limit.
+
+Usage: check_layers.py [REPOSITORY]. Prints one line per violation, with file and line; exits 1 if there are any.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+MAX_LINES = 600
+LEVELS = [
+    ["base"],
+    ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device"],
+    ["precision", "offload", "checkpoint", "plan", "monitor"],
+    ["unit", "reduce", "optim"],
+    ["hooks"],
+    ["engine"],
+    ["train", "cli", "python"],
+]
+LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
+APART = {3, 6}  # modules of these levels never include each other
+TORCH_FREE = set("base layout config file schedule launch kernels memory comm plan precision monitor cli".split())
+TORCH = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+SOURCES = {".h", ".cpp", ".cu", ".py"}
+
+
+class Checker:
+    def __init__(self, root: Path):
+        self.root = root
+        self.torch_of: dict[Path, str | None] = {}
+        self.problems: list[str] = []
+
+    def module(self, path: Path) -> str | None:
+        """The module a file belongs to; None for the public headers."""
+        parts = path.relative_to(self.root).parts
+        return None if parts[0] == "include" else parts[1] if parts[0] == "src" else parts[0]
+
+    def includes(self, path: Path):
+        """(line number, name, file of this repository or None) for each #include."""
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if match := INCLUDE.match(line):
+                places = [folder / match[1] for folder in (path.parent, self.root / "src", self.root / "include")]
+                yield number, match[1], next((place.resolve() for place in places if place.is_file()), None)
+
+    def torch_through(self, path: Path) -> str | None:
+        """The chain of includes by which a file reaches LibTorch, or None."""
+        if path not in self.torch_of:
+            self.torch_of[path] = None  # ends a cycle
+            for _, name, target in self.includes(path):
+                chain = name if target is None and TORCH.match(name) else target and self.torch_through(target)
+                if chain:
+                    self.torch_of[path] = chain if chain == name else f"{name} -> {chain}"
+                    break
+        return self.torch_of[path]
+
+    def check_file(self, path: Path) -> None:
+        module, where = self.module(path), path.relative_to(self.root)
+        if module is not None and module not in LEVEL:
+            self.problems.append(f"{where}: module '{module}' is not in the table of tools/check_layers.py")
+            return
+        for number, name, target in self.includes(path):
+            other = self.module(target) if target else None
+            at = f"{where}:{number}: "
+            if other is None or other == module:
+                continue
+            if module is None:
+                self.problems.append(f"{at}a public header includes {name}, which is private")
+            elif LEVEL[other] > LEVEL[module] or (LEVEL[other] == LEVEL[module] and LEVEL[module] in APART):
+                levels = f"level {LEVEL[module]}) includes {name} (level {LEVEL[other]}"
+                self.problems.append(f"{at}{module} ({levels}): include lower levels only")
+        if module in TORCH_FREE and path.name != "torch_pch.h" and (chain := self.torch_through(path)):
+            self.problems.append(f"{where}: '{module}' is torch-free, but includes {chain}")
+
+    def run(self) -> list[str]:
+        def files(*folders):
+            found = (p for folder in folders for p in (self.root / folder).rglob("*") if p.suffix in SOURCES)
+            return sorted(p.resolve() for p in found if p.is_file())
+
+        for path in files("src", "include", "cli", "python"):
+            if path.suffix != ".py":
+                self.check_file(path)
+        for path in files("src", "include", "cli", "python", "tests", "bench", "examples", "fuzz", "tools"):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MAX_LINES:
+                self.problems.append(f"{path.relative_to(self.root)}: {lines} lines, the limit is {MAX_LINES}: split it")
+        return self.problems
+
+
+if __name__ == "__main__":
+    found = Checker(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()).run()
+    print("\n".join(found) or "layers: clean", file=sys.stderr if found else sys.stdout)
+    sys.exit(bool(found))

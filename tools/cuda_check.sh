@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Compiles and links the CUDA variant on a machine without a GPU, against the CUDA wheel of torch: its headers and
+# libraries are unpacked under .cache/, and nothing is run. Needs CUDA 13's nvcc or runtime headers, not the toolkit.
+#   tools/cuda_check.sh [TARGET...]     (default: everything)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=${CUDA_TORCH_VERSION:-2.11.0}
+cache=.cache/cuda
+root=$cache/torch-$version/torch
+if [ ! -e "$root/.complete" ]; then
+  mkdir -p "$cache" "$(dirname "$root")"
+  if ! compgen -G "$cache/torch-$version-*.whl" >/dev/null; then
+    echo "cuda-check: downloading the CUDA wheel of torch $version (about 530 MB)"
+    .venv/bin/python -m pip download -q --disable-pip-version-check "torch==$version" --no-deps --only-binary=:all: \
+      --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -d "$cache"
+  fi
+  .venv/bin/python - "$cache"/torch-"$version"-*.whl "$(dirname "$root")" <<'PY'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    parts = ("torch/include/", "torch/lib/", "torch/version.py")
+    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith(parts)])
+PY
+  rm -f "$cache"/torch-"$version"-*.whl
+  touch "$root/.complete"
+fi
+[ -e "$root/lib/libtorch_cuda.so" ] || { echo "cuda-check: $root has no libtorch_cuda.so: not a CUDA wheel" >&2; exit 1; }
+
+# The extension needs the headers of the wheel's own Python; without them the libraries and programs are still checked.
+python=.venv/bin/python
+extension=OFF
+for candidate in "${CUDA_PYTHON:-}" python3.12 "$HOME"/.pyenv/versions/3.12*/bin/python3.12; do
+  if [ -n "$candidate" ] && "$candidate" -c 'import os, sys, sysconfig
+sys.exit(sys.version_info[:2] != (3, 12) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null; then
+    python=$("$candidate" -c 'import sys; print(sys.executable)')
+    extension=ON
+    break
+  fi
+done
+[ $extension = ON ] || echo "cuda-check: no Python 3.12 headers: the Python extension is left out"
+
+cmake -S . -B build/cuda-check -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEROSHARD_CUDA=ON \
+  -DZEROSHARD_TORCH_ROOT="$PWD/$root" -DPython_EXECUTABLE="$python" -DZEROSHARD_BUILD_PYTHON=$extension
+cmake --build build/cuda-check ${1:+--target "$@"}
+echo "cuda-check: the CUDA variant compiles and links against torch $version (Python extension: $extension); nothing was run"

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Checks the system packages that the build needs. As root on a Debian-like system it installs what is missing;
+# otherwise it prints what is missing, with the line that installs it, and exits 1.
+set -euo pipefail
+
+missing=()
+have_header() { echo "#include <$1>" | c++ -x c++ -std=c++20 -fsyntax-only - 2>/dev/null; }
+need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
+need_header() { have_header "$1" || missing+=("$2"); }
+
+find_missing() {
+  missing=()
+  need_command make make
+  need_command cmake cmake
+  need_command git git
+  if command -v c++ >/dev/null; then
+    need_header nlohmann/json.hpp nlohmann-json3-dev
+    need_header CLI/CLI.hpp libcli11-dev
+    need_header gtest/gtest.h libgtest-dev
+    need_header gmock/gmock.h libgmock-dev
+    need_header benchmark/benchmark.h libbenchmark-dev
+    need_header gloo/config.h libgloo-dev
+  else
+    missing+=(g++ nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev)
+  fi
+  # A venv with pip in it, from the Python that will run zeroshard (a pyenv or conda one has it built in).
+  "${PYTHON:-python3}" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+  "${PYTHON:-python3}" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null || missing+=(python3-dev)
+  # Not required, and so installed only together with something that is: a compiler cache and a faster linker.
+  optional=()
+  command -v ccache >/dev/null || optional+=(ccache)
+  command -v mold >/dev/null || optional+=(mold)
+}
+
+find_missing
+if [ ${#missing[@]} -eq 0 ]; then
+  [ ${#optional[@]} -eq 0 ] || echo "setup: optional, for faster builds: ${optional[*]}"
+  exit 0
+fi
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "setup: missing: ${missing[*]}" >&2
+  echo "setup: run: sudo apt-get update && sudo apt-get install -y ${missing[*]} ${optional[*]}" >&2
+  exit 1
+fi
+echo "setup: installing ${missing[*]} ${optional[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q
+apt-get install -qy --no-install-recommends "${missing[@]}"
+[ ${#optional[@]} -eq 0 ] || apt-get install -qy --no-install-recommends "${optional[@]}" || true
+find_missing
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "setup: still missing after apt-get install: ${missing[*]}" >&2
+  exit 1
+fi
