@@ -1,0 +1,146 @@
+// `zeroshard plan`: bytes per rank before anything is allocated.
+#include "zeroshard/plan.h"
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+
+#include "commands.h"
+#include "plan_output.h"
+#include "zeroshard/config.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard::cli {
+namespace {
+
+struct Arguments {
+  std::string params, model, config, stage, dtype, optimizer, device_memory;
+  std::optional<int> world_size;
+  bool json = false, list_params = false;
+};
+
+const std::map<std::string, DType> kDTypes{
+    {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
+
+// "sgd" keeps no momentum; "sgd-momentum" does.
+const std::map<std::string, int> kOptimizerSlots{{"adamw", 2},   {"adam", 2},         {"lion", 1},
+                                                 {"adagrad", 1}, {"sgd-momentum", 1}, {"sgd", 0}};
+
+std::string name_of_optimizer(const std::optional<OptimizerConfig>& optimizer) {
+  if (!optimizer) return "adamw";
+  switch (optimizer->type) {
+    case OptimizerConfig::Type::kAdam:
+      return "adam";
+    case OptimizerConfig::Type::kAdamW:
+      return "adamw";
+    case OptimizerConfig::Type::kLion:
+      return "lion";
+    case OptimizerConfig::Type::kAdagrad:
+      return "adagrad";
+    case OptimizerConfig::Type::kSgd:
+      return optimizer->momentum != 0 ? "sgd-momentum" : "sgd";
+  }
+  return "?";
+}
+
+template <typename Map>
+const auto& choose(const Map& choices, const std::string& name, const std::string& flag) {
+  const auto found = choices.find(name);
+  if (found != choices.end()) return found->second;
+  std::string known;
+  for (const auto& [key, value] : choices) known += (known.empty() ? "" : ", ") + key;
+  throw ValueError(flag + " must be one of " + known + ", got '" + name + "'");
+}
+
+void read_config(const Arguments& arguments, PlanInputs& inputs) {
+  ConfigContext context;
+  context.world_size = *arguments.world_size;
+  if (inputs.model) context.hidden_size = inputs.model->hidden_size;
+  const Config config = load_config(arguments.config, context).config;
+  inputs.options = plan_options(config);
+  inputs.stages = {config.stage};
+  inputs.optimizer_name = name_of_optimizer(config.optimizer);
+  if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
+}
+
+void read_stages(const std::string& text, PlanInputs& inputs) {
+  if (text == "all" || (text.empty() && inputs.stages.empty())) {
+    inputs.stages = {0, 1, 2, 3};
+  } else if (!text.empty()) {
+    const std::map<std::string, int> stages{{"0", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"all", 0}};
+    inputs.stages = {choose(stages, text, "--stage")};
+  }
+}
+
+PlanInputs read_inputs(const Arguments& arguments) {
+  PlanInputs inputs;
+  if (arguments.params.empty() == arguments.model.empty()) {
+    throw ValueError("give either --params, a number of parameters, or --model, a directory or config.json");
+  }
+  if (!arguments.params.empty()) inputs.num_params = parse_param_count(arguments.params);
+  if (!arguments.model.empty()) inputs.model = load_model_shapes(arguments.model);
+  if (!arguments.world_size) {
+    if (!arguments.list_params) throw ValueError("give --world-size, the number of ranks");
+  } else if (*arguments.world_size < 1 || *arguments.world_size > kMaxPlannedWorldSize) {
+    throw ValueError("--world-size must be 1 to " + std::to_string(kMaxPlannedWorldSize) + ", got " +
+                     std::to_string(*arguments.world_size));
+  }
+  if (arguments.list_params) {
+    if (!inputs.model) throw ValueError("--list-params needs --model");
+    return inputs;
+  }
+  inputs.optimizer_name = "adamw";
+  if (!arguments.config.empty()) read_config(arguments, inputs);
+  inputs.options.world_size = *arguments.world_size;
+  if (!arguments.dtype.empty()) inputs.options.compute_dtype = choose(kDTypes, arguments.dtype, "--dtype");
+  if (!arguments.optimizer.empty()) {
+    inputs.options.optimizer_slots = choose(kOptimizerSlots, arguments.optimizer, "--optimizer");
+    inputs.optimizer_name = arguments.optimizer;
+  }
+  read_stages(arguments.stage, inputs);
+  if (!arguments.device_memory.empty()) inputs.device_bytes = parse_bytes(arguments.device_memory);
+  if (inputs.model) inputs.notes.insert(inputs.notes.end(), inputs.model->notes.begin(), inputs.model->notes.end());
+  return inputs;
+}
+
+std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
+  std::vector<StagePlan> plans;
+  for (const int stage : inputs.stages) {
+    const PlanOptions at = inputs.at_stage(stage);
+    StagePlan plan{stage, inputs.plan(at), std::nullopt};
+    if (inputs.device_bytes) {
+      plan.fit =
+          check_fit(*inputs.device_bytes, at, [&](const PlanOptions& other) { return inputs.plan(other).total(); });
+    }
+    plans.push_back(plan);
+  }
+  return plans;
+}
+
+void run(const Arguments& arguments) {
+  const PlanInputs inputs = read_inputs(arguments);
+  if (arguments.list_params) return print_params(*inputs.model, arguments.json);
+  const std::vector<StagePlan> plans = plan_stages(inputs);
+  arguments.json ? print_plan_json(inputs, plans) : print_plan_table(inputs, plans);
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();  // lives as long as the callback
+  CLI::App* plan = app.add_subcommand("plan", "Says how many bytes each rank will hold, before anything is allocated");
+  plan->add_option("--params", arguments->params, "Number of parameters: 7.5e9, 7.5B, 350M");
+  plan->add_option("--model", arguments->model, "Hugging Face model directory or config.json");
+  plan->add_option("--world-size", arguments->world_size, "Number of ranks");
+  plan->add_option("--stage", arguments->stage, "0, 1, 2, 3 or all (default: that of --config, else all)");
+  plan->add_option("--dtype", arguments->dtype, "bf16, fp16 or fp32 (default: that of --config, else bf16)");
+  plan->add_option("--optimizer", arguments->optimizer,
+                   "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
+  plan->add_option("--config", arguments->config, "Training config, JSON as DeepSpeed's");
+  plan->add_option("--device-memory", arguments->device_memory, "Memory of one device: 24GB, 24e9, 22.5GiB");
+  plan->add_flag("--json", arguments->json, "Print JSON");
+  plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
+  plan->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,197 @@
+#include "plan_output.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+namespace zeroshard::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string format(const char* pattern, auto... values) {
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), pattern, values...);
+  return text.data();
+}
+
+// Three digits at least, without a misleading 0.00 for small models.
+std::string gigabytes(double bytes, double unit = 1e9) {
+  const double value = bytes / unit;
+  if (value == 0) return "-";
+  return format(value >= 100 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3g", value);
+}
+
+const char* kNotCounted =
+    "Not counted: activations and temporary memory of operators, LibTorch and the driver, checkpoint staging.";
+
+// What the sum of 16 (or other) bytes per parameter consists of.
+std::string convention(const PlanInputs& inputs) {
+  PlanOptions whole = inputs.at_stage(0);
+  whole.world_size = 1;
+  PlanOptions plain = whole;  // gradients stay as they go on the wire
+  plain.grad_accumulation_steps = 1;
+  plain.grad_dtype.reset();
+  const PlannedBytes bytes = plan_count(1, plain);
+  std::string line =
+      format("%.0f bytes per parameter before sharding: %s weights %.0f + gradients %.0f", bytes.model_states(),
+             std::string(name_of(whole.compute_dtype)).c_str(), bytes.parameters, bytes.gradients);
+  if (bytes.master_weights > 0) line += format(" + fp32 master weights %.0f", bytes.master_weights);
+  line += format(" + moments %.0f.", bytes.moments);
+  if (const double more = plan_count(1, whole).gradients - bytes.gradients; more > 0) {
+    line += format(
+        " Gradients kept in another dtype than the wire's hold %.0f more (stage 0), %.0f/N (stage 1), "
+        "or %.0f/N in place of %.0f/N (stages 2 and 3).",
+        more, more, more, bytes.gradients);
+  } else if (bytes.gradients == 2) {
+    line += " Accumulating micro-batches in fp32 would add 4 at stage 0, 4/N at stage 1, 2/N at stages 2 and 3.";
+  }
+  return line;
+}
+
+std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
+  const FitReport& fit = *plan.fit;
+  std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
+  if (fit.fits) {
+    line += format("fits: needs %s GB of %s GB", gigabytes(plan.bytes.total()).c_str(),
+                   gigabytes(*inputs.device_bytes).c_str());
+  } else {
+    line += format("does not fit: needs %s GB, %.2f x the %s GB of a device", gigabytes(plan.bytes.total()).c_str(),
+                   fit.ratio, gigabytes(*inputs.device_bytes).c_str());
+  }
+  if (fit.min_world_size) {
+    line += format("; smallest world size that fits at this stage: %d", *fit.min_world_size);
+  } else {
+    line += "; no world size fits at this stage";
+  }
+  return line;
+}
+
+std::string describe_advice(const PlanInputs& inputs, const FitReport& fit) {
+  if (fit.lowest_stage) {
+    return format("Lowest stage that fits on %d ranks: %d", inputs.options.world_size, *fit.lowest_stage);
+  }
+  if (!fit.min_world_size_stage_3) return "No stage fits at any world size.";
+  return format("No stage fits on %d ranks; stage 3 fits from %d ranks on.", inputs.options.world_size,
+                *fit.min_world_size_stage_3);
+}
+
+void print_row(const char* name, const std::vector<StagePlan>& plans, const auto& value, double unit = 1e9) {
+  std::cout << format("  %-18s", name);
+  for (const StagePlan& plan : plans) std::cout << format("%12s", gigabytes(value(plan.bytes), unit).c_str());
+  std::cout << "\n";
+}
+
+}  // namespace
+
+void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans) {
+  const int64_t numel = inputs.numel();
+  std::cout << format("%s%lld parameters (%.4g B), %d ranks, %s, %s\n\n",
+                      inputs.model ? (inputs.model->model_type + ": ").c_str() : "", static_cast<long long>(numel),
+                      double(numel) / 1e9, inputs.options.world_size,
+                      std::string(name_of(inputs.options.compute_dtype)).c_str(), inputs.optimizer_name.c_str());
+  std::cout << format("%-20s", "GB (10^9) per rank");
+  for (const StagePlan& plan : plans) std::cout << format("%12s", format("stage %d", plan.stage).c_str());
+  std::cout << "\n";
+  print_row("parameters", plans, [](const PlannedBytes& bytes) { return bytes.parameters; });
+  print_row("gradients", plans, [](const PlannedBytes& bytes) { return bytes.gradients; });
+  print_row("master weights", plans, [](const PlannedBytes& bytes) { return bytes.master_weights; });
+  print_row("moments", plans, [](const PlannedBytes& bytes) { return bytes.moments; });
+  print_row("model states", plans, [](const PlannedBytes& bytes) { return bytes.model_states(); });
+  if (inputs.model) {
+    print_row("gather ring", plans, [](const PlannedBytes& bytes) { return bytes.gather_ring; });
+    print_row("reduce ring", plans, [](const PlannedBytes& bytes) { return bytes.reduce_ring; });
+  }
+  print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
+  print_row(
+      "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
+  std::cout << "\n" << convention(inputs) << "\n" << kNotCounted << "\n";
+  if (inputs.model) {
+    std::cout << format("Initialisation holds at most one full unit more: %s GB.\n",
+                        gigabytes(init_extra_bytes(*inputs.model, inputs.options)).c_str());
+  } else {
+    std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
+  }
+  for (const std::string& note : inputs.notes) std::cout << "Note: " << note << ".\n";
+  if (!inputs.device_bytes) return;
+  std::cout << "\n";
+  for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << "\n";
+  std::cout << describe_advice(inputs, *plans.front().fit) << "\n";
+}
+
+namespace {
+
+// Whole bytes as JSON integers.
+Json number(double value) {
+  return value == std::floor(value) ? Json(int64_t(value)) : Json(value);
+}
+
+Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
+  const PlannedBytes& bytes = plan.bytes;
+  Json json{{"stage", plan.stage},
+            {"model_states_bytes_per_rank", number(bytes.model_states())},
+            {"total_bytes_per_rank", number(bytes.total())},
+            {"breakdown",
+             {{"parameters", number(bytes.parameters)},
+              {"gradients", number(bytes.gradients)},
+              {"optimizer_states", number(bytes.master_weights + bytes.moments)},
+              {"master_weights", number(bytes.master_weights)},
+              {"moments", number(bytes.moments)}}}};
+  if (inputs.model) {
+    json["breakdown"]["gather_ring"] = number(bytes.gather_ring);
+    json["breakdown"]["reduce_ring"] = number(bytes.reduce_ring);
+  }
+  if (plan.fit) {
+    const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
+    json["fit"] = {{"device_memory_bytes", number(*inputs.device_bytes)},
+                   {"fits", plan.fit->fits},
+                   {"ratio", plan.fit->ratio},
+                   {"smallest_world_size", or_null(plan.fit->min_world_size)},
+                   {"smallest_world_size_stage_3", or_null(plan.fit->min_world_size_stage_3)},
+                   {"lowest_stage", or_null(plan.fit->lowest_stage)}};
+  }
+  return json;
+}
+
+}  // namespace
+
+void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans) {
+  Json json{{"params", inputs.numel()},
+            {"world_size", inputs.options.world_size},
+            {"dtype", std::string(name_of(inputs.options.compute_dtype))},
+            {"optimizer", inputs.optimizer_name}};
+  if (inputs.model) {
+    json["model_type"] = inputs.model->model_type;
+    json["initialisation_extra_bytes"] = number(init_extra_bytes(*inputs.model, inputs.options));
+  }
+  json["not_counted"] = {"activations", "operator temporaries", "LibTorch and driver", "checkpoint staging"};
+  if (!inputs.model) json["not_counted"].insert(json["not_counted"].end(), {"padding", "gather ring", "reduce ring"});
+  json["notes"] = inputs.notes;
+  if (plans.size() == 1) {
+    json.update(to_json(inputs, plans.front()));
+  } else {
+    for (const StagePlan& plan : plans) json["stages"].push_back(to_json(inputs, plan));
+  }
+  std::cout << json.dump(2) << "\n";
+}
+
+void print_params(const ModelShapes& model, bool as_json) {
+  Json json{{"model_type", model.model_type}, {"params", model.numel()}, {"units", Json::array()}};
+  for (const UnitShapes& unit : model.units) {
+    if (!as_json) std::cout << unit.name << "\n";
+    Json params = Json::array();
+    for (const ParamShape& param : unit.params) {
+      params.push_back({{"names", param.names}, {"shape", param.shape}});
+      if (as_json) continue;
+      std::cout << "  ";
+      for (const std::string& name : param.names) std::cout << name << " ";
+      std::cout << Json(param.shape).dump() << "\n";
+    }
+    json["units"].push_back({{"name", unit.name}, {"params", std::move(params)}});
+  }
+  if (as_json) std::cout << json.dump(2) << "\n";
+}
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zeroshard/plan.h"
+
+// What `zeroshard plan` computed, and its two ways of printing it.
+namespace zeroshard::cli {
+
+// The command line, understood.
+struct PlanInputs {
+  std::optional<int64_t> num_params;  // or a model
+  std::optional<ModelShapes> model;
+  PlanOptions options;
+  std::vector<int> stages;
+  std::string optimizer_name;
+  std::optional<double> device_bytes;
+  std::vector<std::string> notes;
+
+  int64_t numel() const { return model ? model->numel() : *num_params; }
+  PlannedBytes plan(const PlanOptions& at) const {
+    return model ? plan_model(*model, at) : plan_count(*num_params, at);
+  }
+  PlanOptions at_stage(int stage) const {
+    PlanOptions at = options;
+    at.stage = stage;
+    return at;
+  }
+};
+
+struct StagePlan {
+  int stage;
+  PlannedBytes bytes;
+  std::optional<FitReport> fit;
+};
+
+void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
+// One stage: one object. Several: the same objects under "stages".
+void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
+void print_params(const ModelShapes& model, bool as_json);
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,222 @@
+"""`zeroshard plan` from outside: shapes against transformers, golden numbers, bad input."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_cli():
+    """$ZEROSHARD_CLI, else the newest build of this tree, else the installed command."""
+    if "ZEROSHARD_CLI" in os.environ:
+        return os.environ["ZEROSHARD_CLI"]
+    built = sorted(ROOT.glob("build/*/cli/zeroshard"), key=lambda path: path.stat().st_mtime)
+    return str(built[-1]) if built else shutil.which("zeroshard")
+
+
+CLI = find_cli()
+pytestmark = pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built")
+
+
+def run(*args):
+    return subprocess.run([CLI, "plan", *map(str, args)], capture_output=True, text=True, timeout=60)
+
+
+def plan(*args):
+    result = run(*args, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+LLAMA_LIKE = {
+    "llama": {"attention_bias": [False, True], "mlp_bias": [False, True], "head_dim": [None, 6]},
+    "mistral": {"head_dim": [None, 6]},
+    "qwen2": {},
+    "qwen3": {"attention_bias": [False, True], "head_dim": [6, 10]},
+    "gemma2": {"attention_bias": [False, True], "head_dim": [6, 10]},
+    "mixtral": {"num_local_experts": [2, 3]},
+}
+
+
+def random_config(model_type, seed):
+    """The keys of a small config of this family."""
+    rng = random.Random(seed)
+    tied = rng.choice([False, True])
+    vocab = rng.randint(20, 90)
+    if model_type == "gpt2":
+        heads = rng.randint(1, 4)
+        return {
+            "vocab_size": vocab, "n_embd": heads * rng.randint(2, 9), "n_head": heads, "n_layer": rng.randint(1, 4),
+            "n_positions": rng.randint(5, 40), "n_inner": rng.choice([None, 37]), "tie_word_embeddings": tied,
+            "bos_token_id": 1, "eos_token_id": 2,
+        }  # fmt: skip
+    kv_heads = rng.randint(1, 3)
+    heads = kv_heads * rng.randint(1, 3)
+    config = {
+        "vocab_size": vocab, "hidden_size": heads * rng.choice([4, 8]), "intermediate_size": rng.randint(5, 50),
+        "num_hidden_layers": rng.randint(1, 4), "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": tied,
+    }  # fmt: skip
+    for key, values in LLAMA_LIKE[model_type].items():
+        config[key] = rng.choice(values)
+    return config
+
+
+@pytest.mark.parametrize("model_type", [*LLAMA_LIKE, "gpt2"])
+@pytest.mark.parametrize("seed", range(4))
+def test_shapes_are_those_of_transformers(model_type, seed, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(model_type, **random_config(model_type, seed))
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+
+    listed = plan("--model", tmp_path, "--list-params")
+    params = [param for unit in listed["units"] for param in unit["params"]]
+    # Same entries in the same order, a tied head being a second name of the embedding.
+    assert [(param["names"][0], param["shape"]) for param in params] == [
+        (name, list(param.shape)) for name, param in model.named_parameters()
+    ]
+    shared = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(param), []).append(name)
+    assert sorted(param["names"] for param in params) == sorted(shared.values())
+    assert listed["params"] == sum(param.numel() for param in model.parameters())
+    layers = [unit for unit in listed["units"] if unit["name"].rpartition(".")[2].isdigit()]
+    assert len(layers) == config.num_hidden_layers
+
+
+@pytest.mark.parametrize("model_type", [*LLAMA_LIKE, "gpt2"])
+def test_defaults_are_those_of_transformers(model_type, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    listed = plan("--model", tmp_path / "config.json", "--list-params")
+    params = [param for unit in listed["units"] for param in unit["params"]]
+    assert [(param["names"][0], param["shape"]) for param in params] == [
+        (name, list(param.shape)) for name, param in model.named_parameters()
+    ]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_count_is_the_exact_formula():
+    one = plan("--params", "7.5e9", "--world-size", 64, "--stage", 3)
+    assert one["model_states_bytes_per_rank"] == 1_875_000_000
+    assert sum(one["breakdown"][key] for key in ("parameters", "gradients", "optimizer_states")) == 1_875_000_000
+    every = plan("--params", "7.5B", "--world-size", 64)["stages"]
+    assert [stage["model_states_bytes_per_rank"] for stage in every] == [
+        120_000_000_000, 31_406_250_000, 16_640_625_000, 1_875_000_000,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "per_param"),
+    [
+        ("adamw", "bf16", 16),
+        ("adamw", "fp32", 16),
+        ("lion", "bf16", 12),
+        ("sgd-momentum", "fp16", 12),
+        ("sgd", "bf16", 8),
+    ],
+)
+def test_bytes_per_parameter(optimizer, dtype, per_param):
+    planned = plan("--params", 1000, "--world-size", 1, "--stage", 0, "--optimizer", optimizer, "--dtype", dtype)
+    assert planned["model_states_bytes_per_rank"] == 1000 * per_param
+
+
+def test_llama_70b_does_not_fit_eight_small_devices():
+    args = ("--params", "70e9", "--world-size", 8, "--stage", 3, "--device-memory", "24GB")
+    text = run(*args).stdout
+    assert "does not fit: needs 140.0 GB, 5.83 x the 24.00 GB" in text
+    assert "smallest world size that fits at this stage: 47" in text
+    assert "17.50" in text  # bf16 weights
+    fit = plan(*args)["fit"]
+    assert (fit["fits"], fit["smallest_world_size"], fit["lowest_stage"]) == (False, 47, None)
+
+
+def test_model_counts_padding_and_rings(tmp_path):
+    config = {"model_type": "llama", "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    exact = plan("--model", tmp_path, "--world-size", 8, "--stage", 3)
+    ideal = plan("--params", exact["params"], "--world-size", 8, "--stage", 3)
+    padding = exact["model_states_bytes_per_rank"] - ideal["model_states_bytes_per_rank"]
+    assert 0 <= padding <= 7 * 16 * 1024  # 7 units, a block of 1024 elements each
+    # 4 layers share 3 slots; embeddings and head, of one size, have 2; the final norm is persistent.
+    layer = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
+    embedding = 32000 * 4096
+    assert exact["breakdown"]["gather_ring"] == 2 * (3 * layer + 2 * embedding + 8192)
+    assert "activations" in exact["not_counted"]
+    assert any("default of transformers" in note for note in exact["notes"])
+
+
+def test_config_sets_stage_dtype_and_optimizer(tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "fp16": {"enabled": True},
+        "zero_optimization": {"stage": 2}, "optimizer": {"type": "Lion", "params": {"lr": 1e-4}},
+    }))  # fmt: skip
+    planned = plan("--params", 8000, "--world-size", 8, "--config", config)
+    assert (planned["stage"], planned["dtype"], planned["optimizer"]) == (2, "fp16", "lion")
+    # fp16 weights; fp32 accumulated gradients, master weights and one moment, sharded
+    assert planned["model_states_bytes_per_rank"] == 2 * 8000 + (4 + 4 + 4) * 1000
+    assert plan("--params", 8000, "--world-size", 8, "--config", config, "--stage", 3)["stage"] == 3
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--params", "-1", "--world-size", 8], "-1"),
+        (["--params=-1", "--world-size", 8], "'-1' is not a number of parameters"),
+        (["--params", "7.5x", "--world-size", 8], "7.5x"),
+        (["--params", "1e9", "--world-size", 0], "--world-size must be"),
+        (["--params", "1e9", "--world-size", "many"], "many"),
+        (["--params", "1e9"], "--world-size"),
+        (["--world-size", 8], "--params"),
+        (["--params", "1e9", "--model", ".", "--world-size", 8], "either"),
+        (["--params", "1e9", "--world-size", 8, "--stage", 4], "--stage must be one of"),
+        (["--params", "1e9", "--world-size", 8, "--dtype", "int8"], "--dtype must be one of"),
+        (["--params", "1e9", "--world-size", 8, "--optimizer", "adamm"], "--optimizer must be one of"),
+        (["--params", "1e9", "--world-size", 8, "--device-memory", "24XB"], "24XB"),
+        (["--params", "1e9", "--world-size", 8, "--config", "/nonexistent.json"], "/nonexistent.json"),
+        (["--params", "1e9", "--world-size", 8, "--list-params"], "--list-params needs --model"),
+        (["--model", "/nonexistent", "--world-size", 8], "/nonexistent"),
+    ],
+)
+def test_bad_arguments_exit_2_and_say_why(args, message):
+    result = run(*args)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model_type": "llama", "hidden_si', "is not valid JSON"),
+        ('{"model_type": "mamba"}', "llama, mistral, qwen2, qwen3, gemma2, mixtral, gpt2"),
+        ('{"model_type": "llama", "hidden_size": -8}', '"hidden_size" must be a whole number'),
+        ("{}", "model_type"),
+    ],
+)
+def test_bad_model_configs_exit_2_and_say_why(text, message, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    result = run("--model", tmp_path, "--world-size", 2)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert str(tmp_path / "config.json") in result.stderr
