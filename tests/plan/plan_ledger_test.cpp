@@ -128,6 +128,36 @@ TEST(PlanLedger, ExchangeScratchIsOfTheLargestUnit) {
   EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * 2 * kPadded);
   options.overlap = false;
   EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * kPadded);
+  options.world_size = 1;
+  EXPECT_EQ(exchange_scratch_bytes(units, options), 0);
+}
+
+TEST(PlanOptions, FollowTheConfig) {
+  Config config;
+  config.world_size = 4;
+  config.stage = 2;
+  config.compute_dtype = DType::kFloat16;
+  config.communication_dtype = DType::kFloat32;
+  config.grad_accumulation_steps = 3;
+  config.prefetch_numel = 0;
+  config.overlap_comm = false;
+  config.persistence_threshold = 7;
+  config.optimizer = OptimizerConfig{};
+  config.optimizer->type = OptimizerConfig::Type::kSgd;
+  const PlanOptions options = plan_options(config);
+  EXPECT_EQ(options.world_size, 4);
+  EXPECT_EQ(options.stage, 2);
+  EXPECT_EQ(options.compute_dtype, DType::kFloat16);
+  EXPECT_EQ(options.wire_dtype, DType::kFloat32);
+  EXPECT_EQ(options.grad_accumulation_steps, 3);
+  EXPECT_FALSE(options.prefetch);
+  EXPECT_FALSE(options.overlap);
+  EXPECT_EQ(options.persistence_threshold, 7);
+  EXPECT_EQ(options.optimizer_slots, 0);
+  config.optimizer->momentum = 0.9;
+  EXPECT_EQ(plan_options(config).optimizer_slots, 1);
+  config.optimizer.reset();
+  EXPECT_EQ(plan_options(config).optimizer_slots, 2);
 }
 
 TEST(PlanLedger, HostTier) {
