@@ -1,0 +1,69 @@
+#include "comm/control_block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "comm/futex.h"
+
+namespace zeroshard {
+
+void OpRecord::store(const Op& op) {
+  std::array<uint64_t, kWords> words{};
+  std::memcpy(words.data(), &op, sizeof op);
+  for (size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+}
+
+Op OpRecord::load() const {
+  std::array<uint64_t, kWords> words;
+  for (size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+  Op op;
+  std::memcpy(static_cast<void*>(&op), words.data(), sizeof op);
+  return op;
+}
+
+void RankControl::notify() noexcept {
+  // Sequentially consistent with the waiter, who registers first and looks at `events` afterwards: one of the two
+  // sees the other.
+  events.fetch_add(1);
+  if (waiters.load() != 0) futex_wake_all(events);
+}
+
+std::string RankControl::progress() const {
+  const uint64_t seq = posted.load(std::memory_order_acquire);
+  if (seq == 0) return "no collective";
+  Op op = ops[seq % kRing].load();
+  op.tag[Op::kTagSize - 1] = 0;
+  // Overwritten meanwhile, or another process's memory went bad: the number alone is still right.
+  if (op.seq != seq || static_cast<int>(op.kind) >= kOpKinds) return concat("collective #", seq);
+  return concat("collective #", seq, " ", op.text());
+}
+
+void ControlBlock::create(void* memory, int world_size) {
+  Header* header = new (memory) Header;
+  for (int i = 0; i < world_size; ++i) new (reinterpret_cast<RankControl*>(header + 1) + i) RankControl;
+}
+
+void ControlBlock::abort(int rank, std::string_view reason) noexcept {
+  uint32_t expected = kRunning;
+  if (!header_->state.compare_exchange_strong(expected, kWriting)) return;
+  const size_t size = std::min(reason.size(), sizeof header_->reason - 1);
+  std::memcpy(header_->reason, reason.data(), size);
+  header_->reason[size] = 0;
+  header_->aborted_by = rank;
+  header_->state.store(kAborted, std::memory_order_release);
+  for (int peer = 0; peer < world_size_; ++peer) this->rank(peer).notify();
+}
+
+std::optional<std::string> ControlBlock::aborted() const {
+  if (header_->state.load(std::memory_order_acquire) != kAborted) return std::nullopt;
+  return concat(header_->reason, " [reported by rank ", header_->aborted_by, "]");
+}
+
+bool ControlBlock::finished_by_all(uint64_t seq) {
+  for (int peer = 0; peer < world_size_; ++peer)
+    if (!rank(peer).has_finished(seq)) return false;
+  return true;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,79 @@
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "comm/op.h"
+
+namespace zeroshard {
+
+// The memory through which ranks of one host synchronise: for each rank its last collectives and how far it is with
+// them. A rank writes its own part alone (and the abort reason, once), and reads everybody's.
+//
+// Life of collective `seq` on a rank: posted (its descriptor and input can be read), then finished (it needs no peer's
+// input any more). Both live in slot seq % kRing, which is taken again only when all ranks have finished `seq`.
+constexpr uint64_t kRing = 128;
+constexpr uint64_t kMaxSegments = 4096;
+
+// An Op in words that may be read while its owner overwrites them; the reader checks afterwards.
+class OpRecord {
+ public:
+  void store(const Op& op);
+  Op load() const;
+
+ private:
+  static constexpr size_t kWords = (sizeof(Op) + 7) / 8;
+  std::array<std::atomic<uint64_t>, kWords> words_{};
+};
+
+struct RankControl {
+  alignas(64) std::atomic<uint64_t> posted{0};  // the last collective that this rank posted
+  std::atomic<uint32_t> events{0};              // futex: grows whenever anything else here changes
+  std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed in good order
+  alignas(64) std::atomic<uint32_t> waiters{0};
+  alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};
+  std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids; 0: free
+  std::array<OpRecord, kRing> ops{};
+
+  std::atomic<uint64_t>& finished_at(uint64_t seq) { return finished[seq % kRing]; }
+  bool has_finished(uint64_t seq) const { return finished[seq % kRing].load(std::memory_order_acquire) >= seq; }
+  bool has_posted(uint64_t seq) const { return posted.load(std::memory_order_acquire) >= seq; }
+  // Wakes whoever waits for this rank.
+  void notify() noexcept;
+  // "collective #17 all_gather(...)", or "no collective".
+  std::string progress() const;
+};
+
+class ControlBlock {
+ public:
+  static size_t bytes(int world_size) { return sizeof(Header) + sizeof(RankControl) * static_cast<size_t>(world_size); }
+  // Initialises zeroed memory; exactly one rank does, before the others attach.
+  static void create(void* memory, int world_size);
+  ControlBlock(void* memory, int world_size) : header_(static_cast<Header*>(memory)), world_size_(world_size) {}
+
+  int world_size() const { return world_size_; }
+  RankControl& rank(int rank) { return reinterpret_cast<RankControl*>(header_ + 1)[rank]; }
+
+  // The first reason wins; wakes every rank.
+  void abort(int rank, std::string_view reason) noexcept;
+  std::optional<std::string> aborted() const;
+  bool finished_by_all(uint64_t seq);
+
+ private:
+  enum State : uint32_t { kRunning, kWriting, kAborted };
+  struct Header {
+    alignas(64) std::atomic<uint32_t> state{kRunning};
+    int32_t aborted_by = -1;
+    char reason[1016] = {};
+  };
+  static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+  Header* header_;
+  int world_size_;
+};
+
+}  // namespace zeroshard

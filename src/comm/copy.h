@@ -1,0 +1,9 @@
+#pragma once
+#include <cstdint>
+
+namespace zeroshard {
+
+// Copies between non-overlapping memory. Large copies bypass the caches of the destination.
+void copy_bytes(void* to, const void* from, int64_t bytes);
+
+}  // namespace zeroshard

@@ -1,0 +1,39 @@
+#pragma once
+#include <memory>
+#include <string>
+
+#include "comm/comm.h"
+#include "comm/direct_core.h"
+
+namespace zeroshard {
+
+// Comm for ranks that can read each other's memory: a gather is one copy per byte, a reduction reads its pieces where
+// they lie. An output must not overlap an input that peers still read.
+class DirectComm : public Comm {
+ public:
+  DirectComm(std::shared_ptr<DirectCore> core, std::string transport);
+  ~DirectComm() override;
+  DirectComm(const DirectComm&) = delete;
+  DirectComm& operator=(const DirectComm&) = delete;
+
+  int rank() const override { return core_->rank(); }
+  int world_size() const override { return core_->world_size(); }
+  std::string_view transport() const override { return transport_; }
+
+  std::unique_ptr<Work> all_gather(Span full, ConstSpan shard, std::string_view tag) override;
+  std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) override;
+  std::unique_ptr<Work> all_to_all(Span out, ConstSpan in, std::string_view tag) override;
+  std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) override;
+  std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) override;
+  void barrier(std::string_view tag) override;
+  std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
+  bool exchange_needs_scratch() const override { return false; }
+  std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
+  void abort(std::string_view reason) noexcept override { core_->abort(reason); }
+
+ private:
+  std::shared_ptr<DirectCore> core_;
+  std::string transport_;
+};
+
+}  // namespace zeroshard

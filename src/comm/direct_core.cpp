@@ -1,0 +1,169 @@
+#include "comm/direct_core.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "comm/futex.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kPollMs = 100;
+constexpr int kSpins = 2000;  // some 50 us: a wake-up through the kernel costs about as much
+
+class Waiting {
+ public:
+  explicit Waiting(RankControl& rank) : rank_(rank) { rank_.waiters.fetch_add(1); }
+  ~Waiting() { rank_.waiters.fetch_sub(1); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  RankControl& rank_;
+};
+
+}  // namespace
+
+DirectCore::DirectCore(std::shared_ptr<DirectMemory> memory, PeerWatch watch, int rank, const CommOptions& options)
+    : memory_(std::move(memory)),
+      control_(memory_->control()),
+      watch_(std::move(watch)),
+      options_(options),
+      rank_(rank),
+      world_size_(control_.world_size()),
+      spins_(control_.world_size() <= available_cores() ? kSpins : 0),
+      owner_pid_(::getpid()) {}
+
+void DirectCore::post(Op& op, const void* input, int64_t input_bytes) {
+  throw_if_failed();
+  op.seq = seq_ + 1;
+  await_slot(op);
+  if (input_bytes > 0) {
+    std::optional<PeerAddress> address;
+    while (!(address = memory_->publish(input, input_bytes, op.seq))) {
+      const uint64_t oldest = memory_->oldest_staged();
+      if (oldest == 0 || !control_.rank(rank_).has_finished(oldest))
+        fail(concat("rank ", rank_, ": ", op.text(), " needs a copy of ", input_bytes,
+                    " bytes, and the staging area of ", options_.staging_bytes,
+                    " bytes is full of collectives not yet waited for: use memory from allocate()"));
+      for (int peer = 0; peer < world_size_; ++peer)
+        await(peer, op, [&](const RankControl& rank) { return rank.has_finished(oldest); });
+    }
+    op.input = *address;
+  }
+  seq_ = op.seq;
+  RankControl& own = control_.rank(rank_);
+  own.ops[op.seq % kRing].store(op);
+  own.posted.store(op.seq, std::memory_order_release);
+  own.notify();
+}
+
+void DirectCore::await_slot(const Op& mine) {
+  if (mine.seq <= kRing) return;
+  const uint64_t previous = mine.seq - kRing;
+  RankControl& own = control_.rank(rank_);
+  if (!own.has_finished(previous)) {
+    const Op op = own.ops[previous % kRing].load();
+    fail(concat("rank ", rank_, ": ", kRing, " collectives are outstanding; the oldest, #", previous, " ", op.text(),
+                ", was never waited for (or, an exchange, never released)"));
+  }
+  for (int peer = 0; peer < world_size_; ++peer)
+    if (peer != rank_) await(peer, mine, [&](const RankControl& rank) { return rank.has_finished(previous); });
+}
+
+Op DirectCore::await_posted(int peer, const Op& mine) {
+  await(peer, mine, [&](const RankControl& rank) { return rank.has_posted(mine.seq); });
+  const Op theirs = control_.rank(peer).ops[mine.seq % kRing].load();
+  if (theirs.matches(mine)) return theirs;
+  const bool first = peer < rank_;
+  const Op& a = first ? theirs : mine;
+  const Op& b = first ? mine : theirs;
+  fail(concat("ranks disagree: rank ", std::min(peer, rank_), " called ", a.text(), " as collective #", mine.seq,
+              ", rank ", std::max(peer, rank_), " called ", b.text()));
+}
+
+void DirectCore::finish(uint64_t seq) {
+  RankControl& own = control_.rank(rank_);
+  own.finished_at(seq).store(seq, std::memory_order_release);
+  own.notify();
+}
+
+void DirectCore::await_finished(int peer, const Op& mine) {
+  await(peer, mine, [&](const RankControl& rank) { return rank.has_finished(mine.seq); });
+}
+
+void DirectCore::synchronise(const Op& mine) {
+  // Copied: read_all() removes its reader.
+  const std::vector<Reader*> readers = readers_;
+  for (Reader* reader : readers)
+    if (reader->seq() < mine.seq) reader->read_all();
+  finish(mine.seq);
+  for (int peer = 0; peer < world_size_; ++peer)
+    if (peer != rank_) await_finished(peer, mine);
+  memory_->sweep();
+}
+
+void DirectCore::await(int peer, const Op& mine, const std::function<bool(const RankControl&)>& ready) {
+  RankControl& other = control_.rank(peer);
+  for (int i = 0; i <= spins_; ++i) {
+    if (ready(other)) return;
+    cpu_relax();
+  }
+  const Waiting waiting(other);
+  int64_t waited_ms = 0;
+  auto last = std::chrono::steady_clock::now();
+  while (true) {
+    const uint32_t events = other.events.load();
+    if (ready(other)) return;
+    throw_if_failed();
+    const bool left = other.left.load(std::memory_order_acquire) != 0;
+    const std::optional<std::string> trouble = left ? std::nullopt : watch_.check(peer);
+    if (left || trouble) {
+      if (ready(other)) return;  // the last thing it did
+      fail((left ? watch_.name(peer) + " left the group" : *trouble) + waiting_text(mine, peer));
+    }
+    if (waited_ms >= options_.timeout_ms)
+      fail(concat(watch_.name(peer), " made no progress for ", waited_ms, " ms") + waiting_text(mine, peer));
+    futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
+    const auto now = std::chrono::steady_clock::now();
+    // A longer gap means that this process itself was stopped: not the peer's fault.
+    waited_ms +=
+        std::min<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - last).count(), 2 * kPollMs);
+    last = now;
+  }
+}
+
+std::string DirectCore::waiting_text(const Op& mine, int peer) {
+  return concat("; it had reached ", control_.rank(peer).progress(), "; rank ", rank_, " waited for it in collective #",
+                mine.seq, " ", mine.text());
+}
+
+void DirectCore::throw_if_failed() {
+  if (failure_.empty()) {
+    if (const std::optional<std::string> reason = control_.aborted()) failure_ = *reason;
+  }
+  if (!failure_.empty()) throw CommError(failure_);
+}
+
+void DirectCore::fail(const std::string& message) {
+  control_.abort(rank_, message);
+  // Somebody else may have been first: all ranks throw the same text.
+  failure_ = control_.aborted().value_or(message);
+  throw CommError(failure_);
+}
+
+void DirectCore::abort(std::string_view reason) noexcept {
+  control_.abort(rank_, reason);
+}
+
+void DirectCore::leave() noexcept {
+  if (::getpid() != owner_pid_) return;  // a fork()ed child destroys its copy: the rank itself goes on
+  RankControl& own = control_.rank(rank_);
+  own.left.store(1, std::memory_order_release);
+  own.notify();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,71 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "comm/comm_options.h"
+#include "comm/direct_memory.h"
+#include "comm/peer_watch.h"
+
+namespace zeroshard {
+
+// Ordering and errors among ranks that can read each other's memory. The collectives (direct_ops.cpp) are written on
+// top of it. Shared by the communicator and its Works, because a Work may be destroyed last.
+class DirectCore {
+ public:
+  // A collective that still has to read peers' inputs.
+  class Reader {
+   public:
+    virtual ~Reader() = default;
+    virtual uint64_t seq() const = 0;
+    virtual void read_all() = 0;
+  };
+
+  DirectCore(std::shared_ptr<DirectMemory> memory, PeerWatch watch, int rank, const CommOptions& options);
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const std::shared_ptr<DirectMemory>& memory() const { return memory_; }
+
+  // Announces this rank's next collective, whose input of `input_bytes` peers may read from now on. Gives it its
+  // sequence number and address.
+  void post(Op& op, const void* input, int64_t input_bytes);
+  // Waits until `peer` has posted the same collective; its descriptor. Fails everywhere when it posted another.
+  Op await_posted(int peer, const Op& mine);
+  const void* read(int peer, const Op& theirs) { return memory_->read(peer, theirs.input); }
+  // This rank has read all it needs for `seq`.
+  void finish(uint64_t seq);
+  void await_finished(int peer, const Op& mine);
+  // Completes this rank's earlier reads, tells, and waits until every rank has done so: afterwards no peer reads any
+  // input of a collective before `mine`.
+  void synchronise(const Op& mine);
+
+  void add_reader(Reader& reader) { readers_.push_back(&reader); }
+  void remove_reader(Reader& reader) { std::erase(readers_, &reader); }
+
+  void throw_if_failed();
+  // Makes every rank fail with `message`.
+  [[noreturn]] void fail(const std::string& message);
+  void abort(std::string_view reason) noexcept;
+  // No further collective will come from this rank.
+  void leave() noexcept;
+
+ private:
+  void await(int peer, const Op& mine, const std::function<bool(const RankControl&)>& ready);
+  void await_slot(const Op& mine);
+  std::string waiting_text(const Op& mine, int peer);
+
+  std::shared_ptr<DirectMemory> memory_;
+  ControlBlock& control_;
+  PeerWatch watch_;
+  CommOptions options_;
+  int rank_, world_size_, spins_;
+  int32_t owner_pid_;
+  uint64_t seq_ = 0;
+  std::string failure_;           // empty: none
+  std::vector<Reader*> readers_;  // in order of seq
+};
+
+}  // namespace zeroshard

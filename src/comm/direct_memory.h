@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "comm/control_block.h"
+
+namespace zeroshard {
+
+// What a rank tells its peers about a new segment.
+struct SegmentGrant {
+  uint64_t segment = 0;
+  uint64_t inode = 0;
+  int fd = -1;
+  void* data = nullptr;  // the owner's own view
+};
+
+// How ranks read each other's memory: the one thing in which threads and processes differ.
+// free() may be called from any thread; everything else from the communicator's.
+class DirectMemory {
+ public:
+  virtual ~DirectMemory() = default;
+  virtual ControlBlock& control() = 0;
+
+  // Makes `bytes` at `data` readable by peers until all have finished `seq`; copies them when they do not lie in a
+  // segment. No value when there is no room for the copy before all ranks have finished oldest_staged().
+  virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
+  virtual uint64_t oldest_staged() const { return 0; }
+  virtual const void* read(int peer, const PeerAddress& address) = 0;
+
+  // A segment's life: create(), then attach() by every peer, attached(), ..., free(), and sweep() by the peers.
+  virtual SegmentGrant create(int64_t bytes) = 0;
+  virtual void attach(int peer, const SegmentGrant& grant, int64_t bytes) = 0;
+  virtual void attached(const SegmentGrant& grant) = 0;
+  virtual void free(uint64_t segment) noexcept = 0;
+  virtual void sweep() noexcept {}
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,115 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "comm/direct_core.h"
+
+// The collectives of DirectComm after they were posted.
+namespace zeroshard {
+
+// A collective that reads peers' inputs and is done: no rank waits for another to have read. A barrier, all_reduce or
+// broadcast that comes later completes it first.
+class ReadingWork : public Work, private DirectCore::Reader {
+ public:
+  ReadingWork(std::shared_ptr<DirectCore> core, const Op& op);
+  ~ReadingWork() override;
+  ReadingWork(const ReadingWork&) = delete;
+  ReadingWork& operator=(const ReadingWork&) = delete;
+  void wait() final;
+
+ protected:
+  virtual void read_peers() = 0;
+  DirectCore& core() { return *core_; }
+  const Op& op() const { return op_; }
+  // rank's input, when it has been posted; `own` for this rank.
+  const std::byte* input_of(int rank, const void* own);
+
+ private:
+  uint64_t seq() const final { return op_.seq; }
+  void read_all() final;
+
+  std::shared_ptr<DirectCore> core_;
+  Op op_;
+  bool done_ = false;
+};
+
+class GatherWork final : public ReadingWork {
+ public:
+  GatherWork(std::shared_ptr<DirectCore> core, const Op& op, Span full, ConstSpan shard)
+      : ReadingWork(std::move(core), op), full_(full), shard_(shard) {}
+
+ private:
+  void read_peers() override;
+  Span full_;
+  ConstSpan shard_;
+};
+
+class ReduceScatterWork final : public ReadingWork {
+ public:
+  ReduceScatterWork(std::shared_ptr<DirectCore> core, const Op& op, Span out, ConstSpan full)
+      : ReadingWork(std::move(core), op), out_(out), full_(full) {}
+
+ private:
+  void read_peers() override;
+  Span out_;
+  ConstSpan full_;
+};
+
+class AllToAllWork final : public ReadingWork {
+ public:
+  AllToAllWork(std::shared_ptr<DirectCore> core, const Op& op, Span out, ConstSpan in)
+      : ReadingWork(std::move(core), op), out_(out), in_(in) {}
+
+ private:
+  void read_peers() override;
+  Span out_;
+  ConstSpan in_;
+};
+
+// Full synchronisations.
+class AllReduceWork final : public Work {
+ public:
+  AllReduceWork(std::shared_ptr<DirectCore> core, const Op& op, Span data)
+      : core_(std::move(core)), op_(op), data_(data) {}
+  void wait() override;
+
+ private:
+  std::shared_ptr<DirectCore> core_;
+  Op op_;
+  Span data_;
+  bool done_ = false;
+};
+
+class BroadcastWork final : public Work {
+ public:
+  BroadcastWork(std::shared_ptr<DirectCore> core, const Op& op, Span data)
+      : core_(std::move(core)), op_(op), data_(data) {}
+  void wait() override;
+
+ private:
+  std::shared_ptr<DirectCore> core_;
+  Op op_;
+  Span data_;
+  bool done_ = false;
+};
+
+class DirectExchange final : public Exchange {
+ public:
+  DirectExchange(std::shared_ptr<DirectCore> core, const Op& op, ConstSpan full)
+      : core_(std::move(core)), op_(op), full_(full) {}
+  void wait() override;
+  std::span<const void* const> pieces() const override { return pieces_; }
+  void release() override;
+  void drain() override;
+
+ private:
+  enum class State : uint8_t { kPosted, kReadable, kReleased, kDrained };
+
+  std::shared_ptr<DirectCore> core_;
+  Op op_;
+  ConstSpan full_;
+  std::vector<const void*> pieces_;
+  State state_ = State::kPosted;
+};
+
+}  // namespace zeroshard

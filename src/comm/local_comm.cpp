@@ -1,0 +1,77 @@
+#include "comm/local_comm.h"
+
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+
+#include "base/align.h"
+#include "base/check.h"
+#include "comm/direct_comm.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr std::align_val_t kAlignment{4096};
+
+struct Freer {
+  void operator()(void* memory) const { ::operator delete(memory, kAlignment); }
+};
+using Buffer = std::unique_ptr<void, Freer>;
+
+Buffer zeroed(size_t bytes) {
+  Buffer buffer(::operator new(bytes > 0 ? bytes : 1, kAlignment));
+  std::memset(buffer.get(), 0, bytes);
+  return buffer;
+}
+
+// Addresses are the same for every thread: nothing to attach, nothing to stage.
+class LocalMemory final : public DirectMemory {
+ public:
+  LocalMemory(std::shared_ptr<void> control, int world_size)
+      : control_memory_(std::move(control)), control_(control_memory_.get(), world_size) {}
+
+  ControlBlock& control() override { return control_; }
+  std::optional<PeerAddress> publish(const void* data, int64_t, uint64_t) override {
+    return PeerAddress{1, reinterpret_cast<uintptr_t>(data)};
+  }
+  const void* read(int, const PeerAddress& address) override { return reinterpret_cast<const void*>(address.offset); }
+
+  SegmentGrant create(int64_t bytes) override {
+    Buffer buffer = zeroed(static_cast<size_t>(bytes));
+    const SegmentGrant grant{reinterpret_cast<uintptr_t>(buffer.get()), 0, -1, buffer.get()};
+    const std::scoped_lock lock(mutex_);
+    segments_.emplace(grant.segment, std::move(buffer));
+    return grant;
+  }
+  void attach(int, const SegmentGrant&, int64_t) override {}
+  void attached(const SegmentGrant&) override {}
+  void free(uint64_t segment) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    segments_.erase(segment);
+  }
+
+ private:
+  std::shared_ptr<void> control_memory_;  // shared by the ranks
+  ControlBlock control_;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Buffer> segments_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Comm>> make_local_world(int world_size, const CommOptions& options) {
+  ZS_CHECK(world_size > 0, "world_size must be positive, got ", world_size);
+  const std::shared_ptr<void> control(zeroed(ControlBlock::bytes(world_size)).release(), Freer{});
+  ControlBlock::create(control.get(), world_size);
+  std::vector<std::unique_ptr<Comm>> world;
+  for (int rank = 0; rank < world_size; ++rank) {
+    PeerWatch watch(std::vector<ProcessId>(static_cast<size_t>(world_size)), options.stall_timeout_ms);
+    auto core = std::make_shared<DirectCore>(std::make_shared<LocalMemory>(control, world_size), std::move(watch), rank,
+                                             options);
+    world.push_back(std::make_unique<DirectComm>(std::move(core), "local"));
+  }
+  return world;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,102 @@
+#include "comm/peer_watch.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "base/format.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kLookEveryMs = 100;
+
+struct Stat {
+  char state = '?';
+  uint64_t start_time = 0;
+};
+
+enum class Look : uint8_t { kSeen, kGone, kUnknown };
+
+// Reads fields 3 and 22 of /proc/<pid>/stat. The name in field 2 may hold spaces and parentheses: search from the end.
+Look read_stat(int32_t pid, Stat& stat) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT || errno == ESRCH ? Look::kGone : Look::kUnknown;
+  char text[1024];
+  const ssize_t size = ::read(fd, text, sizeof text - 1);
+  const int read_error = errno;
+  ::close(fd);
+  if (size <= 0) return size < 0 && read_error == ESRCH ? Look::kGone : Look::kUnknown;
+  const std::string line(text, static_cast<size_t>(size));
+  size_t at = line.rfind(')');
+  if (at == std::string::npos || at + 2 >= line.size()) return Look::kUnknown;
+  stat.state = line[at + 2];
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
+  if (at == std::string::npos) return Look::kUnknown;
+  stat.start_time = std::strtoull(line.c_str() + at, nullptr, 10);
+  return Look::kSeen;
+}
+
+}  // namespace
+
+ProcessId this_process() {
+  Stat stat;
+  const int32_t pid = ::getpid();
+  if (read_stat(pid, stat) != Look::kSeen) return {pid, 0};
+  return {pid, stat.start_time};
+}
+
+ProcessState state_of(const ProcessId& process) {
+  Stat stat;
+  switch (read_stat(process.pid, stat)) {
+    case Look::kGone:
+      return ProcessState::kDead;
+    case Look::kUnknown:
+      return ProcessState::kRunning;  // out of descriptors, say: no reason to accuse a peer
+    case Look::kSeen:
+      break;
+  }
+  if (process.start_time != 0 && stat.start_time != process.start_time) return ProcessState::kDead;
+  if (stat.state == 'Z' || stat.state == 'X' || stat.state == 'x') return ProcessState::kDead;
+  return stat.state == 'T' || stat.state == 't' ? ProcessState::kStopped : ProcessState::kRunning;
+}
+
+PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms)
+    : stall_timeout_ms_(stall_timeout_ms), own_pid_(::getpid()) {
+  for (const ProcessId& process : processes) peers_.push_back({process, {}, 0});
+}
+
+std::optional<std::string> PeerWatch::check(int rank) {
+  Peer& peer = peers_.at(static_cast<size_t>(rank));
+  if (peer.process.pid == 0 || peer.process.pid == own_pid_) return std::nullopt;
+  const auto now = Clock::now();
+  const int64_t since_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - peer.last_look).count();
+  if (since_ms < kLookEveryMs) return std::nullopt;
+  peer.last_look = now;
+  switch (state_of(peer.process)) {
+    case ProcessState::kDead:
+      return name(rank) + " died";
+    case ProcessState::kRunning:
+      peer.stopped_ms = 0;
+      return std::nullopt;
+    case ProcessState::kStopped:
+      break;
+  }
+  // Counts looks, not wall time: when this process is stopped along with its peer (Ctrl-Z), nobody is at fault.
+  peer.stopped_ms += std::min(since_ms, 2 * kLookEveryMs);
+  if (peer.stopped_ms < stall_timeout_ms_) return std::nullopt;
+  return concat(name(rank), " has been stopped (by a signal or a debugger) for ", peer.stopped_ms, " ms");
+}
+
+std::string PeerWatch::name(int rank) const {
+  const ProcessId& process = peers_.at(static_cast<size_t>(rank)).process;
+  if (process.pid == 0) return concat("rank ", rank);
+  return concat("rank ", rank, " (pid ", process.pid, ")");
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,48 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zeroshard {
+
+// A process of this host. The start time tells it from a later process with the same pid.
+struct ProcessId {
+  int32_t pid = 0;          // 0: none, or out of sight (another host)
+  uint64_t start_time = 0;  // clock ticks since boot
+  bool operator==(const ProcessId&) const = default;
+};
+
+enum class ProcessState : uint8_t { kRunning, kStopped, kDead };
+
+ProcessId this_process();
+ProcessState state_of(const ProcessId& process);
+
+// Tells a peer that died or was stopped from one that is merely slow. A transport asks while it waits for the peer.
+class PeerWatch {
+ public:
+  // processes[r] is rank r's. Ranks without a pid, or with the caller's own, are not watched.
+  PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms);
+
+  // What is wrong with `rank` ("rank 1 (pid 123) died"), if anything is. Cheap: looks at most every 100 ms.
+  std::optional<std::string> check(int rank);
+
+  // "rank 1 (pid 123)", or "rank 1" when its process is unknown.
+  std::string name(int rank) const;
+  int world_size() const { return static_cast<int>(peers_.size()); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Peer {
+    ProcessId process;
+    Clock::time_point last_look{};
+    int64_t stopped_ms = 0;
+  };
+
+  std::vector<Peer> peers_;
+  int64_t stall_timeout_ms_;
+  int32_t own_pid_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,49 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace zeroshard {
+
+// An owned file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  ~Fd() { reset(); }
+  Fd(Fd&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  Fd& operator=(Fd&& other) noexcept;
+  int get() const { return fd_; }
+  void reset() noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+// An owned mapping.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Memory that other processes of this user can map by the pair (pid, descriptor). It has no name, so that nothing is
+// left behind however the processes end. All throw CommError with the reason.
+
+// A sealed anonymous file of `bytes` zeros, which cost memory only once touched.
+Fd create_shared(size_t bytes);
+uint64_t inode_of(const Fd& fd);
+// Opens descriptor `fd` of process `pid`; fails when it is not the file `inode`.
+Fd open_peer(int32_t pid, int fd, uint64_t inode);
+// `bytes` may be 0: no mapping.
+Mapping map_shared(const Fd& fd, size_t bytes, bool writable);
+
+}  // namespace zeroshard

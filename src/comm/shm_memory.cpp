@@ -1,0 +1,142 @@
+#include "comm/shm_memory.h"
+
+#include "base/check.h"
+
+namespace zeroshard {
+namespace {
+
+// Segment ids: a counter over the slot in RankControl::live_segments. The staging ring has an id of its own.
+constexpr uint64_t kStagingId = ~uint64_t{0};
+constexpr size_t slot_of(uint64_t id) {
+  return id % kMaxSegments;
+}
+
+Fd staging_file(int64_t bytes) {
+  return create_shared(static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+ShmMemory::ShmMemory(int rank, int world_size, int64_t staging_bytes)
+    : rank_(rank),
+      world_size_(world_size),
+      staging_fd_(staging_file(staging_bytes)),
+      staging_(map_shared(staging_fd_, static_cast<size_t>(staging_bytes), /*writable=*/true)),
+      peers_(static_cast<size_t>(world_size)) {
+  hello_.process = this_process();
+  hello_.staging_fd = staging_fd_.get();
+  hello_.staging_inode = inode_of(staging_fd_);
+  hello_.staging_bytes = static_cast<uint64_t>(staging_bytes);
+  if (rank != 0) return;
+  control_fd_ = create_shared(ControlBlock::bytes(world_size));
+  control_memory_ = map_shared(control_fd_, ControlBlock::bytes(world_size), /*writable=*/true);
+  ControlBlock::create(control_memory_.data(), world_size);
+  hello_.control_fd = control_fd_.get();
+  hello_.control_inode = inode_of(control_fd_);
+}
+
+void ShmMemory::connect(std::vector<ShmHello> hellos) {
+  hellos_ = std::move(hellos);
+  if (rank_ != 0) {
+    const ShmHello& first = hellos_.at(0);
+    const Fd fd = open_peer(first.process.pid, first.control_fd, first.control_inode);
+    control_memory_ = map_shared(fd, ControlBlock::bytes(world_size_), /*writable=*/true);
+  }
+  control_.emplace(control_memory_.data(), world_size_);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    const ShmHello& hello = hellos_.at(static_cast<size_t>(peer));
+    const Fd fd = open_peer(hello.process.pid, hello.staging_fd, hello.staging_inode);
+    peers_[static_cast<size_t>(peer)].emplace(kStagingId, map_shared(fd, hello.staging_bytes, /*writable=*/false));
+  }
+}
+
+void ShmMemory::connected() {
+  control_fd_.reset();
+  staging_fd_.reset();
+}
+
+std::optional<PeerAddress> ShmMemory::publish(const void* data, int64_t bytes, uint64_t seq) {
+  if (const std::optional<PeerAddress> address = find(data, bytes)) return address;
+  const std::optional<uint64_t> offset =
+      staging_.put(data, bytes, seq, [this](uint64_t other) { return control_->finished_by_all(other); });
+  if (!offset) return std::nullopt;
+  return PeerAddress{kStagingId, *offset};
+}
+
+std::optional<PeerAddress> ShmMemory::find(const void* data, int64_t bytes) {
+  const std::byte* begin = static_cast<const std::byte*>(data);
+  const std::scoped_lock lock(mutex_);
+  auto after = own_.upper_bound(begin);
+  if (after == own_.begin()) return std::nullopt;
+  const auto& [id, memory] = (--after)->second;
+  const size_t offset = static_cast<size_t>(begin - memory.data());
+  if (offset > memory.bytes() || memory.bytes() - offset < static_cast<size_t>(bytes)) return std::nullopt;
+  return PeerAddress{id, offset};
+}
+
+const void* ShmMemory::read(int peer, const PeerAddress& address) {
+  const auto& segments = peers_.at(static_cast<size_t>(peer));
+  const auto found = segments.find(address.segment);
+  if (found == segments.end())
+    throw CommError(concat("rank ", peer, " freed an input that rank ", rank_,
+                           " had not read: keep inputs until the next ", "barrier, all_reduce or broadcast"));
+  return found->second.data() + address.offset;
+}
+
+uint64_t ShmMemory::new_id() {
+  auto& live = control_->rank(rank_).live_segments;
+  for (uint64_t i = 0; i < kMaxSegments; ++i) {
+    const uint64_t id = ++ids_;
+    if (live[slot_of(id)].load(std::memory_order_relaxed) == 0) return id;
+  }
+  throw CommError(concat("more than ", kMaxSegments, " allocations are alive: allocate fewer, larger ones"));
+}
+
+SegmentGrant ShmMemory::create(int64_t bytes) {
+  // Never empty, so that every allocation has an address of its own.
+  const size_t size = static_cast<size_t>(bytes > 0 ? bytes : 1);
+  Fd fd = create_shared(size);
+  Mapping memory = map_shared(fd, size, /*writable=*/true);
+  const std::scoped_lock lock(mutex_);
+  const SegmentGrant grant{new_id(), inode_of(fd), fd.get(), memory.data()};
+  control_->rank(rank_).live_segments[slot_of(grant.segment)].store(grant.segment, std::memory_order_release);
+  own_.emplace(memory.data(), std::pair(grant.segment, std::move(memory)));
+  open_.emplace(grant.segment, std::move(fd));
+  return grant;
+}
+
+void ShmMemory::attach(int peer, const SegmentGrant& grant, int64_t bytes) {
+  sweep();  // hand back what owners freed before taking more
+  const Fd fd = open_peer(hellos_.at(static_cast<size_t>(peer)).process.pid, grant.fd, grant.inode);
+  Mapping memory = map_shared(fd, static_cast<size_t>(bytes > 0 ? bytes : 1), /*writable=*/false);
+  peers_[static_cast<size_t>(peer)].insert_or_assign(grant.segment, std::move(memory));
+}
+
+void ShmMemory::attached(const SegmentGrant& grant) {
+  const std::scoped_lock lock(mutex_);
+  open_.erase(grant.segment);
+}
+
+void ShmMemory::free(uint64_t segment) noexcept {
+  const std::scoped_lock lock(mutex_);
+  for (auto at = own_.begin(); at != own_.end(); ++at) {
+    if (at->second.first != segment) continue;
+    own_.erase(at);
+    break;
+  }
+  open_.erase(segment);
+  control_->rank(rank_).live_segments[slot_of(segment)].store(0, std::memory_order_release);
+}
+
+void ShmMemory::sweep() noexcept {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    auto& live = control_->rank(peer).live_segments;
+    std::erase_if(peers_[static_cast<size_t>(peer)], [&](const auto& entry) {
+      const uint64_t id = entry.first;
+      return id != kStagingId && live[slot_of(id)].load(std::memory_order_acquire) != id;
+    });
+  }
+}
+
+}  // namespace zeroshard

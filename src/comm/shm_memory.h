@@ -1,0 +1,59 @@
+#pragma once
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/direct_memory.h"
+#include "comm/peer_watch.h"
+#include "comm/staging.h"
+
+namespace zeroshard {
+
+// What a rank tells the others when the group is made.
+struct ShmHello {
+  ProcessId process;
+  uint64_t control_inode = 0, staging_inode = 0, staging_bytes = 0;
+  int32_t control_fd = -1, staging_fd = -1;  // control_fd: rank 0's alone
+};
+
+// Anonymous shared memory that peers open through /proc/<pid>/fd. Descriptors are open only while peers attach.
+class ShmMemory final : public DirectMemory {
+ public:
+  // Creates this rank's part; rank 0 also creates the control block.
+  ShmMemory(int rank, int world_size, int64_t staging_bytes);
+  const ShmHello& hello() const { return hello_; }
+  // Maps the other ranks' parts. The peers may still be doing so: call connected() when all have.
+  void connect(std::vector<ShmHello> hellos);
+  void connected();
+
+  ControlBlock& control() override { return *control_; }
+  std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) override;
+  uint64_t oldest_staged() const override { return staging_.oldest(); }
+  const void* read(int peer, const PeerAddress& address) override;
+  SegmentGrant create(int64_t bytes) override;
+  void attach(int peer, const SegmentGrant& grant, int64_t bytes) override;
+  void attached(const SegmentGrant& grant) override;
+  void free(uint64_t segment) noexcept override;
+  void sweep() noexcept override;
+
+ private:
+  std::optional<PeerAddress> find(const void* data, int64_t bytes);
+  uint64_t new_id();
+
+  int rank_, world_size_;
+  ShmHello hello_;
+  Fd control_fd_, staging_fd_;
+  Mapping control_memory_;
+  std::optional<ControlBlock> control_;
+  StagingRing staging_;
+  std::vector<ShmHello> hellos_;                              // of every rank
+  std::vector<std::unordered_map<uint64_t, Mapping>> peers_;  // [rank][segment id], read-only
+  uint64_t ids_ = 0;
+
+  std::mutex mutex_;                                              // own segments: freed from any thread
+  std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // by address: id and memory
+  std::unordered_map<uint64_t, Fd> open_;                         // not yet attached by all
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,36 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "comm/segment.h"
+
+namespace zeroshard {
+
+// A ring in shared memory for inputs that do not lie in any. Address space, not memory: pages that are no longer
+// needed are handed back beyond a small reserve.
+class StagingRing {
+ public:
+  explicit StagingRing(Mapping memory) : memory_(std::move(memory)) {}
+
+  // Copies the input of collective `seq`; its offset, or no value when earlier copies are still in use.
+  // `is_finished(seq)` tells whether all ranks are done with one.
+  std::optional<uint64_t> put(const void* data, int64_t bytes, uint64_t seq,
+                              const std::function<bool(uint64_t)>& is_finished);
+  // The collective whose copy is released next; 0 when there is none.
+  uint64_t oldest() const { return copies_.empty() ? 0 : copies_.front().seq; }
+
+ private:
+  struct Copy {
+    uint64_t seq = 0, begin = 0, end = 0;
+  };
+  std::optional<uint64_t> place(uint64_t bytes) const;
+  void trim() noexcept;
+
+  Mapping memory_;
+  std::deque<Copy> copies_;  // oldest first
+  uint64_t high_water_ = 0;  // bytes ever touched since the last trim
+};
+
+}  // namespace zeroshard

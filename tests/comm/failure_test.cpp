@@ -1,0 +1,319 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "comm/peer_watch.h"
+#include "comm/test_comms.h"
+#include "support/comm_conformance.h"
+#include "support/comm_world.h"
+
+namespace zeroshard {
+namespace {
+
+#if defined(__SANITIZE_THREAD__)
+#define SKIP_WITHOUT_FORK() GTEST_SKIP() << "fork() under ThreadSanitizer"
+#else
+#define SKIP_WITHOUT_FORK() static_cast<void>(0)
+#endif
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void gather(Comm& comm, int64_t numel, std::string_view tag) {
+  std::vector<float> full(static_cast<size_t>(numel * comm.world_size()), 1.0f);
+  comm.all_gather({full.data(), numel * comm.world_size(), DType::kFloat32},
+                  Span{full.data() + comm.rank() * numel, numel, DType::kFloat32}, tag)
+      ->wait();
+}
+
+void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+}
+
+// Rank 2 calls something else than the others as the third collective.
+void diverge(Comm& comm, int64_t numel, std::string_view tag) {
+  comm.barrier("start");
+  gather(comm, 8, "same");
+  if (comm.rank() == 2) {
+    gather(comm, numel, tag);
+  } else {
+    gather(comm, 4, "model.layers.3");
+  }
+  comm.barrier("end");
+}
+
+TEST(Mismatch, IsNamedOnAllRanks) {
+  struct Case {
+    int64_t numel;
+    const char* tag;
+  };
+  for (const Case& each : {Case{4, "model.layers.4"}, Case{5, "model.layers.3"}}) {
+    const auto body = [&](Comm& comm) { diverge(comm, each.numel, each.tag); };
+    for (const auto& errors : {testing::run_local_world(4, body), testing::run_shm_threads(4, body)})
+      for (const std::string& error : errors) {
+        expect_contains(error, {"rank 2 called all_gather('" + std::string(each.tag) + "', " +
+                                    std::to_string(each.numel * 4) + " bytes fp32)",
+                                "called all_gather('model.layers.3', 16 bytes fp32)", "as collective #3"});
+        EXPECT_EQ(error, errors[0]);
+      }
+  }
+}
+
+TEST(Mismatch, OfKindDtypeRootAndReduction) {
+  using Body = std::function<void(Comm&)>;
+  std::vector<float> unused(16);
+  const auto span = [&](int64_t numel, DType dtype) { return Span{unused.data(), numel, dtype}; };
+  const std::vector<std::pair<Body, Body>> pairs = {
+      {[](Comm& comm) { comm.barrier("x"); }, [](Comm& comm) { gather(comm, 1, "x"); }},
+      {[&](Comm& comm) { comm.broadcast(span(4, DType::kFloat32), 0, "x")->wait(); },
+       [&](Comm& comm) { comm.broadcast(span(4, DType::kFloat32), 1, "x")->wait(); }},
+      {[&](Comm& comm) { comm.broadcast(span(0, DType::kFloat32), 0, "x")->wait(); },
+       [&](Comm& comm) { comm.broadcast(span(0, DType::kBFloat16), 0, "x")->wait(); }},
+      {[](Comm& comm) {
+         int64_t a = 0;
+         comm.all_reduce({&a, 1, DType::kOther8}, ReduceOp::kSum, "x")->wait();
+       },
+       [](Comm& comm) {
+         int64_t a = 0;
+         comm.all_reduce({&a, 1, DType::kOther8}, ReduceOp::kMax, "x")->wait();
+       }},
+      {[](Comm& comm) { comm.allocate(100, "x"); }, [](Comm& comm) { comm.allocate(101, "x"); }},
+  };
+  for (const auto& [first, second] : pairs)
+    for (const std::string& error :
+         testing::run_local_world(2, [&](Comm& comm) { comm.rank() == 0 ? first(comm) : second(comm); }))
+      expect_contains(error, {"ranks disagree", "rank 0 called", "rank 1 called", "collective #1"});
+}
+
+TEST(Abort, ReachesRanksThatWaitAndLaterCalls) {
+  const auto start = Clock::now();
+  const auto errors = testing::run_shm_threads(3, [](Comm& comm) {
+    if (comm.rank() == 1) {
+      comm.abort("out of disk space");
+    }
+    try {
+      comm.barrier("never");
+    } catch (const CommError&) {
+    }
+    gather(comm, 1, "after");
+  });
+  for (const std::string& error : errors) expect_contains(error, {"out of disk space", "rank 1"});
+  EXPECT_LT(seconds_since(start), 5);
+}
+
+TEST(FaultComm, FailsTheNthCallOnEveryRank) {
+  for (int64_t n = 1; n <= 5; ++n)
+    for (const std::string& error : testing::run_local_world(3, [n](Comm& inner) {
+           FaultComm comm(inner, inner.rank() == 1 ? n : 1000);
+           for (int i = 0; i < 3; ++i) {
+             comm.barrier("b");
+             gather(comm, 2, "g");
+           }
+         }))
+      expect_contains(error, {"injected fault at call " + std::to_string(n)});
+}
+
+TEST(Leaving, IsNoErrorForRanksThatNeedNothingMore) {
+  const auto errors = testing::run_local_world(3, [](Comm& comm) {
+    gather(comm, 100, "last");
+    comm.barrier("end");
+    if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(Leaving, EarlyIsNamed) {
+  for (int world_size : {2, 3}) {
+    const auto errors = testing::run_local_world(world_size, [](Comm& comm) {
+      gather(comm, 100, "both");
+      if (comm.rank() != 1) gather(comm, 100, "more");
+    });
+    expect_contains(errors[0], {"rank 1 left the group", "collective #1 all_gather('both'", "#2 all_gather('more'"});
+  }
+}
+
+TEST(SlowPeer, FailsOnlyAfterTheTimeout) {
+  CommOptions options;
+  options.timeout_ms = 300;
+  std::atomic<bool> done{false};
+  const auto errors = testing::run_local_world(
+      2,
+      [&](Comm& comm) {
+        if (comm.rank() == 0) {
+          comm.barrier("slow");
+        } else {
+          while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        if (comm.rank() == 1) comm.barrier("slow");
+      },
+      [&] {
+        std::thread([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(700));
+          done = true;
+        }).detach();
+        return options;
+      }());
+  for (const std::string& error : errors) expect_contains(error, {"rank 1 made no progress", "barrier('slow')"});
+}
+
+// Rank 1 gathers a few times and is then killed or stopped; what the others say, and after how long.
+struct Victim {
+  std::vector<std::string> errors;
+  double seconds = 0;
+  pid_t pid = 0;
+};
+
+Victim strike(int signal, const CommOptions& options) {
+  testing::ForkedWorld world(3, [&](int rank, Bootstrap& bootstrap) {
+    ShmComm comm(bootstrap, options);
+    for (int i = 0; i < 5; ++i) gather(comm, 1000, "early");
+    if (rank == 1) ::raise(signal);
+    gather(comm, 1000, "model.layers.3");
+    comm.barrier("end");
+  });
+  const auto start = Clock::now();
+  Victim victim;
+  victim.pid = world.pid(1);
+  victim.errors = {world.join(0), "", world.join(2)};
+  victim.seconds = seconds_since(start);
+  return victim;
+}
+
+TEST(DeadPeer, IsNamedWithinASecond) {
+  SKIP_WITHOUT_FORK();
+  for (const int signal : {SIGKILL, SIGSEGV}) {
+    const Victim victim = strike(signal, {});
+    EXPECT_LT(victim.seconds, 2);
+    for (const size_t rank : {0u, 2u})
+      expect_contains(victim.errors[rank], {"rank 1 (pid " + std::to_string(victim.pid) + ") died",
+                                            "collective #5 all_gather('early'", "#6 all_gather('model.layers.3'"});
+  }
+}
+
+TEST(StoppedPeer, IsNamedAfterTheStallTimeout) {
+  SKIP_WITHOUT_FORK();
+  CommOptions options;
+  options.stall_timeout_ms = 500;
+  const Victim victim = strike(SIGSTOP, options);
+  EXPECT_GT(victim.seconds, 0.3);
+  EXPECT_LT(victim.seconds, 3);
+  for (const size_t rank : {0u, 2u})
+    expect_contains(victim.errors[rank],
+                    {"rank 1 (pid " + std::to_string(victim.pid) + ") has been stopped", "'model.layers.3'"});
+}
+
+TEST(StoppedPeer, ThatGoesOnInTimeIsForgiven) {
+  SKIP_WITHOUT_FORK();
+  CommOptions options;
+  options.stall_timeout_ms = 3000;
+  testing::ForkedWorld world(2, [&](int rank, Bootstrap& bootstrap) {
+    ShmComm comm(bootstrap, options);
+    if (rank == 1) ::raise(SIGSTOP);
+    gather(comm, 10, "after");
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  ::kill(world.pid(1), SIGCONT);
+  EXPECT_EQ(world.join(0), "");
+  EXPECT_EQ(world.join(1), "");
+}
+
+TEST(Leaving, ProcessThatExitsEarlyDoesNotHarmItsPeersLastRead) {
+  SKIP_WITHOUT_FORK();
+  testing::ForkedWorld world(2, [&](int rank, Bootstrap& bootstrap) {
+    ShmComm comm(bootstrap, {});
+    testing::Buffer full(comm, 2000, true);
+    float* own = full.data() + rank * 1000;
+    std::fill_n(own, 1000, static_cast<float>(rank + 1));
+    const auto work = comm.all_gather(full.span(), full.slice(rank * 1000, 1000), "last");
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    work->wait();
+    if (rank == 1) ::_exit(0);  // no destructor
+    for (int i = 0; i < 1000; ++i) testing::require(full.data()[1000 + i] == 2.0f, "element ", i);
+  });
+  EXPECT_EQ(world.join(1), "");
+  EXPECT_EQ(world.join(0), "");
+}
+
+TEST(ForkedChild, DoesNotSpeakForTheRank) {
+  SKIP_WITHOUT_FORK();
+  const auto errors = testing::run_shm_processes(2, [](Comm& comm) {
+    gather(comm, 10, "before");
+    if (comm.rank() == 1) {
+      const pid_t pid = ::fork();
+      if (pid == 0) {
+        comm.~Comm();  // as a data loader's worker does at its end
+        ::_exit(0);
+      }
+      ::waitpid(pid, nullptr, 0);
+    }
+    gather(comm, 10, "after");
+    comm.barrier("end");
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(ForkedChild, ProcessIdsOutliveTheirProcesses) {
+  SKIP_WITHOUT_FORK();
+  const ProcessId self = this_process();
+  EXPECT_EQ(state_of(self), ProcessState::kRunning);
+  EXPECT_EQ(state_of({self.pid, self.start_time + 1}), ProcessState::kDead) << "another process with the same pid";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  ::kill(child, SIGKILL);
+  siginfo_t info;
+  ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
+  EXPECT_EQ(state_of({child, 0}), ProcessState::kDead) << "a zombie";
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(state_of({child, 0}), ProcessState::kDead);
+}
+
+std::set<std::string> names_in(const char* directory) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.insert(entry.path().filename());
+  return names;
+}
+
+int64_t memfd_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:zeroshard") != std::string::npos;
+  return count;
+}
+
+TEST(Resources, NothingIsLeftBehind) {
+  const auto files = names_in("/proc/self/fd"), shared = names_in("/dev/shm");
+  const int64_t mappings = memfd_mappings();
+  for (int round = 0; round < 3; ++round) {
+    const auto errors = testing::run_shm_threads(3, [&](Comm& comm) {
+      const auto kept = comm.allocate(1 << 16, "kept");
+      for (int i = 0; i < 20; ++i) comm.allocate(1 << 16, "freed");
+      comm.barrier("sweep");
+      comm.barrier("swept by all");
+      // 3 ranks x (control block, 3 staging rings, 3 x `kept`): the freed ones are gone everywhere.
+      testing::require(memfd_mappings() - mappings <= 3 * 7, "mappings: ", memfd_mappings() - mappings);
+      for (const std::string& name : names_in("/proc/self/fd")) {
+        std::error_code ignored;
+        const auto target = std::filesystem::read_symlink("/proc/self/fd/" + name, ignored).string();
+        testing::require(target.find("memfd:zeroshard") == std::string::npos, "open descriptor: ", target);
+      }
+      testing::require(names_in("/dev/shm") == shared, "a file in /dev/shm");
+      comm.barrier("looked");
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+  EXPECT_EQ(names_in("/proc/self/fd"), files);
+  EXPECT_EQ(memfd_mappings(), mappings);
+}
+
+}  // namespace
+}  // namespace zeroshard
