@@ -84,7 +84,8 @@ class Checker:
         for path in files("src", "include", "cli", "python", "tests", "bench", "examples", "fuzz", "tools"):
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MAX_LINES:
-                self.problems.append(f"{path.relative_to(self.root)}: {lines} lines, the limit is {MAX_LINES}: split it")
+                where = path.relative_to(self.root)
+                self.problems.append(f"{where}: {lines} lines, the limit is {MAX_LINES}: split it")
         return self.problems
 
 
