@@ -59,7 +59,7 @@ FlatBuffer::~FlatBuffer() { free(); }
 void FlatBuffer::free() noexcept {
   if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);
   ledger_ = nullptr;
-  owned_ = {};
+  owned_ = at::Tensor();
   shared_ = nullptr;
 }
 

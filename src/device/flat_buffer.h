@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "comm/comm.h"
+#include "device/dtype.h"
 #include "memory/ledger.h"
 
 namespace zeroshard {
@@ -41,5 +42,21 @@ class FlatBuffer {
 
 // A 1-D tensor over memory it does not own.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
+
+// Cuts 1-D tensors off one allocation: fewer segments for peers to map, larger pages.
+class Carver {
+ public:
+  Carver() = default;
+  Carver(const FlatBuffer& buffer, at::Device device) : next_(buffer.data()), device_(device) {}
+  at::Tensor take(DType dtype, int64_t numel) {
+    at::Tensor view = view_memory(next_, numel, to_scalar_type(dtype), device_);
+    next_ += numel * element_size(dtype);
+    return view;
+  }
+
+ private:
+  char* next_ = nullptr;
+  at::Device device_ = at::kCPU;
+};
 
 }  // namespace zeroshard

@@ -1,0 +1,34 @@
+#pragma once
+#include <array>
+#include <cstdint>
+
+namespace zeroshard {
+
+// Adds doubles without rounding, so that the sum does not depend on their order or on how they were split among
+// ranks. The value is a fixed-point number over 64-bit limbs of 32 bits each, which spans every finite double; limbs
+// are added as integers, so an all-reduce of limbs() adds the sums of all ranks exactly.
+// Source: the long accumulator of U. Kulisch, "Computer Arithmetic and Validity" (2nd ed., 2013), chapter 8.
+class ExactSum {
+ public:
+  // 2^-1074 .. 2^1023 in limbs of 32 bits, one limb to carry into, one for non-finite terms.
+  static constexpr size_t kNumLimbs = 69;
+
+  void add(double value);
+  void add(const ExactSum& other);
+  // Limbs may be summed over up to 2^20 ranks before value() is called.
+  std::array<int64_t, kNumLimbs>& limbs() { return limbs_; }
+  const std::array<int64_t, kNumLimbs>& limbs() const { return limbs_; }
+
+  bool is_finite() const { return limbs_[kNonFinite] == 0; }
+  // The sum rounded to a double (NaN when a term was not finite), within one ulp.
+  double value() const;
+
+ private:
+  static constexpr size_t kNonFinite = kNumLimbs - 1;
+  void normalize();
+
+  std::array<int64_t, kNumLimbs> limbs_{};
+  int pending_ = 0;  // additions since the last normalize
+};
+
+}  // namespace zeroshard

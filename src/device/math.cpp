@@ -1,0 +1,100 @@
+#include "device/math.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "device/dtype.h"
+#include "device/flat_buffer.h"
+#include "kernels/kernels.h"
+
+namespace zeroshard::math {
+namespace {
+
+constexpr int64_t kGrain = 1 << 16;     // elements below which a second thread does not pay
+constexpr int64_t kBlockNumel = 1024;   // the canonical block of layout/shard_layout.h
+constexpr int64_t kCachedBlocks = 32;   // summed, then squared, before the next: stays in the L2 cache
+
+int64_t num_blocks(int64_t numel) { return (numel + kBlockNumel - 1) / kBlockNumel; }
+
+char* at_offset(void* data, int64_t elements, DType dtype) {
+  return static_cast<char*>(data) + elements * element_size(dtype);
+}
+const char* at_offset(const void* data, int64_t elements, DType dtype) {
+  return static_cast<const char*>(data) + elements * element_size(dtype);
+}
+
+// partial[b] = sum of squares of block b, for the blocks of [begin, end); begin is on a block boundary.
+void sum_block_squares(const void* data, DType dtype, int64_t begin, int64_t end, std::vector<double>& partial) {
+  for (int64_t at = begin; at < end; at += kBlockNumel) {
+    partial[size_t(at / kBlockNumel)] =
+        kernels::sum_of_squares(at_offset(data, at, dtype), dtype, std::min(kBlockNumel, end - at));
+  }
+}
+
+// LibTorch's operations, for devices that our kernels do not run on.
+void sum_with_aten(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
+                   bool accumulate) {
+  at::Tensor sum = at::zeros_like(out, at::kFloat);
+  for (const void* piece : pieces) sum.add_(view_memory(const_cast<void*>(piece), out.numel(), type, out.device()));
+  sum.mul_(scale);
+  if (accumulate) sum = out.to(at::kFloat).add_(sum);
+  out.copy_(sum);
+}
+
+}  // namespace
+
+void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
+  if (!out.is_cpu()) {
+    const at::Tensor scaled = scale == 1 ? in.reshape({-1}) : in.reshape({-1}).to(at::kFloat).mul(scale);
+    add ? out.add_(scaled) : out.copy_(scaled);
+    return;
+  }
+  const at::Tensor dense = in.contiguous();
+  const DType from = to_dtype(dense.scalar_type()), to = to_dtype(out.scalar_type());
+  const void* const src = dense.const_data_ptr();
+  void* const dst = out.data_ptr();
+  at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    auto* const kernel = add ? kernels::pack_add : kernels::pack;
+    kernel(at_offset(src, begin, from), from, at_offset(dst, begin, to), to, scale, end - begin);
+  });
+}
+
+void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
+                  bool accumulate, ExactSum* squares) {
+  if (!out.is_cpu()) {
+    sum_with_aten(pieces, type, scale, out, accumulate);
+    if (squares) add_sum_of_squares(out, *squares);
+    return;
+  }
+  const DType from = to_dtype(type), to = to_dtype(out.scalar_type());
+  void* const dst = out.data_ptr();
+  const bool in_place = pieces.size() == 1 && pieces[0] == dst && from == to && scale == 1 && !accumulate;
+  std::vector<double> partial(size_t(num_blocks(out.numel())), 0.0);
+  at::parallel_for(0, num_blocks(out.numel()), kGrain / kBlockNumel, [&](int64_t first, int64_t last) {
+    std::vector<const void*> parts(pieces.size());
+    for (int64_t block = first; block < last; block += kCachedBlocks) {
+      const int64_t begin = block * kBlockNumel;
+      const int64_t end = std::min(out.numel(), std::min(last, block + kCachedBlocks) * kBlockNumel);
+      for (size_t i = 0; i < pieces.size(); ++i) parts[i] = at_offset(pieces[i], begin, from);
+      if (!in_place) kernels::sum_in_order(parts, from, scale, at_offset(dst, begin, to), to, accumulate, end - begin);
+      if (squares) sum_block_squares(dst, to, begin, end, partial);
+    }
+  });
+  if (!squares) return;
+  for (const double value : partial) squares->add(value);
+}
+
+void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
+  if (!flat.is_cpu()) {
+    sum.add(flat.to(at::kDouble).square().sum().item<double>());
+    return;
+  }
+  std::vector<double> partial(size_t(num_blocks(flat.numel())), 0.0);
+  at::parallel_for(0, num_blocks(flat.numel()), kGrain / kBlockNumel, [&](int64_t first, int64_t last) {
+    sum_block_squares(flat.const_data_ptr(), to_dtype(flat.scalar_type()), first * kBlockNumel,
+                      std::min(flat.numel(), last * kBlockNumel), partial);
+  });
+  for (const double value : partial) sum.add(value);
+}
+
+}  // namespace zeroshard::math

@@ -1,0 +1,24 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "device/exact_sum.h"
+
+// Arithmetic over flat 1-D tensors on any device: our one-pass kernels on CPU, LibTorch's elsewhere. CPU ranges are
+// split among at::get_num_threads() threads on fixed boundaries; the results do not depend on their number.
+namespace zeroshard::math {
+
+// out = round(in * scale), or out = round(out + in * scale) with `add`. `in` is any dense tensor of out.numel() elements.
+void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = false);
+
+// out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each piece
+// holds out.numel() elements of `type`. With `squares`, adds the squares of the result to it, as
+// add_sum_of_squares does, while the result is in the cache.
+void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
+                  bool accumulate, ExactSum* squares = nullptr);
+
+// Adds the squares of `flat` to `sum`: per canonical block in fp64, then exactly. Blocks start at flat[0].
+void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
+
+}  // namespace zeroshard::math

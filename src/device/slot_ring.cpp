@@ -1,0 +1,48 @@
+#include "device/slot_ring.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace zeroshard {
+
+SlotRing::SlotRing(const std::map<int64_t, int>& slots, Allocate allocate) : allocate_(std::move(allocate)) {
+  for (const auto& [bytes, count] : slots) {
+    for (int i = 0; i < count; ++i) classes_[bytes].push_back(std::make_unique<Slot>(allocate_(bytes)));
+  }
+}
+
+SlotRing::Slot* SlotRing::try_acquire(int64_t bytes) {
+  for (const auto& slot : classes_[bytes]) {
+    if (slot->lent_) continue;
+    slot->lent_ = true;
+    return slot.get();
+  }
+  return nullptr;
+}
+
+SlotRing::Slot* SlotRing::acquire(int64_t bytes) {
+  if (Slot* const slot = try_acquire(bytes)) return slot;
+  auto& slots = classes_[bytes];
+  slots.push_back(std::make_unique<Slot>(allocate_(bytes)));
+  slots.back()->lent_ = slots.back()->overflow_ = true;
+  return slots.back().get();
+}
+
+void SlotRing::release(Slot* slot) {
+  ZS_ASSERT(slot->lent_, "a slot was released twice");
+  slot->lent_ = false;
+  if (!slot->overflow_) return;
+  auto& slots = classes_[slot->buffer().bytes()];
+  std::erase_if(slots, [&](const auto& owned) { return owned.get() == slot; });
+}
+
+std::map<int64_t, int> ring_slots(std::span<const int64_t> unit_bytes, int max_slots) {
+  std::map<int64_t, int> slots;
+  for (const int64_t bytes : unit_bytes) {
+    if (bytes > 0) slots[bytes] = std::min(slots[bytes] + 1, max_slots);
+  }
+  return slots;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,47 @@
+#pragma once
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "device/flat_buffer.h"
+
+namespace zeroshard {
+
+// A fixed set of persistent buffers, lent out one at a time, so that no allocator runs in a step. Buffers come in
+// size classes: one class per distinct number of bytes that is asked for.
+class SlotRing {
+ public:
+  class Slot {
+   public:
+    explicit Slot(FlatBuffer buffer) : buffer_(std::move(buffer)) {}
+    char* data() const { return buffer_.data(); }
+    const FlatBuffer& buffer() const { return buffer_; }
+
+   private:
+    friend class SlotRing;
+    FlatBuffer buffer_;
+    bool lent_ = false;
+    bool overflow_ = false;
+  };
+  using Allocate = std::function<FlatBuffer(int64_t bytes)>;
+
+  // Slots by size: bytes -> how many. See ring_slots(). `allocate` is called once per slot, smallest class first.
+  SlotRing(const std::map<int64_t, int>& slots, Allocate allocate);
+
+  // A free slot of exactly this size class, or null when all are lent.
+  Slot* try_acquire(int64_t bytes);
+  // A free slot, or beyond the ring a new one that is freed at its release: for users who hold more units unsharded
+  // at a time than the ring has slots (the ledger's peak shows it).
+  Slot* acquire(int64_t bytes);
+  void release(Slot* slot);
+
+ private:
+  std::map<int64_t, std::vector<std::unique_ptr<Slot>>> classes_;
+  Allocate allocate_;
+};
+
+// How many slots each size class gets: one per unit of that size, at most `max_slots`. Sizes of 0 get none.
+std::map<int64_t, int> ring_slots(std::span<const int64_t> unit_bytes, int max_slots);
+
+}  // namespace zeroshard

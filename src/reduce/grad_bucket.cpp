@@ -1,0 +1,129 @@
+#include "reduce/grad_bucket.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "device/dtype.h"
+#include "device/math.h"
+
+namespace zeroshard {
+
+GradBucket::GradBucket(const UnitLayout& unit, size_t group, const ReduceOptions& options, Comm& comm, at::Tensor full,
+                       at::Tensor grads)
+    : unit_(unit),
+      group_(unit.groups.at(group)),
+      options_(options),
+      comm_(comm),
+      full_(std::move(full)),
+      grads_(std::move(grads)),
+      expected_(group_.params.size(), 1),
+      fired_(group_.params.size(), 0),
+      missing_(int(group_.params.size())),
+      has_grad_(group_.params.size(), false) {}
+
+int64_t GradBucket::slot_bytes() const {
+  return group_.layout.padded_numel() * element_size(options_.wire(group_));
+}
+
+void GradBucket::begin(SlotRing::Slot* slot) {
+  ZS_ASSERT(is_idle() && bool(slot) == needs_slot(), "unit ", unit_.name);
+  const at::ScalarType wire = to_scalar_type(options_.wire(group_));
+  at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
+  state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
+}
+
+void GradBucket::add(size_t index, const at::Tensor& grad) {
+  Filling& filling = std::get<Filling>(state_);
+  const Range range = group_.layout.param(index);
+  math::pack(grad, filling.buffer.slice(0, range.begin, range.end), options_.pack_scale, filling.filled[index]);
+  filling.filled[index] = true;
+  has_grad_[index] = true;
+  if (++fired_[index] == expected_[index]) --missing_;
+}
+
+void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger) {
+  const at::ScalarType type = to_scalar_type(options_.grad(group_));
+  const int64_t numel = group_.layout.padded_numel();
+  if (!local_) local_ = FlatBuffer(numel * element_size(options_.grad(group_)), options_.device, ledger, Category::kGradients);
+  const at::Tensor local = local_.view(type, 0, numel);
+  if (!std::exchange(local_used_, true)) local.zero_();
+  const Range range = group_.layout.param(index);
+  math::pack(grad, local.slice(0, range.begin, range.end), options_.pack_scale, /*add=*/true);
+  has_grad_[index] = true;
+}
+
+void GradBucket::launch(Span scratch) {
+  Filling& filling = std::get<Filling>(state_);
+  const int64_t padded = group_.layout.padded_numel();
+  for (size_t i = 0; i < group_.params.size(); ++i) {
+    const Range range = group_.layout.param(i);
+    if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
+  }
+  filling.buffer.slice(0, group_.layout.numel(), padded).zero_();  // the ring lends buffers to units of other layouts
+  if (std::exchange(local_used_, false)) {
+    math::pack(local_.view(to_scalar_type(options_.grad(group_)), 0, padded), filling.buffer, 1, /*add=*/true);
+  }
+  const Span span{filling.buffer.data_ptr(), padded, options_.wire(group_)};
+  InFlight in_flight{filling.buffer, filling.slot, nullptr, nullptr};
+  if (options_.native) {
+    const int64_t numel = group_.layout.shard_numel();
+    const Span out{static_cast<char*>(span.data) + comm_.rank() * numel * element_size(span.dtype), numel, span.dtype};
+    in_flight.work = comm_.reduce_scatter(out, span, unit_.name);
+  } else {
+    in_flight.exchange = comm_.exchange(span, scratch, unit_.name);
+  }
+  state_ = std::move(in_flight);
+}
+
+at::Tensor GradBucket::shard() const {
+  const Range mine = group_.layout.shard(comm_.rank());
+  return options_.stage == 0 ? grads_.slice(0, mine.begin, mine.end) : grads_;
+}
+
+void GradBucket::finish() {
+  InFlight& in_flight = std::get<InFlight>(state_);
+  const bool accumulate = std::exchange(reduced_, true);
+  squares_ = ExactSum();
+  if (in_flight.work) {
+    in_flight.work->wait();
+    const Range mine = group_.layout.shard(comm_.rank());
+    const void* const piece = in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr();
+    math::sum_in_order({&piece, 1}, in_flight.buffer.scalar_type(), options_.sum_scale, shard(), accumulate, &squares_);
+  } else {
+    in_flight.exchange->wait();
+    math::sum_in_order(in_flight.exchange->pieces(), in_flight.buffer.scalar_type(), options_.sum_scale, shard(),
+                       accumulate, &squares_);
+    in_flight.exchange->release();
+  }
+  state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
+}
+
+SlotRing::Slot* GradBucket::drain() {
+  Draining& draining = std::get<Draining>(state_);
+  if (draining.exchange) draining.exchange->drain();
+  SlotRing::Slot* const slot = draining.slot;
+  state_ = Idle{};
+  return slot;
+}
+
+void GradBucket::end_backward() {
+  for (size_t i = 0; i < fired_.size(); ++i) {
+    if (fired_[i] > 0) expected_[i] = fired_[i];
+  }
+  std::fill(fired_.begin(), fired_.end(), 0);
+  missing_ = int(fired_.size());
+}
+
+std::unique_ptr<Work> GradBucket::gather_reduced() {
+  const Span out{grads_.data_ptr(), grads_.numel(), to_dtype(grads_.scalar_type())};
+  const at::Tensor mine = shard();
+  return comm_.all_gather(out, {mine.const_data_ptr(), mine.numel(), out.dtype}, unit_.name);
+}
+
+void GradBucket::end_step() {
+  std::fill(has_grad_.begin(), has_grad_.end(), false);
+  reduced_ = false;
+}
+
+}  // namespace zeroshard

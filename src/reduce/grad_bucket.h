@@ -1,0 +1,123 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "comm/comm.h"
+#include "device/exact_sum.h"
+#include "device/flat_buffer.h"
+#include "device/slot_ring.h"
+#include "layout/unit_layout.h"
+
+namespace zeroshard {
+
+// What all buckets of a run share.
+struct ReduceOptions {
+  at::Device device = at::kCPU;
+  int stage = 0;
+  int world_size = 1;
+  std::optional<DType> wire_dtype;        // of gradients that travel; unset: each group's own
+  std::optional<DType> grad_dtype;        // of reduced gradients; unset: that of the wire
+  bool accumulates = false;               // several backward passes per step
+  float pack_scale = 1;                   // applied before the sum over ranks ...
+  float sum_scale = 1;                    // ... and after it
+  bool native = false;                    // the transport's own reduce-scatter instead of the canonical order
+
+  DType wire(const FlatGroup& group) const { return wire_dtype.value_or(group.dtype); }
+  DType grad(const FlatGroup& group) const { return grad_dtype.value_or(wire(group)); }
+  // Stages 0 and 1, and one rank at any stage, keep all gradients of this rank for the whole run.
+  bool keeps_full() const { return stage <= 1 || world_size == 1; }
+  // Then the reduced gradients may take the place of this rank's slice, or of everything at stage 0.
+  bool in_place(const FlatGroup& group) const { return keeps_full() && !accumulates && grad(group) == wire(group); }
+};
+
+// The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
+//
+// States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle.
+// At stages 0 and 1 the buffer being filled is the bucket's own, for the whole run; at 2 and 3 it is lent by a ring.
+class GradBucket {
+ public:
+  // `full` holds padded_numel wire elements (undefined at stages 2 and 3), `grads` the reduced gradients: this rank's
+  // shard, or all padded_numel elements at stage 0. Both outlive the bucket.
+  GradBucket(const UnitLayout& unit, size_t group, const ReduceOptions& options, Comm& comm, at::Tensor full,
+             at::Tensor grads);
+
+  const FlatGroup& group() const { return group_; }
+  int64_t slot_bytes() const;
+  bool needs_slot() const { return !full_.defined(); }
+
+  bool is_idle() const { return std::holds_alternative<Idle>(state_); }
+  bool is_filling() const { return std::holds_alternative<Filling>(state_); }
+  bool is_in_flight() const { return std::holds_alternative<InFlight>(state_); }
+  bool is_draining() const { return std::holds_alternative<Draining>(state_); }
+
+  // Idle -> Filling. `slot` is null at stages 0 and 1.
+  void begin(SlotRing::Slot* slot);
+  // Packs the gradient of parameter `index` of the group; adds it when there is one already.
+  void add(size_t index, const at::Tensor& grad);
+  // Adds to this rank's own sum instead, which joins the next launch (no_sync). Any state.
+  void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
+  // Every parameter has as many gradients as in earlier backward passes.
+  bool is_complete() const { return missing_ == 0; }
+
+  // Filling -> InFlight. Parameters without a gradient count as zero. `scratch`: see Comm::exchange.
+  void launch(Span scratch);
+  // InFlight -> Draining. Adds to the reduced gradients, or writes them when they are the first of the step.
+  void finish();
+  // Draining -> Idle. Returns the slot, which may be used again.
+  SlotRing::Slot* drain();
+
+  // After a backward pass: learns how often each parameter gets a gradient.
+  void end_backward();
+  // Stage 0, before the optimizer: gathers the reduced gradients of all ranks in place.
+  std::unique_ptr<Work> gather_reduced();
+  // After the optimizer step: the next gradients overwrite.
+  void end_step();
+
+  // The reduced gradients that the optimizer of this rank reads: its shard, or all of them at stage 0.
+  const at::Tensor& grads() const { return grads_; }
+  // Squares of this rank's shard; valid after finish().
+  const ExactSum& squares() const { return squares_; }
+  // Whether parameter `index` got a gradient on this rank since the last step.
+  bool has_grad(size_t index) const { return has_grad_.at(index); }
+
+ private:
+  struct Idle {};
+  struct Filling {
+    at::Tensor buffer;
+    SlotRing::Slot* slot;
+    std::vector<bool> filled;
+  };
+  struct InFlight {
+    at::Tensor buffer;
+    SlotRing::Slot* slot;
+    std::unique_ptr<Exchange> exchange;  // canonical ...
+    std::unique_ptr<Work> work;          // ... or native
+  };
+  struct Draining {
+    SlotRing::Slot* slot;
+    std::unique_ptr<Exchange> exchange;
+  };
+
+  at::Tensor shard() const;
+
+  const UnitLayout& unit_;
+  const FlatGroup& group_;
+  const ReduceOptions& options_;
+  Comm& comm_;
+  at::Tensor full_;    // stages 0 and 1
+  at::Tensor grads_;
+  FlatBuffer local_;   // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
+  bool local_used_ = false;
+  bool reduced_ = false;  // grads_ holds gradients of this step
+  std::vector<int> expected_, fired_;
+  int missing_ = 0;
+  std::vector<bool> has_grad_;
+  ExactSum squares_;
+  std::variant<Idle, Filling, InFlight, Draining> state_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,225 @@
+#include "reduce/reducer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "device/dtype.h"
+
+namespace zeroshard {
+namespace {
+
+// Elements of reduced gradients that one rank keeps.
+int64_t kept_numel(const FlatGroup& group, const ReduceOptions& options) {
+  return options.stage == 0 ? group.layout.padded_numel() : group.layout.shard_numel();
+}
+
+template <typename Visit>
+void for_each_trainable(std::span<const UnitLayout* const> units, Visit visit) {
+  for (const UnitLayout* unit : units) {
+    for (const FlatGroup& group : unit->groups) {
+      if (group.requires_grad) visit(group);
+    }
+  }
+}
+
+}  // namespace
+
+Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger)
+    : options_(std::move(options)), comm_(comm), ledger_(ledger) {
+  make_buckets(units);
+  std::vector<int64_t> wire_bytes;
+  for (const GradBucket& bucket : buckets_) wire_bytes.push_back(bucket.slot_bytes());
+  if (!options_.keeps_full()) {
+    ring_.emplace(ring_slots(wire_bytes, options_.max_slots), [this](int64_t bytes) {
+      // The ring is allocated by all ranks together; a slot beyond it (SlotRing::acquire) by this rank alone.
+      if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing);
+      return FlatBuffer(comm_, bytes, options_.device, ledger_, Category::kReduceRing, "reduce ring");
+    });
+  }
+  if (comm.exchange_needs_scratch() && !options_.native && !wire_bytes.empty()) {
+    const int64_t largest = *std::max_element(wire_bytes.begin(), wire_bytes.end());
+    for (int i = 0; i < (options_.overlap ? 2 : 1); ++i) {
+      scratch_.emplace_back(largest, options_.device, ledger, Category::kReduceRing);
+    }
+  }
+  ready_.assign(buckets_.size(), false);
+}
+
+void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
+  int64_t full_bytes = 0, grad_bytes = 0;
+  size_t count = 0;
+  for_each_trainable(units, [&](const FlatGroup& group) {
+    ++count;
+    if (options_.keeps_full()) full_bytes += group.layout.padded_numel() * element_size(options_.wire(group));
+    if (!options_.in_place(group)) grad_bytes += kept_numel(group, options_) * element_size(options_.grad(group));
+  });
+  const auto allocate = [&](int64_t bytes, std::string_view tag) {
+    if (bytes == 0) return Carver();
+    memory_.emplace_back(comm_, bytes, options_.device, ledger_, Category::kGradients, tag);
+    return Carver(memory_.back(), options_.device);
+  };
+  Carver full_memory = allocate(full_bytes, "gradients"), grad_memory = allocate(grad_bytes, "reduced gradients");
+
+  buckets_.reserve(count);
+  for (const UnitLayout* unit : units) {
+    bucket_of_.emplace_back(unit->groups.size(), -1);
+    place_of_.emplace_back(unit->params.size());
+    for (size_t g = 0; g < unit->groups.size(); ++g) {
+      const FlatGroup& group = unit->groups[g];
+      if (!group.requires_grad) continue;
+      bucket_of_.back()[g] = int(buckets_.size());
+      for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
+      at::Tensor full, grads;
+      if (options_.keeps_full()) full = full_memory.take(options_.wire(group), group.layout.padded_numel());
+      if (!options_.in_place(group)) {
+        grads = grad_memory.take(options_.grad(group), kept_numel(group, options_));
+      } else if (options_.stage == 0) {
+        grads = full;
+      } else {
+        const Range mine = group.layout.shard(comm_.rank());
+        grads = full.slice(0, mine.begin, mine.end);
+      }
+      buckets_.emplace_back(*unit, g, options_, comm_, std::move(full), std::move(grads));
+    }
+  }
+}
+
+void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) {
+  const Place place = place_of_.at(unit).at(param);
+  ZS_ASSERT(place.bucket >= 0, "a frozen parameter got a gradient");
+  ZS_CHECK(!grad.is_sparse(), "a parameter got a sparse gradient: build its embedding with sparse=False");
+  const auto index = size_t(place.bucket);
+  if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
+  GradBucket& bucket = filling(index);
+  bucket.add(place.index, grad);
+  if (bucket.is_complete()) mark_ready(index);
+}
+
+// The bucket in state Filling, with whatever was in the way finished first.
+GradBucket& Reducer::filling(size_t index) {
+  GradBucket& bucket = buckets_[index];
+  while (bucket.is_in_flight()) finish_oldest();  // a late gradient: it gets a second reduction
+  if (bucket.is_draining()) {
+    std::erase(draining_, index);
+    if (SlotRing::Slot* const slot = bucket.drain()) ring_->release(slot);
+  }
+  if (bucket.is_idle()) bucket.begin(bucket.needs_slot() ? acquire_slot(bucket.slot_bytes()) : nullptr);
+  return bucket;
+}
+
+SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
+  while (true) {
+    if (SlotRing::Slot* const slot = ring_->try_acquire(bytes)) return slot;
+    const auto same_class = [&](size_t index) { return buckets_[index].slot_bytes() == bytes; };
+    const auto drained = std::find_if(draining_.begin(), draining_.end(), same_class);
+    if (drained != draining_.end()) {
+      ring_->release(buckets_[*drained].drain());
+      draining_.erase(drained);
+    } else if (std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
+      finish_oldest();
+    } else {
+      return ring_->acquire(bytes);  // every slot waits for a gradient or for its turn
+    }
+  }
+}
+
+void Reducer::flush(size_t unit) {
+  for (const int index : bucket_of_.at(unit)) {
+    if (index >= 0 && buckets_[size_t(index)].is_filling()) mark_ready(size_t(index));
+  }
+}
+
+void Reducer::mark_ready(size_t index) {
+  if (ready_[index]) return;
+  ready_[index] = true;
+  if (order_.empty()) {
+    launch(index);
+  } else {
+    launch_ready();
+  }
+}
+
+void Reducer::launch_ready() {
+  while (next_ < order_.size() && ready_[order_[next_]]) launch(order_[next_++]);
+}
+
+void Reducer::launch(size_t index) {
+  GradBucket& bucket = buckets_[index];
+  while (!scratch_.empty() && in_flight_.size() >= scratch_.size()) finish_oldest();
+  Span scratch;
+  if (!scratch_.empty()) {
+    scratch = {scratch_[launched_order_.size() % scratch_.size()].data(), bucket.group().layout.padded_numel(),
+               options_.wire(bucket.group())};
+  }
+  bucket.launch(scratch);
+  launched_order_.push_back(index);
+  in_flight_.push_back(index);
+  while (in_flight_.size() > (options_.overlap ? 1 : 0)) finish_oldest();
+}
+
+void Reducer::finish_oldest() {
+  const size_t index = in_flight_.front();
+  in_flight_.pop_front();
+  buckets_[index].finish();
+  draining_.push_back(index);
+}
+
+void Reducer::end_backward(bool sync) {
+  if (!sync) return;
+  std::vector<size_t> order = order_;
+  for (size_t i = buckets_.size(); order_.empty() && i-- > 0;) order.push_back(i);
+  for (const size_t index : order) {
+    if (ready_[index]) continue;
+    filling(index);  // a bucket without any gradient takes part too: other ranks may have some
+    mark_ready(index);
+  }
+  for (const size_t index : order) {
+    if (buckets_[index].is_filling()) launch(index);  // gradients that came after its launch
+  }
+  while (!in_flight_.empty()) finish_oldest();
+  for (GradBucket& bucket : buckets_) bucket.end_backward();
+  if (order_.empty()) agree_on_order();
+  launched_order_.clear();
+  ready_.assign(buckets_.size(), false);
+  next_ = 0;
+}
+
+// Every rank takes the order of rank 0, which saw the whole backward pass. Buckets that were launched twice keep
+// their first place.
+void Reducer::agree_on_order() {
+  std::vector<int64_t> order;
+  for (const size_t index : launched_order_) {
+    if (std::find(order.begin(), order.end(), int64_t(index)) == order.end()) order.push_back(int64_t(index));
+  }
+  ZS_ASSERT(order.size() == buckets_.size());
+  const at::Tensor on_device = view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
+  comm_.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, "launch order")->wait();
+  const at::Tensor agreed = on_device.cpu();
+  const int64_t* const values = agreed.const_data_ptr<int64_t>();
+  order_.assign(values, values + agreed.numel());
+}
+
+void Reducer::gather_reduced() {
+  if (options_.stage != 0 || comm_.world_size() == 1) return;
+  std::vector<std::unique_ptr<Work>> works;
+  for (GradBucket& bucket : buckets_) works.push_back(bucket.gather_reduced());
+  for (const auto& work : works) work->wait();
+}
+
+void Reducer::end_step() {
+  for (GradBucket& bucket : buckets_) bucket.end_step();
+}
+
+const GradBucket* Reducer::bucket(size_t unit, size_t group) const {
+  const int index = bucket_of_.at(unit).at(group);
+  return index < 0 ? nullptr : &buckets_[size_t(index)];
+}
+
+ExactSum Reducer::squares() const {
+  ExactSum sum;
+  for (const GradBucket& bucket : buckets_) sum.add(bucket.squares());
+  return sum;
+}
+
+}  // namespace zeroshard

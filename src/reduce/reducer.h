@@ -1,0 +1,72 @@
+#pragma once
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "reduce/grad_bucket.h"
+
+namespace zeroshard {
+
+// All gradient buckets of a run: decides when each is launched and finished, and lends them buffers.
+//
+// Buckets are launched in one order on all ranks, whatever order their gradients arrive in: the order in which rank 0
+// completed them in the first backward pass. A parameter that gets no gradient on some rank therefore delays its
+// bucket there, but never makes ranks disagree. Reductions run while backward goes on: a bucket is finished when a
+// later one is launched, or when backward ends.
+class Reducer {
+ public:
+  struct Options : ReduceOptions {
+    bool overlap = true;
+    int max_slots = 2;  // per size class, at stages 2 and 3
+  };
+
+  // Collective (allocates). The layouts, `comm` and `ledger` outlive the reducer.
+  Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger);
+
+  // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
+  // own sum. Throws ValueError for a sparse gradient.
+  void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
+  // No more gradients of this unit will come in this backward pass.
+  void flush(size_t unit);
+  // Launches and finishes everything; afterwards the reduced gradients can be read.
+  void end_backward(bool sync);
+  // Stage 0: every rank gets every rank's reduced gradients. A no-op at other stages.
+  void gather_reduced();
+  void end_step();
+
+  // The bucket of a unit's group; null when the group is frozen.
+  const GradBucket* bucket(size_t unit, size_t group) const;
+  // Squares of this rank's shards, over all units. The norm of gradients that were multiplied by the loss scale.
+  ExactSum squares() const;
+
+ private:
+  struct Place {  // of a parameter
+    int bucket = -1;
+    size_t index = 0;
+  };
+  void make_buckets(std::span<const UnitLayout* const> units);
+  GradBucket& filling(size_t bucket);
+  SlotRing::Slot* acquire_slot(int64_t bytes);
+  void mark_ready(size_t bucket);
+  void launch_ready();
+  void launch(size_t bucket);
+  void finish_oldest();
+  void agree_on_order();
+
+  Options options_;
+  Comm& comm_;
+  Ledger& ledger_;
+  std::vector<FlatBuffer> memory_;              // full buffers (stages 0 and 1), reduced gradients
+  std::optional<SlotRing> ring_;                // stages 2 and 3
+  std::vector<FlatBuffer> scratch_;             // for transports that copy pieces
+  std::vector<GradBucket> buckets_;
+  std::vector<std::vector<int>> bucket_of_;     // [unit][group]
+  std::vector<std::vector<Place>> place_of_;    // [unit][param]
+  std::vector<size_t> order_;                   // agreed launch order; empty in the first backward pass
+  std::vector<size_t> launched_order_;          // of this backward pass
+  std::vector<bool> ready_;
+  size_t next_ = 0;                             // position in order_
+  std::deque<size_t> in_flight_, draining_;
+};
+
+}  // namespace zeroshard

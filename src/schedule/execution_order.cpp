@@ -1,0 +1,31 @@
+#include "schedule/execution_order.h"
+
+#include <utility>
+
+namespace zeroshard {
+
+void ExecutionOrder::begin_pass() {
+  current_.clear();
+  in_pass_ = true;
+  following_ = !recorded_.empty();
+}
+
+bool ExecutionOrder::advance(size_t unit) {
+  if (!in_pass_) return false;
+  const size_t position = current_.size();
+  current_.push_back(unit);
+  following_ = following_ && position < recorded_.size() && recorded_[position] == unit;
+  return following_;
+}
+
+void ExecutionOrder::end_pass() {
+  if (in_pass_) std::swap(recorded_, current_);
+  in_pass_ = following_ = false;
+}
+
+std::span<const size_t> ExecutionOrder::upcoming() const {
+  if (!following_) return {};
+  return std::span(recorded_).subspan(current_.size());
+}
+
+}  // namespace zeroshard

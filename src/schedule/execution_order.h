@@ -1,0 +1,29 @@
+#pragma once
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace zeroshard {
+
+// The order in which a pass (forward and backward of one micro-batch, or one evaluation) needs its units. The first
+// pass records it; later passes are predicted from it. When a pass deviates, the rest of it runs on demand and the
+// order is recorded anew: never an error, never a hang.
+class ExecutionOrder {
+ public:
+  void begin_pass();
+  // `unit` is needed now. Returns false when that was not predicted.
+  bool advance(size_t unit);
+  void end_pass();
+
+  // The next needed units, nearest first; empty while recording.
+  std::span<const size_t> upcoming() const;
+  bool is_recording() const { return !following_; }
+
+ private:
+  std::vector<size_t> recorded_;  // of the last complete pass
+  std::vector<size_t> current_;   // of this pass so far
+  bool following_ = false;        // current_ is a prefix of recorded_
+  bool in_pass_ = false;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,221 @@
+#include "unit/unit.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "device/dtype.h"
+#include "device/swap_storage.h"
+
+namespace zeroshard {
+namespace {
+
+// Bytes before group `group` in memory that holds every group's `numel(layout)` elements one after another.
+template <typename Numel>
+int64_t group_offset(const UnitLayout& layout, size_t group, Numel numel) {
+  int64_t offset = 0;
+  for (size_t i = 0; i < group; ++i) offset += numel(layout.groups[i].layout) * element_size(layout.groups[i].dtype);
+  return offset;
+}
+
+int64_t padded_numel(const ShardLayout& layout) { return layout.padded_numel(); }
+int64_t shard_numel(const ShardLayout& layout) { return layout.shard_numel(); }
+
+std::string guard_message(const std::string& name) {
+  return concat("parameter '", name, "' is sharded: read it inside zeroshard.gathered(...)");
+}
+
+}  // namespace
+
+int64_t Unit::memory_bytes(const UnitLayout& layout, Placement placement) {
+  return placement == Placement::kReplicated ? layout.full_bytes() : layout.shard_bytes();
+}
+
+Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device device, Comm& comm, SlotRing& ring,
+           Ledger& ledger)
+    : layout_(std::move(layout)),
+      placement_(placement),
+      device_(device),
+      comm_(comm),
+      ring_(ring),
+      shard_memory_(static_cast<char*>(source.memory)) {
+  if (placement_ == Placement::kPersistent) {
+    persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing);
+  }
+  load(source);
+  adopt_tensors(std::move(source.params));
+  if (placement_ == Placement::kReplicated) {
+    attach(shard_memory_);
+    state_ = Unsharded{shard_memory_};
+  } else {
+    detach();
+  }
+}
+
+Unit::~Unit() {
+  if (slot_) ring_.release(slot_);
+}
+
+// Copies rank 0's values into the shards (or the replica) and the master weights, one group at a time, so that
+// initialisation needs one full group beyond what stays.
+void Unit::load(UnitSource& source) {
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    const at::ScalarType target = to_scalar_type(group.dtype);
+    const bool convert = is_floating_point(group.dtype);
+    const at::ScalarType type = convert ? at::kFloat : target;
+    at::Tensor staging = at::zeros({group.layout.padded_numel()}, at::TensorOptions().dtype(type).device(device_));
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const at::Tensor& value = source.params[group.params[i]].front();
+      const Range range = group.layout.param(i);
+      at::Tensor dense = value.detach().to(device_).reshape({-1});
+      if (!convert) dense = dense.contiguous().view(target);
+      staging.slice(0, range.begin, range.end).copy_(dense);
+    }
+    const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
+    comm_.broadcast(span, /*root=*/0, layout_.name)->wait();
+    const Range mine = group.layout.shard(comm_.rank());
+    if (g < source.masters.size() && source.masters[g].defined()) {
+      const at::Tensor& master = source.masters[g];
+      const bool whole = master.numel() == staging.numel();
+      master.copy_(whole ? staging : staging.slice(0, mine.begin, mine.end));
+    }
+    const bool replicated = placement_ == Placement::kReplicated;
+    at::Tensor kept = replicated ? view_memory(group_memory(shard_memory_, g), staging.numel(), target, device_) : shard(g);
+    kept.copy_(replicated ? staging : staging.slice(0, mine.begin, mine.end));
+  }
+}
+
+// Makes the user's tensors views of the unit's storages. Their old memory is freed when nobody else holds it.
+void Unit::adopt_tensors(std::vector<std::vector<at::Tensor>> params) {
+  guards_.resize(layout_.params.size());
+  for (const FlatGroup& group : layout_.groups) {
+    const at::ScalarType type = to_scalar_type(group.dtype);
+    full_.push_back(make_empty_storage(group.layout.padded_numel() * element_size(group.dtype), device_));
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const size_t index = group.params[i];
+      const ParamSpec& spec = layout_.params[index];
+      guards_[index] = make_guard_storage(spec.numel() * element_size(group.dtype), device_, guard_message(spec.name()));
+      for (at::Tensor& tensor : params[index]) {
+        const bool same_bits = !is_floating_point(group.dtype);
+        const auto options = at::TensorOptions().dtype(same_bits ? tensor.scalar_type() : type).device(device_);
+        at::Tensor view = at::empty({0}, options);
+        view.set_(full_.back(), group.layout.param(i).begin, spec.shape);
+        tensor.set_data(view);
+      }
+    }
+  }
+  tensors_ = std::move(params);
+}
+
+bool Unit::prefetch() {
+  if (!is_sharded()) return true;
+  if (placement_ == Placement::kPersistent) {
+    start_gather(persistent_.data());
+    return true;
+  }
+  slot_ = ring_.try_acquire(layout_.full_bytes());
+  if (!slot_) return false;
+  start_gather(slot_->data());
+  return true;
+}
+
+void Unit::unshard() {
+  if (prefetch()) return;
+  slot_ = ring_.acquire(layout_.full_bytes());
+  start_gather(slot_->data());
+}
+
+void Unit::start_gather(char* memory) {
+  Unsharding pending{{}, memory};
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    const Span out{group_memory(memory, g), group.layout.padded_numel(), group.dtype};
+    const ConstSpan in{shard(g).const_data_ptr(), group.layout.shard_numel(), group.dtype};
+    pending.works.push_back(comm_.all_gather(out, in, layout_.name));
+  }
+  state_ = std::move(pending);
+}
+
+void Unit::wait() {
+  Unsharding* const pending = std::get_if<Unsharding>(&state_);
+  if (!pending) return;
+  for (const auto& work : pending->works) work->wait();
+  attach(pending->memory);
+  state_ = Unsharded{pending->memory};
+}
+
+void Unit::reshard() {
+  if (placement_ == Placement::kReplicated || is_sharded()) return;
+  wait();  // a collective may still write to the memory
+  detach();
+  if (slot_) ring_.release(std::exchange(slot_, nullptr));
+  state_ = Sharded{};
+}
+
+void Unit::attach(char* memory) {
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    set_memory(full_[g], group_memory(memory, g), device_);
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      for (const at::Tensor& tensor : tensors_[group.params[i]]) point_at(tensor, full_[g], group.layout.param(i).begin);
+    }
+  }
+}
+
+void Unit::detach() {
+  for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    for (const at::Tensor& tensor : tensors_[i]) point_at(tensor, guards_[i], 0);
+  }
+}
+
+char* Unit::group_memory(char* base, size_t group) const { return base + group_offset(layout_, group, padded_numel); }
+
+at::Tensor Unit::shard(size_t g) const {
+  const FlatGroup& group = layout_.groups.at(g);
+  const int64_t numel = group.layout.shard_numel();
+  char* const data = placement_ == Placement::kReplicated
+                         ? group_memory(shard_memory_, g) + comm_.rank() * numel * element_size(group.dtype)
+                         : shard_memory_ + group_offset(layout_, g, shard_numel);
+  return view_memory(data, numel, to_scalar_type(group.dtype), device_);
+}
+
+at::Tensor Unit::full(size_t g) const {
+  const Unsharded* const unsharded = std::get_if<Unsharded>(&state_);
+  ZS_ASSERT(unsharded, "unit ", layout_.name, " is not unsharded");
+  const FlatGroup& group = layout_.groups.at(g);
+  return view_memory(group_memory(unsharded->memory, g), group.layout.padded_numel(), to_scalar_type(group.dtype), device_);
+}
+
+void Unit::start_refresh() {
+  if (placement_ != Placement::kReplicated) return reshard();
+  if (comm_.world_size() == 1) return;
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    if (!group.requires_grad) continue;
+    const Span out{group_memory(shard_memory_, g), group.layout.padded_numel(), group.dtype};
+    const ConstSpan in{shard(g).const_data_ptr(), group.layout.shard_numel(), group.dtype};
+    refreshing_.push_back(comm_.all_gather(out, in, layout_.name));
+  }
+}
+
+void Unit::finish_refresh() {
+  for (const auto& work : refreshing_) work->wait();
+  refreshing_.clear();
+}
+
+void Unit::write_back(int root) {
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const at::Tensor whole = full(g);
+    const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};
+    comm_.broadcast(span, root, layout_.name)->wait();
+    if (placement_ == Placement::kReplicated) continue;
+    const Range mine = layout_.groups[g].layout.shard(comm_.rank());
+    shard(g).copy_(whole.slice(0, mine.begin, mine.end));
+  }
+}
+
+}  // namespace zeroshard

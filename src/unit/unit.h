@@ -1,0 +1,109 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "comm/comm.h"
+#include "device/flat_buffer.h"
+#include "device/slot_ring.h"
+#include "layout/unit_layout.h"
+
+namespace zeroshard {
+
+// How a unit's full parameters live.
+enum class Placement : uint8_t {
+  kReplicated,  // always whole on every rank (stages 0-2, or one rank)
+  kSharded,     // gathered for use, then freed
+  kPersistent,  // sharded, but small: gathered once per optimizer update and kept until the next
+};
+
+// Where a unit's values and memory come from.
+struct UnitSource {
+  // For each parameter of the layout, every tensor that reaches it (several when it is tied). They become views of
+  // the unit; their dtype becomes the layout's.
+  std::vector<std::vector<at::Tensor>> params;
+  // Unit::memory_bytes() of zeroed memory that the transport can address; owned by the caller.
+  void* memory = nullptr;
+  // Per group, a 1-D fp32 tensor that receives the initial values at full precision: this rank's shard, or all
+  // padded_numel elements; undefined when there is no master weight.
+  std::vector<at::Tensor> masters;
+};
+
+// Parameters that are gathered, used and freed together. See Note [Stable storage] in device/swap_storage.h: the
+// storage behind the full parameters lives as long as the unit, only its memory comes and goes.
+//
+// States: Sharded -> unshard() -> Unsharding -> wait() -> Unsharded -> reshard() -> Sharded. All verbs are idempotent.
+// A replicated unit is always unsharded. While a unit is sharded, reading one of its parameters throws an error that
+// names the parameter.
+class Unit {
+ public:
+  // Bytes that UnitSource::memory must have.
+  static int64_t memory_bytes(const UnitLayout& layout, Placement placement);
+
+  // Collective: the values of rank 0 are taken on every rank.
+  Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device device, Comm& comm, SlotRing& ring,
+       Ledger& ledger);
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+  ~Unit();
+
+  const UnitLayout& layout() const { return layout_; }
+  Placement placement() const { return placement_; }
+
+  // Starts the gather when the ring has a free buffer; returns whether it is now under way or done.
+  bool prefetch();
+  void unshard();
+  void wait();
+  void reshard();
+  bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
+  bool is_unsharded() const { return std::holds_alternative<Unsharded>(state_); }
+
+  // This rank's shard of a group: 1-D, shard_numel elements of the group's dtype. A replicated unit returns its slice.
+  at::Tensor shard(size_t group) const;
+  // All padded_numel elements. Only while unsharded.
+  at::Tensor full(size_t group) const;
+  // The tensors of parameter `index`, the first being the one users know.
+  const std::vector<at::Tensor>& tensors(size_t index) const { return tensors_.at(index); }
+
+  // After shards were written: replicated parameters are gathered in place, the others count as sharded again.
+  // start_refresh() issues the collective, finish_refresh() completes it.
+  void start_refresh();
+  void finish_refresh();
+  // Writes the (unsharded) full parameters back to this rank's shard, taking them from rank `root` first.
+  void write_back(int root);
+
+ private:
+  struct Sharded {};
+  struct Unsharding {
+    std::vector<std::unique_ptr<Work>> works;
+    char* memory;
+  };
+  struct Unsharded {
+    char* memory;
+  };
+
+  void load(UnitSource& source);
+  void adopt_tensors(std::vector<std::vector<at::Tensor>> params);
+  void start_gather(char* memory);
+  void attach(char* memory);
+  void detach();
+  char* group_memory(char* base, size_t group) const;
+
+  UnitLayout layout_;
+  Placement placement_;
+  at::Device device_;
+  Comm& comm_;
+  SlotRing& ring_;
+  char* shard_memory_;                    // group shards one after another; the full groups when replicated
+  FlatBuffer persistent_;                 // kPersistent only: where the gathered parameters stay
+  SlotRing::Slot* slot_ = nullptr;        // kSharded only: the ring buffer behind the gathered parameters
+  std::vector<c10::Storage> full_;        // per group
+  std::vector<c10::Storage> guards_;      // per parameter
+  std::vector<std::vector<at::Tensor>> tensors_;
+  std::vector<std::unique_ptr<Work>> refreshing_;
+  std::variant<Sharded, Unsharding, Unsharded> state_;
+};
+
+}  // namespace zeroshard
