@@ -157,7 +157,8 @@ def cpu_name():
 
 def measure(options, scratch):
     race = Race(options, scratch)
-    result = {"options": vars(options) | {"peers": list(options.peers)}, "memcpy_gb_s": {}}
+    kept = ("shape", "world", "peers", "rounds", "steps", "warmup", "dtype", "clip", "seed", "pin")
+    result = {"options": {name: getattr(options, name) for name in kept}, "memcpy_gb_s": {}}
     machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
     try:
         race.start()
