@@ -20,8 +20,9 @@ LEVELS = [
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
 APART = {3, 6}  # modules of these levels never include each other
-TORCH_FREE = set("base layout config file schedule launch kernels memory comm plan precision monitor cli".split())
-TORCH = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
+WITH_TORCH = {"comm_c10d", "device", *LEVELS[3], "hooks", "engine", "train", "python", "offload", "checkpoint"}
+TORCH_FREE = LEVEL.keys() - WITH_TORCH
+TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".py"}
 
@@ -49,7 +50,7 @@ class Checker:
         if path not in self.torch_of:
             self.torch_of[path] = None  # ends a cycle
             for _, name, target in self.includes(path):
-                chain = name if target is None and TORCH.match(name) else target and self.torch_through(target)
+                chain = name if target is None and TORCH_HEADER.match(name) else target and self.torch_through(target)
                 if chain:
                     self.torch_of[path] = chain if chain == name else f"{name} -> {chain}"
                     break
