@@ -101,7 +101,7 @@ SegmentGrant ShmMemory::create(int64_t bytes) {
   const std::scoped_lock lock(mutex_);
   const SegmentGrant grant{new_id(), inode_of(fd), fd.get(), memory.data()};
   control_->rank(rank_).live_segments[slot_of(grant.segment)].store(grant.segment, std::memory_order_release);
-  own_.emplace(memory.data(), std::pair(grant.segment, std::move(memory)));
+  own_[static_cast<const std::byte*>(grant.data)] = {grant.segment, std::move(memory)};
   open_.emplace(grant.segment, std::move(fd));
   return grant;
 }

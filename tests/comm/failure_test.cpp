@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <set>
 
 #include "comm/peer_watch.h"
@@ -25,8 +27,16 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Inputs stay until the end of the process: peers may read them after this rank has failed or left.
+std::vector<float>& kept_buffer(size_t numel) {
+  static std::mutex mutex;
+  static std::deque<std::vector<float>> buffers;
+  const std::scoped_lock lock(mutex);
+  return buffers.emplace_back(numel, 1.0f);
+}
+
 void gather(Comm& comm, int64_t numel, std::string_view tag) {
-  std::vector<float> full(static_cast<size_t>(numel * comm.world_size()), 1.0f);
+  std::vector<float>& full = kept_buffer(static_cast<size_t>(numel * comm.world_size()));
   comm.all_gather({full.data(), numel * comm.world_size(), DType::kFloat32},
                   Span{full.data() + comm.rank() * numel, numel, DType::kFloat32}, tag)
       ->wait();
