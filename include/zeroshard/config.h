@@ -80,12 +80,13 @@ struct Config {
   Fp16Config fp16;
   std::optional<DType> communication_dtype;             // gradients on the wire; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;                // reduced gradients; unset: fp32 while accumulating
-  double prescale = 1;                                  // gradient_predivide_factor
+  double prescale = 1;                                  // gradients are divided by this before the sum, the rest after
   bool average_gradients = true;                        // gradient_allreduce_op: mean or sum
 
   std::optional<OptimizerConfig> optimizer;             // unset: the caller brings one
   std::optional<SchedulerConfig> scheduler;
   bool allow_untested_optimizer = false;
+  bool dataloader_drop_last = false;
 
   int stage = 0;
   bool overlap_comm = true;
@@ -112,12 +113,12 @@ struct Config {
 struct ConfigValue {
   std::string path;    // "zero_optimization.stage"
   std::string value;   // as JSON
-  std::string origin;  // "file", "default", "auto: ...", "derived: train_batch_size / (micro batch x world size)"
+  std::string origin;  // "file", "default", "auto: ...", "derived: train_batch_size / ..."
 };
 
 struct ParsedConfig {
   Config config;
-  std::vector<ConfigValue> values;         // every known key, in order
+  std::vector<ConfigValue> values;         // every key that has an effect, in the table's order
   std::vector<std::string> without_effect; // keys that were given, are understood, and change nothing here
 };
 
@@ -125,6 +126,8 @@ struct ParsedConfig {
 struct ConfigContext {
   int world_size = 1;
   std::optional<int64_t> hidden_size;
+  // Counts when the text gives no batch size; unset: that is an error, as in DeepSpeed.
+  std::optional<int64_t> default_micro_batch_size;
 };
 
 // Parses JSON text; comments and trailing commas are allowed. Throws ConfigError with the JSON path, the value, what

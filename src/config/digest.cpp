@@ -1,0 +1,80 @@
+#include <bit>
+
+#include "zeroshard/config.h"
+
+namespace zeroshard {
+namespace {
+
+// FNV-1a over the bytes of each value; the same on every machine and in every build of one version of this file.
+class Digest {
+ public:
+  void add(uint64_t value) {
+    for (int i = 0; i < 8; ++i) hash_ = (hash_ ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3;
+  }
+  void add(int64_t value) { add(uint64_t(value)); }
+  void add(int value) { add(int64_t(value)); }
+  void add(bool value) { add(uint64_t(value)); }
+  void add(double value) { add(std::bit_cast<uint64_t>(value == 0 ? 0.0 : value)); }  // -0 is 0
+  void add(const std::string& text) {
+    add(uint64_t(text.size()));
+    for (const char c : text) add(uint64_t(uint8_t(c)));
+  }
+  template <typename Enum>
+  requires std::is_enum_v<Enum>
+  void add(Enum value) { add(uint64_t(value)); }
+  template <typename T>
+  void add(const std::optional<T>& value) {
+    add(value.has_value());
+    if (value) add(*value);
+  }
+  void add(const Fp16Config& c) {
+    all(c.enabled, c.auto_cast, c.loss_scale, c.initial_scale_power, c.loss_scale_window, c.hysteresis,
+        c.consecutive_hysteresis, c.min_loss_scale);
+  }
+  void add(const OptimizerConfig& c) {
+    all(c.type, c.lr, c.weight_decay, c.eps, c.beta1, c.beta2, c.momentum, c.dampening, c.lr_decay, c.nesterov,
+        c.bias_correction, c.adam_w_mode);
+  }
+  void add(const WarmupLRConfig& c) { all(c.warmup_min_lr, c.warmup_max_lr, c.warmup_num_steps, c.log_warmup); }
+  void add(const WarmupDecayLRConfig& c) {
+    all(c.total_num_steps, c.warmup_min_lr, c.warmup_max_lr, c.warmup_num_steps, c.log_warmup);
+  }
+  void add(const WarmupCosineLRConfig& c) {
+    all(c.total_num_steps, c.warmup_min_ratio, c.warmup_num_steps, c.cos_min_ratio, c.log_warmup);
+  }
+  void add(const OneCycleConfig& c) {
+    all(c.cycle_min_lr, c.cycle_max_lr, c.decay_lr_rate, c.cycle_first_step_size, c.cycle_second_step_size,
+        c.cycle_first_stair_count, c.cycle_second_stair_count, c.decay_step_size, c.cycle_momentum, c.cycle_min_mom,
+        c.cycle_max_mom, c.decay_mom_rate);
+  }
+  void add(const LRRangeTestConfig& c) { all(c.min_lr, c.step_size, c.step_rate, c.staircase); }
+  void add(const SchedulerConfig& scheduler) {
+    add(uint64_t(scheduler.index()));
+    std::visit([this](const auto& schedule) { add(schedule); }, scheduler);
+  }
+  template <typename... Values>
+  void all(const Values&... values) {
+    (add(values), ...);
+  }
+  uint64_t value() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+}  // namespace
+
+// Left out, because ranks may differ in them without harm: steps_per_print and the two timeouts.
+uint64_t Config::digest() const {
+  Digest digest;
+  digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, world_size, gradient_clipping);
+  digest.all(compute_dtype, fp16, communication_dtype, grad_accum_dtype, prescale, average_gradients);
+  digest.all(optimizer, scheduler, allow_untested_optimizer, dataloader_drop_last);
+  digest.all(stage, overlap_comm, reduce_bucket_numel, prefetch_numel, persistence_threshold,
+             gather_16bit_weights_on_save);
+  digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps);
+  for (const std::string& name : unit_classes) digest.add(name);
+  return digest.value();
+}
+
+}  // namespace zeroshard

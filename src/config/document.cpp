@@ -1,0 +1,110 @@
+#include "config/document.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "config/suggest.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+// Their keys depend on the type beside them, so they are checked when that is known.
+constexpr const char* kOpenBlocks[] = {"optimizer.params", "scheduler.params"};
+
+std::string join(const std::string& block, const std::string& name) {
+  return block.empty() ? name : block + "." + name;
+}
+
+bool is_below(const std::string& path, const std::string& block) {
+  return path.size() > block.size() && path.starts_with(block) && path[block.size()] == '.';
+}
+
+bool in_open_block(const std::string& path) {
+  for (const char* block : kOpenBlocks) {
+    if (is_below(path, block)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Document::Document(const Json& root, std::span<const Key> keys) {
+  for (const Key& key : keys) {
+    canonical_[key.path] = key.path;
+    for (const std::string& alias : key.aliases) canonical_[alias] = key.path;
+    for (size_t dot = key.path.find('.'); dot != key.path.npos; dot = key.path.find('.', dot + 1)) {
+      blocks_.insert(key.path.substr(0, dot));
+    }
+  }
+  blocks_.insert(std::begin(kOpenBlocks), std::end(kOpenBlocks));
+  if (!root.is_object()) throw ConfigError(concat("the configuration must be an object {...}, got ", shown(root)));
+  for (const auto& [name, value] : root.items()) {
+    // The nested form wins over the flat one wherever it stands, so flat keys come last.
+    if (name.find('.') == name.npos) walk(name == "bfloat16" ? "bf16" : name, value, /*flat=*/false);
+  }
+  for (const auto& [name, value] : root.items()) {
+    if (name.find('.') != name.npos) walk(name, value, /*flat=*/true);
+  }
+}
+
+bool Document::is_block(const std::string& path) const {
+  return blocks_.contains(path);
+}
+
+void Document::walk(const std::string& path, const Json& value, bool flat) {
+  if (canonical_.contains(path) || in_open_block(path)) return add(path, value, flat);
+  if (!is_block(path)) refuse(path, value);
+  if (value.is_null()) return;
+  if (path == "zero_optimization" && value.is_boolean()) {
+    return add(path + ".stage", value.get<bool>() ? 1 : 0, flat);
+  }
+  if (!value.is_object()) fail_value(path, value, "must be an object {...}");
+  for (const auto& [name, item] : value.items()) walk(join(path, name), item, flat);
+}
+
+void Document::add(const std::string& path, const Json& value, bool flat) {
+  const auto known = canonical_.find(path);
+  const std::string& canonical = known == canonical_.end() ? path : known->second;
+  const auto [entry, is_new] = given_.try_emplace(canonical, Given{value, canonical == path ? "" : path});
+  if (is_new) {
+    if (flat) flat_.insert(canonical);
+  } else if (flat && !flat_.contains(canonical)) {
+    overridden_.push_back(path);
+  } else {
+    const std::string& first = entry->second.written_as.empty() ? canonical : entry->second.written_as;
+    throw ConfigError(first == path ? concat(path, ": this key is given twice")
+                                    : concat(path, ": this key is given twice, also as '", first, "'"));
+  }
+}
+
+void Document::refuse(const std::string& path, const Json& value) const {
+  std::vector<std::string> known(blocks_.begin(), blocks_.end());
+  for (const auto& [name, canonical] : canonical_) known.push_back(name);
+  fail_value(path, value, "unknown key;" + suggest_path(path, known) + " `zeroshard config keys` lists all");
+}
+
+const Given* Document::find(const std::string& path) const {
+  const auto found = given_.find(path);
+  return found == given_.end() ? nullptr : &found->second;
+}
+
+bool Document::has_block(const std::string& block) const {
+  const auto next = given_.lower_bound(block + ".");
+  return next != given_.end() && is_below(next->first, block);
+}
+
+void Document::check_block(const std::string& block, std::span<const Key> keys) const {
+  std::vector<std::string> known;
+  for (const Key& key : keys) {
+    if (is_below(key.path, block)) known.push_back(key.path);
+  }
+  for (const auto& [path, given] : given_) {
+    if (!is_below(path, block) || std::find(known.begin(), known.end(), path) != known.end()) continue;
+    std::string names;
+    for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name.substr(block.size() + 1);
+    fail_value(path, given.value, concat("unknown key;", suggest_path(path, known), " allowed here: ", names));
+  }
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,47 @@
+#pragma once
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/key.h"
+
+namespace zeroshard {
+
+// A value of the file, under the canonical path of its key.
+struct Given {
+  Json value;
+  std::string written_as;  // the path in the file, where it is not the canonical one; else empty
+};
+
+// The file's values by path. Aliases, the boolean form of zero_optimization and flat keys such as
+// "zero_optimization.stage" are translated here; keys that are not in the table are refused.
+class Document {
+ public:
+  // Throws ConfigError for unknown keys, for keys given under two names and for what is not an object but should be.
+  Document(const Json& root, std::span<const Key> keys);
+
+  const Given* find(const std::string& path) const;
+  // Whether anything below this block is given.
+  bool has_block(const std::string& block) const;
+  // Throws ConfigError when a key below `block` is given but not among `keys`.
+  void check_block(const std::string& block, std::span<const Key> keys) const;
+
+  // Flat keys that lost against the nested form of the same key.
+  const std::vector<std::string>& overridden() const { return overridden_; }
+
+ private:
+  void walk(const std::string& path, const Json& value, bool flat);
+  void add(const std::string& path, const Json& value, bool flat);
+  bool is_block(const std::string& path) const;
+  void refuse(const std::string& path, const Json& value) const;
+
+  std::map<std::string, std::string> canonical_;  // paths and aliases to paths
+  std::set<std::string> blocks_;
+  std::map<std::string, Given> given_;
+  std::set<std::string> flat_;  // the given ones that were written flat
+  std::vector<std::string> overridden_;
+};
+
+}  // namespace zeroshard

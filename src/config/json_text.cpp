@@ -1,0 +1,176 @@
+#include "config/json_text.h"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "base/format.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+struct Position {
+  size_t line = 1, column = 1;
+};
+
+Position position_of(std::string_view text, size_t offset) {
+  Position position;
+  for (const char c : text.substr(0, offset)) {
+    position = c == '\n' ? Position{position.line + 1, 1} : Position{position.line, position.column + 1};
+  }
+  return position;
+}
+
+[[noreturn]] void fail_at(std::string_view text, size_t offset, const std::string& problem) {
+  const Position position = position_of(text, offset);
+  throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
+}
+
+bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+bool is_word(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+// Rewrites the text as strict JSON of the same length, but for quoted Infinity and NaN, so that lines stay as they are.
+class StrictText {
+ public:
+  explicit StrictText(std::string_view text) : text_(text) { out_.reserve(text.size() + 16); }
+
+  std::string rewrite() {
+    while (at_ < text_.size()) {
+      if (starts("//") || starts("#")) {
+        blank_until(text_.find('\n', at_));
+      } else if (starts("/*")) {
+        const size_t end = text_.find("*/", at_ + 2);
+        if (end == std::string_view::npos) fail_at(text_, at_, "comment without an end");
+        blank_until(end + 2);
+      } else if (text_[at_] == '"') {
+        copy_string();
+      } else if (is_word(text_[at_]) || text_[at_] == '-') {
+        copy_word();
+      } else {
+        copy_mark(text_[at_]);
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  bool starts(std::string_view prefix) const { return text_.substr(at_, prefix.size()) == prefix; }
+
+  void blank_until(size_t end) {
+    for (end = std::min(end, text_.size()); at_ < end; ++at_) out_ += text_[at_] == '\n' ? '\n' : ' ';
+  }
+
+  void note_value() {
+    last_mark_ = 'v';
+    comma_ = std::string::npos;
+  }
+
+  void copy_string() {
+    size_t end = at_ + 1;
+    while (end < text_.size() && text_[end] != '"' && text_[end] != '\n') end += text_[end] == '\\' ? 2 : 1;
+    if (end >= text_.size() || text_[end] != '"') fail_at(text_, at_, "string without an end");
+    out_ += text_.substr(at_, end + 1 - at_);
+    at_ = end + 1;
+    note_value();
+  }
+
+  void copy_word() {
+    size_t end = at_ + 1;
+    while (end < text_.size() && is_word(text_[end])) ++end;
+    const std::string_view word = text_.substr(at_, end - at_);
+    const bool quoted = word == "Infinity" || word == "-Infinity" || word == "NaN";
+    out_ += quoted ? concat('"', word, '"') : std::string(word);
+    at_ = end;
+    note_value();
+  }
+
+  void copy_mark(char c) {
+    if (!is_space(c)) {
+      if ((c == '{' || c == '[') && ++depth_ > kMaxConfigDepth) {
+        fail_at(text_, at_, concat("more than ", kMaxConfigDepth, " brackets inside each other"));
+      }
+      if (c == '}' || c == ']') {
+        --depth_;
+        if (comma_ != std::string::npos) out_[comma_] = ' ';
+        note_value();
+      } else {
+        // Only a comma after a value may be dropped: "[,]" stays an error.
+        comma_ = c == ',' && last_mark_ == 'v' ? out_.size() : std::string::npos;
+        last_mark_ = c;
+      }
+    }
+    out_ += c;
+    ++at_;
+  }
+
+  std::string_view text_;
+  std::string out_;
+  size_t at_ = 0, comma_ = std::string::npos;  // comma_: in out_, when nothing but space followed it
+  int depth_ = 0;
+  char last_mark_ = '\0';  // 'v': a value ended
+};
+
+// Follows the parser to find keys given twice in one object.
+class DuplicateKeys {
+ public:
+  bool operator()(Json::parse_event_t event, const Json& parsed) {
+    if (event == Json::parse_event_t::object_start) {
+      objects_.emplace_back();
+    } else if (event == Json::parse_event_t::object_end) {
+      objects_.pop_back();
+    } else if (event == Json::parse_event_t::key) {
+      Object& object = objects_.back();
+      object.last_key = parsed.get<std::string>();
+      if (!object.keys.insert(object.last_key).second) throw ConfigError(path() + ": this key is given twice");
+    }
+    return true;
+  }
+
+ private:
+  struct Object {
+    std::set<std::string> keys;
+    std::string last_key;
+  };
+
+  std::string path() const {
+    std::string path;
+    for (const Object& object : objects_) path += (path.empty() ? "" : ".") + object.last_key;
+    return path;
+  }
+
+  std::vector<Object> objects_;
+};
+
+}  // namespace
+
+Json read_json(std::string_view text) {
+  if (text.size() > kMaxConfigBytes) {
+    throw ConfigError(concat("a configuration of ", text.size(), " bytes: at most ", kMaxConfigBytes, " are read"));
+  }
+  const std::string strict = StrictText(text).rewrite();
+  DuplicateKeys duplicate_keys;
+  try {
+    return Json::parse(strict,
+                       [&](int, Json::parse_event_t event, Json& parsed) { return duplicate_keys(event, parsed); });
+  } catch (const Json::parse_error& error) {
+    const std::string message = error.what();
+    const size_t start = message.find("syntax error");
+    fail_at(strict, error.byte > 0 ? error.byte - 1 : 0, start == message.npos ? message : message.substr(start));
+  } catch (const Json::out_of_range&) {
+    throw ConfigError("a number is too large for a double");
+  }
+}
+
+std::string shown(const Json& value) {
+  constexpr size_t kMaxShown = 80;
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown - 3) + "...";
+  return text;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,98 @@
+#pragma once
+#include <functional>
+#include <limits>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "config/json_text.h"
+#include "zeroshard/config.h"
+
+// One row of the table of configuration keys.
+namespace zeroshard {
+
+// What a key may hold. null is allowed everywhere and means "not given".
+struct Bool {};
+struct Integer {
+  int64_t min = std::numeric_limits<int64_t>::min(), max = std::numeric_limits<int64_t>::max();
+  bool truncate = false;  // fractions are cut: bucket sizes are often computed as 0.9 h h
+};
+struct Number {
+  double min = -std::numeric_limits<double>::max(), max = std::numeric_limits<double>::max();
+  bool above_min = false;  // min itself is not allowed
+  bool below_max = false;
+  bool infinite = false;  // Infinity is allowed
+};
+struct Choice {
+  std::vector<std::string> names;  // compared without case
+};
+struct Only {  // false, or another single value: the one that changes nothing
+  Json value;
+};
+struct Betas {};  // two numbers in [0, 1)
+struct Text {};
+struct Strings {};
+struct Anything {};
+struct NothingEnabled {};  // an object without "enabled": true at any depth
+using Allowed = std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Anything, NothingEnabled>;
+
+inline Integer at_least(int64_t min) {
+  return {.min = min};
+}
+inline Integer size_in_elements() {
+  return {.min = 0, .truncate = true};
+}
+
+// How "auto" is resolved.
+enum class Auto : uint8_t {
+  kDefault,               // as if the key were not given
+  kRefuse,                // only whoever calls zeroshard can know the value
+  kHiddenSquared,         // h h
+  kHiddenSquaredTimes09,  // 0.9 h h
+  kTenHidden,             // 10 h
+};
+
+struct Key {
+  enum class Effect : uint8_t {
+    kYes,
+    kNone,         // understood; `help` says why it changes nothing here
+    kUnsupported,  // `allowed` are the values that ask for nothing; `help` names what is missing
+  };
+  using Apply = std::function<void(Config&, const Json&)>;
+
+  std::string path;
+  Allowed allowed;
+  Json default_value;  // null: unset
+  std::string help;
+  Effect effect = Effect::kYes;
+  Apply apply = {};  // not called with null
+  Auto when_auto = Auto::kDefault;
+  std::vector<std::string> aliases = {};
+  bool required = false;
+};
+
+std::string describe(const Allowed& allowed);
+
+// `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with path, value and what is allowed.
+Json check_value(const Key& key, const Json& value);
+
+[[noreturn]] void fail_value(const std::string& path, const Json& value, const std::string& problem);
+
+inline Key inert(std::string path, Allowed allowed, Json default_value, std::string why) {
+  return {std::move(path), std::move(allowed), std::move(default_value), std::move(why), Key::Effect::kNone};
+}
+inline Key unsupported(std::string path, Allowed neutral, Json default_value, std::string what) {
+  return {std::move(path), std::move(neutral), std::move(default_value), std::move(what), Key::Effect::kUnsupported};
+}
+
+// Assigns to a member of Config.
+template <auto Member>
+void set(Config& config, const Json& value) {
+  config.*Member = value.get<std::remove_cvref_t<decltype(config.*Member)>>();
+}
+
+std::string lower(std::string text);
+// fp32, fp16 or bf16, as the table's choices have it.
+DType to_dtype(const Json& name);
+
+}  // namespace zeroshard

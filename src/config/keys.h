@@ -1,0 +1,28 @@
+#pragma once
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "config/key.h"
+
+// The table of known keys, one function per area. Defaults are those of DeepSpeed's code, not of its documentation.
+namespace zeroshard {
+
+std::vector<Key> training_keys();        // batch, precision, gradients, optimizer.type, scheduler.type
+std::vector<Key> zero_keys();            // zero_optimization
+std::vector<Key> own_keys();             // zeroshard
+std::vector<Key> keys_of_other_parts();  // understood, but about parts that zeroshard has not or does otherwise
+std::vector<Key> always_known_keys();    // all of the above
+
+// "Adam", "AdamW", ...; in the order of OptimizerConfig::Type.
+std::span<const std::string_view> optimizer_names();
+// Of DeepSpeed's, not of ours.
+std::span<const std::string_view> unsupported_optimizer_names();
+std::vector<Key> optimizer_keys(OptimizerConfig::Type type);
+
+// "WarmupLR", ...; in the order of SchedulerConfig's alternatives.
+std::span<const std::string_view> scheduler_names();
+SchedulerConfig make_scheduler(size_t index);
+std::vector<Key> scheduler_keys(size_t index);
+
+}  // namespace zeroshard

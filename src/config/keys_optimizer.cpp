@@ -1,0 +1,106 @@
+#include <array>
+
+#include "config/keys.h"
+
+namespace zeroshard {
+namespace {
+
+using Type = OptimizerConfig::Type;
+
+constexpr std::array<std::string_view, 5> kNames{"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
+constexpr std::array<std::string_view, 8> kUnsupported{"Lamb",        "Muon",   "OneBitAdam", "OneBitLamb",
+                                                       "ZeroOneAdam", "MuAdam", "MuAdamW",    "MuSGD"};
+
+template <auto Member>
+Key param(const char* name, Allowed allowed, Json default_value, const char* help) {
+  Key key{std::string("optimizer.params.") + name, std::move(allowed), std::move(default_value), help};
+  key.apply = [](Config& config, const Json& value) {
+    OptimizerConfig& optimizer = *config.optimizer;
+    optimizer.*Member = value.get<std::remove_cvref_t<decltype(optimizer.*Member)>>();
+  };
+  return key;
+}
+
+Key betas(double beta1, double beta2) {
+  Key key{"optimizer.params.betas", Betas{}, Json::array({beta1, beta2}), "decay of the two moments"};
+  key.apply = [](Config& config, const Json& value) {
+    config.optimizer->beta1 = value.at(0).get<double>();
+    config.optimizer->beta2 = value.at(1).get<double>();
+  };
+  return key;
+}
+
+Key no_effect(const char* name, const char* why) {
+  return inert(std::string("optimizer.params.") + name, Anything{}, nullptr, why);
+}
+
+Key must_be(const char* name, Json neutral, const char* what) {
+  return unsupported(std::string("optimizer.params.") + name, Only{neutral}, neutral, what);
+}
+
+void add_adam(std::vector<Key>& keys, Type type) {
+  keys.push_back(betas(0.9, 0.999));
+  keys.push_back(param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-8, "added to the root of the second moment"));
+  keys.push_back(
+      param<&OptimizerConfig::bias_correction>("bias_correction", Bool{}, true, "correct the moments' bias"));
+  if (type == Type::kAdam) {
+    keys.push_back(
+        param<&OptimizerConfig::adam_w_mode>("adam_w_mode", Bool{}, true, "decouple weight decay, as AdamW does"));
+  } else {
+    keys.push_back(no_effect("adam_w_mode", "AdamW always decouples weight decay"));
+  }
+  keys.push_back(must_be("amsgrad", false, "AMSGrad is not supported"));
+  keys.push_back(no_effect("torch_adam", "there is one implementation of Adam"));
+}
+
+void add_sgd(std::vector<Key>& keys) {
+  keys.push_back(param<&OptimizerConfig::momentum>("momentum", Number{.min = 0}, 0.0, "decay of the velocity"));
+  keys.push_back(param<&OptimizerConfig::dampening>("dampening", Number{}, 0.0, "dampening of the momentum"));
+  keys.push_back(param<&OptimizerConfig::nesterov>("nesterov", Bool{}, false, "Nesterov's momentum"));
+}
+
+void add_adagrad(std::vector<Key>& keys) {
+  keys.push_back(param<&OptimizerConfig::lr_decay>("lr_decay", Number{.min = 0}, 0.0, "decay of the learning rate"));
+  keys.push_back(param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-10, "added to the root of the sum"));
+  keys.push_back(must_be("amsgrad", false, "AMSGrad is not supported"));
+  keys.push_back(must_be("initial_accumulator_value", 0, "a start value of the sum is not supported"));
+}
+
+}  // namespace
+
+std::span<const std::string_view> optimizer_names() {
+  return kNames;
+}
+std::span<const std::string_view> unsupported_optimizer_names() {
+  return kUnsupported;
+}
+
+std::vector<Key> optimizer_keys(Type type) {
+  std::vector<Key> keys;
+  const double lr = type == Type::kAdagrad ? 1e-2 : 1e-3;
+  keys.push_back(param<&OptimizerConfig::lr>("lr", Number{.min = 0}, lr, "learning rate"));
+  keys.push_back(param<&OptimizerConfig::weight_decay>("weight_decay", Number{.min = 0}, 0.0, "weight decay"));
+  switch (type) {
+    case Type::kAdam:
+    case Type::kAdamW:
+      add_adam(keys, type);
+      break;
+    case Type::kSgd:
+      add_sgd(keys);
+      break;
+    case Type::kLion:
+      keys.push_back(betas(0.9, 0.99));
+      break;
+    case Type::kAdagrad:
+      add_adagrad(keys);
+      break;
+  }
+  keys.push_back(must_be("maximize", false, "maximizing is not supported"));
+  keys.push_back(no_effect("max_grad_norm", "gradient_clipping sets the largest norm"));
+  for (const char* name : {"fused", "foreach", "set_grad_none", "fp32_optimizer_states"}) {
+    keys.push_back(no_effect(name, "every optimizer is one pass over fp32 shards"));
+  }
+  return keys;
+}
+
+}  // namespace zeroshard

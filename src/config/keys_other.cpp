@@ -1,0 +1,121 @@
+#include "base/format.h"
+#include "config/keys.h"
+
+namespace zeroshard {
+namespace {
+
+// Blocks of features that zeroshard does not have: accepted as long as nothing in them is enabled.
+std::vector<Key> blocks_to_leave_off() {
+  std::vector<Key> keys;
+  const auto add = [&](const char* path, const char* what) {
+    keys.push_back(unsupported(path, NothingEnabled{}, nullptr, concat(what, " is not supported")));
+  };
+  add("amp", "apex's mixed precision");
+  add("torch_autocast", "torch_autocast");
+  add("elasticity", "elasticity");
+  add("autotuning", "autotuning");
+  add("hybrid_engine", "the hybrid engine");
+  add("nebula", "Nebula");
+  add("datastates", "DataStates");
+  add("eigenvalue", "eigenvalue computation");
+  add("progressive_layer_drop", "progressive layer drop");
+  add("curriculum_learning", "curriculum learning");
+  add("data_efficiency", "the data efficiency library");
+  add("compression_training", "compression");
+  add("quantize_training", "quantized training");
+  add("weight_quantization", "weight quantization");
+  add("expert_parallel", "expert parallelism");
+  return keys;
+}
+
+std::vector<Key> blocks_about_other_tools() {
+  const auto block = [](const char* path, const char* why) { return inert(path, Anything{}, nullptr, why); };
+  return {
+      block("aio", "nothing is offloaded to NVMe"),
+      block("activation_checkpointing", "torch.utils.checkpoint does this, called by the model"),
+      block("flops_profiler", "zeroshard has no flops profiler; use torch.profiler"),
+      block("comms_logger", "zeroshard counts its collectives by itself"),
+      block("tensorboard", "metrics are not written to TensorBoard"),
+      block("csv_monitor", "metrics are not written to CSV files"),
+      block("wandb", "metrics are not sent to Weights & Biases"),
+      block("comet", "metrics are not sent to Comet"),
+      block("monitor_config", "metrics are not sent to other tools"),
+      block("timers", "zeroshard has no engine timers"),
+      block("pipeline", "it configures pipeline parallelism, which is not in use"),
+  };
+}
+
+std::vector<Key> parallelism() {
+  return {
+      unsupported("tensor_parallel.autotp_size", Integer{.min = 0, .max = 1}, 0, "tensor parallelism is not supported"),
+      inert("tensor_parallel.tp", Anything{}, nullptr, "tensor parallelism is not in use"),
+      inert("tensor_parallel.preset_model", Anything{}, nullptr, "tensor parallelism is not in use"),
+      inert("tensor_parallel.tp_overlap_comm", Bool{}, false, "tensor parallelism is not in use"),
+      unsupported("sequence_parallel_size", Integer{.min = 0, .max = 1}, 1, "sequence parallelism is not supported"),
+      unsupported("sparse_gradients", Only{false}, false, "sparse gradients are not supported"),
+      unsupported("sparse_attention", Only{nullptr}, nullptr, "sparse attention is not supported"),
+      unsupported("compile.deepcompile", Only{false}, false, "DeepCompile is not supported; torch.compile is"),
+      inert("compile.free_activation", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.offload_activation", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.offload_opt_states", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.double_buffer", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.symmetric_memory", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.debug_log", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.offload_parameters", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.sync_before_reduce", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.sync_after_reduce", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.sync_before_allgather", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.sync_after_allgather", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("compile.passes", Anything{}, nullptr, "DeepCompile is not in use"),
+      inert("use_data_before_expert_parallelism", Bool{}, false, "expert parallelism is not in use"),
+  };
+}
+
+std::vector<Key> checkpoint_keys() {
+  return {
+      inert("checkpoint.tag_validation", Choice{{"Warn", "Ignore", "Fail"}}, "Warn",
+            "ranks that disagree on a tag always fail"),
+      inert("checkpoint.load_universal", Bool{}, false, "every checkpoint can be loaded by any number of ranks"),
+      unsupported("checkpoint.use_node_local_storage", Only{false}, false,
+                  "checkpoints on the storage of single nodes are not supported"),
+      inert("checkpoint.parallel_write", Anything{}, nullptr, "every rank always writes its own shards"),
+      inert("checkpoint.writer", Anything{}, nullptr, "there is one way of writing checkpoints"),
+      inert("checkpoint.checkpoint_serialization", Anything{}, nullptr, "there is one way of writing checkpoints"),
+  };
+}
+
+std::vector<Key> switches() {
+  return {
+      inert("managed_gradient_accumulation", Bool{}, true,
+            "set_gradient_accumulation_boundary always overrides the counter"),
+      inert("wall_clock_breakdown", Bool{}, false, "zeroshard does not print times of its parts"),
+      inert("memory_breakdown", Bool{}, false, "the byte ledger is always kept"),
+      inert("dump_state", Bool{}, false, "`zeroshard config explain` prints every resolved value"),
+      {.path = "seq_parallel_communication_data_type",
+       .allowed = Choice{{"fp32", "fp16", "bf16"}},
+       .default_value = "fp32",
+       .help = "sequence parallelism is not in use",
+       .effect = Key::Effect::kNone,
+       .aliases = {"seq_parallel_comm_data_type"}},
+      inert("disable_allgather", Bool{}, false, "updated parameters are always gathered"),
+      inert("allgather_size", size_in_elements(), 500'000'000, "parameters are gathered unit by unit"),
+      inert("graph_harvesting", Bool{}, false, "zeroshard does not capture CUDA graphs by itself"),
+      inert("disable_python_gc", Bool{}, false, "the Python garbage collector is left as it is"),
+      inert("zero_force_ds_cpu_optimizer", Bool{}, true, "nothing is offloaded"),
+      inert("vocabulary_size", at_least(0), nullptr, "it serves a warning of DeepSpeed's alone"),
+      inert("log_level", Anything{}, nullptr, "ZEROSHARD_LOG_LEVEL in the environment sets it"),
+  };
+}
+
+}  // namespace
+
+std::vector<Key> keys_of_other_parts() {
+  std::vector<Key> keys;
+  for (std::vector<Key> part :
+       {switches(), checkpoint_keys(), parallelism(), blocks_to_leave_off(), blocks_about_other_tools()}) {
+    for (Key& key : part) keys.push_back(std::move(key));
+  }
+  return keys;
+}
+
+}  // namespace zeroshard

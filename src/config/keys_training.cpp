@@ -1,0 +1,159 @@
+#include "config/keys.h"
+
+namespace zeroshard {
+namespace {
+
+const Number kAnyNumber{};
+const Number kNotNegative{.min = 0};
+const Choice kCommDTypes{{"fp32", "fp16", "bf16"}};
+
+void append(std::vector<Key>& keys, std::vector<Key> more) {
+  for (Key& key : more) keys.push_back(std::move(key));
+}
+
+std::vector<Key> batch_keys() {
+  // Set together by resolve_batch.
+  return {
+      {"train_batch_size", at_least(1), nullptr, "samples of all ranks between two optimizer steps"},
+      {"train_micro_batch_size_per_gpu", at_least(1), nullptr, "samples of one rank in one forward"},
+      {"gradient_accumulation_steps", at_least(1), nullptr, "micro-batches between two optimizer steps"},
+      {.path = "steps_per_print",
+       .allowed = Number{.min = 0, .infinite = true},
+       .default_value = nullptr,
+       .help = "steps between two progress lines; 0 or Infinity: none",
+       .apply =
+           [](Config& config, const Json& value) {
+             const double steps = value.is_number() ? value.get<double>() : 0;
+             config.steps_per_print = steps < 9e18 ? int64_t(steps) : 0;
+           }},
+  };
+}
+
+std::vector<Key> fp16_keys() {
+  using Effect = Key::Effect;
+  return {
+      {"fp16.enabled", Bool{}, false, "compute in fp16, with fp32 master weights and loss scaling", Effect::kYes,
+       [](Config& config, const Json& value) { config.fp16.enabled = value.get<bool>(); }},
+      {"fp16.auto_cast", Bool{}, false, "cast floating-point inputs of forward to fp16", Effect::kYes,
+       [](Config& config, const Json& value) { config.fp16.auto_cast = value.get<bool>(); }},
+      {"fp16.loss_scale", kNotNegative, 0, "a fixed loss scale; 0: dynamic", Effect::kYes,
+       [](Config& config, const Json& value) { config.fp16.loss_scale = value.get<double>(); }},
+      {"fp16.initial_scale_power", Integer{.min = 0, .max = 127}, 16,
+       "the dynamic loss scale starts at 2 to this power", Effect::kYes,
+       [](Config& config, const Json& value) { config.fp16.initial_scale_power = value.get<int>(); }},
+      {"fp16.loss_scale_window", at_least(1), 1000, "good steps after which the loss scale doubles", Effect::kYes,
+       [](Config& config, const Json& value) { config.fp16.loss_scale_window = value.get<int64_t>(); }},
+      {"fp16.hysteresis", Integer{.min = 1, .max = 1'000'000}, 2, "overflows before the loss scale is halved",
+       Effect::kYes, [](Config& config, const Json& value) { config.fp16.hysteresis = value.get<int>(); }},
+      {"fp16.consecutive_hysteresis", Bool{}, false, "a good step refills the hysteresis", Effect::kYes,
+       [](Config& config, const Json& value) { config.fp16.consecutive_hysteresis = value.get<bool>(); }},
+      {"fp16.min_loss_scale", Number{.min = 0, .above_min = true}, 1, "the dynamic loss scale never goes below",
+       Effect::kYes, [](Config& config, const Json& value) { config.fp16.min_loss_scale = value.get<double>(); }},
+      unsupported("fp16.fp16_master_weights_and_grads", Only{false}, false, "fp16 master weights are not supported"),
+  };
+}
+
+std::vector<Key> bf16_keys() {
+  const auto compute = [](Config& config, const Json& value) {
+    if (value.get<bool>()) config.compute_dtype = DType::kBFloat16;
+  };
+  return {
+      {"bf16.enabled", Bool{}, false, "compute in bf16, with fp32 master weights", Key::Effect::kYes, compute},
+      inert("bf16.immediate_grad_update", Bool{}, false, "gradients are always reduced as soon as they are complete"),
+      inert("bf16.check_grad_overflow", Bool{}, false, "gradients are always checked for inf and NaN"),
+      unsupported("bf16.bf16_master_weights_and_grads", Only{false}, false, "bf16 master weights are not supported"),
+      unsupported("bf16.bf16_optimizer_states", Only{false}, false, "bf16 optimizer states are not supported"),
+  };
+}
+
+std::vector<Key> gradient_keys() {
+  using Effect = Key::Effect;
+  return {
+      {"gradient_clipping", kNotNegative, 0.0, "largest global norm of the gradients; 0: no clipping", Effect::kYes,
+       set<&Config::gradient_clipping>},
+      {"communication_data_type", kCommDTypes, nullptr, "dtype of gradients on the wire; unset: the compute dtype",
+       Effect::kYes, [](Config& config, const Json& value) { config.communication_dtype = to_dtype(value); }},
+      {"data_types.grad_accum_dtype", kCommDTypes, nullptr,
+       "dtype of reduced gradients; unset: fp32 while accumulating, else the compute dtype", Effect::kYes,
+       [](Config& config, const Json& value) { config.grad_accum_dtype = to_dtype(value); }},
+      unsupported("data_types.param_dtype", Only{nullptr}, nullptr,
+                  "the dtype of parameters follows fp16.enabled and bf16.enabled"),
+      unsupported("data_types.buffer_dtype", Only{nullptr}, nullptr, "buffers keep their dtype"),
+      // The two below meet in resolve: prescaling by the world size wins over the factor.
+      {"prescale_gradients", Bool{}, false, "divide gradients by the world size before the sum instead of after it"},
+      {"gradient_predivide_factor", Number{.min = 0, .above_min = true}, 1.0,
+       "divide gradients by this before the sum, by the rest after it", Effect::kYes, set<&Config::prescale>},
+      {"gradient_allreduce_op", Choice{{"mean", "sum"}}, "mean", "what ranks do to their gradients; sum: stages 0 to 2",
+       Effect::kYes, [](Config& config, const Json& value) { config.average_gradients = value == "mean"; }},
+      {"zero_allow_untested_optimizer", Bool{}, false, "accept any elementwise optimizer of the caller", Effect::kYes,
+       set<&Config::allow_untested_optimizer>},
+      {"dataloader_drop_last", Bool{}, false, "drop the last, smaller batch of an epoch", Effect::kYes,
+       set<&Config::dataloader_drop_last>},
+  };
+}
+
+std::vector<Key> type_keys() {
+  return {
+      {.path = "optimizer.type",
+       .allowed = Text{},
+       .default_value = nullptr,
+       .help = "Adam, AdamW, SGD, Lion or Adagrad",
+       .when_auto = Auto::kRefuse},
+      inert("optimizer.legacy_fusion", Bool{}, false, "every optimizer is one pass over the shard"),
+      {.path = "scheduler.type",
+       .allowed = Text{},
+       .default_value = nullptr,
+       .help = "WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest",
+       .when_auto = Auto::kRefuse},
+  };
+}
+
+}  // namespace
+
+std::vector<Key> training_keys() {
+  std::vector<Key> keys = batch_keys();
+  append(keys, fp16_keys());
+  append(keys, bf16_keys());
+  append(keys, gradient_keys());
+  append(keys, type_keys());
+  return keys;
+}
+
+std::vector<Key> own_keys() {
+  using Effect = Key::Effect;
+  const auto milliseconds = [](const Json& value) { return int64_t(value.get<double>() * 1000); };
+  const Number seconds{.min = 0.001, .max = 1e9};
+  return {
+      {"zeroshard.reduction", Choice{{"canonical", "native"}}, "canonical",
+       "canonical: sums in rank order, the same bits at every stage; native: the backend's reduce-scatter",
+       Effect::kYes,
+       [](Config& config, const Json& value) {
+         config.reduction = value == "native" ? Config::Reduction::kNative : Config::Reduction::kCanonical;
+       }},
+      {"zeroshard.transport", Choice{{"auto", "shm", "process_group"}}, "auto",
+       "shm: shared memory of one host; process_group: the c10d process group", Effect::kYes,
+       [](Config& config, const Json& value) {
+         config.transport = value == "shm"             ? Config::Transport::kShm
+                            : value == "process_group" ? Config::Transport::kProcessGroup
+                                                       : Config::Transport::kAuto;
+       }},
+      {"zeroshard.unit_classes", Strings{}, Json::array(),
+       "module classes to shard as units; empty: found automatically", Effect::kYes, set<&Config::unit_classes>},
+      {"zeroshard.timeout_s", seconds, 600, "a collective without progress for this long fails", Effect::kYes,
+       [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},
+      {"zeroshard.stall_timeout_s", seconds, 10, "a peer that is stopped for this long fails the collective",
+       Effect::kYes, [=](Config& config, const Json& value) { config.stall_timeout_ms = milliseconds(value); }},
+      {"zeroshard.max_skipped_steps", Integer{.min = 0, .max = 1'000'000'000}, 50,
+       "non-finite steps in a row before the run ends with an error", Effect::kYes, set<&Config::max_skipped_steps>},
+  };
+}
+
+std::vector<Key> always_known_keys() {
+  std::vector<Key> keys = training_keys();
+  append(keys, zero_keys());
+  append(keys, own_keys());
+  append(keys, keys_of_other_parts());
+  return keys;
+}
+
+}  // namespace zeroshard

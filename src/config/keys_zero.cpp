@@ -1,0 +1,141 @@
+#include "config/keys.h"
+
+namespace zeroshard {
+namespace {
+
+Key zero(std::string name, Allowed allowed, Json default_value, std::string help, Key::Apply apply = {},
+         Auto when_auto = Auto::kDefault) {
+  Key key{"zero_optimization." + name, std::move(allowed), std::move(default_value), std::move(help)};
+  key.apply = std::move(apply);
+  key.when_auto = when_auto;
+  if (name.starts_with("stage3_")) key.aliases.push_back("zero_optimization." + name.substr(7));
+  return key;
+}
+
+Key zero_inert(const std::string& name, Allowed allowed, Json default_value, std::string why) {
+  Key key = zero(name, std::move(allowed), std::move(default_value), std::move(why));
+  key.effect = Key::Effect::kNone;
+  return key;
+}
+
+Key zero_unsupported(const std::string& name, Allowed neutral, Json default_value, std::string what) {
+  Key key = zero(name, std::move(neutral), std::move(default_value), std::move(what));
+  key.effect = Key::Effect::kUnsupported;
+  return key;
+}
+
+Key gather_on_save() {
+  Key key = zero("stage3_gather_16bit_weights_on_model_save", Bool{}, false,
+                 "gather full weights when a model is saved at stage 3", set<&Config::gather_16bit_weights_on_save>);
+  key.aliases.push_back("zero_optimization.stage3_gather_fp16_weights_on_model_save");
+  return key;
+}
+
+std::vector<Key> effective() {
+  return {
+      zero("stage", Integer{.min = 0, .max = 3}, 0,
+           "0 replicates; 1 shards optimizer states, 2 gradients too, 3 parameters too", set<&Config::stage>),
+      zero("overlap_comm", Bool{}, nullptr, "communicate while computing; unset: true", set<&Config::overlap_comm>),
+      zero("reduce_bucket_size", size_in_elements(), 500'000'000, "most elements reduced at a time",
+           set<&Config::reduce_bucket_numel>, Auto::kHiddenSquared),
+      zero("stage3_prefetch_bucket_size", size_in_elements(), 50'000'000,
+           "elements gathered ahead of their use; 0: no prefetch", set<&Config::prefetch_numel>,
+           Auto::kHiddenSquaredTimes09),
+      zero("stage3_param_persistence_threshold", size_in_elements(), 100'000,
+           "units of at most this many elements are not resharded", set<&Config::persistence_threshold>,
+           Auto::kTenHidden),
+      gather_on_save(),
+  };
+}
+
+std::vector<Key> without_effect() {
+  const std::string kShards = "gradients and parameters are moved as flat shards, one collective per unit";
+  const std::string kUnits = "a unit is gathered before its use and resharded after it";
+  const std::string kCheckpoints = "a checkpoint has no world size: any number of ranks can load it";
+  return {
+      zero_inert("contiguous_gradients", Bool{}, true, "gradients are always packed into contiguous buffers"),
+      zero_inert("reduce_scatter", Bool{}, true, kShards),
+      zero_inert("use_multi_rank_bucket_allreduce", Bool{}, true, kShards),
+      zero_inert("allgather_partitions", Bool{}, true, kShards),
+      zero_inert("allgather_bucket_size", size_in_elements(), 500'000'000, kShards),
+      zero_inert("round_robin_gradients", Bool{}, false, kShards),
+      zero_inert("parameter_alignment", Bool{}, false, "shards are always aligned"),
+      zero_inert("compute_grad_norm", Bool{}, true,
+                 "the norm costs one pass that the check for inf and NaN needs anyway"),
+      zero_inert("load_from_fp32_weights", Bool{}, true,
+                 "a checkpoint holds the fp32 master weights, and they are loaded"),
+      zero_inert("elastic_checkpoint", Bool{}, false, kCheckpoints),
+      zero_inert("sub_group_size", size_in_elements(), 1'000'000'000, "the optimizer is one pass over the whole shard"),
+      zero_inert("stage3_model_persistence_threshold", size_in_elements(), std::numeric_limits<int64_t>::max(), kUnits),
+      zero_inert("stage3_max_live_parameters", size_in_elements(), 1'000'000'000, kUnits),
+      zero_inert("stage3_max_reuse_distance", size_in_elements(), 1'000'000'000, kUnits),
+      zero_inert("stage3_module_granularity_threshold", size_in_elements(), 0, kUnits),
+      zero_inert("leaf_module", Anything{}, nullptr, "zeroshard.unit_classes chooses what is gathered together"),
+      zero_inert("stage3_use_all_reduce_for_fetch_params", Bool{}, false, kShards),
+      zero_inert("stage3_allgather_sequential", Bool{}, false, kShards),
+      zero_inert("stage3_partition_stream_chunk_size", size_in_elements(), 0, "parameters are sharded unit by unit"),
+      zero_inert("ignore_unused_parameters", Bool{}, true, "parameters without a gradient never stop a step"),
+      zero_inert("legacy_stage1", Bool{}, false, "there is one implementation of stage 1"),
+      zero_inert("mics_hierarchical_params_gather", Bool{}, false, "MiCS is not in use"),
+      zero_inert("memory_efficient_linear", Bool{}, true, "saved tensors are views of the gathered unit at no cost"),
+      zero_inert("pipeline_loading_checkpoint", Bool{}, false, kCheckpoints),
+      zero_inert("override_module_apply", Bool{}, true, "Module.apply is left as it is"),
+      zero_inert("log_trace_cache_warnings", Bool{}, false, "changes of the execution order are always handled"),
+      zero_inert("enable_sanity_checks", Bool{}, false, "ranks always compare their sequences of collectives"),
+      zero_inert("save_muon_momentum_buffer_in_memory", Bool{}, false, "Muon is not in use"),
+      zero_inert("cpu_offload_use_pin_memory", Bool{}, nullptr, "nothing is offloaded"),
+  };
+}
+
+std::vector<Key> not_supported() {
+  const std::string kQuantized = "quantized communication is not supported";
+  const Choice kNone{{"none"}};
+  return {
+      zero_unsupported("offload_param.device", kNone, "none", "offloading parameters is not supported yet"),
+      zero_unsupported("offload_optimizer.device", kNone, "none", "offloading the optimizer is not supported yet"),
+      zero_unsupported("cpu_offload", Only{false}, nullptr, "offloading the optimizer is not supported yet"),
+      zero_unsupported("cpu_offload_param", Only{false}, nullptr, "offloading parameters is not supported yet"),
+      zero_unsupported("zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
+                       "secondary partitions (hpZ) are not supported"),
+      zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
+      zero_unsupported("zero_quantized_nontrainable_weights", Only{false}, false, kQuantized),
+      zero_unsupported("zero_quantized_gradients", Only{false}, false, kQuantized),
+      zero_unsupported("zeropp_loco_param", Only{nullptr}, nullptr, kQuantized),
+      zero_unsupported("mics_shard_size", Integer{.max = 0}, -1, "MiCS is not supported"),
+      zero_unsupported("zenflow", Only{nullptr}, nullptr, "ZenFlow is not supported"),
+  };
+}
+
+std::vector<Key> offload_details() {
+  const std::string kOff = "nothing is offloaded";
+  return {
+      zero_inert("offload_param.nvme_path", Text{}, nullptr, kOff),
+      zero_inert("offload_param.buffer_count", at_least(0), 5, kOff),
+      zero_inert("offload_param.buffer_size", size_in_elements(), 100'000'000, kOff),
+      zero_inert("offload_param.max_in_cpu", size_in_elements(), 1'000'000'000, kOff),
+      zero_inert("offload_param.pin_memory", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.nvme_path", Text{}, nullptr, kOff),
+      zero_inert("offload_optimizer.buffer_count", at_least(0), 4, kOff),
+      zero_inert("offload_optimizer.pin_memory", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.pipeline", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.pipeline_read", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.pipeline_write", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.fast_init", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0, kOff),
+      zero_inert("offload_optimizer.super_offload", Bool{}, false, kOff),
+      zero_inert("offload_optimizer.cpuadam_cores_perc", Number{.min = 0, .max = 1}, 0.8, kOff),
+      zero_inert("offload_optimizer.convert_grad_on_cpu", Bool{}, true, kOff),
+  };
+}
+
+}  // namespace
+
+std::vector<Key> zero_keys() {
+  std::vector<Key> keys;
+  for (std::vector<Key> part : {effective(), not_supported(), without_effect(), offload_details()}) {
+    for (Key& key : part) keys.push_back(std::move(key));
+  }
+  return keys;
+}
+
+}  // namespace zeroshard

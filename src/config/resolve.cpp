@@ -1,0 +1,239 @@
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "base/format.h"
+#include "config/batch.h"
+#include "config/document.h"
+#include "config/keys.h"
+#include "config/suggest.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kMaxHiddenSize = int64_t{1} << 30;
+
+struct Resolved {
+  Json value;
+  std::string origin;
+};
+
+bool may_be_auto(const Allowed& allowed) {
+  if (std::holds_alternative<Anything>(allowed)) return true;
+  const auto* choice = std::get_if<Choice>(&allowed);
+  return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
+}
+
+// Goes through the table, row by row, and fills a Config.
+class Resolver {
+ public:
+  Resolver(const Json& root, const ConfigContext& context)
+      : context_(context), keys_(always_known_keys()), document_(root, keys_) {}
+
+  ParsedConfig run() {
+    parsed_.config.world_size = context_.world_size;
+    for (const Key& key : keys_) visit(key);
+    resolve_optimizer();
+    resolve_scheduler();
+    resolve_batch_keys();
+    apply_rules();
+    for (const std::string& path : document_.overridden()) {
+      parsed_.without_effect.push_back(path + " (flat): the same key inside its block wins");
+    }
+    return std::move(parsed_);
+  }
+
+ private:
+  Config& config() { return parsed_.config; }
+
+  void visit(const Key& key) {
+    const Given* given = document_.find(key.path);
+    const bool is_given = given && !given->value.is_null();
+    const Resolved resolved = resolve(key, given);
+    if (key.effect == Key::Effect::kNone) {
+      const std::string& written = given && !given->written_as.empty() ? given->written_as : key.path;
+      if (is_given) parsed_.without_effect.push_back(concat(written, " = ", shown(given->value), ": ", key.help));
+      return;
+    }
+    if (key.effect == Key::Effect::kUnsupported) return;
+    if (key.required && resolved.value.is_null()) {
+      throw ConfigError(concat(key.path, ": this key is required; it must be ", describe(key.allowed)));
+    }
+    if (key.apply && !resolved.value.is_null()) key.apply(config(), resolved.value);
+    parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
+  }
+
+  Resolved resolve(const Key& key, const Given* given) const {
+    if (!given) return {key.default_value, "default"};
+    if (given->value.is_null()) return {key.default_value, "default: null is given"};
+    if (given->value == "auto" && !may_be_auto(key.allowed)) return resolve_auto(key);
+    const Json value = check_value(key, given->value);
+    std::string origin = given->written_as.empty() ? "file" : "file: as " + given->written_as;
+    const bool cut = value.is_number_integer() && given->value.is_number_float() && value != given->value;
+    if (cut) origin += concat(": ", shown(given->value), " without its fraction");
+    return {value, origin};
+  }
+
+  Resolved resolve_auto(const Key& key) const {
+    if (key.when_auto == Auto::kDefault) return {key.default_value, "auto: the default"};
+    if (key.when_auto == Auto::kRefuse) {
+      fail_value(key.path, "auto",
+                 "only the caller can know this value, and left it open; must be " + describe(key.allowed));
+    }
+    if (!context_.hidden_size) {
+      fail_value(key.path, "auto",
+                 "needs the model's hidden size, which is not known here; give it or " + describe(key.allowed));
+    }
+    const int64_t hidden = *context_.hidden_size;
+    switch (key.when_auto) {
+      case Auto::kHiddenSquared:
+        return {hidden * hidden, "auto: hidden size squared"};
+      case Auto::kHiddenSquaredTimes09:
+        return {int64_t(0.9 * double(hidden) * double(hidden)), "auto: 0.9 x hidden size squared"};
+      default:
+        return {10 * hidden, "auto: 10 x hidden size"};
+    }
+  }
+
+  // The type's index among `names`, without regard to case.
+  size_t type_index(const std::string& path, const Json& type, std::span<const std::string_view> names,
+                    std::span<const std::string_view> unsupported_names) const {
+    const std::string wanted = lower(type.get<std::string>());
+    std::string all;
+    std::vector<std::string> candidates;
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (lower(std::string(names[i])) == wanted) return i;
+      all += concat(i == 0 ? "" : ", ", names[i]);
+      candidates.emplace_back(names[i]);
+    }
+    for (const std::string_view name : unsupported_names) {
+      if (lower(std::string(name)) == wanted) {
+        fail_value(path, type, concat(name, " is not supported; must be one of ", all));
+      }
+    }
+    fail_value(path, type, concat("must be one of ", all, ";", suggest_path(type.get<std::string>(), candidates)));
+  }
+
+  // The type named in `block`, or null. A block with other keys must have one.
+  Json type_of(const std::string& block) const {
+    const Given* given = document_.find(block + ".type");
+    if (given && given->value.is_string()) return given->value;
+    if (document_.has_block(block + ".params")) {
+      throw ConfigError(concat(block, ".type: this key is required beside ", block, ".params"));
+    }
+    return nullptr;
+  }
+
+  void resolve_optimizer() {
+    const Json type = type_of("optimizer");
+    if (type.is_null()) return;
+    const size_t index = type_index("optimizer.type", type, optimizer_names(), unsupported_optimizer_names());
+    config().optimizer.emplace().type = OptimizerConfig::Type(index);
+    const std::vector<Key> keys = optimizer_keys(config().optimizer->type);
+    document_.check_block("optimizer.params", keys);
+    for (const Key& key : keys) visit(key);
+    const OptimizerConfig& optimizer = *config().optimizer;
+    if (optimizer.nesterov && (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
+      fail_value("optimizer.params.nesterov", true, "needs a momentum above 0 and a dampening of 0");
+    }
+  }
+
+  void resolve_scheduler() {
+    const Json type = type_of("scheduler");
+    if (type.is_null()) return;
+    const size_t index = type_index("scheduler.type", type, scheduler_names(), {});
+    config().scheduler = make_scheduler(index);
+    const std::vector<Key> keys = scheduler_keys(index);
+    document_.check_block("scheduler.params", keys);
+    for (const Key& key : keys) visit(key);
+  }
+
+  ConfigValue& value_of(const std::string& path) {
+    return *std::find_if(parsed_.values.begin(), parsed_.values.end(),
+                         [&](const ConfigValue& value) { return value.path == path; });
+  }
+
+  std::optional<int64_t> integer_of(const std::string& path) {
+    const Json value = Json::parse(value_of(path).value);
+    return value.is_null() ? std::nullopt : std::optional(value.get<int64_t>());
+  }
+
+  void set_batch_value(const std::string& path, int64_t value, const std::string& origin) {
+    ConfigValue& entry = value_of(path);
+    entry.value = std::to_string(value);
+    if (origin.empty()) return;
+    entry.origin = entry.origin == "auto: the default" ? "auto: " + origin : origin;
+  }
+
+  void resolve_batch_keys() {
+    const char *train = "train_batch_size", *micro = "train_micro_batch_size_per_gpu",
+               *accumulation = "gradient_accumulation_steps";
+    const ResolvedBatch batch = resolve_batch({integer_of(train), integer_of(micro), integer_of(accumulation)},
+                                              context_.world_size, context_.default_micro_batch_size);
+    set_batch_value(train, batch.train, batch.train_origin);
+    set_batch_value(micro, batch.micro, batch.micro_origin);
+    set_batch_value(accumulation, batch.accumulation, batch.accumulation_origin);
+    config().train_batch_size = batch.train;
+    config().micro_batch_size = batch.micro;
+    config().grad_accumulation_steps = batch.accumulation;
+  }
+
+  // What one row cannot say alone.
+  void apply_rules() {
+    if (config().fp16.enabled) {
+      if (config().compute_dtype == DType::kBFloat16) {
+        fail_value("fp16.enabled", true, "fp16 and bf16 cannot both be enabled: bf16.enabled is true too");
+      }
+      config().compute_dtype = DType::kFloat16;
+    }
+    if (!config().average_gradients && config().stage == 3) {
+      fail_value("gradient_allreduce_op", "sum", "is for stages 0 to 2; zero_optimization.stage is 3");
+    }
+    if (value_of("prescale_gradients").value == "true") {
+      config().prescale = config().world_size;
+      value_of("gradient_predivide_factor").origin += "; unused: prescale_gradients divides by the world size";
+    }
+    ConfigValue& overlap = value_of("zero_optimization.overlap_comm");
+    if (overlap.value == "null") overlap.value = config().overlap_comm ? "true" : "false";
+  }
+
+  const ConfigContext& context_;
+  const std::vector<Key> keys_;
+  const Document document_;
+  ParsedConfig parsed_;
+};
+
+void check_context(const ConfigContext& context) {
+  if (context.world_size < 1) throw ConfigError(concat("the world size must be at least 1, got ", context.world_size));
+  if (context.hidden_size && (*context.hidden_size < 1 || *context.hidden_size > kMaxHiddenSize)) {
+    throw ConfigError(concat("the hidden size must be 1 to ", kMaxHiddenSize, ", got ", *context.hidden_size));
+  }
+  if (context.default_micro_batch_size && *context.default_micro_batch_size < 1) {
+    throw ConfigError(
+        concat("the default micro batch size must be at least 1, got ", *context.default_micro_batch_size));
+  }
+}
+
+}  // namespace
+
+ParsedConfig parse_config(std::string_view json, const ConfigContext& context) {
+  check_context(context);
+  return Resolver(read_json(json), context).run();
+}
+
+ParsedConfig load_config(const std::string& path, const ConfigContext& context) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw ConfigError(concat(path, ": cannot open this file"));
+  std::string text(kMaxConfigBytes + 1, '\0');
+  file.read(text.data(), std::streamsize(text.size()));
+  if (file.bad()) throw ConfigError(concat(path, ": cannot read this file"));
+  text.resize(size_t(file.gcount()));
+  try {
+    return parse_config(text, context);
+  } catch (const ConfigError& error) {
+    throw ConfigError(concat(path, ": ", error.what()));
+  }
+}
+
+}  // namespace zeroshard

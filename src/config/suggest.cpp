@@ -1,0 +1,56 @@
+#include "config/suggest.h"
+
+#include <algorithm>
+
+namespace zeroshard {
+namespace {
+
+struct Split {
+  std::string_view block, name;
+};
+
+Split split(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  if (dot == path.npos) return {"", path};
+  return {path.substr(0, dot), path.substr(dot + 1)};
+}
+
+}  // namespace
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before_last, last(b.size() + 1), row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) row[j] = std::min(row[j], before_last[j - 2] + 1);
+    }
+    before_last = last;
+    last = row;
+  }
+  return last[b.size()];
+}
+
+std::string suggest_path(const std::string& path, const std::vector<std::string>& known) {
+  constexpr size_t kLongestCompared = 100;  // longer keys are no typing mistakes
+  if (path.size() > kLongestCompared) return "";
+  const Split wanted = split(path);
+  const size_t limit = std::max<size_t>(1, std::min<size_t>(4, wanted.name.size() / 3));
+  const std::string* best = nullptr;
+  size_t best_distance = limit + 1;
+  for (const std::string& candidate : known) {
+    const Split other = split(candidate);
+    const size_t in_wrong_block = other.block == wanted.block ? 0 : 1;
+    const size_t distance = std::min(edit_distance(wanted.name, other.name) + in_wrong_block,  //
+                                     edit_distance(path, candidate));
+    if (distance < best_distance) {
+      best = &candidate;
+      best_distance = distance;
+    }
+  }
+  return best ? " did you mean '" + *best + "'?" : "";
+}
+
+}  // namespace zeroshard

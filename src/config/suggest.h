@@ -1,0 +1,15 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroshard {
+
+// Edits (insert, delete, replace, swap of neighbours) from one text to the other.
+size_t edit_distance(std::string_view a, std::string_view b);
+
+// " did you mean 'zero_optimization.stage'?" for the known path nearest to `path`, or "" when none is near. Compares
+// the last parts of the paths, so that a key in the wrong block is found too.
+std::string suggest_path(const std::string& path, const std::vector<std::string>& known);
+
+}  // namespace zeroshard
