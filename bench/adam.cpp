@@ -7,6 +7,7 @@
 #include <string>
 
 #include "adam_passes/passes.h"
+#include "adam_passes/probe.h"
 #include "kernels/kernels.h"
 
 namespace {
@@ -59,8 +60,10 @@ int main(int argc, char** argv) {
   }
   const auto count = static_cast<size_t>(numel);
   std::vector<float> weights(count, 1), grad(count, 0.5f), exp_avg(count, 0), exp_avg_sq(count, 0);
-  std::vector<uint16_t> param(count);
-  const Arrays arrays{weights.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), param.data(), numel};
+  std::vector<uint16_t> param_space(count + 32);
+  uint16_t* param = param_space.data();
+  while (reinterpret_cast<uintptr_t>(param) % 64 != 0) ++param;
+  const Arrays arrays{weights.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), param, numel};
   Crew crew(threads);
   double sink = 0;
   std::vector<Case> cases{
@@ -70,6 +73,9 @@ int main(int argc, char** argv) {
       {"norm_probe", 4, [&](int64_t) { sink += norm_probe(crew, arrays); }, {}},
       {"clip_and_step", 34, [&](int64_t step) { sink += clip_and_step(crew, arrays, 1.0, step); }, {}},
   };
+  if (zeroshard::bench::has_tuned_probe()) {
+    cases.push_back({"tuned_step_probe", 30, [&](int64_t) { tuned_step_probe(crew, arrays); }, {}});
+  }
   for (int64_t round = 0; round <= rounds; ++round) {  // the first warms up
     for (Case& c : cases) {
       const double seconds = time_of([&] { c.run(round + 1); });

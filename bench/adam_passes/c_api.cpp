@@ -1,4 +1,5 @@
 #include "adam_passes/passes.h"
+#include "adam_passes/probe.h"
 #include "kernels/kernels.h"
 
 // The passes for ctypes: bench/adam.py loads them beside torch and DeepSpeed, in one process over the same arrays.
@@ -30,5 +31,11 @@ double zs_bench_norm_probe(void* crew, const Arrays* arrays) {
 }
 void zs_bench_step_probe(void* crew, const Arrays* arrays) {
   step_probe(*static_cast<Crew*>(crew), *arrays);
+}
+int zs_bench_has_tuned_probe() {
+  return zeroshard::bench::has_tuned_probe() ? 1 : 0;
+}
+void zs_bench_tuned_step_probe(void* crew, const Arrays* arrays) {
+  tuned_step_probe(*static_cast<Crew*>(crew), *arrays);
 }
 }

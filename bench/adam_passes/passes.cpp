@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "adam_passes/probe.h"
 #include "kernels/kernels.h"
 
 #ifdef __x86_64__
@@ -112,6 +113,13 @@ void step_probe(Crew& crew, const Arrays& arrays) {
   crew.run(arrays.numel, [&](int, int64_t begin, int64_t end) {
     add_streams(arrays.weights + begin, arrays.grad + begin, arrays.exp_avg + begin, arrays.exp_avg_sq + begin,
                 arrays.param + begin, end - begin);
+  });
+}
+
+void tuned_step_probe(Crew& crew, const Arrays& arrays) {
+  crew.run(arrays.numel, [&](int, int64_t begin, int64_t end) {
+    add_streams_tuned({arrays.weights + begin, arrays.grad + begin, arrays.exp_avg + begin, arrays.exp_avg_sq + begin,
+                       arrays.param + begin, end - begin});
   });
 }
 

@@ -45,4 +45,7 @@ double clip_and_step(Crew& crew, const Arrays& arrays, double max_norm, int64_t 
 double norm_probe(Crew& crew, const Arrays& arrays);  // read 4
 void step_probe(Crew& crew, const Arrays& arrays);    // read 16, write 14: one addition per stream
 
+// The same with prefetches and streaming stores; only where has_tuned_probe() (probe.h).
+void tuned_step_probe(Crew& crew, const Arrays& arrays);
+
 }  // namespace zeroshard::bench

@@ -10,7 +10,16 @@ namespace {
 template <typename Param, class V, class Where>
 inline void store_weights(const Where& where, const StepBuffers& buffers, typename V::F weights) {
   where.template store<float>(buffers.master, weights);
-  if constexpr (!std::is_void_v<Param>) where.template store<Param>(buffers.param, weights);
+  if constexpr (!std::is_void_v<Param>) where.template store_last<Param>(buffers.param, weights);
+}
+
+template <class V, typename Param, class Step>
+inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
+  if constexpr (std::is_void_v<Param>) {
+    for_each_vector<V>(buffers.numel, step);
+  } else {
+    for_each_vector_streaming<V, Param>(buffers.numel, buffers.param, step);
+  }
 }
 
 template <class V, typename Grad, typename Param>
@@ -24,7 +33,11 @@ void adam_kernel(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, 
   const auto lerp_weight = V::set(from_exp_avg ? c.beta1_weight : c.beta1_weight - 1.0f);
   const bool decoupled = c.decoupled, coupled = c.coupled;
   const StepBuffers b = buffers;
-  for_each_vector<V>(b.numel, [=](auto where) {
+  for_each_weight<V, Param>(b, [=](auto where) {
+    where.template prefetch<float>(b.master);
+    where.template prefetch<Grad>(b.grad);
+    where.template prefetch<float>(exp_avg);
+    where.template prefetch<float>(exp_avg_sq);
     auto weights = where.template load<float>(b.master);
     auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
     if (decoupled) weights = V::mul(weights, decay);
@@ -49,11 +62,14 @@ void sgd_kernel(const StepBuffers& buffers, float* momentum_buffer, const SgdCon
   const auto grad_weight = V::set(c.grad_weight), negative_lr = V::set(c.negative_lr);
   const bool decay = c.decay, nesterov = c.nesterov, first_step = c.first_step;
   const StepBuffers b = buffers;
-  for_each_vector<V>(b.numel, [=](auto where) {
+  for_each_weight<V, Param>(b, [=](auto where) {
+    where.template prefetch<float>(b.master);
+    where.template prefetch<Grad>(b.grad);
     auto weights = where.template load<float>(b.master);
     auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
     if (decay) grad = V::fma(weights, l2, grad);
     if (momentum_buffer != nullptr) {
+      where.template prefetch<float>(momentum_buffer);
       auto velocity = grad;
       if (!first_step) {
         velocity = V::mul(where.template load<float>(momentum_buffer), momentum);
@@ -72,7 +88,10 @@ void lion_kernel(const StepBuffers& buffers, float* exp_avg, const LionConstants
   const auto beta1 = V::set(c.beta1), beta1_weight = V::set(c.beta1_weight);
   const auto beta2 = V::set(c.beta2), beta2_weight = V::set(c.beta2_weight);
   const StepBuffers b = buffers;
-  for_each_vector<V>(b.numel, [=](auto where) {
+  for_each_weight<V, Param>(b, [=](auto where) {
+    where.template prefetch<float>(b.master);
+    where.template prefetch<Grad>(b.grad);
+    where.template prefetch<float>(exp_avg);
     const auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
     const auto mean = where.template load<float>(exp_avg);
     const auto direction = V::fma(grad, beta1_weight, V::mul(mean, beta1));
@@ -88,7 +107,10 @@ void adagrad_kernel(const StepBuffers& buffers, float* sum, const AdagradConstan
   const auto negative_lr = V::set(c.negative_lr);
   const bool decay = c.decay;
   const StepBuffers b = buffers;
-  for_each_vector<V>(b.numel, [=](auto where) {
+  for_each_weight<V, Param>(b, [=](auto where) {
+    where.template prefetch<float>(b.master);
+    where.template prefetch<Grad>(b.grad);
+    where.template prefetch<float>(sum);
     const auto weights = where.template load<float>(b.master);
     auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
     if (decay) grad = V::fma(weights, l2, grad);

@@ -11,6 +11,7 @@ namespace {
 // 8 lanes; the contract of each member is beside struct Scalar.
 struct Avx2 {
   static constexpr int kWidth = 8, kParts = 2;
+  static constexpr bool kStreams = true;
   using F = __m256;
   using D = __m256d;
   using Tails = PaddedTails<Avx2, kWidth>;
@@ -46,6 +47,16 @@ struct Avx2 {
   static void store(void* to, F value, int lanes) {
     Tails::store_tail<T>(to, value, lanes);
   }
+
+  template <typename T>
+  static void stream(void* to, F value) {
+    if constexpr (std::is_same_v<T, float>) {
+      _mm256_stream_ps(static_cast<float*>(to), value);
+    } else {
+      _mm_stream_si128(static_cast<__m128i*>(to), narrow<T>(value));
+    }
+  }
+  static void end_streams() { _mm_sfence(); }
 
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }

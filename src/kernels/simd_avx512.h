@@ -20,6 +20,7 @@ namespace {
 // 16 lanes; the contract of each member is beside struct Scalar. vcvtneps2bf16 is not used: it flushes subnormals.
 struct Avx512 {
   static constexpr int kWidth = 16, kParts = 2;
+  static constexpr bool kStreams = true;
   using F = __m512;
   using D = __m512d;
 
@@ -57,6 +58,16 @@ struct Avx512 {
       _mm256_mask_storeu_epi16(to, first(lanes), narrow<T>(value));
     }
   }
+
+  template <typename T>
+  static void stream(void* to, F value) {
+    if constexpr (std::is_same_v<T, float>) {
+      _mm512_stream_ps(static_cast<float*>(to), value);
+    } else {
+      _mm256_stream_si256(static_cast<__m256i*>(to), narrow<T>(value));
+    }
+  }
+  static void end_streams() { _mm_sfence(); }
 
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }

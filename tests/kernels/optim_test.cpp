@@ -202,8 +202,37 @@ TEST_P(Optim, BitsDoNotDependOnSplitOrInstructionSet) {
   }
 }
 
+// Ranges larger than a core's caches write `param` past them when it is aligned: same bits, nothing around it touched.
+TEST_P(Optim, LargeRangesStreamTheSameBits) {
+  const int64_t numel = (1 << 16) + 37;
+  for (const DType& param : kAllDtypes) {
+    Random random(11);
+    State small(numel, DType::kBFloat16, &param, random);
+    fill(small.master, random);
+    for (const size_t misalignment : {0, 2}) {
+      State large = small;
+      // An address aligned to 64 bytes, or just not.
+      std::vector<uint8_t> space(static_cast<size_t>(numel * 4) + 256, 0xa5);
+      const size_t begin = 64 - reinterpret_cast<uintptr_t>(space.data()) % 64 + misalignment;
+      State want = small;
+      apply(*scalar_table(), want, 0, 1000, kGradScale, AdamArgs{});
+      apply(*scalar_table(), want, 1000, numel, kGradScale, AdamArgs{});
+      StepBuffers buffers = large.buffers(0, numel, kGradScale);
+      buffers.param = space.data() + begin;
+      adam(table(), buffers, large.first(0), large.second(0), AdamArgs{});
+      const size_t bytes = static_cast<size_t>(numel * element_size(param));
+      ASSERT_EQ(std::memcmp(space.data() + begin, want.param.data(), bytes), 0) << name_of(param) << misalignment;
+      for (size_t i = 0; i < space.size(); ++i) {
+        const bool outside = i < begin || i >= begin + bytes;
+        ASSERT_TRUE(!outside || space[i] == 0xa5) << name_of(param) << " byte " << i;
+      }
+      ASSERT_TRUE(same(large.master, want.master));
+    }
+  }
+}
+
 TEST_P(Optim, ParamIsTheMasterRoundedOnce) {
-  // 1 + 2^-8 + 2^-24 is above a bf16 tie; any detour through another rounding gives the even neighbour 1.
+  // 1 + 2^-8 + 2^-23 is above a bf16 tie; a detour through fp16 gives the tie, and then the even neighbour 1.
   float master = 1 + 0x1p-8f + 0x1p-23f, grad = 0, exp_avg = 0, exp_avg_sq = 0;
   uint16_t param = 0;
   const StepBuffers buffers{&master, &grad, DType::kFloat32, &param, DType::kBFloat16, 1, 1};
