@@ -162,6 +162,7 @@ double block_sum_of_squares(const void* data, int numel) {
   for (; i + kSquareLanes <= numel; i += kSquareLanes) {
 #pragma GCC unroll 64
     for (int v = 0; v < kVectors; ++v) {
+      Body<V>{i + v * V::kWidth}.template prefetch<T>(data);
       V::add_squares(Body<V>{i + v * V::kWidth}.template load<T>(data), sums + v * V::kParts);
     }
   }
