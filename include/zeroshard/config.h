@@ -35,7 +35,7 @@ struct OptimizerConfig {
 // LR schedules with the formulas and defaults of DeepSpeed's. `warmup_max_lr` and others unset: the param group's lr.
 struct WarmupLRConfig {
   double warmup_min_lr = 0;
-  std::optional<double> warmup_max_lr;
+  std::optional<double> warmup_max_lr = std::nullopt;
   int64_t warmup_num_steps = 1000;
   bool log_warmup = true;
 };
@@ -55,9 +55,9 @@ struct WarmupCosineLRConfig {
 struct OneCycleConfig {
   double cycle_min_lr = 0, cycle_max_lr = 0, decay_lr_rate = 0;
   int64_t cycle_first_step_size = 2000;
-  std::optional<int64_t> cycle_second_step_size;
+  std::optional<int64_t> cycle_second_step_size = std::nullopt;
   int64_t cycle_first_stair_count = 0;
-  std::optional<int64_t> cycle_second_stair_count;
+  std::optional<int64_t> cycle_second_stair_count = std::nullopt;
   int64_t decay_step_size = 0;
   bool cycle_momentum = true;
   double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
