@@ -38,13 +38,15 @@ PerElement parameter_bytes(DType dtype, const PlanOptions& options) {
   return shards_parameters(options) ? PerElement{0, bytes} : PerElement{bytes, 0};
 }
 
-// Stages 0 and 1 keep every gradient as it goes on the wire and reduce in place: into this rank's slice (stage 1),
-// gathered back to full (stage 0). Only reduced gradients of another dtype need memory of their own.
+// Stages 0 and 1, and a world of one, keep every gradient as it goes on the wire and reduce in place: into this rank's
+// slice, gathered back to full at stage 0. Reduced gradients need memory of their own when they have another dtype, or
+// when later micro-batches would overwrite them.
 PerElement gradient_bytes(DType dtype, const PlanOptions& options) {
   const DType wire = wire_dtype(dtype, options), reduced = grad_dtype(dtype, options);
   if (shards_gradients(options)) return {0, element_size(reduced)};
   PerElement bytes{element_size(wire), 0};
-  if (reduced != wire) (options.stage == 1 ? bytes.shard : bytes.full) += element_size(reduced);
+  const bool in_place = reduced == wire && options.grad_accumulation_steps == 1;
+  if (!in_place) (options.stage == 0 ? bytes.full : bytes.shard) += element_size(reduced);
   return bytes;
 }
 

@@ -31,9 +31,9 @@ inline bool has_master_weights(DType dtype) {
 inline bool shards_parameters(const PlanOptions& options) {
   return options.stage == 3 && options.world_size > 1;
 }
-// Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring.
+// Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring; a world of one has no shards.
 inline bool shards_gradients(const PlanOptions& options) {
-  return options.stage >= 2;
+  return options.stage >= 2 && options.world_size > 1;
 }
 
 // Held for the whole run. The last three are for trainable parameters only.

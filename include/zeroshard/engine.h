@@ -1,0 +1,122 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zeroshard/config.h"
+#include "zeroshard/optimizer.h"
+
+namespace zeroshard {
+
+class Comm;
+
+// One parameter of a unit, before zeroshard owns it.
+struct ParamDefinition {
+  std::vector<std::string> names;  // every name a tied parameter is reached by; the first is used in messages
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;
+  bool requires_grad = true;
+  int param_group = 0;             // of the optimizer; -1: trainable, but updated by nobody
+};
+
+// Parameters that are gathered, reduced and freed together: normally one transformer block.
+struct UnitDefinition {
+  std::string name;
+  std::vector<ParamDefinition> params;
+  int parent = -1;  // index of the unit whose modules contain this unit's modules
+  // The tensors of each parameter (several when it is tied by storage), called once while the engine is built, so
+  // that a model larger than one rank's memory can be made unit by unit.
+  std::function<std::vector<std::vector<at::Tensor>>()> tensors;
+};
+
+struct EngineOptions {
+  Config config;
+  at::Device device = at::kCPU;
+  std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
+  OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
+  bool external_optimizer = false;              // a user's torch.optim updates the master weights: see slices()
+  // Values that every rank must have alike, besides parameters: checked before anything is allocated.
+  std::vector<std::pair<std::string, std::string>> agreement;
+};
+
+struct StepResult {
+  bool applied = true;     // false: skipped on all ranks, because a gradient was not finite
+  double grad_norm = 0;    // of the averaged gradients before clipping; not finite when skipped
+  double loss_scale = 1;   // that the gradients of this step carried
+};
+
+// A stretch of one parameter in this rank's shard, for an optimizer outside: `master` is fp32, 1-D.
+struct OptimizerSlice {
+  std::string param;
+  int param_group = 0;
+  at::Tensor master;
+  bool has_grad = false;  // valid between prepare_step() and finish_step()
+  at::Tensor grad;        // fp32, unscaled and clipped; undefined without a gradient
+};
+
+struct MemoryLine {
+  std::string category;
+  int64_t planned = 0, measured_peak = 0;
+};
+
+// Trains parameters whose states are sharded across ranks (ZeRO stages 0-3). Every rank calls the same methods in the
+// same order. A front calls pre_forward and post_forward around each unit's modules; unit() does both. After an
+// exception the engine must not be used further.
+class Engine {
+ public:
+  // Collective. Takes over the parameters: rank 0's values on every rank. `gather` and `reduce` may be the same
+  // communicator; two let ranks differ in the order in which gathers and reductions interleave. Both outlive the engine.
+  // Throws ValueError on every rank when parameters or options differ among ranks.
+  Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce);
+  ~Engine();
+
+  void begin_forward(bool training);
+  void pre_forward(size_t unit);
+  // `outputs`: the tensors that the unit's module returns.
+  void post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
+  // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
+  template <typename Forward>
+  at::Tensor unit(size_t index, Forward&& forward) {
+    pre_forward(index);
+    at::Tensor output = std::forward<Forward>(forward)();
+    post_forward(index, {output});
+    return output;
+  }
+
+  // loss * loss_scale / grad_accumulation_steps (without the division when `average` is false).
+  at::Tensor scale_loss(const at::Tensor& loss, bool average = true) const;
+  // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum.
+  void begin_backward(bool sync = true);
+  void end_backward();
+  // Both, and backward() of the scaled loss in between.
+  void backward(const at::Tensor& loss);
+
+  // Clips, updates and publishes the parameters. `groups` may differ from step to step (learning rates).
+  StepResult step(const std::vector<ParamGroupOptions>& groups);
+  StepResult step();
+  // The same in three parts, for an optimizer outside, which runs between the last two when `applied` is true.
+  StepResult prepare_step();
+  std::vector<OptimizerSlice> slices();
+  void finish_step(const StepResult& result);
+
+  // Unshards these units until release(): their parameters can be read. With `modify_rank` >= 0 that rank's values
+  // are taken on every rank when they are released, master weights included.
+  void gather(const std::vector<size_t>& units);
+  void release(const std::vector<size_t>& units, int modify_rank = -1);
+
+  double loss_scale() const;
+  int skipped_in_a_row() const;
+  const Config& config() const;
+  std::vector<MemoryLine> memory() const;
+  size_t num_units() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,31 @@
+"""zeroshard: ZeRO sharded data-parallel training for any PyTorch module.
+
+>>> engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config="ds_config.json")
+>>> loss = engine(batch)
+>>> engine.backward(loss)
+>>> engine.step()
+"""
+
+from ._C import CommError, ConfigError, Error, InternalError, StateError, ValueError, __version__  # noqa: A004
+from .distributed import init_distributed
+from .engine import Engine
+from .gathering import gathered
+from .initialize import initialize
+from .materialize import Init
+from .units import find_units
+
+__all__ = [
+    "CommError",
+    "ConfigError",
+    "Engine",
+    "Error",
+    "Init",
+    "InternalError",
+    "StateError",
+    "ValueError",
+    "__version__",
+    "find_units",
+    "gathered",
+    "init_distributed",
+    "initialize",
+]

@@ -1,0 +1,38 @@
+"""Reading and changing sharded parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None = None) -> Iterator[None]:
+    """Makes parameters whole inside the context: they can be read like any tensor.
+
+    Every rank must enter it with the same parameters. With ``modify_rank``, what that rank wrote to them is taken on
+    every rank at exit (master weights included); other changes are lost. ``params`` may hold None and tensors that
+    zeroshard does not own, which are left alone.
+    """
+    tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if p is not None]
+    units: dict[int, tuple[object, set[int]]] = {}
+    for tensor in tensors:
+        owner = getattr(tensor, "_zeroshard_unit", None)
+        if owner is not None:
+            core, unit = owner
+            units.setdefault(id(core), (core, set()))[1].add(unit)
+    entered = []
+    for core, indices in units.values():
+        core.gather(sorted(indices))
+        entered.append((core, sorted(indices)))
+    try:
+        yield
+    except BaseException:
+        # Peers may not get here: no collective, and nothing of a half-made change is kept.
+        for core, indices in entered:
+            core.release(indices, -1)
+        raise
+    for core, indices in entered:
+        core.release(indices, -1 if modify_rank is None else modify_rank)

@@ -1,0 +1,123 @@
+"""Which parameters are gathered, reduced and freed together, and which modules use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+@dataclass
+class Param:
+    """One parameter: every name that reaches it, and every tensor object (several when it is tied by storage)."""
+
+    names: list[str]
+    tensors: list[nn.Parameter]
+    owners: list[nn.Module] = field(default_factory=list)
+
+
+@dataclass
+class Unit:
+    """Parameters of one unit, and the modules around whose forward they must be whole."""
+
+    name: str
+    params: list[Param]
+    modules: list[nn.Module]
+    parent: int = -1
+
+
+def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]:
+    """Splits the parameters of ``model`` into units, in the order of its modules.
+
+    A unit is a module whose class is named in ``unit_classes``; without any, one that Hugging Face lists in
+    ``_no_split_modules``; without those, an element of a ``ModuleList``, ``Sequential`` or ``ModuleDict``. Parameters
+    outside of such blocks form one unit per module that owns them. A tied parameter belongs to the first unit that has
+    it, and every module that owns it is a module of that unit.
+
+    Raises ``ValueError`` when a name in ``unit_classes`` matches no module.
+    """
+    blocks = _find_blocks(model, unit_classes)
+    params = _find_params(model)
+    block_of_module = {id(module): name for name, block in blocks for module in block.modules()}
+    names_of_modules = {id(module): name for name, module in model.named_modules()}
+
+    units: dict[str, Unit] = {}
+    block_modules = dict(blocks)
+    for param in params:
+        owner = param.owners[0]
+        block = block_of_module.get(id(owner))
+        name = block if block is not None else names_of_modules[id(owner)]
+        unit = units.setdefault(name, Unit(name or "root", [], [block_modules[block] if block is not None else owner]))
+        unit.params.append(param)
+        for other in param.owners:
+            inside = block is not None and block_of_module.get(id(other)) == block
+            if not inside and not any(other is module for module in unit.modules):
+                unit.modules.append(other)
+    result = list(units.values())
+    _set_parents(model, result)
+    return result
+
+
+def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    wanted = set(unit_classes)
+    if not wanted:
+        for module in model.modules():
+            wanted.update(getattr(module, "_no_split_modules", None) or ())
+    if wanted:
+        blocks = [(name, m) for name, m in model.named_modules() if type(m).__name__ in wanted and m is not model]
+        missing = set(unit_classes) - {type(m).__name__ for _, m in blocks}
+        if missing:
+            found = sorted({type(m).__name__ for m in model.modules()})
+            raise ValueError(
+                f"zeroshard.unit_classes names {sorted(missing)}, but the model has no such module; it has {found}"
+            )
+        if blocks:
+            return blocks  # an inner block comes after the outer one and takes its own modules back
+    return list(_container_elements(model, ""))
+
+
+def _container_elements(module: nn.Module, prefix: str) -> Iterable[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}.{name}" if prefix else name
+        if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS):
+            yield path, child
+        else:
+            yield from _container_elements(child, path)
+
+
+def _find_params(model: nn.Module) -> list[Param]:
+    by_memory: dict[object, Param] = {}
+    for module_name, module in model.named_modules():
+        for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
+            path = f"{module_name}.{name}" if module_name else name
+            param = by_memory.setdefault(_memory_key(tensor), Param([], []))
+            param.names.append(path)
+            param.owners.append(module)
+            if not any(tensor is other for other in param.tensors):
+                param.tensors.append(tensor)
+    return list(by_memory.values())
+
+
+def _memory_key(tensor: torch.Tensor) -> object:
+    """Equal for two tensors that are the same parameter: the same object, or the same elements of one storage."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return id(tensor)
+    return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _set_parents(model: nn.Module, units: list[Unit]) -> None:
+    unit_of_module = {id(unit.modules[0]): index for index, unit in enumerate(units)}
+
+    def visit(module: nn.Module, enclosing: int) -> None:
+        index = unit_of_module.get(id(module), -1)
+        if index >= 0 and index != enclosing:
+            units[index].parent = enclosing
+            enclosing = index
+        for child in module.children():
+            visit(child, enclosing)
+
+    visit(model, -1)

@@ -1,0 +1,59 @@
+#include "engine/consensus.h"
+
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+
+namespace zeroshard {
+namespace {
+
+std::vector<int64_t> all_reduce(Comm& comm, at::Device device, const std::vector<int64_t>& words, ReduceOp op) {
+  const at::Tensor tensor = at::tensor(words, at::kLong).to(device);
+  comm.all_reduce({tensor.data_ptr(), tensor.numel(), DType::kOther8}, op, "step")->wait();
+  const at::Tensor host = tensor.cpu();
+  const int64_t* const data = host.const_data_ptr<int64_t>();
+  return {data, data + host.numel()};
+}
+
+void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<bool>>& has_grad) {
+  std::vector<int64_t> flags;
+  for (const auto& shard : has_grad) flags.insert(flags.end(), shard.begin(), shard.end());
+  const std::vector<int64_t> agreed = all_reduce(comm, device, flags, ReduceOp::kMax);
+  size_t next = 0;
+  for (auto& shard : has_grad) {
+    for (size_t i = 0; i < shard.size(); ++i) shard[i] = agreed[next++] != 0;
+  }
+}
+
+}  // namespace
+
+Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad) {
+  ExactSum carried;  // normalised, so that limbs of many ranks can be added
+  carried.add(squares);
+  std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
+  int64_t missing = 0;
+  for (const auto& shard : has_grad) missing += std::count(shard.begin(), shard.end(), false);
+  words.push_back(missing);
+  words = all_reduce(comm, device, words, ReduceOp::kSum);
+  missing = words.back();
+  std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
+  if (missing > 0) agree_on_gradients(comm, device, has_grad);
+  return {carried.is_finite(), carried.value(), std::move(has_grad)};
+}
+
+std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,
+                                                         const std::vector<ParamSlice>& slices) {
+  constexpr int64_t kShardStride = int64_t{1} << 32, kNone = -(int64_t{1} << 62);
+  int64_t first = kNone;  // negated, so that the maximum over ranks is the first
+  for (const ParamSlice& slice : slices) {
+    if (at::isfinite(slice.grad).all().item<bool>()) continue;
+    first = -(int64_t(slice.shard) * kShardStride + int64_t(slice.index));
+    break;
+  }
+  const int64_t agreed = all_reduce(comm, device, {first}, ReduceOp::kMax)[0];
+  if (agreed == kNone) return std::nullopt;
+  return std::pair{size_t(-agreed / kShardStride), size_t(-agreed % kShardStride)};
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,63 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "schedule/execution_order.h"
+#include "unit/unit.h"
+
+namespace zeroshard {
+
+// When units are unsharded and resharded. Fed with the events of forward and backward by the engine; knows nothing of
+// gradients or autograd.
+//
+// Note [When a unit is resharded]
+// After forward: at once, unless the recorded order says that it is needed next (the last unit's backward follows its
+// forward). In backward: when the backward of another unit begins. Autograd runs later-created nodes first, so by then
+// nothing of this unit is left to run, frozen parameters included; counting gradients would be too early for those.
+// A unit that contains the other is not done. Recomputation (activation checkpointing) calls forward hooks inside
+// backward: then a unit stays until another unit is recomputed or its own backward has passed.
+class Executor {
+ public:
+  struct Options {
+    int prefetch_depth = 1;
+    int64_t prefetch_numel = 0;  // a unit is gathered ahead when the elements gathered ahead stay within this
+  };
+  // `parents[u]`: the unit whose modules contain unit u's, or -1. `on_unit_done(u)` is called when u's backward ended.
+  Executor(std::vector<std::unique_ptr<Unit>> units, std::vector<int> parents, Options options,
+           std::function<void(size_t)> on_unit_done);
+
+  Unit& unit(size_t index) { return *units_.at(index); }
+  size_t size() const { return units_.size(); }
+
+  void begin_pass(bool training);
+  void pre_forward(size_t unit, bool recomputing);
+  void post_forward(size_t unit, bool recomputing);
+  void pre_backward(size_t unit);
+  void end_backward();
+
+  // Keeps a unit unsharded whatever happens, until as many release() calls.
+  void hold(size_t unit);
+  void release(size_t unit);
+  // The optimizer wrote the shards.
+  void refresh();
+
+ private:
+  void demand(size_t unit);
+  void reshard(size_t unit);
+  bool contains(size_t outer, size_t inner) const;
+  void finish_others(size_t unit);
+
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<int> parents_;
+  Options options_;
+  std::function<void(size_t)> on_unit_done_;
+  ExecutionOrder training_, evaluation_;
+  ExecutionOrder* order_ = &evaluation_;  // of the pass that runs
+  std::set<size_t> in_backward_;          // pre_backward was called, the backward has not ended
+  std::set<size_t> recomputed_;           // unsharded by a recomputation, backward not begun
+  std::vector<int> holds_;
+};
+
+}  // namespace zeroshard
