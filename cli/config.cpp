@@ -1,13 +1,145 @@
-// `zeroshard config`: what a configuration file means.
+// `zeroshard config`: what a configuration file means, and which keys there are.
+#include "zeroshard/config.h"
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
 
 #include "commands.h"
 
 namespace zeroshard::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Effect = ConfigKey::Effect;
+
+struct ExplainArguments {
+  std::string file;
+  int world_size = 1;
+  std::optional<int64_t> hidden_size;
+  bool json = false;
+};
+
+std::string hex(uint64_t value) {
+  std::ostringstream out;
+  out << std::hex << std::setw(16) << std::setfill('0') << value;
+  return out.str();
+}
+
+void print_json(const ParsedConfig& parsed) {
+  Json values = Json::array();
+  for (const ConfigValue& value : parsed.values) {
+    values.push_back({{"path", value.path}, {"value", Json::parse(value.value)}, {"origin", value.origin}});
+  }
+  const Json json{{"world_size", parsed.config.world_size},
+                  {"values", values},
+                  {"without_effect", parsed.without_effect},
+                  {"digest", hex(parsed.config.digest())}};
+  std::cout << json.dump(2) << "\n";
+}
+
+void print_table(const ParsedConfig& parsed) {
+  constexpr size_t kWidest = 40;  // one long list must not push every origin to the right
+  size_t path_width = 0, value_width = 0;
+  for (const ConfigValue& value : parsed.values) {
+    path_width = std::max(path_width, value.path.size());
+    value_width = std::max(value_width, std::min(kWidest, value.value.size()));
+  }
+  std::cout << std::left;
+  for (const ConfigValue& value : parsed.values) {
+    std::cout << std::setw(int(path_width)) << value.path << " = " << std::setw(int(value_width)) << value.value
+              << "  (" << value.origin << ")\n";
+  }
+  if (!parsed.without_effect.empty()) std::cout << "\nWithout effect:\n";
+  for (const std::string& line : parsed.without_effect) std::cout << "  " << line << "\n";
+}
+
+void explain(const ExplainArguments& arguments) {
+  ConfigContext context;
+  context.world_size = arguments.world_size;
+  context.hidden_size = arguments.hidden_size;
+  const ParsedConfig parsed = load_config(arguments.file, context);
+  arguments.json ? print_json(parsed) : print_table(parsed);
+}
+
+void print_keys() {
+  std::string only_for;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.only_for != only_for) std::cout << "\n" << key.only_for << "\n";
+    only_for = key.only_for;
+    std::cout << (only_for.empty() ? "" : "  ") << key.path << ", " << key.allowed << ", default " << key.default_value;
+    const char* effect = key.effect == Effect::kYes    ? ""
+                         : key.effect == Effect::kNone ? " no effect:"
+                                                       : " unsupported:";
+    std::cout << effect << " " << key.help << "\n";
+  }
+}
+
+// Bars would end a cell of a Markdown table.
+std::string cell(std::string text) {
+  for (size_t at = text.find('|'); at != text.npos; at = text.find('|', at + 2)) text.insert(at, "\\");
+  return text;
+}
+
+std::string names_of(const ConfigKey& key) {
+  std::ostringstream names;
+  names << '`' << key.path << '`';
+  for (const std::string& alias : key.aliases) names << ", also `" << alias << '`';
+  return names.str();
+}
+
+void print_markdown_rows(const std::vector<ConfigKey>& keys, Effect effect, const std::string& only_for) {
+  const char* last = effect == Effect::kYes ? "what it does" : effect == Effect::kNone ? "why it has no effect" : "why";
+  std::cout << "| key | allowed | default | " << last << " |\n|---|---|---|---|\n";
+  for (const ConfigKey& key : keys) {
+    if (key.effect != effect || key.only_for != only_for) continue;
+    std::cout << "| " << names_of(key) << " | " << cell(key.allowed) << " | `" << key.default_value << "` | "
+              << cell(key.help) << " |\n";
+  }
+}
+
+void print_markdown() {
+  const std::vector<ConfigKey> keys = config_keys();
+  std::cout << "## Keys with an effect\n\n";
+  print_markdown_rows(keys, Effect::kYes, "");
+  std::vector<std::string> types;
+  for (const ConfigKey& key : keys) {
+    if (!key.only_for.empty() && (types.empty() || types.back() != key.only_for)) types.push_back(key.only_for);
+  }
+  for (const std::string& type : types) {
+    std::cout << "\n### " << type << "\n\n";
+    print_markdown_rows(keys, Effect::kYes, type);
+  }
+  std::cout << "\n## Keys of features that zeroshard does not have\n\n"
+               "Accepted with the values listed, which ask for nothing; any other value is an error.\n\n";
+  print_markdown_rows(keys, Effect::kUnsupported, "");
+  std::cout
+      << "\n## Keys without effect\n\nUnderstood and checked; `zeroshard config explain` names those a file has.\n\n";
+  print_markdown_rows(keys, Effect::kNone, "");
+}
+
+}  // namespace
 
 void add_config_command(CLI::App& app) {
-  CLI::App* config = app.add_subcommand("config", "Explains configuration files");
+  CLI::App* config = app.add_subcommand("config", "Explains configuration files and lists their keys");
   config->require_subcommand(1);
+
+  auto arguments = std::make_shared<ExplainArguments>();  // lives as long as the callback
+  CLI::App* explain_app = config->add_subcommand("explain", "Prints every resolved value and where it comes from");
+  explain_app->add_option("file", arguments->file, "Training config, JSON as DeepSpeed's")->required();
+  explain_app->add_option("--world-size", arguments->world_size, "Number of ranks (default: 1)");
+  explain_app->add_option("--hidden-size", arguments->hidden_size,
+                          "The model's hidden size, for values that are \"auto\"");
+  explain_app->add_flag("--json", arguments->json, "Print JSON");
+  explain_app->callback([arguments] { explain(*arguments); });
+
+  auto markdown = std::make_shared<bool>(false);
+  CLI::App* keys_app = config->add_subcommand("keys", "Lists every key with its default");
+  keys_app->add_flag("--markdown", *markdown, "Print the tables of docs/config.md");
+  keys_app->callback([markdown] { *markdown ? print_markdown() : print_keys(); });
 }
 
 }  // namespace zeroshard::cli

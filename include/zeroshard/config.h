@@ -136,4 +136,17 @@ ParsedConfig parse_config(std::string_view json, const ConfigContext& context = 
 // Reads a file and parses it; errors name the file.
 ParsedConfig load_config(const std::string& path, const ConfigContext& context = {});
 
+// One key that may stand in a configuration.
+struct ConfigKey {
+  enum class Effect : uint8_t { kYes, kNone, kUnsupported };
+  std::string path;
+  std::string only_for;       // optimizer or scheduler type whose parameter it is; empty: always known
+  std::string allowed;        // in words; of unsupported keys, the values that ask for nothing
+  std::string default_value;  // as JSON, or "required"
+  Effect effect;
+  std::string help;  // what it does, why it has no effect, or what is not supported
+  std::vector<std::string> aliases;
+};
+std::vector<ConfigKey> config_keys();
+
 }  // namespace zeroshard

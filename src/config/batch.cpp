@@ -38,7 +38,8 @@ ResolvedBatch resolve_batch(const Batch& given, int world_size, std::optional<in
   if (!micro && !given.train) {
     if (!default_micro) {
       throw ConfigError(
-          "train_batch_size: either train_batch_size or train_micro_batch_size_per_gpu needs to be a number");
+          "train_batch_size: either train_batch_size or train_micro_batch_size_per_gpu needs to be a number; both are "
+          "missing or \"auto\", which transformers' Trainer fills in");
     }
     micro = default_micro;
     batch.micro_origin = "default: no batch size is given";
