@@ -72,16 +72,10 @@ void print_keys() {
     only_for = key.only_for;
     std::cout << (only_for.empty() ? "" : "  ") << key.path << ", " << key.allowed << ", default " << key.default_value;
     const char* effect = key.effect == Effect::kYes    ? ""
-                         : key.effect == Effect::kNone ? " no effect:"
-                                                       : " unsupported:";
-    std::cout << effect << " " << key.help << "\n";
+                         : key.effect == Effect::kNone ? "no effect: "
+                                                       : "unsupported: ";
+    std::cout << ": " << effect << key.help << "\n";
   }
-}
-
-// Bars would end a cell of a Markdown table.
-std::string cell(std::string text) {
-  for (size_t at = text.find('|'); at != text.npos; at = text.find('|', at + 2)) text.insert(at, "\\");
-  return text;
 }
 
 std::string names_of(const ConfigKey& key) {
@@ -96,8 +90,8 @@ void print_markdown_rows(const std::vector<ConfigKey>& keys, Effect effect, cons
   std::cout << "| key | allowed | default | " << last << " |\n|---|---|---|---|\n";
   for (const ConfigKey& key : keys) {
     if (key.effect != effect || key.only_for != only_for) continue;
-    std::cout << "| " << names_of(key) << " | " << cell(key.allowed) << " | `" << key.default_value << "` | "
-              << cell(key.help) << " |\n";
+    std::cout << "| " << names_of(key) << " | " << key.allowed << " | `" << key.default_value << "` | " << key.help
+              << " |\n";
   }
 }
 
