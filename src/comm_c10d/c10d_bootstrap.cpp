@@ -1,0 +1,52 @@
+#include "comm_c10d/c10d_bootstrap.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "comm_c10d/c10d_names.h"
+
+namespace zeroshard {
+
+C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t timeout_ms)
+    : group_(std::move(group)), device_(device), timeout_ms_(timeout_ms) {}
+
+std::vector<std::string> C10dBootstrap::all_gather(std::string_view mine) {
+  const at::Tensor size = at::empty({1}, at::kLong);
+  *size.mutable_data_ptr<int64_t>() = static_cast<int64_t>(mine.size());
+  const at::Tensor sizes = gather(size);
+  const int64_t longest = std::max<int64_t>(sizes.max().item<int64_t>(), 1);
+  const at::Tensor padded = at::zeros({longest}, at::kByte);
+  if (!mine.empty()) std::memcpy(padded.mutable_data_ptr(), mine.data(), mine.size());
+  const at::Tensor rows = gather(padded);
+  std::vector<std::string> all;
+  for (int rank = 0; rank < world_size(); ++rank)
+    all.emplace_back(static_cast<const char*>(rows.const_data_ptr()) + rank * longest,
+                     static_cast<size_t>(sizes.const_data_ptr<int64_t>()[rank]));
+  return all;
+}
+
+// Host memory in and out: world_size rows.
+at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
+  const at::Tensor in = mine.to(device_), out = at::empty({world_size() * mine.numel()}, in.options());
+  try {
+    const c10d_names::WorkPtr work = c10d_names::all_gather(*group_, out, in);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+    while (device_.is_cpu() && !work->isCompleted()) {
+      if (std::chrono::steady_clock::now() > deadline)
+        throw CommError(concat("rank ", rank(), ": not all ranks made the group within ", timeout_ms_, " ms"));
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    work->wait();
+  } catch (const c10::Error& error) {
+    throw CommError(concat("rank ", rank(), ": cannot reach the other ranks: ", error.what_without_backtrace()));
+  }
+  return out.cpu();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,25 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "comm/bootstrap.h"
+
+namespace zeroshard {
+
+// Over the group's own all-gather, so that nothing but the group is needed.
+class C10dBootstrap final : public Bootstrap {
+ public:
+  C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t timeout_ms);
+  int rank() const override { return group_->getRank(); }
+  int world_size() const override { return group_->getSize(); }
+  std::vector<std::string> all_gather(std::string_view mine) override;
+
+ private:
+  at::Tensor gather(const at::Tensor& mine);
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  at::Device device_;
+  int64_t timeout_ms_;
+};
+
+}  // namespace zeroshard

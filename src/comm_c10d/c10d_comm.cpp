@@ -1,0 +1,244 @@
+#include "comm_c10d/c10d_comm.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "comm/arguments.h"
+#include "comm/rank_order.h"
+#include "comm_c10d/c10d_core.h"
+#include "comm_c10d/c10d_names.h"
+#include "comm_c10d/c10d_work.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kGatherLimitBytes = 64 << 10;  // larger all_reduces are left to the back end
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return at::kFloat;
+    case DType::kFloat64:
+      return at::kDouble;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kOther1:
+      return at::kByte;
+    case DType::kOther2:
+      return at::kShort;
+    case DType::kOther4:
+      return at::kInt;
+    case DType::kOther8:
+      return at::kLong;
+  }
+  return at::kByte;
+}
+
+at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::Device device) {
+  return at::for_blob(const_cast<void*>(data), {numel})
+      .options(at::TensorOptions().dtype(dtype).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
+// What every rank adds to a small all_reduce, so that ranks that did different things find out.
+struct GatherHeader {
+  uint64_t seq, hash;
+};
+
+}  // namespace
+
+C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
+                   const CommOptions& options)
+    : core_(std::make_shared<C10dCore>(group, device, std::move(watch), options)),
+      transport_(group ? c10d::ProcessGroup::backendTypeToString(group->getBackendType()) : "single") {}
+
+C10dComm::~C10dComm() = default;
+
+int C10dComm::rank() const {
+  return core_->rank();
+}
+int C10dComm::world_size() const {
+  return core_->world_size();
+}
+bool C10dComm::exchange_needs_scratch() const {
+  return core_->world_size() > 1;
+}
+void C10dComm::abort(std::string_view reason) noexcept {
+  core_->abort(reason);
+}
+
+// Moved as bytes, because back ends know few element types for some operations.
+at::Tensor C10dComm::bytes_of(const ConstSpan& span) const {
+  return tensor_of(span.data, span.bytes(), at::kByte, core_->device());
+}
+
+at::Tensor C10dComm::values_of(const ConstSpan& span) const {
+  return tensor_of(span.data, span.numel, scalar_type(span.dtype), core_->device());
+}
+
+std::unique_ptr<Work> C10dComm::local_copy(Span to, const ConstSpan& from) {
+  if (to.data != from.data && from.numel > 0) bytes_of(to).copy_(bytes_of(from), /*non_blocking=*/true);
+  return std::make_unique<DoneWork>();
+}
+
+std::unique_ptr<Work> C10dComm::all_gather(Span full, ConstSpan shard, std::string_view tag) {
+  check_all_gather(full, shard, world_size(), tag);
+  core_->throw_if_failed();
+  if (world_size() == 1 || full.numel == 0) return local_copy(full, shard);
+  Op op(OpKind::kAllGather, shard.numel, shard.dtype, tag);
+  auto work = core_->issue(op, [&] { return c10d_names::all_gather(core_->group(), bytes_of(full), bytes_of(shard)); });
+  return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::string_view tag) {
+  check_reduce_scatter(out, full, world_size(), tag);
+  core_->throw_if_failed();
+  if (world_size() == 1 || full.numel == 0) return local_copy(out, full);
+  Op op(OpKind::kReduceScatter, full.numel, full.dtype, tag);
+  if (transport_ == "gloo") return reduce_scatter_by_all_reduce(out, full, op);
+  auto work =
+      core_->issue(op, [&] { return c10d_names::reduce_scatter(core_->group(), values_of(out), values_of(full)); });
+  return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+// What Gloo's own does, which has no algorithm for it. But the Work that returns never says that it is complete, so
+// that a dead peer could not be told from a slow one.
+std::unique_ptr<Work> C10dComm::reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op) {
+  const at::Tensor sum = values_of(full).clone();
+  auto work = core_->issue(op, [&] {
+    std::vector<at::Tensor> tensors{sum};
+    return core_->group().allreduce(tensors);
+  });
+  return std::make_unique<C10dWork>(core_, op, std::move(work), [sum, result = values_of(out), rank = rank()] {
+    result.copy_(sum.narrow(0, rank * result.numel(), result.numel()));
+  });
+}
+
+std::unique_ptr<Work> C10dComm::all_to_all(Span out, ConstSpan in, std::string_view tag) {
+  check_all_to_all(out, in, world_size(), tag);
+  core_->throw_if_failed();
+  if (world_size() == 1 || in.numel == 0) return local_copy(out, in);
+  Op op(OpKind::kAllToAll, in.numel, in.dtype, tag);
+  auto work = core_->issue(op, [&] { return c10d_names::all_to_all(core_->group(), bytes_of(out), bytes_of(in)); });
+  return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::string_view tag) {
+  check_all_reduce(data, tag);
+  core_->throw_if_failed();
+  if (world_size() == 1) return std::make_unique<DoneWork>();
+  core_->complete_all();
+  if (data.bytes() <= kGatherLimitBytes) return all_reduce_by_gather(data, reduce_op, tag);
+  Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
+  c10d::AllreduceOptions options;
+  if (reduce_op == ReduceOp::kMax) options.reduceOp = c10d::ReduceOp::MAX;
+  auto work = core_->issue(op, [&] {
+    std::vector<at::Tensor> tensors{values_of(data)};
+    return core_->group().allreduce(tensors, options);
+  });
+  return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+// Sums in rank order, which no back end promises.
+std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
+  Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
+  const bool host = core_->device().is_cpu();  // elsewhere, reading the headers would block the host
+  const int64_t header = host ? int64_t{sizeof(GatherHeader)} : 0, bytes = data.bytes() + header;
+  const auto options = at::TensorOptions().dtype(at::kByte).device(core_->device());
+  if (bytes == 0) {
+    barrier(tag);
+    return std::make_unique<DoneWork>();
+  }
+  const at::Tensor mine = at::empty({bytes}, options), all = at::empty({world_size(), bytes}, options);
+  auto work = core_->issue(op, [&] {
+    if (host) {
+      const GatherHeader own{core_->history().seq, core_->history().hash};
+      std::memcpy(mine.data_ptr(), &own, sizeof own);
+    }
+    if (data.numel > 0) mine.narrow(0, header, data.bytes()).copy_(bytes_of(data));
+    return c10d_names::all_gather(core_->group(), all.view({-1}), mine);
+  });
+  if (!host) {
+    return std::make_unique<C10dWork>(core_, op, std::move(work), [result = values_of(data), reduce_op, all, mine] {
+      const at::Tensor rows = all.view(result.scalar_type());
+      at::Tensor sum = rows[0].clone();
+      for (int64_t rank = 1; rank < rows.size(0); ++rank)
+        sum = reduce_op == ReduceOp::kSum ? sum.add(rows[rank]) : sum.maximum(rows[rank]);
+      result.copy_(sum);
+    });
+  }
+  return std::make_unique<C10dWork>(core_, op, std::move(work), [core = core_, op, data, reduce_op, all, mine, bytes] {
+    const auto* rows = static_cast<const std::byte*>(all.const_data_ptr());
+    std::vector<const void*> pieces;
+    for (int rank = 0; rank < core->world_size(); ++rank) {
+      const std::byte* row = rows + rank * bytes;
+      if (std::memcmp(row, rows, sizeof(GatherHeader)) != 0)
+        core->fail(op, concat("rank ", rank,
+                              " has called other collectives than rank 0 up to this one (kinds, sizes, "
+                              "dtypes or tags differ)"));
+      pieces.push_back(row + sizeof(GatherHeader));
+    }
+    reduce_in_rank_order(pieces, data.dtype, reduce_op, data.data, data.numel);
+  });
+}
+
+std::unique_ptr<Work> C10dComm::broadcast(Span data, int root, std::string_view tag) {
+  check_broadcast(data, root, world_size(), tag);
+  core_->throw_if_failed();
+  if (world_size() == 1) return std::make_unique<DoneWork>();
+  core_->complete_all();
+  if (data.numel == 0) return std::make_unique<DoneWork>();
+  Op op(OpKind::kBroadcast, data.numel, data.dtype, tag, root);
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  auto work = core_->issue(op, [&] {
+    std::vector<at::Tensor> tensors{bytes_of(data)};
+    return core_->group().broadcast(tensors, options);
+  });
+  return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+void C10dComm::barrier(std::string_view tag) {
+  core_->throw_if_failed();
+  if (world_size() == 1) return;
+  core_->complete_all();
+  Op op(OpKind::kBarrier, 0, DType::kOther1, tag);
+  c10d::BarrierOptions options;
+  if (!core_->device().is_cpu()) options.device = core_->device();
+  const auto work = core_->issue(op, [&] { return core_->group().barrier(options); });
+  core_->complete_on_host(*work, op);
+}
+
+std::unique_ptr<Exchange> C10dComm::exchange(ConstSpan full, Span scratch, std::string_view tag) {
+  check_exchange(full, scratch, exchange_needs_scratch(), world_size(), tag);
+  core_->throw_if_failed();
+  if (world_size() == 1) return std::make_unique<C10dExchange>(std::make_unique<DoneWork>(), std::vector{full.data});
+  std::vector<const void*> pieces;
+  for (int rank = 0; rank < world_size(); ++rank)
+    pieces.push_back(static_cast<const std::byte*>(scratch.data) + rank * (scratch.bytes() / world_size()));
+  std::unique_ptr<Work> work = std::make_unique<DoneWork>();
+  if (full.numel > 0) {
+    Op op(OpKind::kExchange, full.numel, full.dtype, tag);
+    auto started =
+        core_->issue(op, [&] { return c10d_names::all_to_all(core_->group(), bytes_of(scratch), bytes_of(full)); });
+    work = std::make_unique<C10dWork>(core_, op, std::move(started));
+  }
+  return std::make_unique<C10dExchange>(std::move(work), std::move(pieces));
+}
+
+std::unique_ptr<Allocation> C10dComm::allocate(int64_t bytes, std::string_view tag) {
+  check_allocate(bytes, tag);
+  core_->throw_if_failed();
+  const auto options = at::TensorOptions().dtype(at::kByte).device(core_->device());
+  return std::make_unique<C10dAllocation>(core_, at::zeros({std::max<int64_t>(bytes, 1)}, options), bytes);
+}
+
+}  // namespace zeroshard

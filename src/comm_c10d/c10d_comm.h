@@ -1,0 +1,56 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <string>
+
+#include "comm/comm.h"
+#include "comm/comm_options.h"
+#include "comm/op.h"
+#include "comm/peer_watch.h"
+
+namespace zeroshard {
+
+class C10dCore;
+
+// Comm over any c10d process group. On CUDA wait() orders the current stream after the collective; only barrier()
+// blocks the host. An all_reduce of more than 64 KiB sums in the back end's order.
+// Ranks that call different collectives are detected at the next all_reduce on the host; before, the back end may
+// fail in its own words or time out. abort() reaches NCCL's peers at once, others when this process ends.
+class C10dComm final : public Comm {
+ public:
+  // No `group`: a world of one. `watch` knows the peers of this host.
+  C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
+           const CommOptions& options = {});
+  ~C10dComm() override;
+  C10dComm(const C10dComm&) = delete;
+  C10dComm& operator=(const C10dComm&) = delete;
+
+  int rank() const override;
+  int world_size() const override;
+  std::string_view transport() const override { return transport_; }
+
+  std::unique_ptr<Work> all_gather(Span full, ConstSpan shard, std::string_view tag) override;
+  std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) override;
+  std::unique_ptr<Work> all_to_all(Span out, ConstSpan in, std::string_view tag) override;
+  std::unique_ptr<Work> all_reduce(Span data, ReduceOp op, std::string_view tag) override;
+  std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) override;
+  void barrier(std::string_view tag) override;
+  std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
+  bool exchange_needs_scratch() const override;
+  std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
+  void abort(std::string_view reason) noexcept override;
+
+ private:
+  at::Tensor bytes_of(const ConstSpan& span) const;
+  at::Tensor values_of(const ConstSpan& span) const;
+  std::unique_ptr<Work> local_copy(Span to, const ConstSpan& from);
+  std::unique_ptr<Work> reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op);
+  std::unique_ptr<Work> all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag);
+
+  std::shared_ptr<C10dCore> core_;
+  std::string transport_;
+};
+
+}  // namespace zeroshard

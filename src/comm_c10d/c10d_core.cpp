@@ -1,0 +1,144 @@
+#include "comm_c10d/c10d_core.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+
+namespace zeroshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int64_t kPollMs = 100;
+
+uint64_t extend(uint64_t hash, const Op& op) {
+  // The fields that must agree lie at the front of Op.
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&op);
+  for (size_t i = 0; i < offsetof(Op, input); ++i) hash = (hash ^ bytes[i]) * 1099511628211ULL;
+  return hash;
+}
+
+std::string text_of(const std::exception& error) {
+  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error)) return c10_error->what_without_backtrace();
+  return error.what();
+}
+
+int64_t ms_since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
+                   const CommOptions& options)
+    : group_(std::move(group)),
+      device_(device),
+      watch_(std::move(watch)),
+      options_(options),
+      rank_(group_ ? group_->getRank() : 0),
+      world_size_(group_ ? group_->getSize() : 1) {}
+
+c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  throw_if_failed();
+  op.seq = ++history_.seq;
+  history_.hash = extend(history_.hash, op);
+  try {
+    return start();
+  } catch (const std::exception& error) {
+    fail(op, text_of(error));
+  }
+}
+
+void C10dCore::complete(c10d::Work& work, const Op& op) {
+  throw_if_failed();
+  if (device_.is_cpu()) return complete_on_host(work, op);
+  try {
+    work.wait();
+  } catch (const std::exception& error) {
+    fail(op, text_of(error));
+  }
+}
+
+void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
+  throw_if_failed();
+  poll(work, op);
+  try {
+    work.wait();  // done: throws its error, if any
+  } catch (const std::exception& error) {
+    const std::string dead = dead_peers();
+    fail(op, dead.empty() ? text_of(error) : dead + ": " + text_of(error));
+  }
+}
+
+// Neither Work::wait() nor its time-out form will do: the first notices a stopped peer after half an hour, the second
+// throws at each time-out, and some back ends then give the operation up.
+void C10dCore::poll(c10d::Work& work, const Op& op) {
+  for (int i = 0; i < 50; ++i) {
+    if (work.isCompleted()) return;
+    std::this_thread::yield();
+  }
+  const auto start = Clock::now();
+  auto last = start, looked = start;
+  int64_t waited_ms = 0;
+  while (!work.isCompleted()) {
+    // Sleeps for a sixteenth of the time waited so far: small against it, and few wake-ups in a long wait.
+    const auto nap = (Clock::now() - start) / 16;
+    std::this_thread::sleep_for(
+        std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(500)));
+    if (ms_since(looked) < kPollMs) continue;
+    looked = Clock::now();
+    // Longer gaps mean that this process was stopped: not the peers' fault.
+    waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
+    last = looked;
+    for (int peer = 0; peer < world_size_; ++peer)
+      if (const auto trouble = watch_.check(peer); trouble && !work.isCompleted()) fail(op, *trouble);
+    if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
+  }
+}
+
+std::string C10dCore::dead_peers() {
+  // The connection breaks before the process is gone, and check() looks every 100 ms only.
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    std::string dead;
+    for (int peer = 0; peer < world_size_; ++peer)
+      if (const auto trouble = watch_.check(peer)) dead += (dead.empty() ? "" : ", ") + *trouble;
+    if (!dead.empty()) return dead;
+    std::this_thread::sleep_for(std::chrono::milliseconds(110));
+  }
+  return {};
+}
+
+void C10dCore::complete_all() {
+  const std::vector<Pending*> pending = pending_;  // copied: waiting removes
+  for (Pending* each : pending) each->wait_pending();
+}
+
+void C10dCore::throw_if_failed() const {
+  if (failed()) throw CommError(failure_);
+}
+
+void C10dCore::fail(const Op& op, const std::string& what) {
+  if (!failed()) {
+    failure_ = concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what);
+    // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
+    if (group_) c10::raw::intrusive_ptr::incref(group_.get());
+  }
+  throw CommError(failure_);
+}
+
+void C10dCore::abort(std::string_view reason) noexcept {
+  if (failed()) return;
+  failure_ = concat(reason, " [reported by rank ", rank_, "]");
+  if (!group_) return;
+  c10::raw::intrusive_ptr::incref(group_.get());
+  try {
+    group_->abort();  // NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace zeroshard

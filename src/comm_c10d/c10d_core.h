@@ -1,0 +1,71 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/comm_options.h"
+#include "comm/op.h"
+#include "comm/peer_watch.h"
+
+namespace zeroshard {
+
+// Sequence, errors and waiting of a C10dComm. Shared with its Works and allocations, which may be destroyed later.
+class C10dCore {
+ public:
+  // Something under way whose input may be in use.
+  class Pending {
+   public:
+    virtual ~Pending() = default;
+    virtual void wait_pending() = 0;
+  };
+
+  C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
+           const CommOptions& options);
+
+  c10d::ProcessGroup& group() { return *group_; }
+  at::Device device() const { return device_; }
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  bool failed() const { return !failure_.empty(); }
+
+  // Gives `op` its number and calls `start`, which issues it.
+  c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  // `work` must say truthfully whether it is complete: not every wrapper of a back end does.
+  // On the host: returns when `work` is done. On a device: makes the current stream wait for it.
+  void complete(c10d::Work& work, const Op& op);
+  // As on the host, on any device.
+  void complete_on_host(c10d::Work& work, const Op& op);
+  void complete_all();
+
+  void add(Pending& pending) { pending_.push_back(&pending); }
+  void remove(Pending& pending) { std::erase(pending_, &pending); }
+
+  // Of all collectives so far: number and rolling hash. Equal on all ranks that did the same.
+  struct History {
+    uint64_t seq = 0, hash = 14695981039346656037ULL;
+  };
+  const History& history() const { return history_; }
+
+  void throw_if_failed() const;
+  [[noreturn]] void fail(const Op& op, const std::string& what);
+  void abort(std::string_view reason) noexcept;
+
+ private:
+  void poll(c10d::Work& work, const Op& op);
+  std::string dead_peers();
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  at::Device device_;
+  PeerWatch watch_;
+  CommOptions options_;
+  int rank_, world_size_;
+  History history_;
+  std::string failure_;  // empty: none
+  std::vector<Pending*> pending_;
+};
+
+}  // namespace zeroshard

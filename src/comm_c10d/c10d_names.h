@@ -1,0 +1,41 @@
+#pragma once
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <vector>
+
+// The one file that knows how c10d's collectives are called: 2.13 renamed them and deprecates the old names, 2.11 has
+// nothing but the old. Tensors are flat and contiguous.
+namespace zeroshard::c10d_names {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+template <typename Group>
+WorkPtr all_gather(Group& group, at::Tensor out, at::Tensor in) {
+  if constexpr (requires { group.all_gather_single(out, in); }) {
+    return group.all_gather_single(out, in);
+  } else {
+    return group._allgather_base(out, in);
+  }
+}
+
+template <typename Group>
+WorkPtr reduce_scatter(Group& group, at::Tensor out, at::Tensor in) {
+  if constexpr (requires { group.reduce_scatter_single(out, in); }) {
+    return group.reduce_scatter_single(out, in);
+  } else {
+    return group._reduce_scatter_base(out, in);
+  }
+}
+
+// Equal pieces.
+template <typename Group>
+WorkPtr all_to_all(Group& group, at::Tensor out, at::Tensor in) {
+  std::vector<int64_t> out_splits, in_splits;
+  if constexpr (requires { group.all_to_all_single(out, in, out_splits, in_splits); }) {
+    return group.all_to_all_single(out, in, out_splits, in_splits);
+  } else {
+    return group.alltoall_base(out, in, out_splits, in_splits);
+  }
+}
+
+}  // namespace zeroshard::c10d_names

@@ -1,0 +1,80 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/comm.h"
+#include "comm_c10d/c10d_core.h"
+
+namespace zeroshard {
+
+// Nothing was under way: zero elements, or a world of one.
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+class C10dWork final : public Work, private C10dCore::Pending {
+ public:
+  // `then` runs once in wait(), when the result is there.
+  C10dWork(std::shared_ptr<C10dCore> core, const Op& op, c10::intrusive_ptr<c10d::Work> work,
+           std::function<void()> then = {})
+      : core_(std::move(core)), op_(op), work_(std::move(work)), then_(std::move(then)) {
+    core_->add(*this);
+  }
+  ~C10dWork() override { core_->remove(*this); }
+  C10dWork(const C10dWork&) = delete;
+  C10dWork& operator=(const C10dWork&) = delete;
+
+  void wait() override {
+    if (!work_) return;
+    core_->complete(*work_, op_);
+    if (then_) then_();
+    core_->remove(*this);
+    work_.reset();
+  }
+
+ private:
+  void wait_pending() override { wait(); }
+
+  std::shared_ptr<C10dCore> core_;
+  Op op_;
+  c10::intrusive_ptr<c10d::Work> work_;  // null: waited for
+  std::function<void()> then_;
+};
+
+// An all-to-all into scratch: once it is done here, nobody reads this rank's input.
+class C10dExchange final : public Exchange {
+ public:
+  C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces)
+      : work_(std::move(work)), pieces_(std::move(pieces)) {}
+  void wait() override { work_->wait(); }
+  std::span<const void* const> pieces() const override { return pieces_; }
+  void release() override { work_->wait(); }
+  void drain() override { work_->wait(); }
+
+ private:
+  std::unique_ptr<Work> work_;
+  std::vector<const void*> pieces_;
+};
+
+class C10dAllocation final : public Allocation {
+ public:
+  C10dAllocation(std::shared_ptr<C10dCore> core, at::Tensor memory, int64_t bytes)
+      : core_(std::move(core)), memory_(std::move(memory)), bytes_(bytes) {}
+  // After an error a collective may still be under way, and write here: the memory is left to the process.
+  ~C10dAllocation() override {
+    if (core_->failed()) memory_.unsafeReleaseTensorImpl();
+  }
+  C10dAllocation(const C10dAllocation&) = delete;
+  C10dAllocation& operator=(const C10dAllocation&) = delete;
+  void* data() const override { return memory_.data_ptr(); }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  std::shared_ptr<C10dCore> core_;
+  at::Tensor memory_;
+  int64_t bytes_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,95 @@
+// The one file that includes gloo's headers (Debian's; see tests/comm_c10d, which calls every collective).
+#include "comm_c10d/gloo_group.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/check.h"
+
+namespace zeroshard {
+namespace {
+
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr && value[0] != 0 ? value : otherwise;
+}
+
+std::string master_address() {
+  return variable("MASTER_ADDR", "127.0.0.1");
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
+
+uint16_t master_port() {
+  const std::string text = variable("MASTER_PORT", "29500");
+  char* end = nullptr;
+  const long port = std::strtol(text.c_str(), &end, 10);
+  ZS_CHECK(*end == 0 && port > 0 && port < 65536, "MASTER_PORT is '", text, "', expected 1 to 65535");
+  return static_cast<uint16_t>(port);
+}
+
+int listen_on_loopback(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (fd < 0 || ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(fd, 1024) != 0) {
+    const int error = errno;
+    if (fd >= 0) ::close(fd);
+    throw CommError(concat("cannot listen on 127.0.0.1:", port, " (MASTER_PORT): ", std::strerror(error)));
+  }
+  return fd;
+}
+
+std::shared_ptr<gloo::transport::Device> make_device() {
+  using Gloo = c10d::ProcessGroupGloo;
+  const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
+  if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
+  if (is_loopback(master_address())) return Gloo::createDeviceForHostname("127.0.0.1");
+  return Gloo::createDefaultDevice();
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms) {
+  ZS_CHECK(world_size > 0 && rank >= 0 && rank < world_size, "rank is ", rank, ", world_size ", world_size);
+  const std::string host = master_address();
+  c10d::TCPStoreOptions options;
+  options.port = master_port();
+  options.isServer = rank == 0;
+  options.numWorkers = static_cast<size_t>(world_size);
+  options.timeout = std::chrono::milliseconds(timeout_ms);
+  // "localhost" may resolve to ::1 first, where nobody listens.
+  const bool loopback = is_loopback(host);
+  if (loopback && rank == 0) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
+  return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                       int world_size, int64_t timeout_ms) {
+  auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(timeout_ms));
+  options->devices.push_back(make_device());
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
+                    c10::make_intrusive<c10d::ProcessGroupGloo>(
+                        c10::make_intrusive<c10d::PrefixStore>("zeroshard/gloo", store), rank, world_size, options));
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+  return group;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,17 @@
+#pragma once
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+// For C++ programs without Python.
+namespace zeroshard {
+
+// The store that MASTER_ADDR and MASTER_PORT name; rank 0 serves it. On a loopback address (also when MASTER_ADDR is
+// unset) it listens there alone, which c10d by itself does not. Throws ValueError on wrong variables.
+c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
+
+// A Gloo group over `store`. Connections are made on the interface GLOO_SOCKET_IFNAME if set, on loopback when
+// MASTER_ADDR is a loopback address or unset, else on this host's own address.
+c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                       int world_size, int64_t timeout_ms = 1'800'000);
+
+}  // namespace zeroshard

@@ -1,0 +1,104 @@
+#include "comm_c10d/make_comm.h"
+
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include <cstring>
+#include <fstream>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/local_comm.h"
+#include "comm/shm_comm.h"
+#include "comm_c10d/c10d_bootstrap.h"
+#include "comm_c10d/c10d_comm.h"
+
+namespace zeroshard {
+namespace {
+
+// Who a rank is, and what it wants. Sent as bytes among ranks of one build.
+struct RankCard {
+  char host[128] = {};  // boot id and pid namespace: equal where /proc/<pid> means the same process
+  ProcessId process;
+  int32_t transport = 0;
+  int32_t device_type = 0;
+};
+
+std::string host_name_of_this_process(int rank) {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char pid_namespace[64];
+  const ssize_t size = ::readlink("/proc/self/ns/pid", pid_namespace, sizeof pid_namespace);
+  if (boot.empty() || size <= 0) return concat("unknown host of rank ", rank);
+  return boot + "/" + std::string(pid_namespace, static_cast<size_t>(size));
+}
+
+std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, const CommOptions& options) {
+  RankCard card;
+  const std::string host = host_name_of_this_process(bootstrap.rank());
+  std::memcpy(card.host, host.data(), std::min(host.size(), sizeof card.host - 1));
+  card.process = this_process();
+  card.transport = static_cast<int32_t>(options.transport);
+  card.device_type = static_cast<int32_t>(device.type());
+  std::vector<RankCard> cards;
+  for (const std::string& bytes : bootstrap.all_gather({reinterpret_cast<const char*>(&card), sizeof card})) {
+    if (bytes.size() != sizeof card)
+      throw CommError(concat("rank ", cards.size(), " runs another version of zeroshard"));
+    std::memcpy(&card, bytes.data(), sizeof card);
+    cards.push_back(card);
+  }
+  for (size_t rank = 1; rank < cards.size(); ++rank)
+    if (cards[rank].transport != cards[0].transport || cards[rank].device_type != cards[0].device_type)
+      throw CommError(concat("rank ", rank, " asks for another transport or device type than rank 0"));
+  return cards;
+}
+
+bool on_one_host(const std::vector<RankCard>& cards) {
+  for (const RankCard& card : cards)
+    if (std::strcmp(card.host, cards[0].host) != 0) return false;
+  return true;
+}
+
+PeerWatch watch_of(const std::vector<RankCard>& cards, int rank, const CommOptions& options) {
+  std::vector<ProcessId> processes;
+  for (const RankCard& card : cards)
+    processes.push_back(std::strcmp(card.host, cards[static_cast<size_t>(rank)].host) == 0 ? card.process
+                                                                                           : ProcessId{});
+  return PeerWatch(std::move(processes), options.stall_timeout_ms);
+}
+
+std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options) {
+  if (device.is_cpu()) return make_single_comm();
+  return std::make_unique<C10dComm>(nullptr, device, PeerWatch({{}}, options.stall_timeout_ms), options);
+}
+
+}  // namespace
+
+std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
+                                const CommOptions& options) {
+  using Transport = CommOptions::Transport;
+  if (!group || group->getSize() == 1) return single_comm(device, options);
+  C10dBootstrap bootstrap(group, device, options.timeout_ms);
+  const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options);
+  const bool shm_possible = device.is_cpu() && on_one_host(cards);
+  if (options.transport == Transport::kShm && !shm_possible)
+    throw ConfigError(concat("transport 'shm' needs CPU ranks of one host and pid namespace, but ",
+                             device.is_cpu() ? "the ranks are on several" : "the device is " + device.str(),
+                             ": use 'auto' or 'process_group'"));
+  if (shm_possible && options.transport != Transport::kProcessGroup) {
+    try {
+      return std::make_unique<ShmComm>(bootstrap, options);
+    } catch (const CommError& error) {  // on every rank alike
+      if (options.transport == Transport::kShm) throw;
+      log(LogLevel::kWarning, concat(error.what(), "; using the process group instead"));
+    }
+  }
+  return std::make_unique<C10dComm>(group, device, watch_of(cards, group->getRank(), options), options);
+}
+
+std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options) {
+  if (group_name.empty()) return single_comm(device, options);
+  return make_comm(c10d::resolve_process_group(group_name), device, options);
+}
+
+}  // namespace zeroshard

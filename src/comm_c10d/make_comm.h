@@ -1,0 +1,21 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <string>
+
+#include "comm/comm.h"
+#include "comm/comm_options.h"
+
+namespace zeroshard {
+
+// The communicator for `group`, by options.transport: kAuto takes shared memory for CPU ranks of one host, and the
+// group itself otherwise or when shared memory cannot be used. A collective call. No group: a world of one.
+std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
+                                const CommOptions& options = {});
+
+// As above, for a group that torch.distributed registered (ProcessGroup.group_name). "": a world of one.
+std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options = {});
+
+}  // namespace zeroshard

@@ -1,0 +1,285 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "comm_c10d/c10d_comm.h"
+#include "comm_c10d/gloo_group.h"
+#include "comm_c10d/make_comm.h"
+#include "support/comm_conformance.h"
+#include "support/comm_world.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+using Transport = CommOptions::Transport;
+using Clock = std::chrono::steady_clock;
+constexpr at::DeviceType kCpu = at::DeviceType::CPU;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+CommOptions with(Transport transport) {
+  CommOptions options;
+  options.transport = transport;
+  return options;
+}
+
+// A name for a FileStore, removed at the end.
+class StoreFile {
+ public:
+  StoreFile() {
+    char name[] = "/tmp/zeroshard-store-XXXXXX";
+    ::close(::mkstemp(name));
+    path_ = name;
+  }
+  ~StoreFile() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::vector<std::string> run_gloo_threads(int world_size, const CommOptions& options,
+                                          const std::function<void(Comm&)>& body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  return testing::run_threads(world_size, [&](int rank) {
+    const auto group = make_gloo_group(store, rank, world_size);
+    const auto comm = make_comm(group, kCpu, options);
+    body(*comm);
+  });
+}
+
+void expect_no_errors(const std::vector<std::string>& errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
+}
+
+void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+}
+
+void gather(Comm& comm, int64_t numel, std::string_view tag) {
+  std::vector<float> full(static_cast<size_t>(numel * comm.world_size()), 1.0f);
+  comm.all_gather({full.data(), numel * comm.world_size(), DType::kFloat32},
+                  Span{full.data() + comm.rank() * numel, numel, DType::kFloat32}, tag)
+      ->wait();
+}
+
+// fork() comes before threads: these tests are the file's first, and each rank makes its group in its own process.
+struct Victim {
+  std::vector<std::string> errors;
+  double seconds = 0;
+  pid_t pid = 0;
+};
+
+Victim strike(int signal) {
+  const StoreFile file;
+  CommOptions options = with(Transport::kProcessGroup);
+  options.stall_timeout_ms = 700;
+  testing::ForkedWorld world(3, [&](int rank, Bootstrap&) {
+    const auto store = c10::make_intrusive<c10d::FileStore>(file.path(), 3);
+    const auto group = make_gloo_group(store, rank, 3);
+    const auto comm = make_comm(group, kCpu, options);
+    testing::require(comm->transport() == "gloo", comm->transport());
+    gather(*comm, 1000, "early");
+    if (rank == 1) ::raise(signal);
+    gather(*comm, 1000, "model.layers.3");
+  });
+  const auto start = Clock::now();
+  Victim victim;
+  victim.pid = world.pid(1);
+  victim.errors = {world.join(0), "", world.join(2)};
+  victim.seconds = seconds_since(start);
+  return victim;
+}
+
+TEST(C10dProcesses, DeadPeerIsNamed) {
+  const Victim victim = strike(SIGKILL);
+  EXPECT_LT(victim.seconds, 6);
+  // Of the survivors one may see the other give up first, and name it too.
+  for (const size_t rank : {0u, 2u})
+    expect_contains(victim.errors[rank],
+                    {"rank 1 (pid " + std::to_string(victim.pid) + ") died", "#2 all_gather('model.layers.3'"});
+}
+
+TEST(C10dProcesses, StoppedPeerIsNamed) {
+  const Victim victim = strike(SIGSTOP);
+  EXPECT_GT(victim.seconds, 0.5);
+  EXPECT_LT(victim.seconds, 6);
+  std::string both = victim.errors[0] + victim.errors[2];
+  expect_contains(both, {"rank 1 (pid " + std::to_string(victim.pid) + ") has been stopped", "'model.layers.3'"});
+  EXPECT_NE(victim.errors[0], "");
+  EXPECT_NE(victim.errors[2], "");
+}
+
+TEST(C10dProcesses, AutoTakesSharedMemoryOnOneHost) {
+  const StoreFile file;
+  testing::ForkedWorld world(2, [&](int rank, Bootstrap&) {
+    const auto group = make_gloo_group(c10::make_intrusive<c10d::FileStore>(file.path(), 2), rank, 2);
+    const auto comm = make_comm(group, kCpu);
+    testing::require(comm->transport() == "shm", comm->transport());
+    testing::check_conformance(*comm);
+  });
+  expect_no_errors(world.join_all());
+}
+
+// Addresses that this process listens on, from /proc/net/tcp{,6}: "0100007F:1F90" and so on.
+std::vector<std::string> listening() {
+  std::vector<std::string> sockets, addresses;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    const std::string target = std::filesystem::read_symlink(entry.path(), ignored).string();
+    if (target.rfind("socket:[", 0) == 0) sockets.push_back(target.substr(8, target.size() - 9));
+  }
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream fields(line);
+      std::string index, local, remote, state, queue, timer, retries, user, timeout, inode;
+      fields >> index >> local >> remote >> state >> queue >> timer >> retries >> user >> timeout >> inode;
+      if (state == "0A" && std::find(sockets.begin(), sockets.end(), inode) != sockets.end())
+        addresses.push_back(local);
+    }
+  }
+  return addresses;
+}
+
+TEST(C10dProcesses, StoreAndGlooListenOnLoopbackAlone) {
+  const std::string port = std::to_string(20000 + ::getpid() % 20000);
+  testing::ForkedWorld world(2, [&](int rank, Bootstrap&) {
+    ::setenv("MASTER_PORT", port.c_str(), 1);
+    ::unsetenv("MASTER_ADDR");
+    const auto store = make_env_store(rank, 2, 20'000);
+    const auto group = make_gloo_group(store, rank, 2);
+    const auto comm = make_comm(group, kCpu, with(Transport::kProcessGroup));
+    testing::check_many_in_flight(*comm, false, 3);
+    const auto addresses = listening();
+    testing::require(!addresses.empty(), "found no listening socket: the test looks in the wrong place");
+    for (const std::string& address : addresses)
+      testing::require(address.rfind("0100007F:", 0) == 0, "listens on ", address);
+    comm->barrier("end");
+  });
+  expect_no_errors(world.join_all());
+}
+
+TEST(C10dEnvironment, WrongPortIsAValueError) {
+  ::setenv("MASTER_PORT", "70000", 1);
+  EXPECT_THROW(make_env_store(0, 1, 1000), ValueError);
+  ::unsetenv("MASTER_PORT");
+}
+
+class C10dConformance : public ::testing::TestWithParam<int> {};
+
+TEST_P(C10dConformance, Gloo) {
+  expect_no_errors(run_gloo_threads(GetParam(), with(Transport::kProcessGroup),
+                                    [](Comm& comm) { testing::check_conformance(comm, /*rank_order=*/false); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, C10dConformance, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "of" + std::to_string(info.param); });
+
+TEST(C10dComm, ConformsWithoutAGroup) {
+  C10dComm comm(nullptr, kCpu, PeerWatch({{}}, 1000));
+  EXPECT_EQ(comm.transport(), "single");
+  testing::check_conformance(comm);
+}
+
+TEST(C10dComm, SumsOfTheBackEndAreCloseAndOfAllDtypes) {
+  expect_no_errors(run_gloo_threads(3, with(Transport::kProcessGroup), [](Comm& comm) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      std::vector<uint16_t> halves(2 * 12);  // room for fp32 as well
+      std::vector<uint16_t> out(2 * 4);
+      // 1.0 in each format
+      for (int i = 0; i < 12; ++i) {
+        if (dtype == DType::kFloat32) reinterpret_cast<float*>(halves.data())[i] = 1.0f;
+        if (dtype == DType::kBFloat16) halves[static_cast<size_t>(i)] = 0x3f80;
+        if (dtype == DType::kFloat16) halves[static_cast<size_t>(i)] = 0x3c00;
+      }
+      comm.reduce_scatter({out.data(), 4, dtype}, Span{halves.data(), 12, dtype}, "r")->wait();
+      for (int i = 0; i < 4; ++i) {
+        if (dtype == DType::kFloat32) testing::require(reinterpret_cast<float*>(out.data())[i] == 3.0f, "fp32");
+        if (dtype == DType::kBFloat16) testing::require(out[static_cast<size_t>(i)] == 0x4040, "bf16");
+        if (dtype == DType::kFloat16) testing::require(out[static_cast<size_t>(i)] == 0x4200, "fp16");
+      }
+    }
+    // Beyond 64 KiB: Gloo's own sum and maximum, exact on small integers.
+    std::vector<float> large(40'000, static_cast<float>(comm.rank() + 1));
+    const Span span{large.data(), 40'000, DType::kFloat32};
+    comm.all_reduce(span, ReduceOp::kSum, "large")->wait();
+    for (const float value : large) testing::require(value == 6.0f, value);
+    large.assign(large.size(), static_cast<float>(comm.rank()));
+    comm.all_reduce(span, ReduceOp::kMax, "large")->wait();
+    for (const float value : large) testing::require(value == 2.0f, value);
+  }));
+}
+
+TEST(C10dComm, DivergenceIsNoticedAtTheNextAllReduce) {
+  const auto errors = run_gloo_threads(3, with(Transport::kProcessGroup), [](Comm& comm) {
+    gather(comm, 4, comm.rank() == 2 ? "model.layers.4" : "model.layers.3");
+    int64_t word = 0;
+    comm.all_reduce({&word, 1, DType::kOther8}, ReduceOp::kMax, "step end")->wait();
+  });
+  for (const std::string& error : errors)
+    expect_contains(error, {"rank 2 has called other collectives than rank 0", "'step end'"});
+}
+
+TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {
+  CommOptions options = with(Transport::kProcessGroup);
+  options.timeout_ms = 300;
+  std::atomic<bool> over{false};
+  const auto errors = run_gloo_threads(2, options, [&](Comm& comm) {
+    gather(comm, 4, "both");
+    if (comm.rank() == 1) {
+      while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    try {
+      gather(comm, 4, "alone");
+    } catch (const CommError& first) {
+      over = true;
+      try {
+        comm.barrier("later");
+      } catch (const CommError& second) {
+        testing::require(std::string(first.what()) == second.what(), "a later call throws another error");
+        throw;
+      }
+    }
+  });
+  expect_contains(errors[0], {"#2 all_gather('alone', 16 bytes fp32)", "not done after"});
+}
+
+TEST(C10dComm, AbortFailsLaterCalls) {
+  const auto errors = run_gloo_threads(2, with(Transport::kProcessGroup), [](Comm& comm) {
+    comm.abort("disk full");
+    comm.barrier("after");
+  });
+  for (const std::string& error : errors) expect_contains(error, {"disk full"});
+}
+
+TEST(MakeComm, RanksMustAgreeOnTheTransport) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto errors = testing::run_threads(2, [&](int rank) {
+    make_comm(make_gloo_group(store, rank, 2), kCpu, with(rank == 0 ? Transport::kAuto : Transport::kProcessGroup));
+  });
+  for (const std::string& error : errors) expect_contains(error, {"another transport"});
+}
+
+TEST(MakeComm, ResolvesGroupsByName) {
+  const auto group = make_gloo_group(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  c10d::register_process_group("zeroshard test", group);
+  EXPECT_EQ(make_comm(std::string("zeroshard test"), kCpu)->world_size(), 1);
+  c10d::unregister_process_group("zeroshard test");
+  EXPECT_EQ(make_comm(std::string(), kCpu)->transport(), "single");
+}
+
+}  // namespace
+}  // namespace zeroshard
