@@ -42,11 +42,12 @@ std::string convention(const PlanInputs& inputs) {
   line += format(" + moments %.0f.", bytes.moments);
   if (const double more = plan_count(1, whole).gradients - bytes.gradients; more > 0) {
     line += format(
-        " Gradients kept in another dtype than the wire's hold %.0f more (stage 0), %.0f/N (stage 1), "
-        "or %.0f/N in place of %.0f/N (stages 2 and 3).",
-        more, more, more, bytes.gradients);
-  } else if (bytes.gradients == 2) {
-    line += " Accumulating micro-batches in fp32 would add 4 at stage 0, 4/N at stage 1, 2/N at stages 2 and 3.";
+        " Reduced gradients kept beside those on the wire hold %.0f more at stage 0, %.0f/N at stage 1; "
+        "at stages 2 and 3 gradients are these %.0f/N alone.",
+        more, more, more);
+  } else {
+    line += " Accumulating micro-batches in fp32 would add 4 at stage 0, 4/N at stage 1";
+    line += bytes.gradients == 2 ? ", 2/N at stages 2 and 3." : ".";
   }
   return line;
 }
