@@ -20,7 +20,7 @@ from pathlib import Path
 from stepbench import report
 from stepbench.fleet import ROOT, PeerFailed, PeerWorld
 from stepbench.memory import memcpy_gb_per_second
-from stepbench.peers import PEERS, UNCONNECTED
+from stepbench.peers import FP32_ONLY, PEERS, UNCONNECTED
 from stepbench.workload import SHAPES
 
 DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference"]
@@ -32,7 +32,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--world", type=int, choices=[1, 2], default=2)
-    parser.add_argument("--peers", default=",".join(DEFAULT_PEERS), help="comma-separated (default: all)")
+    parser.add_argument("--peers", help="comma-separated (default: all that know the dtype)")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=4, help="steps of a peer in a round")
     parser.add_argument("--warmup", type=int, default=3, help="untimed steps before the rounds")
@@ -45,10 +45,11 @@ def parse_arguments():
     parser.add_argument("--zeroshard-python", default=str(ROOT / ".venv/bin/python"))
     parser.add_argument("--out", help="JSON file (default: bench/results/step_SHAPE_DTYPE_worldN.json); .md beside it")
     options = parser.parse_args()
-    options.peers = [peer.strip() for peer in options.peers.split(",") if peer.strip()]
-    unknown = sorted(set(options.peers) - set(DEFAULT_PEERS))
+    possible = [peer for peer in DEFAULT_PEERS if options.dtype == "fp32" or peer not in FP32_ONLY]
+    options.peers = possible if options.peers is None else [name for name in options.peers.split(",") if name]
+    unknown = sorted(set(options.peers) - set(possible))
     if unknown:
-        parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(DEFAULT_PEERS)}")
+        parser.error(f"no peers for {options.dtype}: {', '.join(unknown)}; there are {', '.join(possible)}")
     if not options.peers:
         parser.error("--peers is empty")
     if options.rounds < 1 or options.steps < 1 or options.warmup < 0:

@@ -115,8 +115,6 @@ def zero_redundancy(model, context):
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    if context.dtype != "fp32":
-        raise ValueError("ZeroRedundancyOptimizer keeps no fp32 master weights: it has no bf16 mode to compare")
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), optimizer_class=torch.optim.AdamW, fused=True, **adamw_arguments()
     )
@@ -201,6 +199,9 @@ PEERS = {
     **{f"deepspeed{stage}": deepspeed(stage) for stage in (1, 2, 3)},
     **{f"zeroshard{stage}": zeroshard(stage) for stage in (0, 1, 2, 3)},
 }
+
+# Peers that keep no fp32 master weights have no bf16 mode that could be compared.
+FP32_ONLY = ("zero_redundancy",)
 
 # Peers whose processes do not talk to each other: no process group, and no mean over ranks.
 UNCONNECTED = ("plain", "plain_fused", "plain_x2", "reference")

@@ -4,6 +4,8 @@
 zeroshard run --num_gpus 2 examples/python/train_minimal.py
 """
 
+import os
+
 import torch
 import zeroshard
 from torch import nn
@@ -29,7 +31,7 @@ def main():
     torch.manual_seed(0)  # the same weights on every rank
     model = nn.Sequential(nn.Linear(8, 64), *[Block(64) for _ in range(4)], nn.Linear(64, 1))
     engine, *_ = zeroshard.initialize(model=model, config=CONFIG, model_parameters=model.parameters())
-    rank = torch.distributed.get_rank()
+    rank = int(os.environ.get("RANK", "0"))
     data = torch.Generator().manual_seed(rank)  # other data on every rank
 
     for step in range(1, 201):
