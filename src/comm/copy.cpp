@@ -1,11 +1,58 @@
 #include "comm/copy.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
+#include <emmintrin.h>
+#define ZS_STREAMING_STORES 1
+#endif
+
 namespace zeroshard {
+namespace {
+
+#ifdef ZS_STREAMING_STORES
+// Measured on a Sapphire Rapids host, from memfd memory: memcpy is ahead up to 1 MiB, even at 8 MiB, and reaches half
+// to two thirds of the streaming loop's rate at 64 MiB, because it first reads the lines that it overwrites.
+constexpr int64_t kStreamingBytes = int64_t{4} << 20;
+constexpr int64_t kLine = 64;
+constexpr int64_t kPrefetchAhead = 1024;
+
+// `to` is aligned to 16 bytes, `lines` are whole.
+void stream_lines(std::byte* to, const std::byte* from, int64_t lines) {
+  for (int64_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(from) + kPrefetchAhead, _MM_HINT_T0);
+    const auto* source = reinterpret_cast<const __m128i*>(from);
+    auto* target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  _mm_sfence();  // streaming stores are not ordered by the release stores that follow a copy
+}
+#endif
+
+}  // namespace
 
 void copy_bytes(void* to, const void* from, int64_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  if (bytes <= 0) return;
+#ifdef ZS_STREAMING_STORES
+  if (bytes >= kStreamingBytes) {
+    auto* target = static_cast<std::byte*>(to);
+    const auto* source = static_cast<const std::byte*>(from);
+    const int64_t head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(target) % 64);
+    const int64_t lines = (bytes - head) / kLine, done = head + lines * kLine;
+    std::memcpy(target, source, static_cast<size_t>(head));
+    stream_lines(target + head, source + head, lines);
+    std::memcpy(target + done, source + done, static_cast<size_t>(bytes - done));
+    return;
+  }
+#endif
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 }  // namespace zeroshard
