@@ -21,8 +21,10 @@ void check(const ResolvedBatch& batch, int world_size) {
     return;
   }
   std::string derived;
-  if (!batch.micro_origin.empty()) derived = "; train_micro_batch_size_per_gpu was derived, rounding down";
-  if (!batch.accumulation_origin.empty()) derived = "; gradient_accumulation_steps was derived, rounding down";
+  if (batch.micro_origin.starts_with("derived"))
+    derived = "; train_micro_batch_size_per_gpu was derived, rounding down";
+  if (batch.accumulation_origin.starts_with("derived"))
+    derived = "; gradient_accumulation_steps was derived, rounding down";
   throw ConfigError(concat("train_batch_size = ", batch.train,
                            ": Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
                            "gradient_acc_step * world_size ",

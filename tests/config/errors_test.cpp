@@ -1,0 +1,133 @@
+#include <cstdio>
+#include <fstream>
+
+#include "config/suggest.h"
+#include "support.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(ConfigErrors, UnknownKeysNameTheNearest) {
+  expect_error(R"({"zero_optimization": {"stge": 3}})",
+               {"zero_optimization.stge = 3", "unknown key", "did you mean 'zero_optimization.stage'?"});
+  expect_error(R"({"zero_optimisation": {"stage": 3}})", {"zero_optimisation", "'zero_optimization'"});
+  expect_error(R"({"train_batchsize": 3})", {"train_batchsize = 3", "'train_batch_size'"});
+  expect_error(R"({"reduce_bucket_size": 3})", {"'zero_optimization.reduce_bucket_size'"});
+  expect_error(R"({"fp16": {"enable": true}})", {"fp16.enable = true", "'fp16.enabled'"});
+  expect_error(R"({"zeroshard": {"reducton": 1}})", {"'zeroshard.reduction'"});
+  expect_error(R"({"zero_optimization.stgae": 1})", {"'zero_optimization.stage'"});
+}
+
+TEST(ConfigErrors, NothingNearIsNotSuggested) {
+  const std::string message = error_of(R"({"qwertyuiop": 1})");
+  EXPECT_THAT(message, HasSubstr("qwertyuiop = 1: unknown key"));
+  EXPECT_THAT(message, testing::Not(HasSubstr("did you mean")));
+}
+
+TEST(ConfigErrors, ValuesOutOfRange) {
+  expect_error(R"({"zero_optimization": {"stage": 4}})", {"zero_optimization.stage = 4", "an integer from 0 to 3"});
+  expect_error(R"({"zero_optimization": {"stage": -1}})", {"zero_optimization.stage = -1"});
+  expect_error(R"({"zero_optimization": {"reduce_bucket_size": -1}})", {"reduce_bucket_size = -1", "at least 0"});
+  expect_error(R"({"zero_optimization": {"reduce_bucket_size": -0.5}})", {"reduce_bucket_size = -0.5"});
+  expect_error(R"({"zero_optimization": {"reduce_bucket_size": 1e30}})", {"reduce_bucket_size = 1e+30"});
+  expect_error(R"({"zero_optimization": {"reduce_bucket_size": 18446744073709551615}})", {"18446744073709551615"});
+  expect_error(R"({"train_batch_size": 0})", {"train_batch_size = 0", "at least 1"});
+  expect_error(R"({"train_batch_size": 2.5})", {"train_batch_size = 2.5", "integer"});
+  expect_error(R"({"gradient_clipping": -1})", {"gradient_clipping = -1"});
+  expect_error(R"({"gradient_clipping": NaN})", {"gradient_clipping = \"NaN\"", "a number"});
+  expect_error(R"({"gradient_clipping": Infinity})", {"gradient_clipping = \"Infinity\""});
+  expect_error(R"({"steps_per_print": -Infinity})", {"steps_per_print = \"-Infinity\"", "or Infinity"});
+  expect_error(R"({"gradient_predivide_factor": 0})", {"gradient_predivide_factor = 0", "above 0"});
+  expect_error(R"({"fp16": {"hysteresis": 0}})", {"fp16.hysteresis = 0"});
+  expect_error(R"({"fp16": {"loss_scale": -2}})", {"fp16.loss_scale = -2"});
+  expect_error(R"({"fp16": {"loss_scale": NaN}})", {"fp16.loss_scale"});
+  expect_error(R"({"zeroshard": {"timeout_s": 0}})", {"zeroshard.timeout_s = 0"});
+}
+
+TEST(ConfigErrors, WrongTypes) {
+  expect_error(R"({"train_batch_size": "16"})", {"train_batch_size = \"16\"", "an integer"});
+  expect_error(R"({"train_batch_size": true})", {"train_batch_size = true"});
+  expect_error(R"({"fp16": {"enabled": 1}})", {"fp16.enabled = 1", "true or false"});
+  expect_error(R"({"fp16": {"enabled": "true"}})", {"fp16.enabled = \"true\""});
+  expect_error(R"({"fp16": true})", {"fp16 = true", "must be an object"});
+  expect_error(R"({"optimizer": "AdamW"})", {"optimizer = \"AdamW\"", "must be an object"});
+  expect_error(R"({"zero_optimization": 3})", {"zero_optimization = 3"});
+  expect_error(R"([])", {"must be an object", "[]"});
+  expect_error(R"("text")", {"must be an object"});
+  expect_error(R"({"communication_data_type": "fp8"})", {"communication_data_type = \"fp8\"", "fp32, fp16, bf16"});
+  expect_error(R"({"zeroshard": {"unit_classes": ["A", 1]}})", {"zeroshard.unit_classes", "a list of strings"});
+  expect_error(R"({"zero_optimization": {"contiguous_gradients": "yes"}})", {"contiguous_gradients = \"yes\""});
+}
+
+TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
+  const std::vector<std::pair<const char*, const char*>> cases{
+      {R"({"zero_optimization": {"offload_param": {"device": "nvme"}}})", "zero_optimization.offload_param.device"},
+      {R"({"zero_optimization": {"cpu_offload": true}})", "zero_optimization.cpu_offload = true"},
+      {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights = true"},
+      {R"({"zero_optimization": {"zero_quantized_gradients": true}})", "zero_quantized_gradients = true"},
+      {R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", "zero_hpz_partition_size = 8"},
+      {R"({"zero_optimization": {"mics_shard_size": 8}})", "mics_shard_size = 8"},
+      {R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}})", "zenflow"},
+      {R"({"tensor_parallel": {"autotp_size": 2}})", "tensor_parallel.autotp_size = 2"},
+      {R"({"fp16": {"fp16_master_weights_and_grads": true}})", "fp16.fp16_master_weights_and_grads"},
+      {R"({"bf16": {"bf16_optimizer_states": true}})", "bf16.bf16_optimizer_states"},
+      {R"({"elasticity": {"enabled": true}})", "elasticity"},
+      {R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
+       "compression_training"},
+      {R"({"sparse_gradients": true})", "sparse_gradients = true"},
+      {R"({"compile": {"deepcompile": true}})", "compile.deepcompile = true"},
+      {R"({"torch_autocast": {"enabled": true}})", "torch_autocast"},
+  };
+  for (const auto& [json, path] : cases) expect_error(json, {path, "not supported", "allowed:"});
+}
+
+TEST(ConfigErrors, NeutralValuesOfWhatIsNotSupportedAreFine) {
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": false, "mics_shard_size": -1,
+                         "zero_hpz_partition_size": 1, "cpu_offload": false, "offload_param": {}},
+                         "tensor_parallel": {"autotp_size": 0}, "elasticity": {"enabled": false, "version": 0.2},
+                         "compile": {"deepcompile": false}, "sparse_gradients": false})"),
+            "");
+}
+
+TEST(ConfigErrors, KeysThatExcludeEachOther) {
+  expect_error(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})", {"fp16.enabled", "bf16"});
+  expect_error(R"({"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}})",
+               {"gradient_allreduce_op = \"sum\"", "stage"});
+}
+
+TEST(ConfigErrors, ContextsThatCannotBe) {
+  EXPECT_THROW(parse_config("{}", ranks(0)), ConfigError);
+  ConfigContext context = ranks(1);
+  context.hidden_size = 0;
+  EXPECT_THROW(parse_config("{}", context), ConfigError);
+  context.hidden_size = std::numeric_limits<int64_t>::max();
+  EXPECT_THROW(parse_config("{}", context), ConfigError);
+}
+
+TEST(ConfigErrors, FilesAreNamed) {
+  const std::string path = testing::TempDir() + "zeroshard_config_errors.json";
+  EXPECT_THROW(load_config(path + ".missing"), ConfigError);
+  std::ofstream(path) << R"({"train_batch_size": -1})";
+  try {
+    load_config(path);
+    FAIL() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(path + ": train_batch_size = -1"));
+  }
+  std::ofstream(path) << R"({"train_batch_size": 3} // comment)";
+  EXPECT_EQ(load_config(path).config.train_batch_size, 3);
+  std::remove(path.c_str());
+  EXPECT_THROW(load_config(testing::TempDir()), ConfigError);
+}
+
+TEST(Suggest, EditDistance) {
+  EXPECT_EQ(edit_distance("", ""), 0u);
+  EXPECT_EQ(edit_distance("abc", ""), 3u);
+  EXPECT_EQ(edit_distance("stage", "stgae"), 1u);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
+}
+
+}  // namespace
+}  // namespace zeroshard

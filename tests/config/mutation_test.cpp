@@ -1,0 +1,76 @@
+#include <random>
+
+#include "support.h"
+
+namespace zeroshard {
+namespace {
+
+const std::vector<std::string>& seeds() {
+  static const std::vector<std::string> kSeeds{
+      R"({"train_batch_size": 16, "gradient_accumulation_steps": 2, "steps_per_print": Infinity, // comment
+          "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": 3686.4,},
+          "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 16}, /* and */ "gradient_clipping": 1.0})",
+      R"({"bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}},
+          "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}},
+          "zero_optimization.stage": 2, "zeroshard": {"unit_classes": ["A", "\u00e9\\\"b"]}})",
+      R"({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"reduce_bucket_size": "auto"}, # x
+          "elasticity": {"enabled": false, "a": [[[1, -2, 3e-7]], {"b": null}]}, "amp": {"enabled": "auto"}})",
+  };
+  return kSeeds;
+}
+
+std::string mutated(std::string text, std::mt19937& random) {
+  const std::string alphabet = "{}[]\",:/*#\\ \n0123456789-+.eEtrufalsnIy\xff\x01";
+  for (unsigned edits = 1 + random() % 4; edits > 0; --edits) {
+    const size_t at = text.empty() ? 0 : random() % text.size();
+    const char c = alphabet[random() % alphabet.size()];
+    switch (random() % 5) {
+      case 0:
+        text.insert(text.begin() + ptrdiff_t(at), c);
+        break;
+      case 1:
+        text.erase(at, 1 + random() % 5);
+        break;
+      case 2:
+        text.insert(at, text.substr(at / 2, random() % 40));
+        break;
+      case 3:
+        text.resize(at);
+        break;
+      default:
+        if (!text.empty()) text[at] = char(text[at] ^ char(1 << random() % 8));
+    }
+  }
+  return text;
+}
+
+// Whatever the text: a result or a ConfigError, nothing else.
+TEST(ConfigMutation, BrokenTextsGiveConfigErrors) {
+  ConfigContext context = ranks(2);
+  context.hidden_size = 64;
+  int accepted = 0, refused = 0;
+  for (unsigned seed = 0; seed < 3000; ++seed) {
+    std::mt19937 random(seed);
+    const std::string text = mutated(seeds()[seed % seeds().size()], random);
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << text);
+    try {
+      parse_config(text, context);
+      ++accepted;
+    } catch (const ConfigError&) {
+      ++refused;
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "not a ConfigError: " << error.what();
+    }
+  }
+  EXPECT_GT(accepted, 30);
+  EXPECT_GT(refused, 300);
+}
+
+TEST(ConfigMutation, TheSeedsAreValid) {
+  ConfigContext context = ranks(2);
+  context.hidden_size = 64;
+  for (const std::string& text : seeds()) EXPECT_EQ(error_of(text, context), "");
+}
+
+}  // namespace
+}  // namespace zeroshard

@@ -1,0 +1,226 @@
+#include "support.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// As transformers' Trainer passes it, written by Python's json module.
+constexpr const char* kFromTransformers =
+    R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0, "bf16": {"enabled": false}, "fp16": {"enabled": false},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": 4096, "stage3_prefetch_bucket_size": 3686,
+                              "stage3_param_persistence_threshold": 640,
+                              "stage3_gather_16bit_weights_on_model_save": true},
+        "steps_per_print": Infinity, "zero_allow_untested_optimizer": true})";
+
+TEST(Config, TransformersDump) {
+  const ParsedConfig parsed = parse_config(kFromTransformers, ranks(2));
+  const Config& config = parsed.config;
+  EXPECT_EQ(config.train_batch_size, 16);
+  EXPECT_EQ(config.grad_accumulation_steps, 2);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.compute_dtype, DType::kFloat32);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.reduce_bucket_numel, 4096);
+  EXPECT_EQ(config.prefetch_numel, 3686);
+  EXPECT_EQ(config.persistence_threshold, 640);
+  EXPECT_TRUE(config.gather_16bit_weights_on_save);
+  EXPECT_TRUE(config.allow_untested_optimizer);
+  EXPECT_EQ(config.steps_per_print, 0);
+  EXPECT_FALSE(config.optimizer);
+  EXPECT_FALSE(config.scheduler);
+  EXPECT_TRUE(parsed.without_effect.empty());
+}
+
+TEST(Config, AccelerateDumpWithoutOffload) {
+  const ParsedConfig parsed = parse(R"({"train_micro_batch_size_per_gpu": 1,
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none", "nvme_path": null},
+                            "offload_param": {"device": "none", "nvme_path": null}}})");
+  EXPECT_EQ(parsed.config.stage, 2);
+  EXPECT_TRUE(parsed.without_effect.empty());
+}
+
+TEST(Config, AccelerateDumpWithOffloadIsRefused) {
+  expect_error(R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "nvme_path": null}}})",
+               {"zero_optimization.offload_optimizer.device = \"cpu\"", "not supported yet", "allowed: none"});
+}
+
+TEST(Config, FlatKeysOfTrl) {
+  const ParsedConfig parsed = parse(R"({"zero_optimization.reduce_bucket_size": 4096,
+      "zero_optimization.stage3_param_persistence_threshold": 640,
+      "zero_optimization.stage3_prefetch_bucket_size": 3686.4,
+      "zero_optimization": {"stage": 3, "reduce_bucket_size": 100}})");
+  EXPECT_EQ(parsed.config.reduce_bucket_numel, 100) << "the nested form wins";
+  EXPECT_EQ(parsed.config.persistence_threshold, 640);
+  EXPECT_EQ(parsed.config.prefetch_numel, 3686);
+  EXPECT_THAT(value_of(parsed, "zero_optimization.stage3_prefetch_bucket_size").origin, HasSubstr("3686.4"));
+  EXPECT_THAT(parsed.without_effect, ElementsAre(StartsWith("zero_optimization.reduce_bucket_size (flat)")));
+}
+
+TEST(Config, DefaultsAreThoseOfTheCode) {
+  const Config config = parse("{}").config;
+  EXPECT_EQ(config.digest(), Config{}.digest());
+  EXPECT_EQ(config.reduce_bucket_numel, 500'000'000);
+  EXPECT_EQ(config.prefetch_numel, 50'000'000);
+  EXPECT_EQ(config.persistence_threshold, 100'000);
+  EXPECT_EQ(config.gradient_clipping, 0);
+  EXPECT_EQ(config.steps_per_print, 0);
+  EXPECT_EQ(config.fp16.initial_scale_power, 16);
+  EXPECT_EQ(config.timeout_ms, 600'000);
+}
+
+TEST(Config, EveryValueReachesItsField) {
+  const Config config = parse(R"({
+    "steps_per_print": 20, "gradient_clipping": 0.5, "communication_data_type": "FP16",
+    "data_types": {"grad_accum_dtype": "fp32"}, "gradient_predivide_factor": 4, "gradient_allreduce_op": "Sum",
+    "zero_allow_untested_optimizer": true, "dataloader_drop_last": true,
+    "fp16": {"enabled": true, "auto_cast": true, "loss_scale": 8, "initial_scale_power": 12, "loss_scale_window": 7,
+             "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 0.5},
+    "zero_optimization": {"stage": 1, "overlap_comm": false, "reduce_bucket_size": 1, "stage3_prefetch_bucket_size": 2,
+             "stage3_param_persistence_threshold": 3, "stage3_gather_16bit_weights_on_model_save": true},
+    "zeroshard": {"reduction": "native", "transport": "process_group", "unit_classes": ["A", "B"], "timeout_s": 1.5,
+                  "stall_timeout_s": 0.25, "max_skipped_steps": 9}})")
+                            .config;
+  EXPECT_EQ(config.steps_per_print, 20);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_EQ(config.communication_dtype, DType::kFloat16);
+  EXPECT_EQ(config.grad_accum_dtype, DType::kFloat32);
+  EXPECT_EQ(config.prescale, 4);
+  EXPECT_FALSE(config.average_gradients);
+  EXPECT_TRUE(config.allow_untested_optimizer);
+  EXPECT_TRUE(config.dataloader_drop_last);
+  EXPECT_EQ(config.compute_dtype, DType::kFloat16);
+  EXPECT_TRUE(config.fp16.auto_cast);
+  EXPECT_EQ(config.fp16.loss_scale, 8);
+  EXPECT_EQ(config.fp16.initial_scale_power, 12);
+  EXPECT_EQ(config.fp16.loss_scale_window, 7);
+  EXPECT_EQ(config.fp16.hysteresis, 3);
+  EXPECT_TRUE(config.fp16.consecutive_hysteresis);
+  EXPECT_EQ(config.fp16.min_loss_scale, 0.5);
+  EXPECT_EQ(config.stage, 1);
+  EXPECT_FALSE(config.overlap_comm);
+  EXPECT_EQ(config.reduce_bucket_numel, 1);
+  EXPECT_EQ(config.prefetch_numel, 2);
+  EXPECT_EQ(config.persistence_threshold, 3);
+  EXPECT_TRUE(config.gather_16bit_weights_on_save);
+  EXPECT_EQ(config.reduction, Config::Reduction::kNative);
+  EXPECT_EQ(config.transport, Config::Transport::kProcessGroup);
+  EXPECT_THAT(config.unit_classes, ElementsAre("A", "B"));
+  EXPECT_EQ(config.timeout_ms, 1500);
+  EXPECT_EQ(config.stall_timeout_ms, 250);
+  EXPECT_EQ(config.max_skipped_steps, 9);
+}
+
+TEST(Config, AliasesAndOldForms) {
+  EXPECT_EQ(parse(R"({"bfloat16": {"enabled": true}})").config.compute_dtype, DType::kBFloat16);
+  EXPECT_EQ(parse(R"({"zero_optimization": true})").config.stage, 1);
+  EXPECT_EQ(parse(R"({"zero_optimization": false})").config.stage, 0);
+  const ParsedConfig parsed = parse(R"({"zero_optimization": {"prefetch_bucket_size": 5,
+                                        "stage3_gather_fp16_weights_on_model_save": true}})");
+  EXPECT_EQ(parsed.config.prefetch_numel, 5);
+  EXPECT_TRUE(parsed.config.gather_16bit_weights_on_save);
+  EXPECT_EQ(value_of(parsed, "zero_optimization.stage3_prefetch_bucket_size").origin,
+            "file: as zero_optimization.prefetch_bucket_size");
+  expect_error(R"({"zero_optimization": {"prefetch_bucket_size": 5, "stage3_prefetch_bucket_size": 5}})",
+               {"zero_optimization.stage3_prefetch_bucket_size", "twice", "prefetch_bucket_size"});
+  expect_error(R"({"bfloat16": {"enabled": true}, "bf16": {"enabled": true}})", {"bf16.enabled", "twice"});
+}
+
+TEST(Config, NullMeansNotGiven) {
+  const ParsedConfig parsed = parse(R"({"fp16": null, "optimizer": null, "communication_data_type": null,
+      "zero_optimization": {"stage": null, "offload_param": null, "zenflow": null}})");
+  EXPECT_EQ(parsed.config.digest(), Config{}.digest());
+  EXPECT_THAT(value_of(parsed, "zero_optimization.stage").origin, HasSubstr("null"));
+}
+
+TEST(Config, IntegersMayBeWrittenAsFloats) {
+  EXPECT_EQ(parse(R"({"zero_optimization": {"reduce_bucket_size": 5e8}})").config.reduce_bucket_numel, 500'000'000);
+  EXPECT_EQ(parse(R"({"train_batch_size": 4.0})").config.train_batch_size, 4);
+  EXPECT_EQ(parse(R"({"zero_optimization": {"stage3_prefetch_bucket_size": 0.9}})").config.prefetch_numel, 0);
+}
+
+TEST(Config, AutoFromTheHiddenSize) {
+  constexpr const char* kJson = R"({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
+      "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}})";
+  ConfigContext context = ranks(2);
+  expect_error(kJson, {"zero_optimization.reduce_bucket_size = \"auto\"", "hidden size"}, context);
+  context.hidden_size = 64;
+  const ParsedConfig parsed = parse_config(kJson, context);
+  EXPECT_EQ(parsed.config.reduce_bucket_numel, 4096);
+  EXPECT_EQ(parsed.config.prefetch_numel, 3686);
+  EXPECT_EQ(parsed.config.persistence_threshold, 640);
+  EXPECT_THAT(value_of(parsed, "zero_optimization.reduce_bucket_size").origin, StartsWith("auto"));
+}
+
+TEST(Config, AutoElsewhereIsTheDefault) {
+  const ParsedConfig parsed = parse(R"({"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
+      "gradient_clipping": "auto", "amp": {"enabled": "auto", "opt_level": "auto"},
+      "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}}})");
+  EXPECT_EQ(parsed.config.compute_dtype, DType::kFloat32);
+  EXPECT_EQ(parsed.config.optimizer->lr, 1e-3);
+  EXPECT_EQ(parsed.config.optimizer->beta2, 0.999);
+  EXPECT_FALSE(std::get<WarmupLRConfig>(*parsed.config.scheduler).warmup_max_lr);
+  EXPECT_THAT(value_of(parsed, "optimizer.params.lr").origin, StartsWith("auto"));
+  expect_error(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
+               {"scheduler.params.total_num_steps = \"auto\"", "only the caller", "at least 1"});
+  EXPECT_EQ(parse(R"({"zeroshard": {"transport": "auto"}})").config.transport, Config::Transport::kAuto);
+}
+
+TEST(Config, KeysWithoutEffectAreNamedWithTheirReason) {
+  const ParsedConfig parsed = parse(R"({"wall_clock_breakdown": true, "tensorboard": {"enabled": true, "x": [1]},
+      "zero_optimization": {"stage": 2, "contiguous_gradients": true, "allgather_bucket_size": 5e8}})");
+  EXPECT_THAT(parsed.without_effect,
+              testing::UnorderedElementsAre(
+                  AllOf(StartsWith("wall_clock_breakdown = true: "), HasSubstr("times")), StartsWith("tensorboard = "),
+                  AllOf(StartsWith("zero_optimization.contiguous_gradients = true: "), HasSubstr("contiguous")),
+                  StartsWith("zero_optimization.allgather_bucket_size")));
+}
+
+TEST(Config, PrescalingDividesByTheWorldSizeBeforeTheSum) {
+  const ParsedConfig parsed = parse_config(R"({"prescale_gradients": true, "gradient_predivide_factor": 2})", ranks(8));
+  EXPECT_EQ(parsed.config.prescale, 8);
+  EXPECT_THAT(value_of(parsed, "gradient_predivide_factor").origin, HasSubstr("unused"));
+}
+
+TEST(Config, EveryValueHasAnOriginAndReadsBack) {
+  const ParsedConfig parsed = parse_config(kFromTransformers, ranks(2));
+  std::string previous;
+  for (const ConfigValue& value : parsed.values) {
+    EXPECT_NE(value.value, "") << value.path;
+    EXPECT_NE(value.origin, "") << value.path;
+    EXPECT_NE(value.path, previous);
+    previous = value.path;
+  }
+}
+
+TEST(ConfigDigest, ChangesWithWhatRanksMustShare) {
+  const uint64_t base = parse(R"({"zero_optimization": {"stage": 1}})").config.digest();
+  for (const char* json :
+       {R"({"zero_optimization": {"stage": 2}})", R"({"zero_optimization": {"stage": 1}, "gradient_clipping": 1})",
+        R"({"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}})",
+        R"({"zero_optimization": {"stage": 1}, "train_batch_size": 2})",
+        R"({"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW"}})",
+        R"({"zero_optimization": {"stage": 1}, "scheduler": {"type": "WarmupLR"}})",
+        R"({"zero_optimization": {"stage": 1}, "zeroshard": {"unit_classes": ["A"]}})",
+        R"({"zero_optimization": {"stage": 1}, "communication_data_type": "fp32"})"}) {
+    EXPECT_NE(parse(json).config.digest(), base) << json;
+  }
+  EXPECT_NE(parse_config(R"({"zero_optimization": {"stage": 1}})", ranks(2)).config.digest(), base);
+}
+
+TEST(ConfigDigest, IgnoresSpellingAndWhatRanksMayDifferIn) {
+  const uint64_t base = parse(R"({"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}})").config.digest();
+  for (const char* json : {R"({"zero_optimization": true, "optimizer": {"params": {"lr": 1e-3}, "type": "adamw"}})",
+                           R"({"zero_optimization": {"stage": 1, "contiguous_gradients": false},
+                               "optimizer": {"type": "AdamW"}, "steps_per_print": 3, "zeroshard": {"timeout_s": 5}})"}) {
+    EXPECT_EQ(parse(json).config.digest(), base) << json;
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
