@@ -74,7 +74,7 @@ std::vector<Key> gradient_keys() {
       {"communication_data_type", kCommDTypes, nullptr, "dtype of gradients on the wire; unset: the compute dtype",
        Effect::kYes, [](Config& config, const Json& value) { config.communication_dtype = to_dtype(value); }},
       {"data_types.grad_accum_dtype", kCommDTypes, nullptr,
-       "dtype of reduced gradients; unset: fp32 while accumulating, else the compute dtype", Effect::kYes,
+       "dtype of reduced gradients; unset: fp32 while accumulating, else as on the wire", Effect::kYes,
        [](Config& config, const Json& value) { config.grad_accum_dtype = to_dtype(value); }},
       unsupported("data_types.param_dtype", Only{nullptr}, nullptr,
                   "the dtype of parameters follows fp16.enabled and bf16.enabled"),

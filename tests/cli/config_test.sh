@@ -1,0 +1,54 @@
+#!/bin/sh
+# Usage: config_test.sh ZEROSHARD SOURCE_DIR. `zeroshard config` from outside: output, exit codes, docs and examples.
+set -u
+zeroshard=$1
+source_dir=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+fail() {
+  echo "FAILED: $*" >&2
+  failed=1
+}
+
+# check CODE PATTERN STREAM ARGUMENTS...: runs zeroshard and looks for PATTERN in stdout or stderr.
+check() {
+  want_code=$1 pattern=$2 stream=$3
+  shift 3
+  "$zeroshard" "$@" >"$work/stdout" 2>"$work/stderr"
+  code=$?
+  [ "$code" = "$want_code" ] || fail "$*: exit code $code instead of $want_code: $(cat "$work/stderr")"
+  grep -q -e "$pattern" "$work/$stream" || fail "$*: no '$pattern' in $stream: $(cat "$work/$stream")"
+}
+
+for example in "$source_dir"/examples/configs/*.json; do
+  check 0 '^zero_optimization.stage ' stdout config explain "$example" --world-size 4
+  check 0 '"origin": "file"' stdout config explain "$example" --world-size 4 --json
+done
+
+printf '%s\n' '{' '  "train_batch_size": 8, "wall_clock_breakdown": true,' \
+  '  "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},' '}' >"$work/auto.json"
+check 0 '^train_micro_batch_size_per_gpu .*= 4 .*(derived' stdout config explain "$work/auto.json" --world-size 2 --hidden-size 64
+check 0 '^zero_optimization.reduce_bucket_size .*= 4096 .*(auto: hidden size squared)' stdout \
+  config explain "$work/auto.json" --world-size 2 --hidden-size 64
+check 0 '^  wall_clock_breakdown = true: ' stdout config explain "$work/auto.json" --hidden-size 64
+check 2 'auto.json: zero_optimization.reduce_bucket_size = "auto": needs the model.s hidden size' stderr \
+  config explain "$work/auto.json"
+check 2 'world_size 8 != 2 \* 1 \* 3' stderr config explain "$work/auto.json" --world-size 3 --hidden-size 64
+
+echo '{"train_batch_size": 1, "zero_optimization": {"stge": 1}}' >"$work/typo.json"
+check 2 "did you mean 'zero_optimization.stage'?" stderr config explain "$work/typo.json"
+[ -s "$work/stdout" ] && fail "an error printed something on stdout"
+printf '{\n "a": ?\n}' >"$work/syntax.json"
+check 2 'syntax.json: line 2, column 7' stderr config explain "$work/syntax.json"
+check 2 'cannot open' stderr config explain "$work/missing.json"
+check 2 'subcommand' stderr config
+check 2 'file' stderr config explain
+check 0 "^zeroshard $(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' "$source_dir/include/zeroshard/version.h")$" stdout --version
+
+"$zeroshard" config keys --markdown >"$work/keys.md"
+sed -n '/^## Keys with an effect$/,$p' "$source_dir/docs/config.md" >"$work/documented.md"
+cmp -s "$work/keys.md" "$work/documented.md" ||
+  fail "docs/config.md is not up to date: replace its tables by the output of \`zeroshard config keys --markdown\`"
+exit $failed
