@@ -1,0 +1,14 @@
+#pragma once
+#include <torch/csrc/utils/pybind.h>
+
+// One function per public header; each adds names to the module and no logic.
+namespace zeroshard {
+
+namespace py = pybind11;
+
+void bind_errors(py::module_& m);
+void bind_config(py::module_& m);
+void bind_launch(py::module_& m);
+void bind_engine(py::module_& m);
+
+}  // namespace zeroshard

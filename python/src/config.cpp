@@ -1,0 +1,73 @@
+#include "zeroshard/config.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "optim/lr_schedule.h"
+#include "zeroshard/optimizer.h"
+
+namespace zeroshard {
+namespace {
+
+ConfigContext context(int world_size, std::optional<int64_t> hidden_size) {
+  ConfigContext result;
+  result.world_size = world_size;
+  result.hidden_size = hidden_size;
+  return result;
+}
+
+py::list values_of(const ParsedConfig& parsed) {
+  py::list values;
+  for (const ConfigValue& value : parsed.values) values.append(py::make_tuple(value.path, value.value, value.origin));
+  return values;
+}
+
+}  // namespace
+
+void bind_config(py::module_& m) {
+  py::class_<ParsedConfig>(m, "ParsedConfig", "A configuration with every default resolved.")
+      .def_static("parse", [](const std::string& text, int world_size, std::optional<int64_t> hidden_size) {
+        return parse_config(text, context(world_size, hidden_size));
+      }, py::arg("text"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
+      .def_static("load", [](const std::string& path, int world_size, std::optional<int64_t> hidden_size) {
+        return load_config(path, context(world_size, hidden_size));
+      }, py::arg("path"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
+      .def_property_readonly("values", &values_of, "(path, value, origin) of every key.")
+      .def_readonly("without_effect", &ParsedConfig::without_effect)
+      .def_property_readonly("config", [](const ParsedConfig& parsed) { return parsed.config; });
+
+  py::class_<Config>(m, "Config", "The resolved values; see include/zeroshard/config.h.")
+      .def_readonly("train_batch_size", &Config::train_batch_size)
+      .def_readonly("micro_batch_size", &Config::micro_batch_size)
+      .def_readonly("grad_accumulation_steps", &Config::grad_accumulation_steps)
+      .def_readonly("gradient_clipping", &Config::gradient_clipping)
+      .def_readonly("steps_per_print", &Config::steps_per_print)
+      .def_readonly("stage", &Config::stage)
+      .def_readonly("unit_classes", &Config::unit_classes)
+      .def_readonly("allow_untested_optimizer", &Config::allow_untested_optimizer)
+      .def_readonly("timeout_ms", &Config::timeout_ms)
+      .def_readonly("gather_16bit_weights_on_save", &Config::gather_16bit_weights_on_save)
+      .def_property_readonly("fp16_enabled", [](const Config& c) { return c.fp16.enabled; })
+      .def_property_readonly("fp16_auto_cast", [](const Config& c) { return c.fp16.enabled && c.fp16.auto_cast; })
+      .def_property_readonly("compute_dtype", [](const Config& c) { return std::string(name_of(c.compute_dtype)); })
+      .def_property_readonly("reduction", [](const Config& c) {
+        return c.reduction == Config::Reduction::kCanonical ? "canonical" : "native";
+      })
+      .def_property_readonly("has_optimizer", [](const Config& c) { return c.optimizer.has_value(); })
+      .def_property_readonly("has_scheduler", [](const Config& c) { return c.scheduler.has_value(); })
+      .def("optimizer_type", [](const Config& c) { return c.optimizer.value_or(OptimizerConfig{}).type; })
+      .def("param_group_options", [](const Config& c) {
+        return ParamGroupOptions::from(c.optimizer.value_or(OptimizerConfig{}));
+      }, "Hyper-parameters of the configuration's optimizer.")
+      .def("lr_schedule", [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
+
+  py::class_<LRSchedule>(m, "LRSchedule", "Learning rates as a function of the iteration.")
+      .def("lrs", &LRSchedule::lrs, py::arg("iteration"))
+      .def("betas", [](const LRSchedule& schedule, int64_t iteration) -> std::optional<std::pair<double, double>> {
+        const auto betas = schedule.betas(iteration);
+        if (!betas) return std::nullopt;
+        return std::pair{betas->beta1, betas->beta2};
+      }, py::arg("iteration"));
+}
+
+}  // namespace zeroshard

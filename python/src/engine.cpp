@@ -1,0 +1,139 @@
+#include "zeroshard/engine.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "comm_c10d/make_comm.h"
+
+namespace zeroshard {
+namespace {
+
+// An engine with the communicators it needs, in the order in which they must die.
+struct OwningEngine {
+  std::unique_ptr<Comm> gather, reduce;
+  std::unique_ptr<Engine> engine;
+};
+
+CommOptions comm_options(const Config& config) {
+  CommOptions options;
+  options.transport = config.transport == Config::Transport::kShm            ? CommOptions::Transport::kShm
+                      : config.transport == Config::Transport::kProcessGroup ? CommOptions::Transport::kProcessGroup
+                                                                             : CommOptions::Transport::kAuto;
+  options.timeout_ms = config.timeout_ms;
+  options.stall_timeout_ms = config.stall_timeout_ms;
+  return options;
+}
+
+std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, EngineOptions options,
+                                          const std::string& gather_group, const std::string& reduce_group) {
+  auto owner = std::make_unique<OwningEngine>();
+  const CommOptions comm = comm_options(options.config);
+  owner->gather = make_comm(gather_group, options.device, comm);
+  owner->reduce = make_comm(reduce_group, options.device, comm);
+  owner->engine = std::make_unique<Engine>(std::move(units), std::move(options), *owner->gather, *owner->reduce);
+  return owner;
+}
+
+at::ScalarType scalar_type(const py::object& dtype) {
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+void bind_param_groups(py::module_& m) {
+  py::enum_<OptimizerConfig::Type>(m, "OptimizerType")
+      .value("ADAM", OptimizerConfig::Type::kAdam)
+      .value("ADAMW", OptimizerConfig::Type::kAdamW)
+      .value("SGD", OptimizerConfig::Type::kSgd)
+      .value("LION", OptimizerConfig::Type::kLion)
+      .value("ADAGRAD", OptimizerConfig::Type::kAdagrad);
+  py::class_<ParamGroupOptions>(m, "ParamGroupOptions", "Hyper-parameters of one param group.")
+      .def(py::init<>())
+      .def_readwrite("lr", &ParamGroupOptions::lr)
+      .def_readwrite("weight_decay", &ParamGroupOptions::weight_decay)
+      .def_readwrite("beta1", &ParamGroupOptions::beta1)
+      .def_readwrite("beta2", &ParamGroupOptions::beta2)
+      .def_readwrite("eps", &ParamGroupOptions::eps)
+      .def_readwrite("momentum", &ParamGroupOptions::momentum)
+      .def_readwrite("dampening", &ParamGroupOptions::dampening)
+      .def_readwrite("lr_decay", &ParamGroupOptions::lr_decay)
+      .def_readwrite("nesterov", &ParamGroupOptions::nesterov)
+      .def_readwrite("maximize", &ParamGroupOptions::maximize)
+      .def_readwrite("bias_correction", &ParamGroupOptions::bias_correction)
+      .def_readwrite("decoupled_weight_decay", &ParamGroupOptions::decoupled_weight_decay);
+}
+
+void bind_definitions(py::module_& m) {
+  py::class_<ParamDefinition>(m, "ParamDefinition")
+      .def(py::init([](std::vector<std::string> names, std::vector<int64_t> shape, const py::object& dtype,
+                       bool requires_grad, int param_group) {
+             return ParamDefinition{std::move(names), std::move(shape), scalar_type(dtype), requires_grad, param_group};
+           }),
+           py::arg("names"), py::arg("shape"), py::arg("dtype"), py::arg("requires_grad"), py::arg("param_group"));
+  py::class_<UnitDefinition>(m, "UnitDefinition")
+      .def(py::init([](std::string name, std::vector<ParamDefinition> params, int parent,
+                       std::function<std::vector<std::vector<at::Tensor>>()> tensors) {
+             return UnitDefinition{std::move(name), std::move(params), parent, std::move(tensors)};
+           }),
+           py::arg("name"), py::arg("params"), py::arg("parent"), py::arg("tensors"));
+  py::class_<EngineOptions>(m, "EngineOptions")
+      .def(py::init<>())
+      .def_readwrite("config", &EngineOptions::config)
+      .def_readwrite("device", &EngineOptions::device)
+      .def_readwrite("param_groups", &EngineOptions::param_groups)
+      .def_readwrite("optimizer", &EngineOptions::optimizer)
+      .def_readwrite("external_optimizer", &EngineOptions::external_optimizer)
+      .def_readwrite("agreement", &EngineOptions::agreement);
+  py::class_<StepResult>(m, "StepResult")
+      .def_readonly("applied", &StepResult::applied)
+      .def_readonly("grad_norm", &StepResult::grad_norm)
+      .def_readonly("loss_scale", &StepResult::loss_scale);
+  py::class_<OptimizerSlice>(m, "OptimizerSlice")
+      .def_readonly("param", &OptimizerSlice::param)
+      .def_readonly("param_group", &OptimizerSlice::param_group)
+      .def_readonly("master", &OptimizerSlice::master)
+      .def_readonly("has_grad", &OptimizerSlice::has_grad)
+      .def_readonly("grad", &OptimizerSlice::grad);
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  bind_param_groups(m);
+  bind_definitions(m);
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<OwningEngine>(m, "Engine", "Trains parameters whose states are sharded across a process group.")
+      .def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
+           py::arg("reduce_group"))
+      .def("begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); })
+      .def("pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
+      .def("post_forward", [](OwningEngine& o, size_t unit, const std::vector<at::Tensor>& outputs) {
+        o.engine->post_forward(unit, outputs);
+      })
+      .def("scale_loss", [](OwningEngine& o, const at::Tensor& loss, bool average) { return o.engine->scale_loss(loss, average); },
+           py::arg("loss"), py::arg("average") = true)
+      .def("begin_backward", [](OwningEngine& o, bool sync) { o.engine->begin_backward(sync); })
+      .def("end_backward", [](OwningEngine& o) { o.engine->end_backward(); }, Release())
+      .def("step", [](OwningEngine& o, const std::vector<ParamGroupOptions>& groups) { return o.engine->step(groups); }, Release())
+      .def("prepare_step", [](OwningEngine& o) { return o.engine->prepare_step(); }, Release())
+      .def("slices", [](OwningEngine& o) { return o.engine->slices(); })
+      .def("finish_step", [](OwningEngine& o, const StepResult& result) { o.engine->finish_step(result); }, Release())
+      .def("gather", [](OwningEngine& o, const std::vector<size_t>& units) { o.engine->gather(units); }, Release())
+      .def("release", [](OwningEngine& o, const std::vector<size_t>& units, int modify_rank) {
+        o.engine->release(units, modify_rank);
+      }, Release())
+      .def("abort", [](OwningEngine& o, const std::string& reason) {
+        o.gather->abort(reason);
+        o.reduce->abort(reason);
+      })
+      .def_property_readonly("loss_scale", [](OwningEngine& o) { return o.engine->loss_scale(); })
+      .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })
+      .def_property_readonly("num_units", [](OwningEngine& o) { return o.engine->num_units(); })
+      .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.gather->transport()); })
+      .def("memory", [](OwningEngine& o) {
+        std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
+        for (const MemoryLine& line : o.engine->memory()) lines.emplace_back(line.category, line.planned, line.measured_peak);
+        return lines;
+      }, "(category, planned bytes, measured peak) per category.");
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,16 @@
+#include "zeroshard/rank_environment.h"
+
+#include "bindings.h"
+
+namespace zeroshard {
+
+void bind_launch(py::module_& m) {
+  py::class_<RankEnvironment>(m, "RankEnvironment")
+      .def_readonly("rank", &RankEnvironment::rank)
+      .def_readonly("world_size", &RankEnvironment::world_size)
+      .def_readonly("local_rank", &RankEnvironment::local_rank);
+  m.def("rank_environment", [] { return rank_environment(); },
+        "This process's rank, from the variables of torchrun, mpirun or srun; 0 of 1 without any.");
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,9 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The C++ core of zeroshard.";
+  zeroshard::bind_errors(m);
+  zeroshard::bind_config(m);
+  zeroshard::bind_launch(m);
+  zeroshard::bind_engine(m);
+}

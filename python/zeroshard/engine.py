@@ -1,0 +1,365 @@
+"""The engine: the user's module, sharded, with DeepSpeed's training methods."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import _C
+from .gathering import gathered
+from .materialize import materialize
+from .optimizer import Optimizer, OptimizerSetup
+from .units import Unit, find_units
+
+
+class Engine(nn.Module):
+    """Trains ``module`` with its states sharded over all ranks; made by ``zeroshard.initialize``.
+
+    A step: ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``; ``step()`` updates once per
+    ``gradient_accumulation_steps`` calls. Every rank makes the same calls in the same order.
+    """
+
+    def __init__(
+        self, module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.device = device
+        self._parsed = parsed
+        self._config = parsed.config
+        self._trains = setup.trains
+        self._external = setup.inner if setup.external else None
+        self._units = find_units(module, self._config.unit_classes)
+        self._place_buffers()
+        self._core = self._make_core(setup)
+        self._mark_parameters()
+        self._install_hooks()
+        self.optimizer = Optimizer(setup)
+        if self._external is not None:
+            self._give_slices()
+        self.lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.micro_steps = 0
+        self.global_steps = 0
+        self.global_samples = 0
+        self.skipped_steps = 0
+        self._sync = True
+        self._unsynced = False
+        self._boundary: bool | None = None
+        self._grad_norm: float | None = None
+        self._applied = False
+        self._print_start()
+
+    # -- construction ------------------------------------------------------------------------------------------------
+
+    def _place_buffers(self) -> None:
+        for module in self.module.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_meta:
+                    raise ValueError(f"buffer '{name}' of a {type(module).__name__} is on the meta device: it has no value")
+                if buffer.device != self.device:
+                    module._buffers[name] = buffer.to(self.device)
+
+    def _make_core(self, setup: OptimizerSetup) -> _C.Engine:
+        options = _C.EngineOptions()
+        options.config = self._config
+        options.device = self.device
+        options.optimizer = setup.type
+        options.external_optimizer = setup.external
+        options.agreement = [(path, value) for path, value, _ in self._parsed.values]
+        options.param_groups = Optimizer(setup).options()
+        definitions = []
+        for unit in self._units:
+            params = [
+                _C.ParamDefinition(
+                    names=param.names,
+                    shape=list(param.tensors[0].shape),
+                    dtype=param.tensors[0].dtype,
+                    requires_grad=param.tensors[0].requires_grad and self._trains,
+                    param_group=next((setup.group_of[id(t)] for t in param.tensors if id(t) in setup.group_of), -1),
+                )
+                for param in unit.params
+            ]
+            definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
+        gather, reduce = _group_names()
+        return _C.Engine(definitions, options, gather_group=gather, reduce_group=reduce)
+
+    def _tensors_of(self, unit: Unit):  # noqa: ANN202
+        def tensors() -> list[list[torch.Tensor]]:
+            materialize(self.module, unit, self.device)
+            return [list(param.tensors) for param in unit.params]
+
+        return tensors
+
+    def _mark_parameters(self) -> None:
+        for index, unit in enumerate(self._units):
+            for param in unit.params:
+                for tensor in param.tensors:
+                    tensor._zeroshard_unit = (self._core, index)
+
+    def _install_hooks(self) -> None:
+        core = self._core
+        for index, unit in enumerate(self._units):
+
+            def before(module: nn.Module, args: Any, unit: int = index) -> None:
+                core.pre_forward(unit)
+
+            def after(module: nn.Module, args: Any, output: Any, unit: int = index) -> None:
+                core.post_forward(unit, _tensors_in(output))
+
+            for module in unit.modules:
+                module.register_forward_pre_hook(before, prepend=True)
+                module.register_forward_hook(after)
+
+    def _give_slices(self) -> None:
+        """Hands an optimizer of the user's flat slices of the master weights instead of whole parameters."""
+        for group in self._external.param_groups:
+            group["params"] = []
+        for part in self._core.slices():
+            if part.param_group >= 0:
+                self._external.param_groups[part.param_group]["params"].append(nn.Parameter(part.master))
+
+    def _print_start(self) -> None:
+        if self.rank() != 0:
+            return
+        planned = self.memory_report()["planned"]
+        parts = ", ".join(f"{name} {bytes_ / 1e6:.1f} MB" for name, bytes_ in planned.items())
+        _log(
+            f"stage {self._config.stage}, {self.world_size()} rank(s) over {self._core.transport}, "
+            f"{self._config.compute_dtype}, {self._config.reduction} reduction, {len(self._units)} units, batch "
+            f"{self.train_batch_size()} = {self.train_micro_batch_size_per_gpu()} x {self.gradient_accumulation_steps()} "
+            f"x {self.world_size()}"
+        )
+        _log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
+        if self._parsed.without_effect:
+            _log("keys that have no effect here: " + "; ".join(self._parsed.without_effect))
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._core.begin_forward(torch.is_grad_enabled() and self.training)
+        if self._config.fp16_auto_cast:
+            args, kwargs = pytree.tree_map(_to_half, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Computes and reduces gradients of ``loss``, divided by the accumulation steps unless told otherwise."""
+        if not self._trains:
+            raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
+        scaled = self._core.scale_loss(loss, scale_wrt_gas)
+        self._core.begin_backward(self._sync)
+        scaled.backward(retain_graph=retain_graph)
+        self._core.end_backward()
+        self._unsynced = not self._sync
+        return loss
+
+    def step(self, lr_kwargs: dict | None = None) -> None:
+        """Updates the parameters when this micro-batch is the last of its step; else only counts it."""
+        if not self._sync:
+            raise _C.StateError("step() inside no_sync(): gradients of this rank alone must not be applied")
+        if not self._trains:
+            raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
+        self._applied = False
+        if self.is_gradient_accumulation_boundary():
+            self._take_step(lr_kwargs or {})
+        self.micro_steps += 1
+        self.global_samples += self.train_micro_batch_size_per_gpu() * self.world_size()
+
+    def _take_step(self, lr_kwargs: dict) -> None:
+        if self._unsynced:  # the last micro-batch was under no_sync: its gradients still have to travel
+            self._core.begin_backward(True)
+            self._core.end_backward()
+            self._unsynced = False
+        if self._external is None:
+            result = self._core.step(self.optimizer.options())
+        else:
+            result = self._core.prepare_step()
+            if result.applied:
+                self._step_external()
+            self._core.finish_step(result)
+        self._grad_norm = result.grad_norm
+        self._applied = result.applied
+        self.optimizer.overflow = not result.applied
+        self.optimizer.loss_scale = self._core.loss_scale
+        self.global_steps += 1
+        if not result.applied:
+            self.skipped_steps += 1
+        elif self.lr_scheduler is not None:
+            self.lr_scheduler.step(**lr_kwargs)
+        every = self._config.steps_per_print
+        if every > 0 and self.global_steps % every == 0 and self.rank() == 0:
+            _log(f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, grad_norm={self._grad_norm:.4g}")
+
+    def _step_external(self) -> None:
+        remaining = [list(group["params"]) for group in self._external.param_groups]
+        for part in self._core.slices():
+            if part.param_group >= 0:
+                remaining[part.param_group].pop(0).grad = part.grad if part.has_grad else None
+        self._external.step()
+        self._external.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients computed inside stay on this rank, and join the reduction of the next backward outside."""
+        previous, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = previous
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the current micro-batch is the last of its step."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """From now on the caller says which micro-batch ends a step."""
+        self._boundary = is_boundary
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Does nothing: ``step()`` clears gradients."""
+
+    def destroy(self) -> None:
+        """For DeepSpeed's interface; memory is freed with the engine."""
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, nested as in its JSON."""
+        import json
+
+        result: dict[str, Any] = {}
+        for path, value, _ in self._parsed.values:
+            *parents, name = path.split(".")
+            where = result
+            for parent in parents:
+                where = where.setdefault(parent, {})
+            try:
+                where[name] = json.loads(value)
+            except json.JSONDecodeError:
+                where[name] = value
+        return result
+
+    def get_global_grad_norm(self) -> float | None:
+        """The norm before clipping of the last step's averaged gradients; None before the first."""
+        return self._grad_norm
+
+    def get_lr(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_mom(self) -> list[Any]:
+        return [group.get("betas", group.get("momentum")) for group in self.optimizer.param_groups]
+
+    def was_step_applied(self) -> bool:
+        return self._applied
+
+    @property
+    def loss_scale(self) -> float:
+        return self._core.loss_scale
+
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def world_size(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def global_rank(self) -> int:
+        return self.rank()
+
+    def train_batch_size(self) -> int:
+        return self._config.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._config.micro_batch_size
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._config.grad_accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        return self._config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        return self._config.stage
+
+    def zero_optimization(self) -> bool:
+        return self._config.stage > 0
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._config.stage == 3
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        return self._config.gather_16bit_weights_on_save
+
+    def fp16_enabled(self) -> bool:
+        return self._config.compute_dtype == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._config.compute_dtype == "bf16"
+
+    def memory_report(self) -> dict[str, Any]:
+        """Bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals."""
+        lines = self._core.memory()
+        planned = {name: plan for name, plan, _ in lines}
+        measured = {name: peak for name, _, peak in lines}
+        return {
+            "planned": planned,
+            "measured_peak": measured,
+            "planned_total": sum(planned.values()),
+            "measured_total": sum(measured.values()),
+        }
+
+    def parameter_digest(self) -> str:
+        """SHA-256 over names and values of all parameters, in the order of units; the same on every rank. Collective."""
+        digest = hashlib.sha256()
+        for unit in self._units:
+            tensors = [param.tensors[0] for param in unit.params]
+            with gathered(tensors):
+                for param in unit.params:
+                    digest.update(param.names[0].encode())
+                    digest.update(param.tensors[0].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None:
+                raise
+            return getattr(module, name)
+
+
+def _group_names() -> tuple[str, str]:
+    """The groups for gathers and for reductions: two, so that ranks may interleave the two kinds differently."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return "", ""
+    first, second = dist.new_group(), dist.new_group()
+    return first.group_name, second.group_name
+
+
+def _tensors_in(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
+        return list(output)
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def _to_half(value: Any) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.half() if is_float else value
+
+
+def _log(message: str) -> None:
+    print(f"[zeroshard] {message}", file=sys.stderr, flush=True)

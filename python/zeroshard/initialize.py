@@ -1,0 +1,115 @@
+"""``zeroshard.initialize``: from a model and a configuration to an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from . import _C
+from .distributed import default_device, init_distributed
+from .engine import Engine
+from .optimizer import make_optimizer
+from .schedule import make_scheduler
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable[[list], torch.optim.Optimizer] | None = None,
+    model_parameters: Iterable | None = None,
+    training_data: torch.utils.data.Dataset | None = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable | None = None,
+    config: str | dict | os.PathLike | None = None,
+    mesh_param: Any = None,
+    config_params: str | dict | None = None,
+) -> tuple[Engine, Any, torch.utils.data.DataLoader | None, Any]:
+    """Shards ``model`` as ``config`` says. Collective: every rank calls it.
+
+    The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
+    parameters become zeroshard's: they keep their objects, and take rank 0's values on every rank.
+
+    Args:
+        model: any module; it stays as it is, ``engine(...)`` calls it.
+        optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them;
+            None takes the one that the configuration names. Without either the engine can only evaluate.
+        model_parameters: parameters or param groups for the configuration's optimizer; None takes all that are
+            trainable.
+        training_data: a dataset; the returned loader gives each rank its own micro-batches.
+        lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
+        config: a path to a DeepSpeed JSON file, its text, or a dict.
+
+    Raises ``ConfigError`` for a wrong configuration and ``ValueError`` when ranks differ in configuration or model.
+    """
+    if model is None:
+        raise ValueError("zeroshard.initialize: model is missing")
+    if mpu is not None or mesh_param is not None:
+        raise ValueError("zeroshard.initialize: mpu and mesh_param are not supported: zeroshard shards over all ranks")
+    settings = config if config is not None else config_params
+    if settings is None:
+        settings = getattr(args, "deepspeed_config", None)
+    if settings is None:
+        raise ValueError("zeroshard.initialize: config is missing: a path, JSON text or a dict")
+
+    env = _C.rank_environment()
+    os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    device = _device(model, env.local_rank)
+    if dist_init_required is not False:
+        init_distributed(device)
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    parsed = parse_config(settings, world_size=world_size, model=model)
+
+    setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
+    engine = Engine(model, parsed, setup, device)
+    scheduler = make_scheduler(lr_scheduler, engine.optimizer, parsed.config)
+    engine.lr_scheduler = scheduler
+    loader = None
+    if training_data is not None:
+        loader = _make_loader(training_data, parsed.config.micro_batch_size, collate_fn)
+    engine.training_dataloader = loader
+    return engine, engine.optimizer, loader, scheduler
+
+
+def parse_config(
+    settings: str | dict | os.PathLike, *, world_size: int, model: nn.Module | None = None
+) -> _C.ParsedConfig:
+    """Resolves a configuration given as dict, JSON text or path."""
+    hidden_size = _hidden_size(model)
+    if isinstance(settings, dict):
+        settings = json.dumps(settings)
+    text = os.fspath(settings)
+    if text.lstrip()[:1] in {"{", "/", "#"} and not os.path.exists(text):
+        return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
+    return _C.ParsedConfig.load(text, world_size=world_size, hidden_size=hidden_size)
+
+
+def _hidden_size(model: nn.Module | None) -> int | None:
+    config = getattr(model, "config", None)
+    size = getattr(config, "hidden_size", None) or getattr(config, "n_embd", None)
+    return size if isinstance(size, int) else None
+
+
+def _device(model: nn.Module, local_rank: int) -> torch.device:
+    """Where the model already is when that is a GPU; else this rank's default."""
+    for param in model.parameters():
+        if param.device.type == "cuda":
+            return param.device
+    return default_device(local_rank) if os.environ.get("ACCELERATE_USE_CPU", "") != "true" else torch.device("cpu")
+
+
+def _make_loader(
+    dataset: torch.utils.data.Dataset, micro_batch_size: int, collate_fn: Callable | None
+) -> torch.utils.data.DataLoader:
+    sampler = None
+    if dist.is_initialized() and not isinstance(dataset, torch.utils.data.IterableDataset):
+        sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    return torch.utils.data.DataLoader(dataset, batch_size=micro_batch_size, sampler=sampler, collate_fn=collate_fn)

@@ -1,0 +1,167 @@
+"""The optimizer that users see: torch's param_groups in front of the sharded states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _C
+
+# Elementwise: an update over a flat shard equals one over whole parameters.
+_ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+
+
+@dataclass
+class OptimizerSetup:
+    """What the engine must know of the optimizer before it takes over the parameters."""
+
+    param_groups: list[dict[str, Any]]
+    group_of: dict[int, int]  # id(parameter) -> index of its param group
+    type: _C.OptimizerType
+    trains: bool = True
+    inner: torch.optim.Optimizer | None = None  # the user's
+    external: bool = False  # `inner` does the updates itself
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+def make_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Callable | None,
+    model_parameters: Iterable | None,
+    config: _C.Config,
+) -> OptimizerSetup:
+    """Chooses how parameters are updated; raises ``ValueError`` for an optimizer that cannot run over shards."""
+    groups = list(model_parameters) if model_parameters is not None else [p for p in model.parameters() if p.requires_grad]
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if not callable(optimizer):
+            raise ValueError(f"optimizer is a {type(optimizer).__name__}: pass a torch.optim.Optimizer or a callable")
+        optimizer = optimizer(groups)
+    if optimizer is not None:
+        return _from_torch(optimizer, model, config)
+    return _from_config(groups, config)
+
+
+def _from_config(groups: list, config: _C.Config) -> OptimizerSetup:
+    options = config.param_group_options()
+    defaults = {
+        "lr": options.lr,
+        "betas": (options.beta1, options.beta2),
+        "eps": options.eps,
+        "weight_decay": options.weight_decay,
+        "momentum": options.momentum,
+        "dampening": options.dampening,
+        "lr_decay": options.lr_decay,
+        "nesterov": options.nesterov,
+        "bias_correction": options.bias_correction,
+        "decoupled_weight_decay": options.decoupled_weight_decay,
+    }
+    if groups and not isinstance(groups[0], dict):
+        groups = [{"params": [p[1] if isinstance(p, tuple) else p for p in groups]}]
+    param_groups = [{**defaults, **group, "params": list(group["params"])} for group in groups]
+    return OptimizerSetup(
+        param_groups, _index(param_groups), config.optimizer_type(), trains=config.has_optimizer, defaults=defaults
+    )
+
+
+def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.Config) -> OptimizerSetup:
+    group_of = _index(optimizer.param_groups)
+    known = {id(param) for param in model.parameters()}
+    strangers = sum(1 for param in group_of if param not in known)
+    if strangers:
+        raise ValueError(
+            f"the optimizer has {strangers} parameters that are not the model's: make it from model.parameters() of the "
+            "model that is passed, or pass a callable that makes it"
+        )
+    kind = {
+        torch.optim.AdamW: _C.OptimizerType.ADAMW,
+        torch.optim.Adam: _C.OptimizerType.ADAM,
+        torch.optim.SGD: _C.OptimizerType.SGD,
+        torch.optim.Adagrad: _C.OptimizerType.ADAGRAD,
+    }.get(type(optimizer))
+    if any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
+        kind = None
+    external = kind is None
+    if external and type(optimizer).__name__ not in _ELEMENTWISE and not config.allow_untested_optimizer:
+        raise ValueError(
+            f"{type(optimizer).__name__} is not known to be elementwise, and only elementwise optimizers give the same "
+            f"result over shards; known are {sorted(_ELEMENTWISE)}. If it is, set zero_allow_untested_optimizer to true"
+        )
+    return OptimizerSetup(
+        optimizer.param_groups,
+        group_of,
+        kind if kind is not None else _C.OptimizerType.ADAMW,
+        inner=optimizer,
+        external=external,
+        defaults=optimizer.defaults,
+    )
+
+
+def _index(param_groups: list[dict[str, Any]]) -> dict[int, int]:
+    return {id(param): index for index, group in enumerate(param_groups) for param in group["params"]}
+
+
+def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
+    """Reads a param group's hyper-parameters as they are now."""
+    options = _C.ParamGroupOptions()
+    options.lr = float(group["lr"])
+    options.weight_decay = float(group.get("weight_decay", 0.0))
+    if "betas" in group:
+        options.beta1, options.beta2 = (float(beta) for beta in group["betas"])
+    options.eps = float(group.get("eps", options.eps))
+    options.momentum = float(group.get("momentum", 0.0))
+    options.dampening = float(group.get("dampening", 0.0))
+    options.lr_decay = float(group.get("lr_decay", 0.0))
+    options.nesterov = bool(group.get("nesterov", False))
+    options.maximize = bool(group.get("maximize", False))
+    options.bias_correction = bool(group.get("bias_correction", True))
+    default = kind == _C.OptimizerType.ADAMW
+    options.decoupled_weight_decay = bool(group.get("decoupled_weight_decay", default))
+    return options
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
+
+    The states are sharded and live in the core: ``step()`` and ``zero_grad()`` do nothing here, ``engine.step()`` does
+    both.
+    """
+
+    def __init__(self, setup: OptimizerSetup) -> None:
+        # Optimizer.__init__ would copy the dicts, and schedulers of the user's optimizer hold the originals.
+        self.param_groups = setup.param_groups
+        self.defaults = setup.defaults
+        self.state: dict = {}
+        self.overflow = False
+        self.loss_scale = 1.0
+        self._inner = setup.inner
+        self._kind = setup.type
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The user's own optimizer, if there is one."""
+        return self._inner
+
+    def options(self) -> list[_C.ParamGroupOptions]:
+        return [group_options(group, self._kind) for group in self.param_groups]
+
+    def step(self, closure: Callable | None = None) -> None:
+        if closure is not None:
+            raise ValueError("zeroshard's optimizer takes no closure: call engine.step()")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+    def train(self) -> None:
+        if hasattr(self._inner, "train"):
+            self._inner.train()
+
+    def eval(self) -> None:
+        if hasattr(self._inner, "eval"):
+            self._inner.eval()
+
+    def __repr__(self) -> str:
+        return f"zeroshard.Optimizer({self._kind.name}, {len(self.param_groups)} param groups)"

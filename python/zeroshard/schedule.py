@@ -1,0 +1,59 @@
+"""Learning-rate schedules of the configuration, as a PyTorch-like scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _C
+from .optimizer import Optimizer
+
+
+def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -> Any:
+    """The caller's scheduler, what their callable makes of the optimizer, the configuration's, or None."""
+    if lr_scheduler is not None:
+        is_scheduler = hasattr(lr_scheduler, "step")
+        return lr_scheduler if is_scheduler else lr_scheduler(optimizer.optimizer or optimizer)
+    return LRScheduler(optimizer, config) if config.has_scheduler else None
+
+
+class LRScheduler:
+    """Sets the learning rates of ``optimizer`` as the configuration's ``scheduler`` block says."""
+
+    def __init__(self, optimizer: Optimizer, config: _C.Config) -> None:
+        self.optimizer = optimizer
+        self._schedule = config.lr_schedule([float(group["lr"]) for group in optimizer.param_groups])
+        self.last_batch_iteration = -1
+        self._last_lr: list[float] | None = None
+        self._apply(self.last_batch_iteration)
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Moves to the next iteration, or to ``last_batch_iteration``."""
+        if last_batch_iteration is None:
+            last_batch_iteration = self.last_batch_iteration + 1
+        self.last_batch_iteration = last_batch_iteration
+        self._last_lr = self._apply(last_batch_iteration)
+
+    def get_lr(self) -> list[float]:
+        return self._schedule.lrs(self.last_batch_iteration)
+
+    def get_last_lr(self) -> list[float]:
+        """The rates that the last ``step()`` set."""
+        if self._last_lr is None:
+            raise AssertionError("need to call step() first")
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, int]:
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.last_batch_iteration = state["last_batch_iteration"]
+        self._last_lr = self._apply(self.last_batch_iteration)
+
+    def _apply(self, iteration: int) -> list[float]:
+        lrs = self._schedule.lrs(iteration)
+        betas = self._schedule.betas(iteration)
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr
+            if betas is not None and "betas" in group:
+                group["betas"] = betas
+        return lrs
