@@ -10,6 +10,8 @@ if(ZS_CCACHE)
       CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ZS_CCACHE})
 endif()
 
+# Programs share the libraries' precompiled header, so they are compiled like them: GCC rejects a -fPIC header under -fPIE.
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE ${CMAKE_CXX_COMPILE_OPTIONS_PIC})
 add_compile_options(-Wall -Wextra -Wconversion -Wno-sign-conversion -ffp-contract=off)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-fpch-preprocess)
