@@ -9,6 +9,8 @@
 namespace zeroshard {
 namespace {
 
+// `initial_lr` below: the param group's own rate, which only some schedules use.
+
 // A warm-up of one step would divide by log(1).
 int64_t warmup_steps(int64_t configured) {
   return std::max<int64_t>(2, configured);
@@ -24,14 +26,14 @@ double between(double low, double high, double part) {
   return low + (high - low) * part;
 }
 
-double rate(const WarmupLRConfig& c, int64_t iteration, double first_initial_lr) {
+double rate(const WarmupLRConfig& c, int64_t iteration, double initial_lr) {
   if (iteration < 0) return c.warmup_min_lr;
   const int64_t steps = warmup_steps(c.warmup_num_steps);
   const double part = iteration < steps ? warmup_part(iteration, steps, c.log_warmup) : 1;
-  return between(c.warmup_min_lr, c.warmup_max_lr.value_or(first_initial_lr), part);
+  return between(c.warmup_min_lr, c.warmup_max_lr.value_or(initial_lr), part);
 }
 
-double rate(const WarmupDecayLRConfig& c, int64_t iteration) {
+double rate(const WarmupDecayLRConfig& c, int64_t iteration, double) {
   if (iteration < 0) return c.warmup_min_lr;
   const int64_t steps = warmup_steps(c.warmup_num_steps);
   const auto decay_steps = double(std::max<int64_t>(1, c.total_num_steps - steps));
@@ -40,7 +42,6 @@ double rate(const WarmupDecayLRConfig& c, int64_t iteration) {
   return between(c.warmup_min_lr, c.warmup_max_lr, part);
 }
 
-// As a part of the param group's own rate.
 double ratio(const WarmupCosineLRConfig& c, int64_t iteration) {
   if (iteration < 0) return 0;
   const int64_t steps = warmup_steps(c.warmup_num_steps);
@@ -51,7 +52,11 @@ double ratio(const WarmupCosineLRConfig& c, int64_t iteration) {
   return std::max(0.0, between(c.cos_min_ratio, 1, cosine));
 }
 
-double rate(const LRRangeTestConfig& c, int64_t iteration) {
+double rate(const WarmupCosineLRConfig& c, int64_t iteration, double initial_lr) {
+  return initial_lr * ratio(c, iteration);
+}
+
+double rate(const LRRangeTestConfig& c, int64_t iteration, double) {
   if (iteration < 0) return c.min_lr;
   double interval = double(iteration + 1) / double(c.step_size);
   if (c.staircase) interval = std::floor(interval);
@@ -104,6 +109,10 @@ class Cycle {
   int64_t first_, second_, first_stairs_, second_stairs_;
 };
 
+double rate(const OneCycleConfig& c, int64_t iteration, double) {
+  return Cycle(c).rate(iteration);
+}
+
 }  // namespace
 
 LRSchedule::LRSchedule(SchedulerConfig config, std::vector<double> initial_lrs)
@@ -113,17 +122,12 @@ LRSchedule::LRSchedule(SchedulerConfig config, std::vector<double> initial_lrs)
 
 std::vector<double> LRSchedule::lrs(int64_t iteration) const {
   ZS_CHECK(iteration >= -1, "the iteration of a schedule starts at -1, got ", iteration);
-  if (const auto* cosine = std::get_if<WarmupCosineLRConfig>(&config_)) {
-    std::vector<double> rates = initial_lrs_;
-    for (double& lr : rates) lr *= ratio(*cosine, iteration);
-    return rates;
+  std::vector<double> rates;
+  rates.reserve(initial_lrs_.size());
+  for (const double initial_lr : initial_lrs_) {
+    rates.push_back(std::visit([&](const auto& config) { return rate(config, iteration, initial_lr); }, config_));
   }
-  double lr = 0;
-  if (const auto* warmup = std::get_if<WarmupLRConfig>(&config_)) lr = rate(*warmup, iteration, initial_lrs_.front());
-  if (const auto* decay = std::get_if<WarmupDecayLRConfig>(&config_)) lr = rate(*decay, iteration);
-  if (const auto* cycle = std::get_if<OneCycleConfig>(&config_)) lr = Cycle(*cycle).rate(iteration);
-  if (const auto* test = std::get_if<LRRangeTestConfig>(&config_)) lr = rate(*test, iteration);
-  return std::vector<double>(initial_lrs_.size(), lr);
+  return rates;
 }
 
 std::optional<LRSchedule::Betas> LRSchedule::betas(int64_t iteration) const {

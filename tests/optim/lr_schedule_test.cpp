@@ -37,10 +37,10 @@ TEST(WarmupLR, LogRisesFromItsFirstStep) {
   EXPECT_EQ(lr_at(config, 8), 3);
 }
 
-TEST(WarmupLR, AllGroupsGetTheFirstGroupsRate) {
+TEST(WarmupLR, EachGroupRisesToItsOwnRate) {
   const LRSchedule schedule(WarmupLRConfig{.warmup_num_steps = 2, .log_warmup = false}, {0.4, 0.8});
-  EXPECT_EQ(schedule.lrs(1), (std::vector<double>{0.2, 0.2}));
-  EXPECT_EQ(schedule.lrs(2), (std::vector<double>{0.4, 0.4}));
+  EXPECT_EQ(schedule.lrs(1), (std::vector<double>{0.2, 0.4}));
+  EXPECT_EQ(schedule.lrs(2), (std::vector<double>{0.4, 0.8}));
 }
 
 TEST(WarmupLR, AWarmupOfOneStepTakesTwo) {
