@@ -1,4 +1,5 @@
 #pragma once
+#include <vector>
 
 namespace CLI {
 class App;
@@ -17,5 +18,8 @@ struct Exit {
 void add_config_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_run_command(CLI::App& app);
+
+// The command line without the `--` that may stand before the script of `run`; CLI11 would end the subcommand there.
+std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);
 
 }  // namespace zeroshard::cli

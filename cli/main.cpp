@@ -29,7 +29,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   for (const auto add : {ZS_CLI_COMMANDS}) add(app);
   try {
-    app.parse(argc, argv);
+    const auto arguments = zeroshard::cli::without_separator(app, {argv, argv + argc});
+    app.parse(static_cast<int>(arguments.size()), arguments.data());
     return 0;
   } catch (const CLI::ParseError& error) {
     return exit_code(app, error);

@@ -1,0 +1,44 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+// Starts the ranks of a job on this host and watches over them: what `zeroshard run` does.
+namespace zeroshard {
+
+struct LaunchOptions {
+  int nproc = 1;  // ranks on this host
+  int nnodes = 1, node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;             // 0: a free one; several hosts need one that all know
+  double grace_period_s = 30;      // from a signal to SIGKILL
+  double stall_timeout_s = 10;     // how long a rank may be stopped; 0: for ever
+  std::string log_dir;             // gets rank-N.log with all that rank N writes; empty: none
+  std::vector<std::string> argv;   // of every rank; argv[0] is the path of the program
+  bool signal_whole_group = true;  // signals go to all processes of a rank, not to its first alone
+};
+
+// Runs the job and returns when no process of it is left: 0, the code of the first rank that failed, 128 + n after
+// signal n. Throws ValueError for options that cannot work, Error when a program cannot be started. Call it from a
+// process with one thread: it forks, and takes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while it
+// runs.
+int launch(const LaunchOptions& options);
+
+// CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible; needs no driver.
+int count_gpus();
+// The number of CPUs this process may use.
+int count_cpus();
+
+struct Program {
+  std::string script;  // a file, or a module's name
+  std::vector<std::string> arguments;
+  bool module = false;     // `script` is a Python module
+  bool no_python = false;  // run `script` itself whatever its name, looked up in PATH
+};
+
+// The argv that runs a program: with `python -u` if it is a module or ends in .py, itself otherwise. Python is that of
+// VIRTUAL_ENV, else the one beside this executable, else the first in PATH. Throws ValueError when something is
+// missing.
+std::vector<std::string> resolve(const Program& program);
+
+}  // namespace zeroshard

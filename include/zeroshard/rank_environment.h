@@ -1,0 +1,22 @@
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace zeroshard {
+
+// Which rank this process is, as its launcher says.
+struct RankEnvironment {
+  int rank = 0, world_size = 1;
+  int local_rank = 0;        // among the ranks of this host
+  int local_world_size = 1;  // ranks on this host; 0: the launcher does not say
+  std::string source;        // "torchrun", "Open MPI", ...; empty: no launcher, one rank
+};
+
+// Reads the variables of torchrun (and zeroshard run), else of Open MPI, MVAPICH2, MPICH/Intel MPI, Slurm or PMIx.
+// Without any there is one rank. Throws ValueError for values that contradict one another, naming the variables.
+RankEnvironment rank_environment();
+// The same from `variable`, which returns the value of a variable if it is set.
+RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
+
+}  // namespace zeroshard

@@ -1,0 +1,35 @@
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace zeroshard {
+
+// Writes to a terminal, pipe or file from a thread of its own, so that a reader that has stopped never stops the
+// supervisor. For one thread's use; create it after the last fork.
+//
+// Note [Slow consoles]: while the reader makes progress, however slowly, nothing is lost: full() asks the caller to
+// read no more from the ranks, which then wait in their own writes, as they would without a launcher. A reader that
+// takes nothing for `patience` (a terminal halted with Ctrl-S, a pager left open) must not halt a training run:
+// from then on lines are dropped and counted until it reads again.
+class ConsoleWriter {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  ConsoleWriter(int fd, Seconds patience);
+  ~ConsoleWriter();  // does not wait: what is still queued is lost unless drain() was called
+  ConsoleWriter(const ConsoleWriter&) = delete;
+
+  void write(std::string_view lines);
+  bool full() const;
+  // Waits until all is written, at most until the reader has taken nothing for `patience`.
+  void drain();
+
+ private:
+  struct State;
+  // Shared with the thread, which may be inside write(2) for ever and outlive this object.
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace zeroshard

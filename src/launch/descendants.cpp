@@ -1,0 +1,78 @@
+#include "launch/descendants.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace zeroshard {
+namespace {
+
+std::optional<pid_t> to_pid(const std::string& text) {
+  pid_t pid = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, pid);
+  if (error != std::errc{} || stop != end) return {};
+  return pid;
+}
+
+// Field 4 of stat. The name before it, in parentheses, may hold anything.
+std::optional<pid_t> parent_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t end = text.rfind(") ");
+  if (end == text.npos) return {};  // it has just ended
+  const size_t begin = end + 4;     // past ") S "
+  return to_pid(text.substr(begin, text.find(' ', begin) - begin));
+}
+
+std::multimap<pid_t, pid_t> children_by_parent() {
+  std::multimap<pid_t, pid_t> result;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const auto pid = to_pid(entry.path().filename());
+    const auto parent = pid ? parent_of(*pid) : std::nullopt;
+    if (parent) result.emplace(*parent, *pid);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<pid_t> descendants(pid_t root, const std::vector<pid_t>& except) {
+  const auto by_parent = children_by_parent();
+  std::vector<pid_t> found, parents{root};
+  while (!parents.empty()) {
+    const pid_t parent = parents.back();
+    parents.pop_back();
+    const auto [begin, end] = by_parent.equal_range(parent);
+    for (auto it = begin; it != end; ++it) {
+      if (std::find(except.begin(), except.end(), it->second) != except.end()) continue;
+      found.push_back(it->second);
+      parents.push_back(it->second);
+    }
+  }
+  return found;
+}
+
+std::vector<pid_t> children(pid_t root) {
+  const auto by_parent = children_by_parent();
+  const auto [begin, end] = by_parent.equal_range(root);
+  std::vector<pid_t> found;
+  for (auto it = begin; it != end; ++it) found.push_back(it->second);
+  return found;
+}
+
+std::string process_name(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+}  // namespace zeroshard

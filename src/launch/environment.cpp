@@ -1,0 +1,62 @@
+#include "launch/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <string_view>
+
+namespace zeroshard {
+namespace {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+Variables variables_of(const LaunchOptions& options, int local_rank, int port) {
+  const auto text = [](int value) { return std::to_string(value); };
+  const int rank = options.node_rank * options.nproc + local_rank;
+  const int world_size = options.nnodes * options.nproc;
+  Variables variables{{"RANK", text(rank)},
+                      {"LOCAL_RANK", text(local_rank)},
+                      {"WORLD_SIZE", text(world_size)},
+                      {"LOCAL_WORLD_SIZE", text(options.nproc)},
+                      {"GROUP_RANK", text(options.node_rank)},
+                      {"GROUP_WORLD_SIZE", text(options.nnodes)},
+                      {"ROLE_NAME", "default"},
+                      {"ROLE_RANK", text(rank)},
+                      {"ROLE_WORLD_SIZE", text(world_size)},
+                      {"MASTER_ADDR", options.master_addr},
+                      {"MASTER_PORT", text(port)},
+                      {"TORCHELASTIC_RESTART_COUNT", "0"},
+                      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                      {"TORCHELASTIC_RUN_ID", "none"},
+                      {"ZEROSHARD_LAUNCHER", "1"}};
+  if (const int threads = omp_num_threads(options); threads > 0) variables["OMP_NUM_THREADS"] = text(threads);
+  if (options.nnodes == 1) {  // nothing should listen beyond this host
+    for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+      if (std::getenv(name) == nullptr) variables[name] = "lo";
+    }
+  }
+  return variables;
+}
+
+}  // namespace
+
+int omp_num_threads(const LaunchOptions& options) {
+  if (options.nproc == 1 || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
+  return std::max(1, count_cpus() / options.nproc);
+}
+
+std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, int port) {
+  const Variables variables = variables_of(options, local_rank, port);
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view name(*entry, std::string_view(*entry).find('='));
+    // Rank 0 serves the store itself, whatever an outer torchrun does.
+    if (!variables.contains(name) && name != "TORCHELASTIC_USE_AGENT_STORE") result.emplace_back(*entry);
+  }
+  for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
+  return result;
+}
+
+}  // namespace zeroshard

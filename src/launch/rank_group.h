@@ -1,0 +1,64 @@
+#pragma once
+#include <chrono>
+#include <vector>
+
+#include "launch/rank_output.h"
+#include "launch/rank_process.h"
+#include "launch/unique_fd.h"
+#include "zeroshard/launch.h"
+
+namespace zeroshard {
+
+// Tells which children ended, in the order in which they did: waitid(2) has no order, and the first to end is the one
+// that the others' errors follow from.
+class ExitOrder {
+ public:
+  ExitOrder();
+  void add(pid_t pid);  // does nothing on kernels without pidfd_open (before 5.3)
+  std::vector<pid_t> ended();
+
+ private:
+  UniqueFd epoll_;
+  std::vector<std::pair<pid_t, UniqueFd>> pidfds_;
+};
+
+// The processes of this host's ranks, and all that they start: this process becomes their "subreaper", so that whatever
+// loses its parent becomes its child. Use it in a process without other children.
+class RankGroup {
+ public:
+  // Starts the ranks. When one cannot be started, kills the others and throws Error.
+  RankGroup(const LaunchOptions& options, int port, const sigset_t& signal_mask);
+
+  // What the ranks write, to be read by the caller: once.
+  std::vector<RankStream> take_streams() { return std::move(streams_); }
+  const std::vector<RankProcess>& ranks() const { return ranks_; }
+  double elapsed_s() const;
+
+  // Notes which ranks ended, stopped or went on, and reaps other processes. Returns the ranks that ended, in order.
+  std::vector<RankProcess> reap();
+  bool all_exited() const;
+  // True when there is no process left, not even one that a rank left behind.
+  bool empty() const;
+
+  // To all ranks alive, as options.signal_whole_group says.
+  void signal(int signal) const;
+  // To the whole groups of all ranks alive; stopped ones go on, to take it.
+  void end(int signal) const;
+  // To every process below this one.
+  void signal_descendants(int signal) const;
+
+ private:
+  void start(const LaunchOptions& options, int local_rank, int port, const sigset_t& signal_mask);
+  bool reap_rank(RankProcess& rank);
+  void update_stopped(RankProcess& rank);
+  void reap_others();
+  RankProcess* find(pid_t pid);
+
+  std::chrono::steady_clock::time_point start_;
+  bool signal_whole_group_;
+  std::vector<RankProcess> ranks_;
+  std::vector<RankStream> streams_;
+  ExitOrder exit_order_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,86 @@
+#pragma once
+#include <poll.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launch/console_writer.h"
+#include "launch/line_buffer.h"
+#include "launch/unique_fd.h"
+#include "zeroshard/launch.h"
+
+namespace zeroshard {
+
+// Where a stream (stdout or stderr) of a rank goes.
+enum class OutputMode {
+  kDirect,    // the rank has the launcher's own descriptor
+  kRaw,       // through a pipe, unchanged
+  kPrefixed,  // through a pipe, line by line, with the rank before each
+};
+
+// `stream` is 1 or 2. Local rank 0 gets a terminal unchanged, for its progress bars; a job of one rank has no prefixes.
+OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
+
+// One stream of a rank, as its supervisor reads it.
+struct RankStream {
+  int rank = 0;
+  int stream = 1;
+  OutputMode mode = OutputMode::kPrefixed;
+  UniqueFd source;  // empty when kDirect
+};
+
+// Carries what ranks write to the console, to log files and to the tails kept for the report. Never blocks, whoever
+// stops reading: see Note [Slow consoles].
+class RankOutput {
+ public:
+  // Starts threads: construct it after the ranks.
+  RankOutput(const LaunchOptions& options, std::vector<RankStream> streams);
+
+  // The streams to wait for; none while the console is full.
+  void add_to(std::vector<pollfd>& fds) const;
+  // Reads what is there, a bounded amount of each stream.
+  void read_some();
+  // True while a full console keeps the streams out of add_to(): try again soon.
+  bool throttled() const;
+  // Shows incomplete lines that are older than a few seconds.
+  void flush_stale();
+  // Writes one or several lines of the launcher's own to stderr.
+  void notice(std::string_view text);
+  // Reads all that is left.
+  void drain();
+  // Returns when all is written, or when nobody reads it.
+  void finish();
+
+  // The last lines that `rank` wrote to stderr; none if they went to the terminal directly.
+  std::vector<std::string> last_stderr_lines(int rank, size_t count) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Stream {
+    RankStream from;
+    LineBuffer lines;
+    Tail tail;
+    Clock::time_point line_since;
+  };
+  struct Log {
+    int rank;
+    UniqueFd file;
+  };
+
+  // False at the end of the stream or when there is nothing more at present.
+  bool read_once(Stream& stream);
+  void take(Stream& stream, std::string_view bytes);
+  void write_log(int rank, std::string_view bytes);
+  ConsoleWriter& console(int stream) const;
+
+  std::vector<Stream> streams_;
+  std::vector<Log> logs_;
+  std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;  // of stdout; of stderr unless it is the same file
+  std::vector<char> buffer_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,65 @@
+#include "launch/report.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <iomanip>
+#include <sstream>
+
+namespace zeroshard {
+namespace {
+
+std::string host() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "?";
+}
+
+std::string seconds_text(double seconds) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << seconds << " s";
+  return out.str();
+}
+
+std::string who(const RankProcess& rank) {
+  std::ostringstream out;
+  out << "rank " << rank.rank << " (pid " << rank.pid << " on host " << host() << ")";
+  return out.str();
+}
+
+std::string how(const ProcessExit& exit) {
+  if (exit.signal != 0) return "was killed by " + signal_name(exit.signal);
+  return "ended with exit code " + std::to_string(exit.code);
+}
+
+}  // namespace
+
+std::string describe_exit(const RankProcess& rank) {
+  return who(rank) + " " + how(*rank.exit) + " after " + seconds_text(rank.exit->at_s);
+}
+
+std::string describe_stop(const RankProcess& rank, double seconds) {
+  std::string text = who(rank) + " has been stopped by " + signal_name(rank.stop_signal) + " for ";
+  text += seconds_text(seconds);
+  if (rank.stop_signal == SIGTTIN) text += " (it wants to read the terminal, which ranks cannot)";
+  return text;
+}
+
+std::string failure_report(const RankProcess& first, const std::vector<LaterFailure>& later,
+                           const std::vector<std::string>& last_lines) {
+  std::ostringstream out;
+  out << "job failed: " << describe_exit(first) << "\n";
+  if (first.exit->signal == SIGKILL) {
+    out << "  the launcher did not send it: if nobody did by hand, the kernel did for want of memory (see dmesg)\n";
+  }
+  for (const LaterFailure& failure : later) {
+    out << "  later: " << describe_exit(failure.rank);
+    if (!failure.last_line.empty()) out << ": " << failure.last_line;
+    out << "\n";
+  }
+  if (!last_lines.empty()) out << "  its last lines on stderr:\n";
+  for (const std::string& line : last_lines) out << "    " << line << "\n";
+  return out.str();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,24 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "launch/rank_process.h"
+
+namespace zeroshard {
+
+// "rank 1 (pid 1234 on host box) was killed by SIGSEGV after 12.3 s"
+std::string describe_exit(const RankProcess& rank);
+// "rank 1 (pid 1234 on host box) has been stopped by SIGSTOP for 10 s"
+std::string describe_stop(const RankProcess& rank, double seconds);
+
+// The same failure as seen by a rank that ended after the first one.
+struct LaterFailure {
+  RankProcess rank;
+  std::string last_line;  // of its stderr
+};
+
+// Several lines: what happened first, what followed from it, and the last lines that the first rank wrote.
+std::string failure_report(const RankProcess& first, const std::vector<LaterFailure>& later,
+                           const std::vector<std::string>& last_lines);
+
+}  // namespace zeroshard

@@ -1,0 +1,232 @@
+#include "launch/supervisor.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/format.h"
+#include "launch/descendants.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr double kFailureGraceS = 5;    // from a rank's failure to SIGKILL for the others
+constexpr double kLingerS = 2;          // what a job that ended well leaves behind may take to end by itself
+constexpr double kEndS = 2;             // and then, once told
+constexpr double kGiveUpS = 20;         // for processes that even SIGKILL does not end (waiting for a device)
+constexpr double kLaterFailureS = 1;    // how long after the first failure others are still reported
+constexpr double kDoublePressS = 0.25;  // a shell may deliver one Ctrl-C twice
+constexpr size_t kReportedLines = 20;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+Supervisor::Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs)
+    : options_(options),
+      inputs_(inputs),
+      signals_(::signalfd(-1, &inputs.handled, SFD_CLOEXEC | SFD_NONBLOCK)),
+      group_(options, inputs.port, inputs.rank_mask),
+      output_(options, group_.take_streams()),
+      deadline_s_(kNever) {
+  if (!signals_) throw_errno("signalfd");
+}
+
+int Supervisor::run() {
+  while (!finished()) {
+    wait();
+    handle_signals();
+    check_lifeline();
+    output_.read_some();
+    handle_exits();
+    check_stalls();
+    check_deadline();
+    output_.flush_stale();
+  }
+  return conclude();
+}
+
+void Supervisor::wait() {
+  std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
+  if (cause_.kind != Cause::Kind::kLauncherGone) fds.push_back({inputs_.lifeline, POLLIN, 0});
+  output_.add_to(fds);
+  const double now = group_.elapsed_s();
+  double wait_s = std::min({1.0, deadline_s_ - now, output_.throttled() ? 0.02 : 1.0});
+  if (phase_ != Phase::kRunning) wait_s = std::min(wait_s, 0.02);  // orphans' ends are not always signalled to us
+  if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
+  ::poll(fds.data(), fds.size(), static_cast<int>(std::max(0.0, wait_s) * 1000) + 1);
+}
+
+void Supervisor::handle_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof info) == sizeof info) handle_signal(static_cast<int>(info.ssi_signo));
+}
+
+void Supervisor::handle_signal(int signal) {
+  switch (signal) {
+    case SIGCHLD:
+      break;  // reap() looks at every round
+    case SIGTSTP:
+      suspend();
+      break;
+    case SIGCONT:
+      resume();
+      break;
+    case SIGUSR1:
+    case SIGUSR2:
+      group_.signal(signal);
+      break;
+    default:
+      stop_for(signal);
+  }
+}
+
+void Supervisor::stop_for(int signal) {
+  const double now = group_.elapsed_s();
+  if (phase_ == Phase::kKilling) return;
+  if (cause_.kind == Cause::Kind::kNone) {
+    cause_.kind = Cause::Kind::kSignal;
+    cause_.signal = signal;
+    signalled_at_s_ = now;
+    output_.notice(concat(signal_name(signal), ": forwarded to the ranks, which have ", options_.grace_period_s,
+                          " s to end", signal == SIGINT ? "; Ctrl-C again kills them" : ""));
+    group_.signal(signal);
+    if (!suspended_) group_.signal(SIGCONT);
+    enter(Phase::kStopping, options_.grace_period_s);
+  } else if (signal == SIGINT && now - signalled_at_s_ > kDoublePressS) {
+    output_.notice("Ctrl-C: killing all ranks");
+    enter(Phase::kKilling, kGiveUpS);
+  }
+}
+
+// SIGSTOP, since a program may ignore SIGTSTP.
+void Supervisor::suspend() {
+  suspended_ = true;
+  group_.signal_descendants(SIGSTOP);
+}
+
+void Supervisor::resume() {
+  if (!suspended_) return;
+  group_.signal_descendants(SIGCONT);
+  suspended_ = false;
+}
+
+void Supervisor::check_lifeline() {
+  pollfd fd{inputs_.lifeline, POLLIN, 0};
+  if (cause_.kind == Cause::Kind::kLauncherGone || ::poll(&fd, 1, 0) <= 0) return;
+  cause_ = {.kind = Cause::Kind::kLauncherGone, .text = {}};
+  enter(Phase::kKilling, kGiveUpS);
+}
+
+void Supervisor::handle_exits() {
+  for (const RankProcess& ended : group_.reap()) {
+    if (!ended.exit->failed() || cause_.kind != Cause::Kind::kNone) continue;
+    cause_ = {.kind = Cause::Kind::kFailure, .rank = ended.rank, .text = {}};
+    signalled_at_s_ = group_.elapsed_s();
+    if (!group_.all_exited()) output_.notice(describe_exit(ended) + "; ending the other ranks");
+    group_.end(SIGTERM);
+    enter(Phase::kStopping, std::min(kFailureGraceS, options_.grace_period_s));
+  }
+  if (group_.all_exited() && (phase_ == Phase::kRunning || phase_ == Phase::kStopping)) {
+    phase_ == Phase::kRunning ? enter(Phase::kLingering, kLingerS) : enter(Phase::kEnding, kEndS);
+  }
+}
+
+void Supervisor::check_stalls() {
+  if (options_.stall_timeout_s <= 0 || suspended_ || cause_.kind != Cause::Kind::kNone) return;
+  for (const RankProcess& rank : group_.ranks()) {
+    if (!rank.stopped_since_s) continue;
+    const double stopped_s = group_.elapsed_s() - *rank.stopped_since_s;
+    if (stopped_s < options_.stall_timeout_s) continue;
+    cause_ = {.kind = Cause::Kind::kStall, .rank = rank.rank, .text = describe_stop(rank, stopped_s)};
+    signalled_at_s_ = group_.elapsed_s();
+    output_.notice(cause_.text + "; ending the job");
+    group_.end(SIGTERM);
+    enter(Phase::kStopping, std::min(kFailureGraceS, options_.grace_period_s));
+    return;
+  }
+}
+
+void Supervisor::enter(Phase phase, double seconds) {
+  phase_ = phase;
+  deadline_s_ = group_.elapsed_s() + seconds;
+  if (phase == Phase::kEnding) {
+    group_.signal_descendants(SIGTERM);
+    group_.signal_descendants(SIGCONT);
+  }
+}
+
+void Supervisor::check_deadline() {
+  if (phase_ == Phase::kKilling) {
+    // Again and again: processes may start others while they are being killed.
+    group_.signal_descendants(SIGKILL);
+    return;
+  }
+  if (suspended_ || group_.elapsed_s() < deadline_s_) return;
+  if (phase_ == Phase::kStopping && cause_.kind == Cause::Kind::kSignal) {
+    output_.notice(concat("killing what is left after ", options_.grace_period_s, " s"));
+  }
+  phase_ == Phase::kLingering ? enter(Phase::kEnding, kEndS) : enter(Phase::kKilling, kGiveUpS);
+}
+
+bool Supervisor::finished() const {
+  return group_.empty() || (phase_ == Phase::kKilling && group_.elapsed_s() > deadline_s_);
+}
+
+const RankProcess& Supervisor::rank(int number) const {
+  const auto& ranks = group_.ranks();
+  return *std::find_if(ranks.begin(), ranks.end(), [number](const auto& rank) { return rank.rank == number; });
+}
+
+std::vector<LaterFailure> Supervisor::later_failures() const {
+  std::vector<LaterFailure> result;
+  const double first_s = rank(cause_.rank).exit->at_s;
+  for (const RankProcess& other : group_.ranks()) {
+    if (other.rank == cause_.rank || !other.exit || !other.exit->failed()) continue;
+    const int code = other.exit->shell_code();
+    const bool ended_by_us = code == 128 + SIGTERM || code == 128 + SIGKILL;
+    if (ended_by_us || other.exit->at_s - first_s > kLaterFailureS) continue;
+    const auto lines = output_.last_stderr_lines(other.rank, 1);
+    result.push_back({other, lines.empty() ? "" : lines[0]});
+  }
+  std::sort(result.begin(), result.end(),
+            [](const auto& a, const auto& b) { return a.rank.exit->at_s < b.rank.exit->at_s; });
+  return result;
+}
+
+void Supervisor::leave_ranks_behind() {
+  for (const pid_t pid : descendants(::getpid())) {
+    output_.notice(concat("cannot kill pid ", pid, " (", process_name(pid), "): it waits inside the kernel"));
+  }
+}
+
+int Supervisor::conclude() {
+  output_.drain();
+  leave_ranks_behind();
+  int code = 0;
+  switch (cause_.kind) {
+    case Cause::Kind::kNone:
+      break;
+    case Cause::Kind::kSignal:
+      code = 128 + cause_.signal;
+      break;
+    case Cause::Kind::kStall:
+      output_.notice("job failed: " + cause_.text);
+      code = 1;
+      break;
+    case Cause::Kind::kLauncherGone:
+      output_.notice("the launcher was killed: all ranks were killed too");
+      code = 1;
+      break;
+    case Cause::Kind::kFailure:
+      code = rank(cause_.rank).exit->shell_code();
+      output_.notice(
+          failure_report(rank(cause_.rank), later_failures(), output_.last_stderr_lines(cause_.rank, kReportedLines)));
+  }
+  output_.finish();
+  return code;
+}
+
+}  // namespace zeroshard

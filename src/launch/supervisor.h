@@ -1,0 +1,75 @@
+#pragma once
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "launch/rank_group.h"
+#include "launch/rank_output.h"
+#include "launch/report.h"
+#include "launch/unique_fd.h"
+#include "zeroshard/launch.h"
+
+namespace zeroshard {
+
+struct SupervisorInputs {
+  int lifeline;        // readable at its end when the launcher is gone
+  int port;            // of rank 0's store
+  sigset_t handled;    // signals to act on; blocked
+  sigset_t rank_mask;  // the mask ranks start with
+};
+
+// Starts the ranks and stays until none of their processes is left. Runs in a process of its own: see
+// Note [Two processes] in launch.cpp.
+class Supervisor {
+ public:
+  Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs);
+  // Returns the job's exit code.
+  int run();
+
+ private:
+  enum class Phase {
+    kRunning,
+    kStopping,   // ranks were told to end; the deadline is when they are killed
+    kLingering,  // all ranks have ended, something they started has not
+    kEnding,     // that was told to end
+    kKilling,    // everything is being killed
+  };
+  // Why the job ends, if not because every rank has ended well.
+  struct Cause {
+    enum class Kind { kNone, kFailure, kSignal, kStall, kLauncherGone } kind = Kind::kNone;
+    int rank = -1;     // kFailure, kStall
+    int signal = 0;    // kSignal
+    std::string text;  // kStall
+  };
+
+  void wait();
+  void handle_signals();
+  void handle_signal(int signal);
+  void stop_for(int signal);
+  void suspend();
+  void resume();
+  void handle_exits();
+  void check_lifeline();
+  void check_stalls();
+  void check_deadline();
+  void enter(Phase phase, double seconds);
+  void leave_ranks_behind();
+  bool finished() const;
+  const RankProcess& rank(int number) const;
+  std::vector<LaterFailure> later_failures() const;
+  int conclude();
+
+  const LaunchOptions& options_;
+  const SupervisorInputs inputs_;
+  UniqueFd signals_;
+  RankGroup group_;
+  RankOutput output_;
+  Phase phase_ = Phase::kRunning;
+  double deadline_s_ = 0;
+  double signalled_at_s_ = 0;
+  bool suspended_ = false;  // by SIGTSTP, with the launcher
+  Cause cause_;
+};
+
+}  // namespace zeroshard

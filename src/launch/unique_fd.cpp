@@ -1,0 +1,23 @@
+#include "launch/unique_fd.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/format.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+
+void throw_errno(const char* what) {
+  throw Error(concat(what, ": ", std::strerror(errno)));
+}
+
+Pipe make_pipe() {
+  int fds[2];
+  if (::pipe2(fds, O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+}  // namespace zeroshard
