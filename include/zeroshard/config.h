@@ -68,7 +68,8 @@ struct LRRangeTestConfig {
   double step_rate = 1.0;
   bool staircase = false;
 };
-using SchedulerConfig = std::variant<WarmupLRConfig, WarmupDecayLRConfig, WarmupCosineLRConfig, OneCycleConfig, LRRangeTestConfig>;
+using SchedulerConfig =
+    std::variant<WarmupLRConfig, WarmupDecayLRConfig, WarmupCosineLRConfig, OneCycleConfig, LRRangeTestConfig>;
 
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
@@ -76,14 +77,14 @@ struct Config {
   double gradient_clipping = 0;  // 0: none
   int64_t steps_per_print = 0;   // 0: never
 
-  DType compute_dtype = DType::kFloat32;                // bf16 / fp16 when enabled
+  DType compute_dtype = DType::kFloat32;  // bf16 / fp16 when enabled
   Fp16Config fp16;
-  std::optional<DType> communication_dtype;             // gradients on the wire; unset: the compute dtype
-  std::optional<DType> grad_accum_dtype;                // reduced gradients; unset: fp32 while accumulating
-  double prescale = 1;                                  // gradients are divided by this before the sum, the rest after
-  bool average_gradients = true;                        // gradient_allreduce_op: mean or sum
+  std::optional<DType> communication_dtype;  // gradients on the wire; unset: the compute dtype
+  std::optional<DType> grad_accum_dtype;     // reduced gradients; unset: fp32 while accumulating
+  double prescale = 1;                       // gradients are divided by this before the sum, the rest after
+  bool average_gradients = true;             // gradient_allreduce_op: mean or sum
 
-  std::optional<OptimizerConfig> optimizer;             // unset: the caller brings one
+  std::optional<OptimizerConfig> optimizer;  // unset: the caller brings one
   std::optional<SchedulerConfig> scheduler;
   bool allow_untested_optimizer = false;
   bool dataloader_drop_last = false;
@@ -91,8 +92,8 @@ struct Config {
   int stage = 0;
   bool overlap_comm = true;
   int64_t reduce_bucket_numel = 500'000'000;
-  int64_t prefetch_numel = 50'000'000;                  // elements gathered ahead of their use; 0: no prefetch
-  int64_t persistence_threshold = 100'000;              // units of at most this many elements stay unsharded
+  int64_t prefetch_numel = 50'000'000;      // elements gathered ahead of their use; 0: no prefetch
+  int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
 
   // zeroshard's own keys, under "zeroshard".
@@ -100,10 +101,10 @@ struct Config {
   Reduction reduction = Reduction::kCanonical;
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
   Transport transport = Transport::kAuto;
-  std::vector<std::string> unit_classes;                // module classes to shard as units; empty: found automatically
-  int64_t timeout_ms = 600'000;                         // a collective that makes no progress for this long fails
-  int64_t stall_timeout_ms = 10'000;                    // a peer that is stopped (not merely slow) for this long fails
-  int max_skipped_steps = 50;                           // non-finite steps in a row before the run is ended
+  std::vector<std::string> unit_classes;  // module classes to shard as units; empty: found automatically
+  int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
+  int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
+  int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
 
   // Hash of every value that must agree among ranks.
   uint64_t digest() const;
@@ -118,8 +119,8 @@ struct ConfigValue {
 
 struct ParsedConfig {
   Config config;
-  std::vector<ConfigValue> values;         // every key that has an effect, in the table's order
-  std::vector<std::string> without_effect; // keys that were given, are understood, and change nothing here
+  std::vector<ConfigValue> values;          // every key that has an effect, in the table's order
+  std::vector<std::string> without_effect;  // keys that were given, are understood, and change nothing here
 };
 
 // What the text alone does not say. `hidden_size` resolves the "auto" values that depend on it.

@@ -46,29 +46,28 @@ std::vector<Key> blocks_about_other_tools() {
 }
 
 std::vector<Key> parallelism() {
-  return {
+  std::vector<Key> keys{
       unsupported("tensor_parallel.autotp_size", Integer{.min = 0, .max = 1}, 0, "tensor parallelism is not supported"),
-      inert("tensor_parallel.tp", Anything{}, nullptr, "tensor parallelism is not in use"),
-      inert("tensor_parallel.preset_model", Anything{}, nullptr, "tensor parallelism is not in use"),
-      inert("tensor_parallel.tp_overlap_comm", Bool{}, false, "tensor parallelism is not in use"),
       unsupported("sequence_parallel_size", Integer{.min = 0, .max = 1}, 1, "sequence parallelism is not supported"),
       unsupported("sparse_gradients", Only{false}, false, "sparse gradients are not supported"),
       unsupported("sparse_attention", Only{nullptr}, nullptr, "sparse attention is not supported"),
       unsupported("compile.deepcompile", Only{false}, false, "DeepCompile is not supported; torch.compile is"),
-      inert("compile.free_activation", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.offload_activation", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.offload_opt_states", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.double_buffer", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.symmetric_memory", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.debug_log", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.offload_parameters", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.sync_before_reduce", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.sync_after_reduce", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.sync_before_allgather", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.sync_after_allgather", Anything{}, nullptr, "DeepCompile is not in use"),
-      inert("compile.passes", Anything{}, nullptr, "DeepCompile is not in use"),
       inert("use_data_before_expert_parallelism", Bool{}, false, "expert parallelism is not in use"),
   };
+  for (const char* name :
+       {"tp", "dtype", "preset_model", "tp_overlap_comm", "partition_config", "injection_policy_tuple",
+        "tensor_parallel", "vocab_parallel_lm_head", "vocab_parallel_ce_backend", "keep_module_on_host",
+        "kernel_inject", "replace_with_kernel_inject"}) {
+    keys.push_back(inert(concat("tensor_parallel.", name), Anything{}, nullptr, "tensor parallelism is not in use"));
+  }
+  for (const char* name :
+       {"passes", "free_activation", "free_activation_threshold", "offload_activation", "offload_activation_pin_memory",
+        "offload_opt_states", "offload_parameters", "double_buffer", "symmetric_memory", "debug_log",
+        "sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather", "autoep_non_moe",
+        "keep_int_input_tensors", "keep_all_input_tensors"}) {
+    keys.push_back(inert(concat("compile.", name), Anything{}, nullptr, "DeepCompile is not in use"));
+  }
+  return keys;
 }
 
 std::vector<Key> checkpoint_keys() {
