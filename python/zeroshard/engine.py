@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,10 +101,11 @@ class Engine(nn.Module):
         return tensors
 
     def _mark_parameters(self) -> None:
+        core = weakref.ref(self._core)  # the core holds the tensors: a strong reference would keep both forever
         for index, unit in enumerate(self._units):
             for param in unit.params:
                 for tensor in param.tensors:
-                    tensor._zeroshard_unit = (self._core, index)
+                    tensor._zeroshard_unit = (core, index)
 
     def _install_hooks(self) -> None:
         core = self._core
@@ -187,6 +189,7 @@ class Engine(nn.Module):
             self._core.finish_step(result)
         self._grad_norm = result.grad_norm
         self._applied = result.applied
+        self.optimizer.mark_step()
         self.optimizer.overflow = not result.applied
         self.optimizer.loss_scale = self._core.loss_scale
         self.global_steps += 1

@@ -20,8 +20,9 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:
         owner = getattr(tensor, "_zeroshard_unit", None)
-        if owner is not None:
-            core, unit = owner
+        core = owner[0]() if owner is not None else None
+        if core is not None:
+            unit = owner[1]
             units.setdefault(id(core), (core, set()))[1].add(unit)
     entered = []
     for core, indices in units.values():

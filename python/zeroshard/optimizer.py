@@ -152,6 +152,12 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("zeroshard's optimizer takes no closure: call engine.step()")
 
+    def mark_step(self) -> None:
+        """Tells torch's schedulers that the optimizer has stepped, or they warn about the order of calls."""
+        for optimizer in (self, self._inner):
+            if optimizer is not None:
+                optimizer._opt_called = True
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         pass
 
