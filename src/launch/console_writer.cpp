@@ -21,7 +21,8 @@ constexpr size_t kPieceBytes = size_t{64} << 10;  // what one write(2) offers, s
 struct ConsoleWriter::State {
   State(int output, Seconds longest_wait) : fd(output), patience(longest_wait) {}
 
-  bool stuck() const { return queued_bytes > 0 && Clock::now() - last_progress > patience; }
+  bool stuck_for(Seconds time) const { return queued_bytes > 0 && Clock::now() - last_progress > time; }
+  bool stuck() const { return stuck_for(patience); }
 
   // Offers `text` piece by piece; drops it when nobody can ever read it (closed pipe, full disk).
   void write_out(std::string_view text) {
@@ -101,9 +102,9 @@ bool ConsoleWriter::full() const {
   return state_->queued_bytes >= kCapacityBytes && !state_->stuck();
 }
 
-void ConsoleWriter::drain() {
+void ConsoleWriter::drain(Seconds patience) {
   std::unique_lock lock(state_->mutex);
-  while (state_->queued_bytes > 0 && !state_->stuck()) {
+  while (state_->queued_bytes > 0 && !state_->stuck_for(patience)) {
     state_->changed.wait_for(lock, std::chrono::milliseconds(50));
   }
 }

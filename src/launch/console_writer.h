@@ -24,7 +24,7 @@ class ConsoleWriter {
   void write(std::string_view lines);
   bool full() const;
   // Waits until all is written, at most until the reader has taken nothing for `patience`.
-  void drain();
+  void drain(Seconds patience);
 
  private:
   struct State;

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kReadBytes = size_t{64} << 10;
 constexpr int kReadsPerRound = 4;  // a rank that floods must not keep the others, or a signal, waiting
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
-constexpr ConsoleWriter::Seconds kConsolePatience{5};
+constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};
 
 bool same_file(int a, int b) {
   struct stat first {
@@ -140,16 +140,10 @@ void RankOutput::notice(std::string_view text) {
 }
 
 void RankOutput::drain() {
-  for (bool more = true; more;) {
-    more = false;
-    for (Stream& stream : streams_) {
-      while (!console(stream.from.stream).full() && read_once(stream)) {
-      }
-      more |= stream.from.source && console(stream.from.stream).full();
-    }
-    if (more) ::usleep(10'000);
-  }
   for (Stream& stream : streams_) {
+    // At most what pipes hold, however full the console is.
+    while (read_once(stream)) {
+    }
     std::string rest;
     stream.lines.flush(rest);
     console(stream.from.stream).write(rest);
@@ -158,7 +152,7 @@ void RankOutput::drain() {
 
 void RankOutput::finish() {
   for (const auto& console : consoles_) {
-    if (console) console->drain();
+    if (console) console->drain(kLastPatience);
   }
 }
 

@@ -50,7 +50,7 @@ class RankOutput {
   void flush_stale();
   // Writes one or several lines of the launcher's own to stderr.
   void notice(std::string_view text);
-  // Reads all that is left.
+  // Reads all that is left, once nobody writes any more.
   void drain();
   // Returns when all is written, or when nobody reads it.
   void finish();

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kFailureGraceS = 5;    // from a rank's failure to SIGKILL for the others
 constexpr double kLingerS = 2;          // what a job that ended well leaves behind may take to end by itself
-constexpr double kEndS = 2;             // and then, once told
+constexpr double kEndS = 1;             // and then, once told
 constexpr double kGiveUpS = 20;         // for processes that even SIGKILL does not end (waiting for a device)
 constexpr double kLaterFailureS = 1;    // how long after the first failure others are still reported
 constexpr double kDoublePressS = 0.25;  // a shell may deliver one Ctrl-C twice

@@ -39,7 +39,7 @@ TEST(ConsoleWriter, WritesAllInOrder) {
       console.write(line);
       expected += line;
     }
-    console.drain();
+    console.drain(kLong);
   }
   pipe.write_end.reset();
   reader.join();
@@ -53,7 +53,7 @@ TEST(ConsoleWriter, AFullQueueAsksTheCallerToWait) {
   console.write(std::string(5 << 20, 'x'));
   EXPECT_TRUE(console.full());
   std::thread reader([&] { read_all(pipe.read_end.get()); });
-  console.drain();
+  console.drain(kLong);
   EXPECT_FALSE(console.full());
   pipe.write_end.reset();
   reader.join();
@@ -63,7 +63,7 @@ TEST(ConsoleWriter, DropsLinesWhenNobodyReadsAndSaysHowMany) {
   Pipe pipe = make_pipe();
   ConsoleWriter console(pipe.write_end.get(), kShort);
   console.write(std::string(5 << 20, 'x') + "\n");
-  console.drain();  // returns although nobody reads
+  console.drain(kShort);  // returns although nobody reads
   EXPECT_FALSE(console.full());
   console.write("lost 1\nlost 2\n");
   console.write("lost 3\n");
@@ -71,9 +71,9 @@ TEST(ConsoleWriter, DropsLinesWhenNobodyReadsAndSaysHowMany) {
   std::atomic<size_t> received = 0;
   std::thread reader([&] { text = read_all(pipe.read_end.get(), &received); });
   while (received <= size_t{5} << 20) std::this_thread::yield();
-  console.drain();
+  console.drain(kLong);
   console.write("seen\n");
-  console.drain();
+  console.drain(kLong);
   pipe.write_end.reset();
   reader.join();
   EXPECT_THAT(text, testing::EndsWith("x\n[zeroshard] 3 lines dropped: nobody read them for 0.1 s\nseen\n"));
@@ -88,7 +88,7 @@ TEST(ConsoleWriter, SurvivesAClosedPipeAndAFullDisk) {
   ConsoleWriter full(device.get(), kLong);
   for (ConsoleWriter* console : {&closed, &full}) {
     for (int i = 0; i < 20; ++i) console->write(std::string(1 << 20, 'x'));
-    console->drain();
+    console->drain(kLong);
     EXPECT_FALSE(console->full());
   }
 }

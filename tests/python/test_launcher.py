@@ -1,0 +1,514 @@
+"""`zeroshard run` from outside, with real scripts: environment, exit codes, signals, orphans, output, ports."""
+
+import json
+import os
+import pty
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_cli():
+    """$ZEROSHARD_BIN, else the newest build of this tree, else the installed command."""
+    for name in ("ZEROSHARD_BIN", "ZEROSHARD_CLI"):
+        if name in os.environ:
+            return os.path.abspath(os.environ[name])
+    built = sorted(ROOT.glob("build/*/cli/zeroshard"), key=lambda path: path.stat().st_mtime)
+    return str(built[-1]) if built else shutil.which("zeroshard")
+
+
+CLI = find_cli()
+pytestmark = pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built")
+VARIABLES = re.compile(r"RANK$|_SIZE$|^MASTER_|^TORCHELASTIC|^OMP_NUM_THREADS$|^CUDA_VISIBLE_DEVICES$|_SOCKET_IFNAME$")
+
+
+def environment(**changes):
+    """This process's environment without a launcher's variables; Python is the one that runs the tests."""
+    env = {name: value for name, value in os.environ.items() if not VARIABLES.search(name)}
+    env["VIRTUAL_ENV"] = sys.prefix
+    return {**env, **changes}
+
+
+def launch(*args, **options):
+    """Starts `zeroshard run ARGS`, with pipes unless told otherwise."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **options}
+    return subprocess.Popen([CLI, "run", *args], **options)
+
+
+def run(*args, **options):
+    process = launch(*args, **options)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out.decode(), err.decode()
+
+
+def wait_for(condition, what, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+    return value
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script that starts with some imports and `rank`; returns its path."""
+
+    def write(body, name="train.py"):
+        path = tmp_path / name
+        path.write_text("import os, sys, time, signal, subprocess\nrank = int(os.environ['RANK'])\n" + body)
+        return str(path)
+
+    return write
+
+
+def pids_in(folder, count, seconds=10):
+    """The process ids that scripts noted as files `pid.N`, once there are `count`."""
+
+    def noted():
+        found = [int(path.name[4:]) for path in folder.glob("pid.*")]
+        return found if len(found) == count else None
+
+    return wait_for(noted, f"{count} pids", seconds)
+
+
+# What a script does to note its own process, and to start one that leaves its session and is deaf to SIGTERM.
+NOTE = "open(f'{os.path.dirname(__file__)}/pid.{os.getpid()}', 'w').close()\n"
+DAEMON = (
+    "subprocess.Popen([sys.executable, '-c', 'import os, signal, sys, time; signal.signal(signal.SIGTERM, 1); '"
+    '\'open(f"{sys.argv[1]}/pid.{os.getpid()}", "w").close(); time.sleep(60)\', os.path.dirname(__file__)],'
+    " start_new_session=True)\n"
+)
+
+# --- environment and arguments ----------------------------------------------------------------------------------------
+
+
+def test_environment(script):
+    path = script("import json\nprint(json.dumps(dict(os.environ)))")
+    code, out, err = run("--nproc", "2", path, env=environment(KEPT="x=y\n", TORCHELASTIC_USE_AGENT_STORE="True"))
+    assert code == 0, err
+    envs = [json.loads(line.split("] ", 1)[1]) for line in sorted(out.splitlines())]
+    for rank, env in enumerate(envs):
+        assert env["RANK"] == env["LOCAL_RANK"] == env["ROLE_RANK"] == str(rank)
+        assert env["WORLD_SIZE"] == env["LOCAL_WORLD_SIZE"] == env["ROLE_WORLD_SIZE"] == "2"
+        assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", envs[0]["MASTER_PORT"])
+        assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+        assert env["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+        assert env["ZEROSHARD_LAUNCHER"] == "1"
+        assert env["KEPT"] == "x=y\n"
+        assert "CUDA_VISIBLE_DEVICES" not in env
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in env
+    assert f"OMP_NUM_THREADS={envs[0]['OMP_NUM_THREADS']} for each of 2 ranks" in err
+
+
+def test_variables_of_the_user_stay(script):
+    path = script("print(os.environ['OMP_NUM_THREADS'], os.environ['CUDA_VISIBLE_DEVICES'])")
+    code, out, err = run("--nproc=2", path, env=environment(OMP_NUM_THREADS="7", CUDA_VISIBLE_DEVICES="3,1"))
+    assert (code, sorted(out.splitlines()), err) == (0, ["[rank 0] 7 3,1", "[rank 1] 7 3,1"], "")
+
+
+def test_arguments_arrive_byte_for_byte(script, tmp_path):
+    path = script("open(sys.argv[1], 'wb').write(b'\\0'.join(map(os.fsencode, sys.argv[2:])))")
+    rng = random.Random(1)
+    odd = [b"", b"--", b"-h", b"--nproc", b"plan", b"$(touch canary)", b"`touch canary`", b";touch canary", b"a\nb"]
+    odd += [
+        b'"q"',
+        b"'",
+        b"[1,2]",
+        b"{x}",
+        b"%n",
+        b"\\",
+        b"\xff\xfe",
+        b"--nproc=3",
+        b"-oProxyCommand=touch canary",
+        b" ",
+    ]
+    for _ in range(2000):
+        odd.append(bytes(rng.randrange(1, 256) for _ in range(rng.randrange(12))))
+    rng.shuffle(odd)
+    result = tmp_path / "argv"
+    code, _, err = run("--nproc", "1", path, str(result), *odd, cwd=tmp_path)
+    assert code == 0, err
+    assert result.read_bytes().split(b"\0") == odd
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_separator(script, separator):
+    path = script("print(sys.argv[1:])")
+    assert run("--nproc", "1", *separator, path, "--", "x") == (0, "['--', 'x']\n", "")
+
+
+def test_module_and_program(script, tmp_path):
+    path = script("print(__name__, sys.argv[1:])", "mod.py")
+    assert run("--nproc", "1", "-m", "mod", "-m", cwd=tmp_path) == (0, "__main__ ['-m']\n", "")
+    assert run("--nproc", "1", "--no_python", "echo", "a  b") == (0, "a  b\n", "")
+    os.rename(path, tmp_path / "-c.py")
+    assert run("--nproc", "1", "./-c.py", cwd=tmp_path) == (0, "__main__ []\n", "")
+
+
+def test_default_is_one_rank_per_device(script):
+    path = script("print(os.environ['WORLD_SIZE'])")
+    devices = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
+    code, out, _ = run(path, env=environment(CUDA_VISIBLE_DEVICES=""))
+    assert (code, out) == (0, "1\n")
+    code, out, _ = run(path, env=environment(CUDA_VISIBLE_DEVICES="0,1"))
+    assert (code, len(out.splitlines())) == (0, min(devices, 2) if devices else 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--nproc", "0", "x.py"], "--nproc is '0', expected a whole number >= 1"),
+        (["--nproc", "-1", "x.py"], "--nproc is '-1', expected a whole number >= 1"),
+        (["--nproc", "two", "x.py"], "--nproc is 'two', expected a whole number >= 1"),
+        (["--nproc", "1e9", "x.py"], "--nproc is '1e9', expected a whole number >= 1"),
+        (["--nproc", "1", "--num_gpus", "1", "x.py"], "give --nproc or --num_gpus, not both"),
+        (["--num_gpus", "1000", "x.py"], "--num_gpus is 1000 but this host has "),
+        (["--nproc", "1", "no-such.py"], "no such file: 'no-such.py'"),
+        (["--nproc", "1"], "which script?"),
+        (["--nprocs", "1", "x.py"], "unknown option '--nprocs'"),
+        (["--nproc", "1", "--stall-timeout", "nan", "true"], "--stall-timeout is 'nan', expected seconds >= 0"),
+        (["--nproc", "1", "--master_port", "70000", "true"], "master_port is 70000, expected 1 to 65535"),
+        (["--nproc", "1", "--nnodes", "2", "true"], "--nnodes is 2: give --master_addr"),
+        (["--nproc", "1", "--nnodes", "2", "--node_rank", "2", "--master_addr", "a", "true"], "node_rank is 2"),
+    ],
+)
+def test_wrong_input(args, message):
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith("zeroshard: " + message), err
+    assert err.count("\n") == 1
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_exception_is_reported_once_with_its_traceback(script):
+    path = script("if rank == 1: raise ValueError('boom')\ntime.sleep(60)")
+    start = time.monotonic()
+    code, _, err = run("--nproc", "3", path)
+    assert code == 1
+    assert time.monotonic() - start < 6
+    report = err[err.index("[zeroshard] job failed: ") :]
+    pattern = r"\[zeroshard\] job failed: rank 1 \(pid \d+ on host \S+\) ended with exit code 1 after \d+\.\d s\n"
+    assert re.match(pattern, report)
+    assert report.count("\n") < 12
+    assert report.endswith("[zeroshard]     ValueError: boom\n")
+    assert "later" not in report
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_death_by_signal(script, number):
+    path = script(f"if rank == 0: os.kill(os.getpid(), {int(number)})\ntime.sleep(60)")
+    code, _, err = run("--nproc", "2", path)
+    assert code == 128 + number
+    assert re.search(rf"job failed: rank 0 \(.*\) was killed by {number.name} after", err)
+
+
+def test_codes_pass_through(script):
+    assert run("--nproc", "2", script("sys.exit(0 if rank == 0 else 93)"))[0] == 93
+    assert run("--nproc", "2", script("sys.exit(0)"))[0] == 0
+
+
+def test_deaf_ranks_are_killed_after_a_failure(script, tmp_path):
+    path = script(NOTE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: sys.exit(3)\ntime.sleep(60)")
+    start = time.monotonic()
+    code, _, _ = run("--nproc", "2", "--grace-period", "0.3", path)
+    assert code == 3
+    assert time.monotonic() - start < 5
+    assert not any(alive(pid) for pid in pids_in(tmp_path, 2))
+
+
+def test_stopped_rank_is_named(script, tmp_path):
+    process = launch("--nproc", "2", "--stall-timeout", "0.5", script(NOTE + "time.sleep(60)"))
+    pid = pids_in(tmp_path, 2)[0]
+    os.kill(pid, signal.SIGSTOP)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert re.search(rf"job failed: rank \d \(pid {pid} on .*\) has been stopped by SIGSTOP for 0\.\d s", err.decode())
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+HANDLER = """
+def handle(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, handle)
+"""
+WAIT = "while True: time.sleep(60)\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_signals_reach_the_ranks(script, tmp_path, number, code):
+    process = launch("--nproc", "2", script(HANDLER + NOTE + WAIT))
+    pids_in(tmp_path, 2)
+    process.send_signal(signal.SIGUSR1)
+    assert {process.stdout.readline(), process.stdout.readline()} == {b"[rank 0] SIGUSR1\n", b"[rank 1] SIGUSR1\n"}
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert sorted(out.splitlines()) == [f"[rank {rank}] {number.name}".encode() for rank in (0, 1)]
+    assert b"job failed" not in err
+
+
+def test_workers_of_a_python_rank_live_while_it_saves(script, tmp_path):
+    """A rank may need its data loader's processes until it has written its checkpoint."""
+    body = "worker = subprocess.Popen(['sleep', '60'])\n"
+    body += "def save(number, frame):\n    time.sleep(0.3)\n    print(worker.poll())\n    sys.exit(0)\n"
+    process = launch("--nproc", "1", script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT))
+    pids_in(tmp_path, 1)
+    process.terminate()
+    assert process.communicate(timeout=20)[0] == b"None\n"
+    assert process.returncode == 143
+
+
+def test_wrappers_pass_signals_on(tmp_path):
+    """A shell does not forward what it gets: the whole group of a program that is not Python gets the signal."""
+    inner = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up', flush=True)"
+    wrapper = tmp_path / "wrapper.sh"
+    wrapper.write_text(f'#!/bin/sh\n"{sys.executable}" -c "{inner}; time.sleep(60)"\n')
+    wrapper.chmod(0o755)
+    process = launch("--nproc", "1", str(wrapper))
+    assert process.stdout.readline() == b"up\n"
+    process.terminate()
+    assert process.communicate(timeout=20)[0] == b"saved\n"
+    assert process.returncode == 143
+
+
+def test_grace_period_then_kill(script, tmp_path):
+    path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NOTE + WAIT)
+    process = launch("--nproc", "2", "--grace-period", "0.5", path)
+    pids = pids_in(tmp_path, 2)
+    start = time.monotonic()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert 0.4 < time.monotonic() - start < 5
+    assert not any(map(alive, pids))
+
+
+def test_second_ctrl_c_kills_at_once(script, tmp_path):
+    process = launch("--nproc", "2", script("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + NOTE + WAIT))
+    pids = pids_in(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # within a quarter of a second it would count as the same key press
+    assert all(map(alive, pids))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert not any(map(alive, pids))
+
+
+def test_suspending_the_launcher_suspends_the_ranks(script, tmp_path):
+    def state(pid):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    process = launch("--nproc", "2", "--stall-timeout", "0.3", script(NOTE + WAIT))
+    pids = [*pids_in(tmp_path, 2), process.pid]
+    process.send_signal(signal.SIGTSTP)
+    wait_for(lambda: all(state(pid) == "T" for pid in pids), "all to stop")
+    time.sleep(0.6)  # longer than the stall timeout
+    process.send_signal(signal.SIGCONT)
+    wait_for(lambda: all(state(pid) in "SR" for pid in pids), "all to go on")
+    time.sleep(0.4)
+    assert process.poll() is None
+    process.terminate()
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 143
+    assert b"has been stopped" not in err
+
+
+# --- nothing outlives the job -----------------------------------------------------------------------------------------
+
+
+def supervisor_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return int(children.read_text().split()[0])
+
+
+@pytest.mark.parametrize("victim", ["launcher", "supervisor"])
+@pytest.mark.parametrize("repetition", range(3))
+def test_kill_9_leaves_nobody(script, tmp_path, victim, repetition):
+    process = launch("--nproc", "2", script(DAEMON + NOTE + WAIT))
+    pids = pids_in(tmp_path, 4)
+    supervisor = supervisor_of(process)
+    os.kill(process.pid if victim == "launcher" else supervisor, signal.SIGKILL)
+    wait_for(lambda: not any(map(alive, [*pids, supervisor])), "all processes to be gone", seconds=5)
+    process.communicate(timeout=5)
+    assert process.returncode == (-9 if victim == "launcher" else 137)
+
+
+def test_kill_9_while_ranks_start(script, tmp_path):
+    """Every 5 ms of the start."""
+    path = script(NOTE + WAIT)
+    for delay_ms in range(0, 100, 5):
+        process = launch("--nproc", "2", path, start_new_session=True)
+        time.sleep(delay_ms / 1000)
+        process.kill()
+        process.communicate(timeout=5)  # returns when nobody has the pipes open any more
+    assert not any(alive(int(p.name[4:])) for p in tmp_path.glob("pid.*"))
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_what_ranks_leave_behind_ends_with_the_job(script, tmp_path, code):
+    wait = "while len([n for n in os.listdir(os.path.dirname(__file__)) if n[:4] == 'pid.']) < 2: time.sleep(0.01)\n"
+    process = launch("--nproc", "1", script(DAEMON + NOTE + wait + f"sys.exit({code})"))
+    pids = pids_in(tmp_path, 2)
+    process.communicate(timeout=20)
+    assert process.returncode == code
+    assert not any(map(alive, pids))
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_flood_arrives_whole(script):
+    """4 ranks, 12 MB each, while the console reads slowly at first."""
+    path = script("sys.stdout.write(''.join(f'{rank} {i} ' + 'x' * 990 + '\\n' for i in range(12000)))")
+    process = launch("--nproc", "4", path)
+    time.sleep(0.5)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    seen = [0] * 4
+    for line in out.decode().splitlines():
+        rank, index, text = re.fullmatch(r"\[rank \d\] (\d) (\d+) (x+)", line).groups()
+        assert line.startswith(f"[rank {rank}] ")
+        assert (int(index), len(text)) == (seen[int(rank)], 990)
+        seen[int(rank)] += 1
+    assert seen == [12000] * 4
+
+
+def test_signals_work_while_nobody_reads(script):
+    process = launch("--nproc", "2", script("while True: print('x' * 10000)"))
+    time.sleep(1)
+    process.terminate()
+    assert process.wait(timeout=20) == 143
+    process.communicate()
+
+
+def test_a_closed_console_does_not_stop_the_job(script, tmp_path):
+    path = script("for i in range(2000): print('x' * 1000)\nopen(f'{os.path.dirname(__file__)}/done.{rank}', 'w')")
+    process = launch("--nproc", "2", path, stderr=subprocess.DEVNULL)
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    assert len(list(tmp_path.glob("done.*"))) == 2
+
+
+def test_full_disk_does_not_stop_the_job(script):
+    with open("/dev/full", "w") as full:
+        process = launch("--nproc", "2", script("print('x' * 100000)"), stdout=full)
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_terminal_shows_progress_bars_of_rank_0(script):
+    primary, secondary = pty.openpty()
+    path = script("sys.stdout.write(f'\\r50%\\r100% {os.isatty(1)}\\n')")
+    process = launch("--nproc", "2", path, stdout=secondary, stderr=subprocess.DEVNULL)
+    os.close(secondary)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(primary, 1000)
+        except OSError:  # the other side is closed
+            break
+        shown += piece
+    assert process.wait(timeout=20) == 0
+    os.close(primary)
+    assert b"\r50%\r100% True\r\n" in shown
+    assert b"[rank 1] 100% False\r\n" in shown
+
+
+def test_stdin_goes_to_rank_0(script):
+    process = launch("--nproc", "2", script("print(repr(sys.stdin.read()))"), stdin=subprocess.PIPE)
+    out, _ = process.communicate(b"hello", timeout=20)
+    assert sorted(out.splitlines()) == [b"[rank 0] 'hello'", b"[rank 1] ''"]
+
+
+# --- ports ------------------------------------------------------------------------------------------------------------
+
+SERVE = """
+import socket
+listener = socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))  # sets SO_REUSEADDR
+print(os.environ['MASTER_PORT'], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_jobs_at_once_have_ports_of_their_own(script):
+    path = script(SERVE)
+    jobs = [launch("--nproc", "1", path, stdin=subprocess.PIPE) for _ in range(30)]
+    ports = [int(job.stdout.readline()) for job in jobs]
+    outputs = [job.communicate(timeout=20) for job in jobs]
+    assert all(job.returncode == 0 for job in jobs), outputs
+    assert len(set(ports)) == 30
+
+
+def test_a_taken_port_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        code, out, err = run("--nproc", "1", "--master_port", port, "true")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"zeroshard: port {port} cannot be used: Address already in use; leave out --master_port")
+
+
+def test_two_jobs_cannot_share_a_port(script):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    first = launch("--nproc", "1", "--master_port", port, script(SERVE), stdin=subprocess.PIPE)
+    assert first.stdout.readline().decode().strip() == port
+    assert run("--nproc", "1", "--master_port", port, "true")[0] == 2
+    first.communicate(timeout=20)
+    assert first.returncode == 0
+
+
+def listening_addresses(pids):
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
+                inodes.add(match[1])
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {fields[1].split(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes}
+
+
+def test_torch_ranks_meet_and_listen_on_loopback_alone(script, tmp_path):
+    """The launcher itself listens nowhere; a store made as zeroshard makes it, and Gloo, on loopback."""
+    pytest.importorskip("torch")
+    body = """
+import socket, datetime, torch, torch.distributed as dist
+host, port, world = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), int(os.environ['WORLD_SIZE'])
+server = {'master_listen_fd': socket.create_server((host, port)).detach()} if rank == 0 else {}
+store = dist.TCPStore(host, port, world, rank == 0, datetime.timedelta(seconds=20), **server)
+dist.init_process_group('gloo', store=store, rank=rank, world_size=world)
+x = torch.ones(1)
+dist.all_reduce(x)
+print(x.item(), flush=True)
+"""
+    process = launch("--nproc", "2", script(body + NOTE + WAIT))
+    pids = pids_in(tmp_path, 2, seconds=60)
+    assert listening_addresses([process.pid, supervisor_of(process)]) == set()
+    assert listening_addresses(pids) <= {"0100007F"}
+    process.terminate()
+    out, _ = process.communicate(timeout=20)
+    assert sorted(out.splitlines()) == [b"[rank 0] 2.0", b"[rank 1] 2.0"]
