@@ -26,6 +26,7 @@ if(ZEROSHARD_SANITIZE)
   add_link_options(-fsanitize=${ZEROSHARD_SANITIZE})
   set(ZS_TEST_ENVIRONMENT
       "ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1" "UBSAN_OPTIONS=print_stacktrace=1"
+      "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
       "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
 endif()
 
