@@ -145,6 +145,10 @@ bool RankGroup::empty() const {
   return all_exited() && ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
 }
 
+bool RankGroup::has_group_members() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return ::kill(-rank.pid, 0) == 0; });
+}
+
 void RankGroup::signal(int signal) const {
   for (const RankProcess& rank : ranks_) {
     if (!rank.exit) ::kill(signal_whole_group_ ? -rank.pid : rank.pid, signal);

@@ -40,6 +40,9 @@ class RankGroup {
   // True when there is no process left, not even one that a rank left behind.
   bool empty() const;
 
+  // True while there is a process in the group of any rank.
+  bool has_group_members() const;
+
   // To all ranks alive, as options.signal_whole_group says.
   void signal(int signal) const;
   // To the whole groups of all ranks alive; stopped ones go on, to take it.

@@ -129,9 +129,12 @@ void Supervisor::handle_exits() {
     group_.end(SIGTERM);
     enter(Phase::kStopping, std::min(kFailureGraceS, options_.grace_period_s));
   }
-  if (group_.all_exited() && (phase_ == Phase::kRunning || phase_ == Phase::kStopping)) {
-    phase_ == Phase::kRunning ? enter(Phase::kLingering, kLingerS) : enter(Phase::kEnding, kEndS);
-  }
+  if (!group_.all_exited()) return;
+  if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
+  // A shell that ran the rank may die of the signal at once, while the rank itself, told as well, still saves.
+  const bool still_ending =
+      cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
+  if (phase_ == Phase::kStopping && !still_ending) enter(Phase::kEnding, kEndS);
 }
 
 void Supervisor::check_stalls() {

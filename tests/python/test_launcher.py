@@ -282,16 +282,17 @@ def test_workers_of_a_python_rank_live_while_it_saves(script, tmp_path):
     assert process.returncode == 143
 
 
-def test_wrappers_pass_signals_on(tmp_path):
-    """A shell does not forward what it gets: the whole group of a program that is not Python gets the signal."""
-    inner = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up', flush=True)"
+def test_wrappers_pass_signals_on(script, tmp_path):
+    """A shell dies of a signal and does not forward it; what it runs is told too, once, and has the grace period."""
+    body = "def save(number, frame):\n    print('told')\n    time.sleep(1.5)\n    print('saved')\n    sys.exit(0)\n"
+    path = script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT)
     wrapper = tmp_path / "wrapper.sh"
-    wrapper.write_text(f'#!/bin/sh\n"{sys.executable}" -c "{inner}; time.sleep(60)"\n')
+    wrapper.write_text(f'#!/bin/sh\n"{sys.executable}" -u "{path}"\necho done\n')
     wrapper.chmod(0o755)
     process = launch("--nproc", "1", str(wrapper))
-    assert process.stdout.readline() == b"up\n"
+    pids_in(tmp_path, 1)
     process.terminate()
-    assert process.communicate(timeout=20)[0] == b"saved\n"
+    assert process.communicate(timeout=20)[0] == b"told\nsaved\n"
     assert process.returncode == 143
 
 
