@@ -71,12 +71,14 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const std::string host = master_address();
   c10d::TCPStoreOptions options;
   options.port = master_port();
-  options.isServer = rank == 0;
+  // torchrun's agent serves the store at this address itself.
+  const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
+  options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);
   options.timeout = std::chrono::milliseconds(timeout_ms);
   // "localhost" may resolve to ::1 first, where nobody listens.
   const bool loopback = is_loopback(host);
-  if (loopback && rank == 0) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
+  if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
   return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
 }
 

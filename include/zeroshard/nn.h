@@ -1,0 +1,104 @@
+#pragma once
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "zeroshard/engine.h"
+#include "zeroshard/world.h"
+
+// Models written with torch::nn. This header needs LibTorch's C++ API; engine.h does not.
+namespace zeroshard {
+
+class LRSchedule;
+
+// How the parameters of a model are split into units, and around which module's forward each must be whole.
+//
+// A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl); without any, an element
+// of a ModuleList, Sequential or ModuleDict. Outside of those, a module with parameters of its own forms a unit
+// together with all modules in it, unless units lie deeper: then, and for the model itself, its own parameters form
+// one. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has it.
+class ModuleUnits {
+ public:
+  // Throws ValueError when a class matches no module, or a parameter has no memory.
+  explicit ModuleUnits(const torch::nn::Module& model, std::vector<std::string> unit_classes = {});
+
+  // For Engine's constructor. Before, param groups may be set here.
+  std::vector<UnitDefinition>& definitions() { return definitions_; }
+  // The units that the forward of `module` needs: none for a module without units. Throws ValueError for a module
+  // inside a unit, or of another model.
+  const std::vector<size_t>& of(const torch::nn::Module& module) const;
+
+ private:
+  friend class UnitFinder;
+  struct Known {
+    std::string path;
+    const torch::nn::Module* unit_module;  // the module to call: this one, or one around it
+    std::vector<size_t> units;
+  };
+
+  std::vector<UnitDefinition> definitions_;
+  std::map<const torch::nn::Module*, Known> modules_;
+};
+
+namespace detail {
+inline std::vector<at::Tensor> tensors_in(const at::Tensor& output) {
+  return {output};
+}
+inline std::vector<at::Tensor> tensors_in(const std::vector<at::Tensor>& output) {
+  return output;
+}
+template <typename... Tensors>
+std::vector<at::Tensor> tensors_in(const std::tuple<Tensors...>& output) {
+  return std::apply([](const auto&... tensors) { return std::vector<at::Tensor>{tensors...}; }, output);
+}
+}  // namespace detail
+
+// An engine for a torch::nn model. LibTorch has no forward hooks, so the model's forward calls its units through the
+// engine: `x = engine.call(block, x)` where it would say `x = block(x)`. A parameter of a unit that was called directly
+// throws "parameter '...' is sharded" at stage 3.
+class ModuleEngine : public Engine {
+ public:
+  // Collective. The model takes rank 0's values on every rank, on the world's device; its buffers must be there
+  // already. Throws ConfigError without an optimizer in the configuration.
+  ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
+  ~ModuleEngine();
+
+  // module->forward(args...): `module` is a ModuleHolder or a pointer. Returns a tensor, or a tuple or vector of some.
+  template <typename Module, typename... Args>
+  auto call(Module&& module, Args&&... args) {
+    return around(*module, [&] { return module->forward(std::forward<Args>(args)...); });
+  }
+  // Runs `forward`, which uses the parameters of `module`.
+  template <typename Forward>
+  auto around(const torch::nn::Module& module, Forward&& forward) {
+    const std::vector<size_t>& units = units_.of(module);
+    for (const size_t unit : units) pre_forward(unit);
+    auto output = std::forward<Forward>(forward)();
+    const std::vector<at::Tensor> outputs = detail::tensors_in(output);
+    for (const size_t unit : units) post_forward(unit, outputs);
+    return output;
+  }
+
+  // Clips, updates, and moves the configuration's learning-rate schedule on when the step was applied. To be called
+  // once per Config::grad_accumulation_steps calls of backward().
+  StepResult step();
+  double lr() const;  // of the next step
+
+  const ModuleUnits& units() const { return units_; }
+
+ private:
+  ModuleEngine(ModuleUnits units, const ParsedConfig& parsed, World& world);
+  void apply_schedule();
+
+  ModuleUnits units_;
+  ParamGroupOptions group_;
+  std::unique_ptr<LRSchedule> schedule_;  // null: a constant rate
+  int64_t iteration_ = -1;
+};
+
+}  // namespace zeroshard

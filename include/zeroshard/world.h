@@ -1,0 +1,57 @@
+#pragma once
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <string_view>
+
+#include "zeroshard/config.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace zeroshard {
+
+class Comm;
+
+// The ranks of a run, connected, with the two communicators that an Engine needs. Ranks of one host exchange tensors
+// on the CPU through shared memory, others through their process groups (see Config::transport). Collective to make;
+// every member that communicates is called by every rank in the same order. Outlives the engines that use it.
+class World {
+ public:
+  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+  // CPU ranks, as the launcher's variables say (see rank_environment.h): they meet at MASTER_ADDR:MASTER_PORT, over
+  // Gloo. When that is a loopback address, or unset, nothing listens on any other. Throws ValueError when the variables
+  // are wrong or `config` was resolved for another number of ranks.
+  explicit World(const Config& config);
+  // Over process groups of the caller's, such as NCCL's. Two, so that ranks may interleave gathers and reductions
+  // differently. Null: a world of one.
+  World(const Config& config, c10::Device device, const Group& gather, const Group& reduce);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int rank() const;
+  int world_size() const;
+  c10::Device device() const { return device_; }
+  std::string_view transport() const;  // "shm", "gloo", "nccl", ...
+
+  Comm& gather() { return *gather_; }
+  Comm& reduce() { return *reduce_; }
+
+  // The mean over ranks, for losses and metrics: the same bits on every rank.
+  double mean(double value);
+  void barrier();
+  // Makes peers that wait for this rank fail with `reason`, now instead of when this process ends.
+  void abort(std::string_view reason) noexcept;
+
+ private:
+  void connect(const Config& config, const Group& gather, const Group& reduce);
+
+  c10::Device device_;
+  std::unique_ptr<Comm> gather_, reduce_;
+};
+
+}  // namespace zeroshard

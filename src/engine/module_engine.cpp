@@ -1,0 +1,70 @@
+#include "base/check.h"
+#include "optim/lr_schedule.h"
+#include "zeroshard/nn.h"
+
+namespace zeroshard {
+namespace {
+
+EngineOptions engine_options(const ParsedConfig& parsed, World& world) {
+  EngineOptions options;
+  options.config = parsed.config;
+  options.device = world.device();
+  for (const ConfigValue& value : parsed.values) options.agreement.emplace_back(value.path, value.value);
+  return options;
+}
+
+const OptimizerConfig& optimizer_of(const ParsedConfig& parsed) {
+  if (parsed.config.optimizer) return *parsed.config.optimizer;
+  throw ConfigError("optimizer: missing, and a ModuleEngine has no other: add {\"optimizer\": {\"type\": \"AdamW\"}}");
+}
+
+void check_buffers(const torch::nn::Module& model, at::Device device) {
+  for (const auto& item : model.named_buffers()) {
+    ZS_CHECK(!item.value().defined() || item.value().device() == device, "buffer '", item.key(), "' is on ",
+             item.value().device().str(), ", the engine on ", device.str(), ": call model->to(device) first");
+  }
+}
+
+}  // namespace
+
+ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world)
+    : ModuleEngine((check_buffers(model, world.device()), ModuleUnits(model, parsed.config.unit_classes)), parsed,
+                   world) {}
+
+ModuleEngine::ModuleEngine(ModuleUnits units, const ParsedConfig& parsed, World& world)
+    : Engine(units.definitions(), engine_options(parsed, world), world.gather(), world.reduce()),
+      units_(std::move(units)),
+      group_(ParamGroupOptions::from(optimizer_of(parsed))) {
+  // The tensors belong to the engine now.
+  for (UnitDefinition& unit : units_.definitions()) unit.tensors = nullptr;
+  if (parsed.config.scheduler) {
+    schedule_ = std::make_unique<LRSchedule>(*parsed.config.scheduler, std::vector<double>{group_.lr});
+  }
+  apply_schedule();
+}
+
+ModuleEngine::~ModuleEngine() = default;
+
+void ModuleEngine::apply_schedule() {
+  if (!schedule_) return;
+  group_.lr = schedule_->lrs(iteration_).front();
+  if (const auto betas = schedule_->betas(iteration_)) {
+    group_.beta1 = betas->beta1;
+    group_.beta2 = betas->beta2;
+  }
+}
+
+StepResult ModuleEngine::step() {
+  const StepResult result = Engine::step({group_});
+  if (result.applied) {
+    ++iteration_;
+    apply_schedule();
+  }
+  return result;
+}
+
+double ModuleEngine::lr() const {
+  return group_.lr;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,175 @@
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "base/check.h"
+#include "zeroshard/nn.h"
+
+namespace zeroshard {
+
+using torch::nn::Module;
+
+namespace {
+
+bool is_container(const Module& module) {
+  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
+}
+
+// "Block" for class model::BlockImpl.
+std::string class_name(const Module& module) {
+  std::string name = module.name();
+  if (const size_t scope = name.rfind("::"); scope != std::string::npos) name.erase(0, scope + 2);
+  if (name.size() > 4 && name.ends_with("Impl")) name.erase(name.size() - 4);
+  return name;
+}
+
+std::string join(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+// Equal for two tensors that are the same parameter: the same object, or the same elements of one memory.
+using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int>;
+
+MemoryKey memory_key(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {tensor.unsafeGetTensorImpl(), {}, {}, -1};
+  return {tensor.const_data_ptr(), tensor.sizes().vec(), tensor.strides().vec(), int(tensor.scalar_type())};
+}
+
+}  // namespace
+
+// Fills a ModuleUnits.
+class UnitFinder {
+ public:
+  UnitFinder(ModuleUnits& units, std::vector<std::string> classes)
+      : units_(units), classes_(classes.begin(), classes.end()), missing_(classes_) {}
+
+  void run(const Module& model) {
+    visit(model, "", Place{&model, "root", false});
+    if (!missing_.empty()) {
+      std::string found;
+      for (const std::string& name : seen_) found += (found.empty() ? "" : ", ") + name;
+      throw ValueError(concat("zeroshard.unit_classes names '", *missing_.begin(),
+                              "', but the model has no such module; it has ", found));
+    }
+    make_definitions();
+    set_parents(model, -1);
+  }
+
+ private:
+  // The module that must be called for the parameters within it.
+  struct Place {
+    const Module* module;
+    std::string name;
+    bool whole;  // everything in it belongs to its unit
+  };
+  struct Param {
+    std::vector<std::string> names;
+    std::vector<at::Tensor> tensors;
+    std::vector<Place> places;
+  };
+
+  bool is_block(const Module& parent, const Module& module) const {
+    return classes_.empty() ? is_container(parent) && !is_container(module) : classes_.contains(class_name(module));
+  }
+
+  bool has_blocks(const Module& module) const {
+    for (const auto& child : module.children()) {
+      if (is_block(module, *child) || has_blocks(*child)) return true;
+    }
+    return false;
+  }
+
+  Place place_of(const Module& parent, const Module& child, const std::string& path, const Place& around) const {
+    const bool nested = around.whole && classes_.empty();  // elements of containers within a unit stay in it
+    if (!nested && is_block(parent, child)) return {&child, path, true};
+    if (around.whole) return around;
+    return {&child, path, !child.named_parameters(/*recurse=*/false).is_empty() && !has_blocks(child)};
+  }
+
+  void visit(const Module& module, const std::string& path, const Place& place) {
+    units_.modules_.try_emplace(&module, ModuleUnits::Known{path, place.module, {}});
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      add(item.value(), join(path, item.key()), place);
+    }
+    for (const auto& item : module.named_children()) {
+      const Module& child = *item.value();
+      const std::string name = join(path, item.key());
+      seen_.insert(class_name(child));
+      missing_.erase(class_name(child));
+      visit(child, name, place_of(module, child, name, place));
+    }
+  }
+
+  void add(const at::Tensor& tensor, const std::string& name, const Place& place) {
+    ZS_CHECK(!tensor.is_meta(), "parameter '", name, "' is on the meta device: it has no value");
+    const auto [at, is_new] = index_.try_emplace(memory_key(tensor), params_.size());
+    if (is_new) params_.emplace_back();
+    Param& param = params_[at->second];
+    param.names.push_back(name);
+    const auto same_tensor = [&](const at::Tensor& other) { return other.is_same(tensor); };
+    if (std::none_of(param.tensors.begin(), param.tensors.end(), same_tensor)) param.tensors.push_back(tensor);
+    const auto same_place = [&](const Place& other) { return other.module == place.module; };
+    if (std::none_of(param.places.begin(), param.places.end(), same_place)) param.places.push_back(place);
+  }
+
+  void make_definitions() {
+    std::map<const Module*, size_t> unit_of;
+    std::vector<std::vector<std::vector<at::Tensor>>> tensors;
+    for (const Param& param : params_) {
+      const Place& owner = param.places.front();
+      const auto [at, is_new] = unit_of.try_emplace(owner.module, tensors.size());
+      const size_t unit = at->second;
+      if (is_new) {
+        tensors.emplace_back();
+        units_.definitions_.push_back({owner.name, {}, -1, {}});
+        owners_.emplace(owner.module, int(unit));
+      }
+      const at::Tensor& first = param.tensors.front();
+      units_.definitions_[unit].params.push_back(
+          {param.names, first.sizes().vec(), first.scalar_type(), first.requires_grad(), /*param_group=*/0});
+      tensors[unit].push_back(param.tensors);
+      for (const Place& place : param.places) {
+        std::vector<size_t>& needed = units_.modules_.at(place.module).units;
+        if (std::find(needed.begin(), needed.end(), unit) == needed.end()) needed.push_back(unit);
+      }
+    }
+    for (size_t u = 0; u < tensors.size(); ++u) units_.definitions_[u].tensors = [list = tensors[u]] { return list; };
+  }
+
+  void set_parents(const Module& module, int enclosing) {
+    const auto own = owners_.find(&module);
+    if (own != owners_.end() && own->second != enclosing) {
+      units_.definitions_[size_t(own->second)].parent = enclosing;
+      enclosing = own->second;
+    }
+    for (const auto& child : module.children()) set_parents(*child, enclosing);
+  }
+
+  ModuleUnits& units_;
+  std::set<std::string> classes_, missing_, seen_;
+  std::map<MemoryKey, size_t> index_;
+  std::vector<Param> params_;            // in the order of the model's modules
+  std::map<const Module*, int> owners_;  // the unit whose first module it is
+};
+
+ModuleUnits::ModuleUnits(const Module& model, std::vector<std::string> unit_classes) {
+  UnitFinder(*this, std::move(unit_classes)).run(model);
+}
+
+const std::vector<size_t>& ModuleUnits::of(const Module& module) const {
+  const auto at = modules_.find(&module);
+  ZS_CHECK(at != modules_.end(), "a ", class_name(module),
+           " was called that was not in the model when the engine was built");
+  const Known& known = at->second;
+  ZS_CHECK(known.unit_module == &module, "module '", known.path, "' is inside the unit '",
+           modules_.at(known.unit_module).path, "': call that one through the engine, and this one directly within it");
+  return known.units;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,99 @@
+#include "zeroshard/world.h"
+
+#include <ATen/ops/full.h>
+
+#include <cstdlib>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/check.h"
+#include "comm_c10d/gloo_group.h"
+#include "comm_c10d/make_comm.h"
+#include "device/dtype.h"
+#include "zeroshard/rank_environment.h"
+
+namespace zeroshard {
+namespace {
+
+CommOptions comm_options(const Config& config) {
+  using Transport = CommOptions::Transport;
+  CommOptions options;
+  options.transport = config.transport == Config::Transport::kShm            ? Transport::kShm
+                      : config.transport == Config::Transport::kProcessGroup ? Transport::kProcessGroup
+                                                                             : Transport::kAuto;
+  options.timeout_ms = config.timeout_ms;
+  options.stall_timeout_ms = config.stall_timeout_ms;
+  return options;
+}
+
+// torchrun keeps one store over restarts: the keys of an earlier attempt must not be found.
+std::string attempt() {
+  const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return concat("zeroshard/", count ? count : "0", "/");
+}
+
+}  // namespace
+
+World::World(const Config& config) : device_(c10::kCPU) {
+  const RankEnvironment env = rank_environment();
+  ZS_CHECK(config.world_size == env.world_size, "the configuration was resolved for ", config.world_size,
+           " rank(s), but ", env.source.empty() ? "without a launcher" : env.source + " says that", " there are ",
+           env.world_size, ": set ConfigContext::world_size to rank_environment().world_size for load_config");
+  Group gather, reduce;
+  if (env.world_size > 1) {
+    const auto store = make_env_store(env.rank, env.world_size, config.timeout_ms);
+    const auto group = [&](const char* name) {
+      const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(attempt() + name, store);
+      return make_gloo_group(prefixed, env.rank, env.world_size, config.timeout_ms);
+    };
+    gather = group("gather");
+    reduce = group("reduce");
+  }
+  connect(config, gather, reduce);
+}
+
+World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce) : device_(device) {
+  ZS_CHECK(bool(gather) == bool(reduce), "one of the two process groups is null");
+  ZS_CHECK(gather.get() != reduce.get() || !gather, "gathers and reductions need a process group each");
+  const int world_size = gather ? gather->getSize() : 1;
+  ZS_CHECK(!gather || (reduce->getSize() == world_size && reduce->getRank() == gather->getRank()),
+           "the two process groups have different ranks");
+  ZS_CHECK(config.world_size == world_size, "the configuration was resolved for ", config.world_size,
+           " rank(s), but the process groups have ", world_size);
+  connect(config, gather, reduce);
+}
+
+World::~World() = default;
+
+void World::connect(const Config& config, const Group& gather, const Group& reduce) {
+  const CommOptions options = comm_options(config);
+  gather_ = make_comm(gather, device_, options);
+  reduce_ = make_comm(reduce, device_, options);
+}
+
+int World::rank() const {
+  return reduce_->rank();
+}
+int World::world_size() const {
+  return reduce_->world_size();
+}
+std::string_view World::transport() const {
+  return gather_->transport();
+}
+
+double World::mean(double value) {
+  const at::Tensor sum = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device_));
+  reduce_->all_reduce({sum.data_ptr(), 1, to_dtype(at::kDouble)}, ReduceOp::kSum, "mean")->wait();
+  return sum.item<double>() / world_size();
+}
+
+void World::barrier() {
+  reduce_->barrier("World::barrier");
+}
+
+void World::abort(std::string_view reason) noexcept {
+  gather_->abort(reason);
+  reduce_->abort(reason);
+}
+
+}  // namespace zeroshard
