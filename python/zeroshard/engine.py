@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import sys
 import weakref
@@ -141,6 +142,7 @@ class Engine(nn.Module):
             f"x {self.world_size()}"
         )
         _log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
+        atexit.register(_report_memory, weakref.ref(self))
         if self._parsed.without_effect:
             _log("keys that have no effect here: " + "; ".join(self._parsed.without_effect))
 
@@ -341,6 +343,13 @@ class Engine(nn.Module):
             if module is None:
                 raise
             return getattr(module, name)
+
+
+def _report_memory(engine: weakref.ref[Engine]) -> None:
+    """At the end of the run: what was planned beside what was held."""
+    if (alive := engine()) is not None:
+        report = alive.memory_report()
+        _log(f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, measured peak {report['measured_total'] / 1e6:.1f} MB")
 
 
 def _group_names() -> tuple[str, str]:

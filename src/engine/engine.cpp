@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -21,9 +22,6 @@
 
 namespace zeroshard {
 namespace {
-
-constexpr int kGatherSlots = 2;  // beside those gathered ahead: the unit that computes, and the one before it
-constexpr int kReduceSlots = 2;  // one that fills while the other is reduced
 
 PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num_moments) {
   PlanOptions plan = zeroshard::plan_options(options.config);
@@ -160,13 +158,11 @@ Placement Engine::Impl::placement(const UnitLayout& layout) const {
 
 void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   int64_t bytes = 0;
-  std::vector<int64_t> gathered;
-  for (const UnitLayout& layout : layouts) {
-    bytes += Unit::memory_bytes(layout, placement(layout));
-    if (placement(layout) == Placement::kSharded) gathered.push_back(layout.full_bytes());
-  }
+  for (const UnitLayout& layout : layouts) bytes += Unit::memory_bytes(layout, placement(layout));
+  std::map<int64_t, int> slots;
+  for (const RingClass& size_class : zeroshard::gather_ring(layouts, plan)) slots[size_class.slot_bytes] = size_class.slots;
   param_memory = FlatBuffer(gather_comm, bytes, options.device, ledger, Category::kParameters, "parameters");
-  gather_ring = std::make_unique<SlotRing>(ring_slots(gathered, kGatherSlots + prefetch_depth(plan)), [this](int64_t size) {
+  gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
     return FlatBuffer(size, options.device, ledger, Category::kGatherRing);
   });
   std::vector<std::unique_ptr<Unit>> units;
@@ -191,7 +187,7 @@ void Engine::Impl::make_reducer() {
   Reducer::Options reduce;
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
-  reduce.max_slots = kReduceSlots;
+  reduce.max_slots = reduce_slots(std::numeric_limits<int>::max());
   std::vector<const UnitLayout*> pointers;
   for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());
   reducer = std::make_unique<Reducer>(pointers, reduce, reduce_comm, ledger);

@@ -70,12 +70,8 @@ int reduce_slots(int units) {
   return std::min(units, 2);
 }
 
-int64_t wire_bytes(const UnitLayout& unit, const PlanOptions& options) {
-  int64_t sum = 0;
-  for (const FlatGroup& group : unit.groups) {
-    if (group.requires_grad) sum += group.layout.padded_numel() * element_size(wire_dtype(group.dtype, options));
-  }
-  return sum;
+int64_t wire_bytes(const FlatGroup& group, const PlanOptions& options) {
+  return group.requires_grad ? group.layout.padded_numel() * element_size(wire_dtype(group.dtype, options)) : 0;
 }
 
 std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, const PlanOptions& options) {
@@ -92,7 +88,9 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, const Plan
   std::map<int64_t, int> units_by_size;
   if (shards_gradients(options)) {
     for (const UnitLayout& unit : units) {
-      if (const int64_t bytes = wire_bytes(unit, options); bytes > 0) ++units_by_size[bytes];
+      for (const FlatGroup& group : unit.groups) {
+        if (const int64_t bytes = wire_bytes(group, options); bytes > 0) ++units_by_size[bytes];
+      }
     }
   }
   return ring_of(units_by_size, reduce_slots);
@@ -101,7 +99,9 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, const Plan
 int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
   if (!options.exchange_needs_scratch || options.world_size == 1) return 0;
   int64_t largest = 0;
-  for (const UnitLayout& unit : units) largest = std::max(largest, wire_bytes(unit, options));
+  for (const UnitLayout& unit : units) {
+    for (const FlatGroup& group : unit.groups) largest = std::max(largest, wire_bytes(group, options));
+  }
   return largest * (options.overlap ? 2 : 1);
 }
 

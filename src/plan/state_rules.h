@@ -62,13 +62,14 @@ int gather_slots(int units, const PlanOptions& options);
 // One slot that fills while the other is reduced.
 int reduce_slots(int units);
 
-// Bytes of the unit's gradients as they are packed for the reduction, padding included; 0 for a frozen unit.
-int64_t wire_bytes(const UnitLayout& unit, const PlanOptions& options);
+// Bytes of a group's gradients as they are packed for the reduction, padding included; 0 for a frozen group. Groups of
+// a unit are reduced on their own, so each takes a slot.
+int64_t wire_bytes(const FlatGroup& group, const PlanOptions& options);
 
 // Size classes, smallest first. Empty at stages that have no such ring.
 std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, const PlanOptions& options);
 std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, const PlanOptions& options);
-// Where pieces of the peers' gradients arrive: the largest unit's wire bytes, twice when reductions overlap. Every
+// Where pieces of the peers' gradients arrive: the largest group's wire bytes, twice when reductions overlap. Every
 // stage exchanges, so every stage has it; 0 when the transport needs none or there are no peers.
 int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
