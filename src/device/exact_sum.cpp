@@ -58,11 +58,16 @@ double ExactSum::value() const {
   if (!is_finite()) return std::numeric_limits<double>::quiet_NaN();
   ExactSum carried = *this;
   carried.normalize();
+  const bool negative = carried.limbs_[kNonFinite - 1] < 0;  // then the lower limbs count upwards from far below
+  if (negative) {
+    for (size_t i = 0; i < kNonFinite; ++i) carried.limbs_[i] = -carried.limbs_[i];
+    carried.normalize();
+  }
   double sum = 0;
   for (size_t i = kNonFinite; i-- > 0;) {
     sum += std::ldexp(static_cast<double>(carried.limbs_[i]), int(i) * kLimbBits + kLowestExponent);
   }
-  return sum;
+  return negative ? -sum : sum;
 }
 
 }  // namespace zeroshard

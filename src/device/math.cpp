@@ -1,6 +1,7 @@
 #include "device/math.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "device/dtype.h"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;     // elements below which a second thread does not pay
 constexpr int64_t kBlockNumel = 1024;   // the canonical block of layout/shard_layout.h
+constexpr int64_t kAtenBlocks = 4096;   // squared at a time off the CPU: bounds the memory for them
 constexpr int64_t kCachedBlocks = 32;   // summed, then squared, before the next: stays in the L2 cache
 
 int64_t num_blocks(int64_t numel) { return (numel + kBlockNumel - 1) / kBlockNumel; }
@@ -31,9 +33,15 @@ void sum_block_squares(const void* data, DType dtype, int64_t begin, int64_t end
   }
 }
 
-// LibTorch's operations, for devices that our kernels do not run on.
-void sum_with_aten(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
-                   bool accumulate) {
+}  // namespace
+
+void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
+  const at::Tensor scaled = scale == 1 ? in.reshape({-1}) : in.reshape({-1}).to(at::kFloat).mul(scale);
+  add ? out.add_(scaled) : out.copy_(scaled);
+}
+
+void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
+                        bool accumulate) {
   at::Tensor sum = at::zeros_like(out, at::kFloat);
   for (const void* piece : pieces) sum.add_(view_memory(const_cast<void*>(piece), out.numel(), type, out.device()));
   sum.mul_(scale);
@@ -41,14 +49,24 @@ void sum_with_aten(std::span<const void* const> pieces, at::ScalarType type, flo
   out.copy_(sum);
 }
 
-}  // namespace
+void aten::add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
+  const int64_t whole = flat.numel() / kBlockNumel;
+  const at::Tensor partial = at::zeros({num_blocks(flat.numel())}, flat.options().dtype(at::kDouble));
+  const auto square = [&](int64_t first, int64_t last, int64_t end) {
+    const at::Tensor part = flat.slice(0, first * kBlockNumel, end).view({last - first, -1});
+    partial.slice(0, first, last).copy_(part.to(at::kDouble).square().sum(1));
+  };
+  for (int64_t at = 0; at < whole; at += kAtenBlocks) {
+    const int64_t last = std::min(whole, at + kAtenBlocks);
+    square(at, last, last * kBlockNumel);
+  }
+  if (whole < partial.numel()) square(whole, whole + 1, flat.numel());
+  const at::Tensor host = partial.cpu();
+  for (const double value : std::span(host.const_data_ptr<double>(), size_t(host.numel()))) sum.add(value);
+}
 
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
-  if (!out.is_cpu()) {
-    const at::Tensor scaled = scale == 1 ? in.reshape({-1}) : in.reshape({-1}).to(at::kFloat).mul(scale);
-    add ? out.add_(scaled) : out.copy_(scaled);
-    return;
-  }
+  if (!out.is_cpu()) return aten::pack(in, out, scale, add);
   const at::Tensor dense = in.contiguous();
   const DType from = to_dtype(dense.scalar_type()), to = to_dtype(out.scalar_type());
   const void* const src = dense.const_data_ptr();
@@ -62,8 +80,8 @@ void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares) {
   if (!out.is_cpu()) {
-    sum_with_aten(pieces, type, scale, out, accumulate);
-    if (squares) add_sum_of_squares(out, *squares);
+    aten::sum_in_order(pieces, type, scale, out, accumulate);
+    if (squares) aten::add_sum_of_squares(out, *squares);
     return;
   }
   const DType from = to_dtype(type), to = to_dtype(out.scalar_type());
@@ -85,10 +103,7 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
 }
 
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
-  if (!flat.is_cpu()) {
-    sum.add(flat.to(at::kDouble).square().sum().item<double>());
-    return;
-  }
+  if (!flat.is_cpu()) return aten::add_sum_of_squares(flat, sum);
   std::vector<double> partial(size_t(num_blocks(flat.numel())), 0.0);
   at::parallel_for(0, num_blocks(flat.numel()), kGrain / kBlockNumel, [&](int64_t first, int64_t last) {
     sum_block_squares(flat.const_data_ptr(), to_dtype(flat.scalar_type()), first * kBlockNumel,

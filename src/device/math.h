@@ -21,4 +21,12 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
 // Adds the squares of `flat` to `sum`: per canonical block in fp64, then exactly. Blocks start at flat[0].
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
+// The same with LibTorch's operations: what the functions above call for devices that our kernels do not run on.
+namespace aten {
+void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
+void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
+                  bool accumulate);
+void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
+}  // namespace aten
+
 }  // namespace zeroshard::math

@@ -1,0 +1,104 @@
+#include "schedule/execution_order.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace zeroshard {
+namespace {
+
+using Units = std::vector<size_t>;
+
+// Runs one pass; how many of its units were predicted.
+size_t run(ExecutionOrder& order, const Units& units) {
+  size_t predicted = 0;
+  order.begin_pass();
+  for (const size_t unit : units) predicted += order.advance(unit) ? 1 : 0;
+  order.end_pass();
+  return predicted;
+}
+
+Units upcoming(const ExecutionOrder& order) {
+  const auto units = order.upcoming();
+  return {units.begin(), units.end()};
+}
+
+TEST(ExecutionOrder, TheFirstPassIsRecordedAndPredictsNothing) {
+  ExecutionOrder order;
+  order.begin_pass();
+  EXPECT_TRUE(order.is_recording());
+  for (const size_t unit : {0, 1, 2, 2, 1, 0}) {
+    EXPECT_FALSE(order.advance(unit));
+    EXPECT_TRUE(order.upcoming().empty());
+  }
+}
+
+TEST(ExecutionOrder, LaterPassesArePredictedNearestFirst) {
+  ExecutionOrder order;
+  run(order, {0, 1, 1, 0});
+  order.begin_pass();
+  EXPECT_FALSE(order.is_recording());
+  EXPECT_EQ(upcoming(order), (Units{0, 1, 1, 0}));
+  EXPECT_TRUE(order.advance(0));
+  EXPECT_EQ(upcoming(order), (Units{1, 1, 0}));
+  EXPECT_TRUE(order.advance(1));
+  EXPECT_TRUE(order.advance(1));
+  EXPECT_EQ(upcoming(order), (Units{0}));
+  EXPECT_TRUE(order.advance(0));
+  EXPECT_TRUE(order.upcoming().empty());
+}
+
+TEST(ExecutionOrder, ADeviationEndsPredictionForTheRestOfThePass) {
+  ExecutionOrder order;
+  run(order, {0, 1, 2});
+  order.begin_pass();
+  EXPECT_TRUE(order.advance(0));
+  EXPECT_FALSE(order.advance(2));
+  EXPECT_TRUE(order.upcoming().empty());
+  EXPECT_FALSE(order.advance(2));  // the third of the recording again: no longer followed
+}
+
+TEST(ExecutionOrder, ADeviatingPassIsTheNextRecording) {
+  ExecutionOrder order;
+  run(order, {0, 1, 2});
+  EXPECT_EQ(run(order, {0, 2, 1}), 1U);
+  EXPECT_EQ(run(order, {0, 2, 1}), 3U);
+}
+
+TEST(ExecutionOrder, APassThatIsShorterOrLongerIsFollowedAsFarAsItGoes) {
+  ExecutionOrder order;
+  run(order, {0, 1, 2});
+  EXPECT_EQ(run(order, {0, 1}), 2U);
+  EXPECT_EQ(run(order, {0, 1, 2}), 2U);
+  EXPECT_EQ(run(order, {0, 1, 2}), 3U);
+}
+
+TEST(ExecutionOrder, OutsideOfAPassNothingIsRecorded) {
+  ExecutionOrder order;
+  run(order, {0, 1});
+  EXPECT_FALSE(order.advance(0));
+  EXPECT_TRUE(order.upcoming().empty());
+  order.end_pass();  // twice: does nothing
+  EXPECT_EQ(run(order, {0, 1}), 2U);
+}
+
+TEST(ExecutionOrder, PredictsExactlyTheCommonPrefixWithThePassBefore) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    ExecutionOrder order;
+    Units before;
+    for (int pass = 0; pass < 6; ++pass) {
+      Units units(random() % 8);
+      for (size_t& unit : units) unit = random() % 2;
+      size_t common = 0;
+      while (common < std::min(units.size(), before.size()) && units[common] == before[common]) ++common;
+      ASSERT_EQ(run(order, units), common);
+      before = units;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
