@@ -1,0 +1,92 @@
+"""Tiny models and batches for tests; everything is a function of its arguments alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+VOCABULARY = 61
+
+
+def tiny_llama(seed: int = 0, layers: int = 2, hidden: int = 24, tied: bool = False, **changes) -> nn.Module:
+    """A Llama whose sizes no world size divides."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden + 2,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": tied,
+        "use_cache": False,
+        "initializer_range": 0.1,
+        "attn_implementation": "eager",
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**config, **changes}))
+
+
+def tiny_gpt2(seed: int = 0, **changes) -> nn.Module:
+    """GPT-2, whose head is tied to its embedding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 32, "use_cache": False}
+    config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.1}
+    return GPT2LMHeadModel(GPT2Config(**{**config, **changes}))
+
+
+def tokens(step: int, micro: int, samples: int, length: int = 9) -> torch.Tensor:
+    """The token ids of one micro-batch of all ranks together."""
+    generator = torch.Generator().manual_seed(1000 * step + micro)
+    return torch.randint(0, VOCABULARY, (samples, length), generator=generator)
+
+
+def language_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Mean next-token loss in fp32, whatever the model computes in."""
+    logits = model(input_ids=ids).logits[:, :-1].float()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 3 * width)
+        self.down = nn.Linear(3 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    """Residual blocks over vectors, with a mean-square loss: well conditioned, and quick."""
+
+    def __init__(self, width: int = 10, layers: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual(width) for _ in range(layers)])
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def stack(seed: int = 0, **sizes) -> Stack:
+    torch.manual_seed(seed)
+    return Stack(**sizes)
+
+
+def vectors(step: int, micro: int, samples: int, width: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + micro)
+    return torch.randn(samples, width, generator=generator), torch.randn(samples, 5, generator=generator)
+
+
+def share(batch: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+    """This rank's samples of a batch of all ranks."""
+    size = len(batch) // world_size
+    return batch[rank * size : (rank + 1) * size]

@@ -1,0 +1,13 @@
+"""What the server of world.py loads once for all ranks."""
+
+import torch
+import transformers
+
+import models
+import zeroshard
+
+assert zeroshard.__version__
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+models.tiny_llama()  # transformers imports a model's module when it is first used
+models.tiny_gpt2()

@@ -1,0 +1,119 @@
+"""The same bits at every stage, whatever the transport, overlap, bucket size, prefetch and persistence."""
+
+import itertools
+import random
+
+import pytest
+
+import models
+import world
+import zeroshard
+
+AXES = {
+    "stage": [0, 1, 2, 3],
+    "transport": ["shm", "process_group"],
+    "overlap_comm": [True, False],
+    "reduce_bucket_size": [1000, 500_000_000],
+    "persistence_threshold": [0, 1200, 10_000_000],  # all units sharded, some, none
+    "prefetch_numel": [0, 50_000_000],
+}
+ALL_VARIANTS = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
+VARIANTS_PER_WORLD = 24
+
+
+def sampled_variants(count, seed):
+    """`count` variants, every value of every axis among them."""
+    generator = random.Random(seed)
+    columns = []
+    for values in AXES.values():
+        column = (values * count)[: max(count, len(values))]
+        generator.shuffle(column)
+        columns.append(column)
+    return [dict(zip(AXES, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def configuration(dtype, accumulation, clip, variant):
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "weight_decay": 0.01}},
+        "zero_optimization": {
+            "stage": variant["stage"],
+            "overlap_comm": variant["overlap_comm"],
+            "reduce_bucket_size": variant["reduce_bucket_size"],
+            "stage3_param_persistence_threshold": variant["persistence_threshold"],
+            "stage3_prefetch_bucket_size": variant["prefetch_numel"],
+        },
+        "zeroshard": {"transport": variant["transport"], "timeout_s": 30},
+    }
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True}
+    return config
+
+
+def digests_of(variants, dtype, accumulation, clip, steps):
+    """On a rank: trains a Llama once per variant; returns digests, and the last step's gradient norm."""
+    results = []
+    for variant in variants:
+        model = models.tiny_llama()
+        engine, *_ = zeroshard.initialize(model=model, config=configuration(dtype, accumulation, clip, variant))
+        norms = []
+        for step in range(steps):
+            for micro in range(accumulation):
+                ids = models.tokens(step, micro, 2 * engine.world_size())
+                ids = models.share(ids, engine.rank(), engine.world_size())
+                engine.backward(models.language_loss(engine, ids))
+                engine.step()
+            norms.append(engine.get_global_grad_norm())
+        assert engine.global_steps == steps and engine.skipped_steps == 0
+        results.append([engine.parameter_digest(), norms])
+    return results
+
+
+def initial_digest():
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config={"train_micro_batch_size_per_gpu": 1})
+    return engine.parameter_digest()
+
+
+def check(world_size, accumulation, dtype, variants, steps, clip=0.5):
+    seen = {}
+    for start in range(0, len(variants), VARIANTS_PER_WORLD):
+        part = variants[start : start + VARIANTS_PER_WORLD]
+        arguments = {"dtype": dtype, "accumulation": accumulation, "clip": clip, "steps": steps}
+        by_rank = world.run(world_size, digests_of, timeout_s=300, variants=part, **arguments)
+        for variant, *results in zip(part, *by_rank, strict=True):
+            for rank, (digest, norms) in enumerate(results):
+                seen.setdefault((digest, *norms), []).append((rank, variant))
+    assert len(seen) == 1, f"{len(seen)} results:\n" + "\n".join(f"{key}: {where[:6]}" for key, where in seen.items())
+    (result,) = seen
+    return result
+
+
+SAMPLE = [(1, 2, "fp32"), (2, 1, "bf16"), (2, 4, "fp32"), (3, 1, "fp32"), (3, 2, "bf16"), (4, 4, "bf16")]
+
+
+@pytest.mark.parametrize("world_size,accumulation,dtype", SAMPLE)
+def test_one_digest(world_size, accumulation, dtype, release):
+    steps = 50 if release else 10 if world_size < 3 else 5
+    seed = 10 * world_size + accumulation
+    digest, *norms = check(world_size, accumulation, dtype, sampled_variants(6, seed), steps)
+    assert all(norm > 0.5 for norm in norms), "clipping was to have an effect"
+    assert digest != world.run(1, initial_digest)[0]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_one_digest_for_all_variants(world_size, accumulation, dtype, release):
+    variants = ALL_VARIANTS if release else sampled_variants(24, seed=1)
+    check(world_size, accumulation, dtype, variants, steps=50 if release else 10)
+
+
+def test_digest_sees_a_changed_bit():
+    """Clipping that differs by two parts in 10^7 shows in the digest."""
+    arguments = {"variants": [sampled_variants(4, 0)[0]], "dtype": "fp32", "accumulation": 1, "steps": 2}
+    one = world.run(2, digests_of, clip=0.5, **arguments)
+    other = world.run(2, digests_of, clip=0.5000001, **arguments)
+    assert one[0][0][0] == one[1][0][0] != other[0][0][0]
