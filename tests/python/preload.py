@@ -1,9 +1,8 @@
 """What the server of world.py loads once for all ranks."""
 
+import models
 import torch
 import transformers
-
-import models
 import zeroshard
 
 assert zeroshard.__version__

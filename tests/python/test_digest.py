@@ -3,9 +3,8 @@
 import itertools
 import random
 
-import pytest
-
 import models
+import pytest
 import world
 import zeroshard
 
