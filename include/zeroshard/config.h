@@ -91,8 +91,7 @@ struct Config {
 
   int stage = 0;
   bool overlap_comm = true;
-  int64_t reduce_bucket_numel = 500'000'000;
-  int64_t prefetch_numel = 50'000'000;      // elements gathered ahead of their use; 0: no prefetch
+  int64_t prefetch_numel = 50'000'000;      // 0: no unit is gathered ahead of its use; else one is
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
 

@@ -20,7 +20,7 @@ struct ParamDefinition {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
-  int param_group = 0;             // of the optimizer; -1: trainable, but updated by nobody
+  int param_group = 0;  // of the optimizer; -1: trainable, but updated by nobody
 };
 
 // Parameters that are gathered, reduced and freed together: normally one transformer block.
@@ -38,15 +38,15 @@ struct EngineOptions {
   at::Device device = at::kCPU;
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
-  bool external_optimizer = false;              // a user's torch.optim updates the master weights: see slices()
+  bool external_optimizer = false;  // a user's torch.optim updates the master weights: see slices()
   // Values that every rank must have alike, besides parameters: checked before anything is allocated.
   std::vector<std::pair<std::string, std::string>> agreement;
 };
 
 struct StepResult {
-  bool applied = true;     // false: skipped on all ranks, because a gradient was not finite
-  double grad_norm = 0;    // of the averaged gradients before clipping; not finite when skipped
-  double loss_scale = 1;   // that the gradients of this step carried
+  bool applied = true;    // false: skipped on all ranks, because a gradient was not finite
+  double grad_norm = 0;   // of the averaged gradients before clipping; not finite when skipped
+  double loss_scale = 1;  // that the gradients of this step carried
 };
 
 // A stretch of one parameter in this rank's shard, for an optimizer outside: `master` is fp32, 1-D.
@@ -69,8 +69,8 @@ struct MemoryLine {
 class Engine {
  public:
   // Collective. Takes over the parameters: rank 0's values on every rank. `gather` and `reduce` may be the same
-  // communicator; two let ranks differ in the order in which gathers and reductions interleave. Both outlive the engine.
-  // Throws ValueError on every rank when parameters or options differ among ranks.
+  // communicator; two let ranks differ in the order in which gathers and reductions interleave. Both outlive the
+  // engine. Throws ValueError on every rank when parameters or options differ among ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce);
   ~Engine();
 

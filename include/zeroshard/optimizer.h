@@ -13,7 +13,7 @@ struct ParamGroupOptions {
   double momentum = 0, dampening = 0;             // SGD
   double lr_decay = 0;                            // Adagrad
   bool nesterov = false, maximize = false, bias_correction = true;
-  bool decoupled_weight_decay = true;             // Adam: AdamW's weight decay
+  bool decoupled_weight_decay = true;  // Adam: AdamW's weight decay
 
   // The values of a configuration's "optimizer" block.
   static ParamGroupOptions from(const OptimizerConfig& config);

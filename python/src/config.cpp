@@ -26,12 +26,18 @@ py::list values_of(const ParsedConfig& parsed) {
 
 void bind_config(py::module_& m) {
   py::class_<ParsedConfig>(m, "ParsedConfig", "A configuration with every default resolved.")
-      .def_static("parse", [](const std::string& text, int world_size, std::optional<int64_t> hidden_size) {
-        return parse_config(text, context(world_size, hidden_size));
-      }, py::arg("text"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
-      .def_static("load", [](const std::string& path, int world_size, std::optional<int64_t> hidden_size) {
-        return load_config(path, context(world_size, hidden_size));
-      }, py::arg("path"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
+      .def_static(
+          "parse",
+          [](const std::string& text, int world_size, std::optional<int64_t> hidden_size) {
+            return parse_config(text, context(world_size, hidden_size));
+          },
+          py::arg("text"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
+      .def_static(
+          "load",
+          [](const std::string& path, int world_size, std::optional<int64_t> hidden_size) {
+            return load_config(path, context(world_size, hidden_size));
+          },
+          py::arg("path"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
       .def_property_readonly("values", &values_of, "(path, value, origin) of every key.")
       .def_readonly("without_effect", &ParsedConfig::without_effect)
       .def_property_readonly("config", [](const ParsedConfig& parsed) { return parsed.config; });
@@ -50,24 +56,29 @@ void bind_config(py::module_& m) {
       .def_property_readonly("fp16_enabled", [](const Config& c) { return c.fp16.enabled; })
       .def_property_readonly("fp16_auto_cast", [](const Config& c) { return c.fp16.enabled && c.fp16.auto_cast; })
       .def_property_readonly("compute_dtype", [](const Config& c) { return std::string(name_of(c.compute_dtype)); })
-      .def_property_readonly("reduction", [](const Config& c) {
-        return c.reduction == Config::Reduction::kCanonical ? "canonical" : "native";
-      })
+      .def_property_readonly(
+          "reduction",
+          [](const Config& c) { return c.reduction == Config::Reduction::kCanonical ? "canonical" : "native"; })
       .def_property_readonly("has_optimizer", [](const Config& c) { return c.optimizer.has_value(); })
       .def_property_readonly("has_scheduler", [](const Config& c) { return c.scheduler.has_value(); })
       .def("optimizer_type", [](const Config& c) { return c.optimizer.value_or(OptimizerConfig{}).type; })
-      .def("param_group_options", [](const Config& c) {
-        return ParamGroupOptions::from(c.optimizer.value_or(OptimizerConfig{}));
-      }, "Hyper-parameters of the configuration's optimizer.")
-      .def("lr_schedule", [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
+      .def(
+          "param_group_options",
+          [](const Config& c) { return ParamGroupOptions::from(c.optimizer.value_or(OptimizerConfig{})); },
+          "Hyper-parameters of the configuration's optimizer.")
+      .def("lr_schedule",
+           [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
 
   py::class_<LRSchedule>(m, "LRSchedule", "Learning rates as a function of the iteration.")
       .def("lrs", &LRSchedule::lrs, py::arg("iteration"))
-      .def("betas", [](const LRSchedule& schedule, int64_t iteration) -> std::optional<std::pair<double, double>> {
-        const auto betas = schedule.betas(iteration);
-        if (!betas) return std::nullopt;
-        return std::pair{betas->beta1, betas->beta2};
-      }, py::arg("iteration"));
+      .def(
+          "betas",
+          [](const LRSchedule& schedule, int64_t iteration) -> std::optional<std::pair<double, double>> {
+            const auto betas = schedule.betas(iteration);
+            if (!betas) return std::nullopt;
+            return std::pair{betas->beta1, betas->beta2};
+          },
+          py::arg("iteration"));
 }
 
 }  // namespace zeroshard

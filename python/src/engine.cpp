@@ -105,35 +105,51 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
            py::arg("reduce_group"))
       .def("begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); })
-      .def("pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
-      .def("post_forward", [](OwningEngine& o, size_t unit, const std::vector<at::Tensor>& outputs) {
-        o.engine->post_forward(unit, outputs);
-      })
-      .def("scale_loss", [](OwningEngine& o, const at::Tensor& loss, bool average) { return o.engine->scale_loss(loss, average); },
-           py::arg("loss"), py::arg("average") = true)
+      .def(
+          "pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
+      .def("post_forward", [](OwningEngine& o, size_t unit,
+                              const std::vector<at::Tensor>& outputs) { o.engine->post_forward(unit, outputs); })
+      .def(
+          "scale_loss",
+          [](OwningEngine& o, const at::Tensor& loss, bool average) { return o.engine->scale_loss(loss, average); },
+          py::arg("loss"), py::arg("average") = true)
       .def("begin_backward", [](OwningEngine& o, bool sync) { o.engine->begin_backward(sync); })
-      .def("end_backward", [](OwningEngine& o) { o.engine->end_backward(); }, Release())
-      .def("step", [](OwningEngine& o, const std::vector<ParamGroupOptions>& groups) { return o.engine->step(groups); }, Release())
-      .def("prepare_step", [](OwningEngine& o) { return o.engine->prepare_step(); }, Release())
+      .def(
+          "end_backward", [](OwningEngine& o) { o.engine->end_backward(); }, Release())
+      .def(
+          "step", [](OwningEngine& o, const std::vector<ParamGroupOptions>& groups) { return o.engine->step(groups); },
+          Release())
+      .def(
+          "prepare_step", [](OwningEngine& o) { return o.engine->prepare_step(); }, Release())
       .def("slices", [](OwningEngine& o) { return o.engine->slices(); })
-      .def("finish_step", [](OwningEngine& o, const StepResult& result) { o.engine->finish_step(result); }, Release())
-      .def("gather", [](OwningEngine& o, const std::vector<size_t>& units) { o.engine->gather(units); }, Release())
-      .def("release", [](OwningEngine& o, const std::vector<size_t>& units, int modify_rank) {
-        o.engine->release(units, modify_rank);
-      }, Release())
-      .def("abort", [](OwningEngine& o, const std::string& reason) {
-        o.gather->abort(reason);
-        o.reduce->abort(reason);
-      })
+      .def(
+          "finish_step", [](OwningEngine& o, const StepResult& result) { o.engine->finish_step(result); }, Release())
+      .def(
+          "gather", [](OwningEngine& o, const std::vector<size_t>& units) { o.engine->gather(units); }, Release())
+      .def(
+          "release",
+          [](OwningEngine& o, const std::vector<size_t>& units, int modify_rank) {
+            o.engine->release(units, modify_rank);
+          },
+          Release())
+      .def("abort",
+           [](OwningEngine& o, const std::string& reason) {
+             o.gather->abort(reason);
+             o.reduce->abort(reason);
+           })
       .def_property_readonly("loss_scale", [](OwningEngine& o) { return o.engine->loss_scale(); })
       .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })
       .def_property_readonly("num_units", [](OwningEngine& o) { return o.engine->num_units(); })
       .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.gather->transport()); })
-      .def("memory", [](OwningEngine& o) {
-        std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
-        for (const MemoryLine& line : o.engine->memory()) lines.emplace_back(line.category, line.planned, line.measured_peak);
-        return lines;
-      }, "(category, planned bytes, measured peak) per category.");
+      .def(
+          "memory",
+          [](OwningEngine& o) {
+            std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
+            for (const MemoryLine& line : o.engine->memory())
+              lines.emplace_back(line.category, line.planned, line.measured_peak);
+            return lines;
+          },
+          "(category, planned bytes, measured peak) per category.");
 }
 
 }  // namespace zeroshard

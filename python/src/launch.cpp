@@ -9,8 +9,9 @@ void bind_launch(py::module_& m) {
       .def_readonly("rank", &RankEnvironment::rank)
       .def_readonly("world_size", &RankEnvironment::world_size)
       .def_readonly("local_rank", &RankEnvironment::local_rank);
-  m.def("rank_environment", [] { return rank_environment(); },
-        "This process's rank, from the variables of torchrun, mpirun or srun; 0 of 1 without any.");
+  m.def(
+      "rank_environment", [] { return rank_environment(); },
+      "This process's rank, from the variables of torchrun, mpirun or srun; 0 of 1 without any.");
 }
 
 }  // namespace zeroshard

@@ -3,15 +3,15 @@
 #include "zeroshard/error.h"
 
 // ZS_CHECK(condition, "message ", value...): throws ValueError, for what a caller can get wrong.
-#define ZS_CHECK(condition, ...)                                              \
-  do {                                                                        \
+#define ZS_CHECK(condition, ...)                                                       \
+  do {                                                                                 \
     if (!(condition)) throw ::zeroshard::ValueError(::zeroshard::concat(__VA_ARGS__)); \
   } while (false)
 
 // ZS_ASSERT(condition, ...): throws InternalError, for what only a bug in zeroshard can break.
-#define ZS_ASSERT(condition, ...)                                                                       \
-  do {                                                                                                  \
-    if (!(condition))                                                                                   \
-      throw ::zeroshard::InternalError(                                                                 \
-          ::zeroshard::concat(__FILE__, ":", __LINE__, ": " #condition " is false. " __VA_OPT__(,) __VA_ARGS__)); \
+#define ZS_ASSERT(condition, ...)                                                                                  \
+  do {                                                                                                             \
+    if (!(condition))                                                                                              \
+      throw ::zeroshard::InternalError(                                                                            \
+          ::zeroshard::concat(__FILE__, ":", __LINE__, ": " #condition " is false. " __VA_OPT__(, ) __VA_ARGS__)); \
   } while (false)

@@ -28,7 +28,9 @@ std::string_view prefix(LogLevel level) {
 
 }  // namespace
 
-void set_log_rank(int rank) { log_rank = rank; }
+void set_log_rank(int rank) {
+  log_rank = rank;
+}
 
 void log(LogLevel level, std::string_view message) {
   if (level < threshold()) return;

@@ -47,7 +47,6 @@ inline Integer size_in_elements() {
 enum class Auto : uint8_t {
   kDefault,               // as if the key were not given
   kRefuse,                // only whoever calls zeroshard can know the value
-  kHiddenSquared,         // h h
   kHiddenSquaredTimes09,  // 0.9 h h
   kTenHidden,             // 10 h
 };

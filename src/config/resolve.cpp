@@ -87,8 +87,6 @@ class Resolver {
     }
     const int64_t hidden = *context_.hidden_size;
     switch (key.when_auto) {
-      case Auto::kHiddenSquared:
-        return {hidden * hidden, "auto: hidden size squared"};
       case Auto::kHiddenSquaredTimes09:
         return {int64_t(0.9 * double(hidden) * double(hidden)), "auto: 0.9 x hidden size squared"};
       default:

@@ -19,10 +19,10 @@ void ExactSum::add(double value) {
   }
   if (value == 0) return;
   int exponent = 0;
-  const double fraction = std::frexp(value, &exponent);                    // 0.5 <= |fraction| < 1
-  int64_t mantissa = static_cast<int64_t>(std::ldexp(fraction, 53));       // exact
-  int shift = exponent - 53 - kLowestExponent;                             // value = mantissa * 2^(shift - 1074)
-  if (shift < 0) {                                                         // a denormal: its low bits are zero
+  const double fraction = std::frexp(value, &exponent);               // 0.5 <= |fraction| < 1
+  int64_t mantissa = static_cast<int64_t>(std::ldexp(fraction, 53));  // exact
+  int shift = exponent - 53 - kLowestExponent;                        // value = mantissa * 2^(shift - 1074)
+  if (shift < 0) {                                                    // a denormal: its low bits are zero
     mantissa >>= -shift;
     shift = 0;
   }

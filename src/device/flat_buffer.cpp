@@ -15,13 +15,14 @@ constexpr int64_t kHugePage = 2 << 20;
 
 // On CPU, 2 MiB pages: gathers and optimizer passes stream through whole buffers, and page walks cost them 10 %.
 at::Tensor allocate_memory(int64_t bytes, at::Device device) {
-  if (!device.is_cpu() || bytes < kHugePage) return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  if (!device.is_cpu() || bytes < kHugePage)
+    return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   const size_t length = size_t(align_up(bytes, kHugePage));
   void* const data = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
   ::madvise(data, length, MADV_HUGEPAGE);
-  return at::from_blob(data, {bytes}, [length](void* memory) { ::munmap(memory, length); },
-                       at::TensorOptions().dtype(at::kByte));
+  return at::from_blob(
+      data, {bytes}, [length](void* memory) { ::munmap(memory, length); }, at::TensorOptions().dtype(at::kByte));
 }
 
 }  // namespace
@@ -39,7 +40,9 @@ FlatBuffer::FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& led
   ledger.add(category, Tier::kDevice, bytes);
 }
 
-FlatBuffer::FlatBuffer(FlatBuffer&& other) noexcept { *this = std::move(other); }
+FlatBuffer::FlatBuffer(FlatBuffer&& other) noexcept {
+  *this = std::move(other);
+}
 
 FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   if (this == &other) return *this;
@@ -54,7 +57,9 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   return *this;
 }
 
-FlatBuffer::~FlatBuffer() { free(); }
+FlatBuffer::~FlatBuffer() {
+  free();
+}
 
 void FlatBuffer::free() noexcept {
   if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);

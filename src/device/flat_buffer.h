@@ -34,8 +34,8 @@ class FlatBuffer {
   char* data_ = nullptr;
   int64_t bytes_ = 0;
   at::Device device_ = at::kCPU;
-  at::Tensor owned_;                         // ordinary memory ...
-  std::unique_ptr<Allocation> shared_;       // ... or memory of the transport
+  at::Tensor owned_;                    // ordinary memory ...
+  std::unique_ptr<Allocation> shared_;  // ... or memory of the transport
   Ledger* ledger_ = nullptr;
   Category category_ = Category::kParameters;
 };

@@ -11,12 +11,14 @@
 namespace zeroshard::math {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;     // elements below which a second thread does not pay
-constexpr int64_t kBlockNumel = 1024;   // the canonical block of layout/shard_layout.h
-constexpr int64_t kAtenBlocks = 4096;   // squared at a time off the CPU: bounds the memory for them
-constexpr int64_t kCachedBlocks = 32;   // summed, then squared, before the next: stays in the L2 cache
+constexpr int64_t kGrain = 1 << 16;    // elements below which a second thread does not pay
+constexpr int64_t kBlockNumel = 1024;  // the canonical block of layout/shard_layout.h
+constexpr int64_t kAtenBlocks = 4096;  // squared at a time off the CPU: bounds the memory for them
+constexpr int64_t kCachedBlocks = 32;  // summed, then squared, before the next: stays in the L2 cache
 
-int64_t num_blocks(int64_t numel) { return (numel + kBlockNumel - 1) / kBlockNumel; }
+int64_t num_blocks(int64_t numel) {
+  return (numel + kBlockNumel - 1) / kBlockNumel;
+}
 
 char* at_offset(void* data, int64_t elements, DType dtype) {
   return static_cast<char*>(data) + elements * element_size(dtype);

@@ -9,11 +9,12 @@
 // split among at::get_num_threads() threads on fixed boundaries; the results do not depend on their number.
 namespace zeroshard::math {
 
-// out = round(in * scale), or out = round(out + in * scale) with `add`. `in` is any dense tensor of out.numel() elements.
+// out = round(in * scale), or out = round(out + in * scale) with `add`. `in` is any dense tensor of out.numel()
+// elements.
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = false);
 
-// out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each piece
-// holds out.numel() elements of `type`. With `squares`, adds the squares of the result to it, as
+// out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each
+// piece holds out.numel() elements of `type`. With `squares`, adds the squares of the result to it, as
 // add_sum_of_squares does, while the result is in the cache.
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);

@@ -14,7 +14,8 @@ namespace zeroshard {
 // A storage of `bytes` bytes with no memory behind it.
 c10::Storage make_empty_storage(int64_t bytes, at::Device device);
 
-// Puts memory that the caller owns behind the storage; nullptr takes it away. Reading a view of an empty storage throws.
+// Puts memory that the caller owns behind the storage; nullptr takes it away. Reading a view of an empty storage
+// throws.
 void set_memory(const c10::Storage& storage, void* data, at::Device device);
 
 // A storage without memory; reading a tensor that points at it throws an error with `message`.

@@ -27,8 +27,9 @@ std::vector<std::string> all_gather_text(Comm& comm, at::Device device, const st
   std::memcpy(sent.data_ptr(), mine.data(), mine.size());
   sent = sent.to(device);
   const at::Tensor received = at::empty({size * comm.world_size()}, options.device(device));
-  comm.all_gather({received.data_ptr(), received.numel(), DType::kOther1}, {sent.const_data_ptr(), size, DType::kOther1},
-                  "agreement")->wait();
+  comm.all_gather({received.data_ptr(), received.numel(), DType::kOther1},
+                  {sent.const_data_ptr(), size, DType::kOther1}, "agreement")
+      ->wait();
   comm.barrier("agreement");  // `sent` must stay as it is until every rank has read it
   const at::Tensor host = received.cpu();
   const char* const data = static_cast<const char*>(host.const_data_ptr());
@@ -58,7 +59,8 @@ std::optional<std::string> first_difference(const NamedValues& a, const NamedVal
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
     if (i < a.size() && i < b.size() && a[i] == b[i]) continue;
     const auto show = [&](const NamedValues& values) {
-      return i < values.size() ? concat("'", values[i].first, "' is ", values[i].second) : std::string("there is nothing more");
+      return i < values.size() ? concat("'", values[i].first, "' is ", values[i].second)
+                               : std::string("there is nothing more");
     };
     return concat("on rank 0 ", show(a), ", on rank ", rank, " ", show(b));
   }
@@ -71,7 +73,8 @@ void check_agreement(Comm& comm, at::Device device, const std::string& what, con
   if (comm.world_size() == 1) return;
   std::string mine = encode(values);
   const uint64_t summary[2] = {hash_text(mine), mine.size()};
-  const auto summaries = all_gather_text(comm, device, std::string(reinterpret_cast<const char*>(summary), sizeof summary));
+  const auto summaries =
+      all_gather_text(comm, device, std::string(reinterpret_cast<const char*>(summary), sizeof summary));
   if (std::all_of(summaries.begin(), summaries.end(), [&](const auto& other) { return other == summaries[0]; })) return;
   uint64_t longest = 0;
   for (const std::string& other : summaries) {
@@ -84,7 +87,8 @@ void check_agreement(Comm& comm, at::Device device, const std::string& what, con
   const NamedValues first = decode(texts[0]);
   for (int rank = 1; rank < comm.world_size(); ++rank) {
     const auto difference = first_difference(first, decode(texts[size_t(rank)]), rank);
-    ZS_CHECK(!difference, "the ranks disagree on the ", what, ": ", *difference, ". Start every rank with the same ", what);
+    ZS_CHECK(!difference, "the ranks disagree on the ", what, ": ", *difference, ". Start every rank with the same ",
+             what);
   }
 }
 

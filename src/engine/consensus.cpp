@@ -28,7 +28,8 @@ void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<b
 
 }  // namespace
 
-Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad) {
+Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares,
+                        std::vector<std::vector<bool>> has_grad) {
   ExactSum carried;  // normalised, so that limbs of many ranks can be added
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());

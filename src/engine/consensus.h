@@ -17,10 +17,12 @@ struct Consensus {
 
 // One small all-reduce a step (two when some parameter got no gradient somewhere). It is also the point at which
 // every rank has finished its gathers, so that shards may be written. `squares` and `has_grad` are this rank's.
-Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad);
+Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares,
+                        std::vector<std::vector<bool>> has_grad);
 
 // The first parameter, in the order of units, with a non-finite reduced gradient on any rank: {shard, parameter}.
 // Collective; for the message of a skipped step.
-std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device, const std::vector<ParamSlice>& slices);
+std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,
+                                                         const std::vector<ParamSlice>& slices);
 
 }  // namespace zeroshard

@@ -27,7 +27,8 @@ PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num
   PlanOptions plan = zeroshard::plan_options(options.config);
   plan.world_size = comm.world_size();
   plan.optimizer_slots = num_moments;
-  plan.exchange_needs_scratch = comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
+  plan.exchange_needs_scratch =
+      comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
   return plan;
 }
 
@@ -55,7 +56,8 @@ NamedValues describe(const std::vector<UnitLayout>& layouts) {
     for (const ParamSpec& param : unit.params) {
       std::string shape;
       for (const int64_t size : param.shape) shape += concat(shape.empty() ? "" : ", ", size);
-      values.emplace_back(param.name(), concat("[", shape, "] ", name_of(param.dtype), param.requires_grad ? "" : " frozen"));
+      values.emplace_back(param.name(),
+                          concat("[", shape, "] ", name_of(param.dtype), param.requires_grad ? "" : " frozen"));
     }
   }
   return values;
@@ -160,11 +162,11 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   int64_t bytes = 0;
   for (const UnitLayout& layout : layouts) bytes += Unit::memory_bytes(layout, placement(layout));
   std::map<int64_t, int> slots;
-  for (const RingClass& size_class : zeroshard::gather_ring(layouts, plan)) slots[size_class.slot_bytes] = size_class.slots;
+  for (const RingClass& size_class : zeroshard::gather_ring(layouts, plan))
+    slots[size_class.slot_bytes] = size_class.slots;
   param_memory = FlatBuffer(gather_comm, bytes, options.device, ledger, Category::kParameters, "parameters");
-  gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
-    return FlatBuffer(size, options.device, ledger, Category::kGatherRing);
-  });
+  gather_ring = std::make_unique<SlotRing>(
+      slots, [this](int64_t size) { return FlatBuffer(size, options.device, ledger, Category::kGatherRing); });
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
   char* memory = param_memory.data();
@@ -173,14 +175,15 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
       source.masters.push_back(shard_of[u][g] < 0 ? at::Tensor() : optimizer->master(shard_index(u, g)));
     }
-    units.push_back(std::make_unique<Unit>(layouts[u], placement(layouts[u]), std::move(source), options.device, gather_comm,
-                                           *gather_ring, ledger));
+    units.push_back(std::make_unique<Unit>(layouts[u], placement(layouts[u]), std::move(source), options.device,
+                                           gather_comm, *gather_ring, ledger));
     parents.push_back(definitions[u].parent);
     memory += Unit::memory_bytes(layouts[u], placement(layouts[u]));
   }
-  const Executor::Options schedule{prefetch_depth(plan), options.config.prefetch_numel};
-  executor = std::make_unique<Executor>(std::move(units), std::move(parents), schedule,
-                                        [this](size_t unit) { if (sync) reducer->flush(unit); });
+  executor =
+      std::make_unique<Executor>(std::move(units), std::move(parents), prefetch_depth(plan), [this](size_t unit) {
+        if (sync) reducer->flush(unit);
+      });
 }
 
 void Engine::Impl::make_reducer() {
@@ -231,7 +234,8 @@ void Engine::Impl::report_skip(double scale) {
   const std::string message = concat("step skipped on all ranks: the gradient is not finite", where, fp16);
   if (reduce_comm.rank() == 0) log(LogLevel::kWarning, message);
   if (skipped < options.config.max_skipped_steps) return;
-  throw StateError(concat(message, "; ", skipped, " steps in a row were skipped (zeroshard.max_skipped_steps). Lower the "
+  throw StateError(concat(message, "; ", skipped,
+                          " steps in a row were skipped (zeroshard.max_skipped_steps). Lower the "
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
 }
 
@@ -239,9 +243,13 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& g
     : impl_(std::make_unique<Impl>(std::move(units), std::move(options), gather, reduce)) {}
 Engine::~Engine() = default;
 
-void Engine::begin_forward(bool training) { impl_->executor->begin_pass(training); }
+void Engine::begin_forward(bool training) {
+  impl_->executor->begin_pass(training);
+}
 
-void Engine::pre_forward(size_t unit) { impl_->executor->pre_forward(unit, zeroshard::in_backward()); }
+void Engine::pre_forward(size_t unit) {
+  impl_->executor->pre_forward(unit, zeroshard::in_backward());
+}
 
 void Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
@@ -291,8 +299,8 @@ StepResult Engine::prepare_step() {
   StepResult result;
   result.loss_scale = loss_scale();
   result.applied = impl.consensus.finite;
-  result.grad_norm = result.applied ? std::sqrt(impl.consensus.squares) / result.loss_scale
-                                    : std::numeric_limits<double>::quiet_NaN();
+  result.grad_norm =
+      result.applied ? std::sqrt(impl.consensus.squares) / result.loss_scale : std::numeric_limits<double>::quiet_NaN();
   const double clip = impl.options.config.gradient_clipping;
   // torch.nn.utils.clip_grad_norm_: the norm is compared in fp32, with this epsilon.
   const float coefficient = clip > 0 ? float(clip) / (float(result.grad_norm) + 1e-6F) : 1;
@@ -307,7 +315,9 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   return result;
 }
 
-StepResult Engine::step() { return step(impl_->options.param_groups); }
+StepResult Engine::step() {
+  return step(impl_->options.param_groups);
+}
 
 std::vector<OptimizerSlice> Engine::slices() {
   std::vector<OptimizerSlice> result;
@@ -321,7 +331,8 @@ std::vector<OptimizerSlice> Engine::slices() {
   for (const ParamSlice& slice : impl_->optimizer->slices()) {
     const auto [u, g] = group_of[slice.shard];
     const UnitLayout& layout = impl_->layouts[u];
-    OptimizerSlice out{layout.params[layout.groups[g].params[slice.index]].name(), slice.param_group, slice.master, false, {}};
+    OptimizerSlice out{
+        layout.params[layout.groups[g].params[slice.index]].name(), slice.param_group, slice.master, false, {}};
     out.has_grad = !has_grad.empty() && has_grad[slice.shard][slice.index];
     if (out.has_grad) out.grad = slice.grad.to(at::kFloat).mul(impl_->grad_scale);
     result.push_back(std::move(out));
@@ -363,10 +374,18 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   }
 }
 
-double Engine::loss_scale() const { return impl_->options.config.fp16.enabled ? impl_->scaler.scale() : 1; }
-int Engine::skipped_in_a_row() const { return impl_->skipped; }
-const Config& Engine::config() const { return impl_->options.config; }
-size_t Engine::num_units() const { return impl_->layouts.size(); }
+double Engine::loss_scale() const {
+  return impl_->options.config.fp16.enabled ? impl_->scaler.scale() : 1;
+}
+int Engine::skipped_in_a_row() const {
+  return impl_->skipped;
+}
+const Config& Engine::config() const {
+  return impl_->options.config;
+}
+size_t Engine::num_units() const {
+  return impl_->layouts.size();
+}
 
 std::vector<MemoryLine> Engine::memory() const {
   const Bytes peak = impl_->ledger.peak();

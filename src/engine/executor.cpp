@@ -5,11 +5,11 @@
 
 namespace zeroshard {
 
-Executor::Executor(std::vector<std::unique_ptr<Unit>> units, std::vector<int> parents, Options options,
+Executor::Executor(std::vector<std::unique_ptr<Unit>> units, std::vector<int> parents, int prefetch_depth,
                    std::function<void(size_t)> on_unit_done)
     : units_(std::move(units)),
       parents_(std::move(parents)),
-      options_(options),
+      prefetch_depth_(prefetch_depth),
       on_unit_done_(std::move(on_unit_done)),
       holds_(units_.size(), 0) {}
 
@@ -22,13 +22,11 @@ void Executor::begin_pass(bool training) {
 void Executor::demand(size_t index) {
   order_->advance(index);
   units_[index]->unshard();
-  int64_t ahead = 0;
   int depth = 0;
   for (const size_t next : order_->upcoming()) {
-    if (depth == options_.prefetch_depth) break;
+    if (depth == prefetch_depth_) break;
     if (next == index || units_[next]->is_unsharded()) continue;
-    ahead += units_[next]->layout().numel();
-    if (ahead > options_.prefetch_numel || !units_[next]->prefetch()) break;
+    if (!units_[next]->prefetch()) break;
     ++depth;
   }
   units_[index]->wait();

@@ -20,12 +20,9 @@ namespace zeroshard {
 // backward: then a unit stays until another unit is recomputed or its own backward has passed.
 class Executor {
  public:
-  struct Options {
-    int prefetch_depth = 1;
-    int64_t prefetch_numel = 0;  // a unit is gathered ahead when the elements gathered ahead stay within this
-  };
-  // `parents[u]`: the unit whose modules contain unit u's, or -1. `on_unit_done(u)` is called when u's backward ended.
-  Executor(std::vector<std::unique_ptr<Unit>> units, std::vector<int> parents, Options options,
+  // `parents[u]`: the unit whose modules contain unit u's, or -1. Up to `prefetch_depth` units are gathered ahead of
+  // their use. `on_unit_done(u)` is called when u's backward ended.
+  Executor(std::vector<std::unique_ptr<Unit>> units, std::vector<int> parents, int prefetch_depth,
            std::function<void(size_t)> on_unit_done);
 
   Unit& unit(size_t index) { return *units_.at(index); }
@@ -51,7 +48,7 @@ class Executor {
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<int> parents_;
-  Options options_;
+  int prefetch_depth_;
   std::function<void(size_t)> on_unit_done_;
   ExecutionOrder training_, evaluation_;
   ExecutionOrder* order_ = &evaluation_;  // of the pass that runs

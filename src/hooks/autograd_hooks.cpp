@@ -37,6 +37,8 @@ void on_backward(const at::Tensor& output, std::function<void()> callback) {
   });
 }
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
 
 }  // namespace zeroshard

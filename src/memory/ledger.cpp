@@ -8,8 +8,8 @@ namespace zeroshard {
 
 std::string_view name_of(Category category) {
   static constexpr std::array<std::string_view, kNumCategories> kNames = {
-      "parameters", "gradients", "master weights", "moments", "gather ring",
-      "reduce ring", "pinned", "swap", "checkpoint staging"};
+      "parameters",  "gradients", "master weights", "moments",           "gather ring",
+      "reduce ring", "pinned",    "swap",           "checkpoint staging"};
   return kNames[size_t(category)];
 }
 
@@ -24,7 +24,9 @@ int64_t Bytes::total(Tier tier) const {
   return sum;
 }
 
-int64_t Bytes::total() const { return total(Tier::kDevice) + total(Tier::kHost) + total(Tier::kFile); }
+int64_t Bytes::total() const {
+  return total(Tier::kDevice) + total(Tier::kHost) + total(Tier::kFile);
+}
 
 void Ledger::add(Category category, Tier tier, int64_t bytes) {
   const std::lock_guard lock(mutex_);

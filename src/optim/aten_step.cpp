@@ -53,7 +53,8 @@ void lion(const at::Tensor& weights, const at::Tensor& grad, const at::Tensor& e
   exp_avg.mul_(o.beta2).add_(grad, 1 - o.beta2);
 }
 
-void adagrad(const at::Tensor& weights, at::Tensor grad, const at::Tensor& sum, const ParamGroupOptions& o, int64_t step) {
+void adagrad(const at::Tensor& weights, at::Tensor grad, const at::Tensor& sum, const ParamGroupOptions& o,
+             int64_t step) {
   if (o.maximize) grad = grad.neg();
   if (o.weight_decay != 0) grad = grad.add(weights, o.weight_decay);
   sum.addcmul_(grad, grad, 1);
@@ -77,10 +78,18 @@ void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const P
   if (grad_scale != 1) grad = grad.mul(grad_scale);
   switch (type) {
     case Type::kAdam:
-    case Type::kAdamW: adam(weights, grad, tensors.moments, options, step); break;
-    case Type::kSgd: sgd(weights, grad, tensors.moments, options, step); break;
-    case Type::kLion: lion(weights, grad, tensors.moments[0], options); break;
-    case Type::kAdagrad: adagrad(weights, grad, tensors.moments[0], options, step); break;
+    case Type::kAdamW:
+      adam(weights, grad, tensors.moments, options, step);
+      break;
+    case Type::kSgd:
+      sgd(weights, grad, tensors.moments, options, step);
+      break;
+    case Type::kLion:
+      lion(weights, grad, tensors.moments[0], options);
+      break;
+    case Type::kAdagrad:
+      adagrad(weights, grad, tensors.moments[0], options, step);
+      break;
   }
   if (tensors.master.defined()) tensors.param.copy_(tensors.master);
 }

@@ -39,20 +39,35 @@ void run_kernel(OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
     case Type::kAdam:
     case Type::kAdamW:
       return kernels::adam(buffers, first, second,
-                           {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .weight_decay = o.weight_decay,
-                            .decoupled_weight_decay = o.decoupled_weight_decay, .bias_correction = o.bias_correction,
-                            .maximize = o.maximize, .step = step});
+                           {.lr = o.lr,
+                            .beta1 = o.beta1,
+                            .beta2 = o.beta2,
+                            .eps = o.eps,
+                            .weight_decay = o.weight_decay,
+                            .decoupled_weight_decay = o.decoupled_weight_decay,
+                            .bias_correction = o.bias_correction,
+                            .maximize = o.maximize,
+                            .step = step});
     case Type::kSgd:
       return kernels::sgd(buffers, first,
-                          {.lr = o.lr, .momentum = o.momentum, .dampening = o.dampening, .weight_decay = o.weight_decay,
-                           .nesterov = o.nesterov, .maximize = o.maximize, .first_step = step == 1});
+                          {.lr = o.lr,
+                           .momentum = o.momentum,
+                           .dampening = o.dampening,
+                           .weight_decay = o.weight_decay,
+                           .nesterov = o.nesterov,
+                           .maximize = o.maximize,
+                           .first_step = step == 1});
     case Type::kLion:
       return kernels::lion(buffers, first,
                            {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = o.weight_decay});
     case Type::kAdagrad:
       return kernels::adagrad(buffers, first,
-                              {.lr = o.lr, .lr_decay = o.lr_decay, .weight_decay = o.weight_decay, .eps = o.eps,
-                               .maximize = o.maximize, .step = step});
+                              {.lr = o.lr,
+                               .lr_decay = o.lr_decay,
+                               .weight_decay = o.weight_decay,
+                               .eps = o.eps,
+                               .maximize = o.maximize,
+                               .step = step});
   }
 }
 
@@ -77,10 +92,13 @@ ParamGroupOptions ParamGroupOptions::from(const OptimizerConfig& config) {
 int num_moments(OptimizerConfig::Type type, bool momentum) {
   switch (type) {
     case OptimizerConfig::Type::kAdam:
-    case OptimizerConfig::Type::kAdamW: return 2;
-    case OptimizerConfig::Type::kSgd: return momentum ? 1 : 0;
+    case OptimizerConfig::Type::kAdamW:
+      return 2;
+    case OptimizerConfig::Type::kSgd:
+      return momentum ? 1 : 0;
     case OptimizerConfig::Type::kLion:
-    case OptimizerConfig::Type::kAdagrad: return 1;
+    case OptimizerConfig::Type::kAdagrad:
+      return 1;
   }
   return 0;
 }
@@ -140,8 +158,8 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs(size_t shard, const st
     ++steps[i];
     const Range range = local(shard, i);
     if (range.size() == 0) continue;
-    const bool extends = !result.empty() && result.back().range.end == range.begin && result.back().param_group == group &&
-                         result.back().step == steps[i];
+    const bool extends = !result.empty() && result.back().range.end == range.begin &&
+                         result.back().param_group == group && result.back().step == steps[i];
     if (extends) {
       result.back().range.end = range.end;
     } else {

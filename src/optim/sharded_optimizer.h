@@ -20,8 +20,8 @@ struct ShardView {
 
 // A stretch of one parameter in a shard, with tensors over exactly these elements.
 struct ParamSlice {
-  size_t shard = 0;      // index of the ShardView
-  size_t index = 0;      // of the parameter in its group
+  size_t shard = 0;  // index of the ShardView
+  size_t index = 0;  // of the parameter in its group
   int param_group = -1;
   at::Tensor master, grad;
 };
@@ -29,9 +29,9 @@ struct ParamSlice {
 struct OptimOptions {
   at::Device device = at::kCPU;
   int rank = 0;
-  bool whole = false;             // stage 0: every rank updates everything
+  bool whole = false;  // stage 0: every rank updates everything
   OptimizerConfig::Type type = OptimizerConfig::Type::kAdamW;
-  int num_moments = 2;            // 0 for an optimizer that keeps its own states (a user's torch.optim)
+  int num_moments = 2;  // 0 for an optimizer that keeps its own states (a user's torch.optim)
 };
 
 // Optimizer states of this rank: fp32 master weights and moments over flat shards, updated in one pass that unscales,
@@ -49,7 +49,8 @@ class ShardedOptimizer {
 
   // One update. `has_grad[i][j]`: parameter j of shard i got a gradient on some rank. Gradients are multiplied by
   // `grad_scale` first. Throws ValueError when `groups` has fewer entries than there are param groups.
-  void step(std::span<const ParamGroupOptions> groups, const std::vector<std::vector<bool>>& has_grad, float grad_scale);
+  void step(std::span<const ParamGroupOptions> groups, const std::vector<std::vector<bool>>& has_grad,
+            float grad_scale);
 
   // For an optimizer outside: every parameter's stretch of the master weights, without gradient.
   std::vector<ParamSlice> slices() const;
@@ -63,9 +64,9 @@ class ShardedOptimizer {
 
  private:
   struct State {
-    at::Tensor master;                // undefined: the parameters are fp32
+    at::Tensor master;  // undefined: the parameters are fp32
     std::vector<at::Tensor> moments;
-    std::vector<int64_t> steps;       // updates so far, per parameter
+    std::vector<int64_t> steps;  // updates so far, per parameter
   };
   struct Run;  // adjacent elements with the same hyper-parameters and step count
 

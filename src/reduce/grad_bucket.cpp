@@ -30,6 +30,8 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   ZS_ASSERT(is_idle() && bool(slot) == needs_slot(), "unit ", unit_.name);
   const at::ScalarType wire = to_scalar_type(options_.wire(group_));
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
+  // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
+  if (reduced_ && options_.in_place(group_)) kept_ = shard().clone();
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
 
@@ -45,7 +47,8 @@ void GradBucket::add(size_t index, const at::Tensor& grad) {
 void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger) {
   const at::ScalarType type = to_scalar_type(options_.grad(group_));
   const int64_t numel = group_.layout.padded_numel();
-  if (!local_) local_ = FlatBuffer(numel * element_size(options_.grad(group_)), options_.device, ledger, Category::kGradients);
+  if (!local_)
+    local_ = FlatBuffer(numel * element_size(options_.grad(group_)), options_.device, ledger, Category::kGradients);
   const at::Tensor local = local_.view(type, 0, numel);
   if (!std::exchange(local_used_, true)) local.zero_();
   const Range range = group_.layout.param(index);
@@ -84,18 +87,20 @@ at::Tensor GradBucket::shard() const {
 void GradBucket::finish() {
   InFlight& in_flight = std::get<InFlight>(state_);
   const bool accumulate = std::exchange(reduced_, true);
+  const at::Tensor out = kept_.defined() ? kept_ : shard();
   squares_ = ExactSum();
   if (in_flight.work) {
     in_flight.work->wait();
     const Range mine = group_.layout.shard(comm_.rank());
     const void* const piece = in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr();
-    math::sum_in_order({&piece, 1}, in_flight.buffer.scalar_type(), options_.sum_scale, shard(), accumulate, &squares_);
+    math::sum_in_order({&piece, 1}, in_flight.buffer.scalar_type(), options_.sum_scale, out, accumulate, &squares_);
   } else {
     in_flight.exchange->wait();
-    math::sum_in_order(in_flight.exchange->pieces(), in_flight.buffer.scalar_type(), options_.sum_scale, shard(),
+    math::sum_in_order(in_flight.exchange->pieces(), in_flight.buffer.scalar_type(), options_.sum_scale, out,
                        accumulate, &squares_);
     in_flight.exchange->release();
   }
+  if (kept_.defined()) shard().copy_(std::exchange(kept_, at::Tensor()));
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
 }
 

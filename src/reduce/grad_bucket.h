@@ -19,12 +19,12 @@ struct ReduceOptions {
   at::Device device = at::kCPU;
   int stage = 0;
   int world_size = 1;
-  std::optional<DType> wire_dtype;        // of gradients that travel; unset: each group's own
-  std::optional<DType> grad_dtype;        // of reduced gradients; unset: that of the wire
-  bool accumulates = false;               // several backward passes per step
-  float pack_scale = 1;                   // applied before the sum over ranks ...
-  float sum_scale = 1;                    // ... and after it
-  bool native = false;                    // the transport's own reduce-scatter instead of the canonical order
+  std::optional<DType> wire_dtype;  // of gradients that travel; unset: each group's own
+  std::optional<DType> grad_dtype;  // of reduced gradients; unset: that of the wire
+  bool accumulates = false;         // several backward passes per step
+  float pack_scale = 1;             // applied before the sum over ranks ...
+  float sum_scale = 1;              // ... and after it
+  bool native = false;              // the transport's own reduce-scatter instead of the canonical order
 
   DType wire(const FlatGroup& group) const { return wire_dtype.value_or(group.dtype); }
   DType grad(const FlatGroup& group) const { return grad_dtype.value_or(wire(group)); }
@@ -108,9 +108,10 @@ class GradBucket {
   const FlatGroup& group_;
   const ReduceOptions& options_;
   Comm& comm_;
-  at::Tensor full_;    // stages 0 and 1
+  at::Tensor full_;  // stages 0 and 1
   at::Tensor grads_;
-  FlatBuffer local_;   // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
+  at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place
+  FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
   bool local_used_ = false;
   bool reduced_ = false;  // grads_ holds gradients of this step
   std::vector<int> expected_, fired_;

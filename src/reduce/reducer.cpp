@@ -44,6 +44,7 @@ Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm
     }
   }
   ready_.assign(buckets_.size(), false);
+  for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
 }
 
 void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
@@ -133,11 +134,8 @@ void Reducer::flush(size_t unit) {
 void Reducer::mark_ready(size_t index) {
   if (ready_[index]) return;
   ready_[index] = true;
-  if (order_.empty()) {
-    launch(index);
-  } else {
-    launch_ready();
-  }
+  if (!agreed_) completed_.push_back(index);
+  launch_ready();
 }
 
 void Reducer::launch_ready() {
@@ -149,11 +147,11 @@ void Reducer::launch(size_t index) {
   while (!scratch_.empty() && in_flight_.size() >= scratch_.size()) finish_oldest();
   Span scratch;
   if (!scratch_.empty()) {
-    scratch = {scratch_[launched_order_.size() % scratch_.size()].data(), bucket.group().layout.padded_numel(),
+    scratch = {scratch_[launches_ % scratch_.size()].data(), bucket.group().layout.padded_numel(),
                options_.wire(bucket.group())};
   }
   bucket.launch(scratch);
-  launched_order_.push_back(index);
+  ++launches_;
   in_flight_.push_back(index);
   while (in_flight_.size() > (options_.overlap ? 1 : 0)) finish_oldest();
 }
@@ -167,37 +165,32 @@ void Reducer::finish_oldest() {
 
 void Reducer::end_backward(bool sync) {
   if (!sync) return;
-  std::vector<size_t> order = order_;
-  for (size_t i = buckets_.size(); order_.empty() && i-- > 0;) order.push_back(i);
-  for (const size_t index : order) {
+  for (const size_t index : order_) {
     if (ready_[index]) continue;
     filling(index);  // a bucket without any gradient takes part too: other ranks may have some
     mark_ready(index);
   }
-  for (const size_t index : order) {
+  for (const size_t index : order_) {
     if (buckets_[index].is_filling()) launch(index);  // gradients that came after its launch
   }
   while (!in_flight_.empty()) finish_oldest();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
-  if (order_.empty()) agree_on_order();
-  launched_order_.clear();
+  if (!agreed_) agree_on_order();
   ready_.assign(buckets_.size(), false);
   next_ = 0;
 }
 
-// Every rank takes the order of rank 0, which saw the whole backward pass. Buckets that were launched twice keep
-// their first place.
+// Every rank takes the order of rank 0, which saw the whole backward pass.
 void Reducer::agree_on_order() {
-  std::vector<int64_t> order;
-  for (const size_t index : launched_order_) {
-    if (std::find(order.begin(), order.end(), int64_t(index)) == order.end()) order.push_back(int64_t(index));
-  }
+  std::vector<int64_t> order(completed_.begin(), completed_.end());
   ZS_ASSERT(order.size() == buckets_.size());
-  const at::Tensor on_device = view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
+  const at::Tensor on_device =
+      view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
   comm_.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, "launch order")->wait();
   const at::Tensor agreed = on_device.cpu();
   const int64_t* const values = agreed.const_data_ptr<int64_t>();
   order_.assign(values, values + agreed.numel());
+  agreed_ = true;
 }
 
 void Reducer::gather_reduced() {

@@ -9,10 +9,10 @@ namespace zeroshard {
 
 // All gradient buckets of a run: decides when each is launched and finished, and lends them buffers.
 //
-// Buckets are launched in one order on all ranks, whatever order their gradients arrive in: the order in which rank 0
-// completed them in the first backward pass. A parameter that gets no gradient on some rank therefore delays its
-// bucket there, but never makes ranks disagree. Reductions run while backward goes on: a bucket is finished when a
-// later one is launched, or when backward ends.
+// Buckets are launched in one order on all ranks, whatever order their gradients arrive in: from the last unit to the
+// first in the first backward pass, then as rank 0 completed them in that pass. A parameter that gets no gradient on
+// some rank therefore delays its bucket there, but never makes ranks disagree. Reductions run while backward goes on: a
+// bucket is finished when a later one is launched, or when backward ends.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -56,16 +56,18 @@ class Reducer {
   Options options_;
   Comm& comm_;
   Ledger& ledger_;
-  std::vector<FlatBuffer> memory_;              // full buffers (stages 0 and 1), reduced gradients
-  std::optional<SlotRing> ring_;                // stages 2 and 3
-  std::vector<FlatBuffer> scratch_;             // for transports that copy pieces
+  std::vector<FlatBuffer> memory_;   // full buffers (stages 0 and 1), reduced gradients
+  std::optional<SlotRing> ring_;     // stages 2 and 3
+  std::vector<FlatBuffer> scratch_;  // for transports that copy pieces
   std::vector<GradBucket> buckets_;
-  std::vector<std::vector<int>> bucket_of_;     // [unit][group]
-  std::vector<std::vector<Place>> place_of_;    // [unit][param]
-  std::vector<size_t> order_;                   // agreed launch order; empty in the first backward pass
-  std::vector<size_t> launched_order_;          // of this backward pass
+  std::vector<std::vector<int>> bucket_of_;   // [unit][group]
+  std::vector<std::vector<Place>> place_of_;  // [unit][param]
+  std::vector<size_t> order_;                 // of launches, the same on all ranks
+  std::vector<size_t> completed_;             // in the first backward pass, in the order of completion
+  bool agreed_ = false;                       // order_ is that of rank 0
+  size_t launches_ = 0;
   std::vector<bool> ready_;
-  size_t next_ = 0;                             // position in order_
+  size_t next_ = 0;  // position in order_
   std::deque<size_t> in_flight_, draining_;
 };
 

@@ -20,8 +20,12 @@ int64_t group_offset(const UnitLayout& layout, size_t group, Numel numel) {
   return offset;
 }
 
-int64_t padded_numel(const ShardLayout& layout) { return layout.padded_numel(); }
-int64_t shard_numel(const ShardLayout& layout) { return layout.shard_numel(); }
+int64_t padded_numel(const ShardLayout& layout) {
+  return layout.padded_numel();
+}
+int64_t shard_numel(const ShardLayout& layout) {
+  return layout.shard_numel();
+}
 
 std::string guard_message(const std::string& name) {
   return concat("parameter '", name, "' is sharded: read it inside zeroshard.gathered(...)");
@@ -83,7 +87,8 @@ void Unit::load(UnitSource& source) {
       master.copy_(whole ? staging : staging.slice(0, mine.begin, mine.end));
     }
     const bool replicated = placement_ == Placement::kReplicated;
-    at::Tensor kept = replicated ? view_memory(group_memory(shard_memory_, g), staging.numel(), target, device_) : shard(g);
+    at::Tensor kept =
+        replicated ? view_memory(group_memory(shard_memory_, g), staging.numel(), target, device_) : shard(g);
     kept.copy_(replicated ? staging : staging.slice(0, mine.begin, mine.end));
   }
 }
@@ -97,7 +102,8 @@ void Unit::adopt_tensors(std::vector<std::vector<at::Tensor>> params) {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const size_t index = group.params[i];
       const ParamSpec& spec = layout_.params[index];
-      guards_[index] = make_guard_storage(spec.numel() * element_size(group.dtype), device_, guard_message(spec.name()));
+      guards_[index] =
+          make_guard_storage(spec.numel() * element_size(group.dtype), device_, guard_message(spec.name()));
       for (at::Tensor& tensor : params[index]) {
         const bool same_bits = !is_floating_point(group.dtype);
         const auto options = at::TensorOptions().dtype(same_bits ? tensor.scalar_type() : type).device(device_);
@@ -160,7 +166,8 @@ void Unit::attach(char* memory) {
     const FlatGroup& group = layout_.groups[g];
     set_memory(full_[g], group_memory(memory, g), device_);
     for (size_t i = 0; i < group.params.size(); ++i) {
-      for (const at::Tensor& tensor : tensors_[group.params[i]]) point_at(tensor, full_[g], group.layout.param(i).begin);
+      for (const at::Tensor& tensor : tensors_[group.params[i]])
+        point_at(tensor, full_[g], group.layout.param(i).begin);
     }
   }
 }
@@ -172,7 +179,9 @@ void Unit::detach() {
   }
 }
 
-char* Unit::group_memory(char* base, size_t group) const { return base + group_offset(layout_, group, padded_numel); }
+char* Unit::group_memory(char* base, size_t group) const {
+  return base + group_offset(layout_, group, padded_numel);
+}
 
 at::Tensor Unit::shard(size_t g) const {
   const FlatGroup& group = layout_.groups.at(g);
@@ -187,7 +196,8 @@ at::Tensor Unit::full(size_t g) const {
   const Unsharded* const unsharded = std::get_if<Unsharded>(&state_);
   ZS_ASSERT(unsharded, "unit ", layout_.name, " is not unsharded");
   const FlatGroup& group = layout_.groups.at(g);
-  return view_memory(group_memory(unsharded->memory, g), group.layout.padded_numel(), to_scalar_type(group.dtype), device_);
+  return view_memory(group_memory(unsharded->memory, g), group.layout.padded_numel(), to_scalar_type(group.dtype),
+                     device_);
 }
 
 void Unit::start_refresh() {

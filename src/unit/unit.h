@@ -96,11 +96,11 @@ class Unit {
   at::Device device_;
   Comm& comm_;
   SlotRing& ring_;
-  char* shard_memory_;                    // group shards one after another; the full groups when replicated
-  FlatBuffer persistent_;                 // kPersistent only: where the gathered parameters stay
-  SlotRing::Slot* slot_ = nullptr;        // kSharded only: the ring buffer behind the gathered parameters
-  std::vector<c10::Storage> full_;        // per group
-  std::vector<c10::Storage> guards_;      // per parameter
+  char* shard_memory_;                // group shards one after another; the full groups when replicated
+  FlatBuffer persistent_;             // kPersistent only: where the gathered parameters stay
+  SlotRing::Slot* slot_ = nullptr;    // kSharded only: the ring buffer behind the gathered parameters
+  std::vector<c10::Storage> full_;    // per group
+  std::vector<c10::Storage> guards_;  // per parameter
   std::vector<std::vector<at::Tensor>> tensors_;
   std::vector<std::unique_ptr<Work>> refreshing_;
   std::variant<Sharded, Unsharding, Unsharded> state_;

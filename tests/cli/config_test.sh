@@ -28,12 +28,12 @@ for example in "$source_dir"/examples/configs/*.json; do
 done
 
 printf '%s\n' '{' '  "train_batch_size": 8, "wall_clock_breakdown": true,' \
-  '  "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},' '}' >"$work/auto.json"
+  '  "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto"},' '}' >"$work/auto.json"
 check 0 '^train_micro_batch_size_per_gpu .*= 4 .*(derived' stdout config explain "$work/auto.json" --world-size 2 --hidden-size 64
-check 0 '^zero_optimization.reduce_bucket_size .*= 4096 .*(auto: hidden size squared)' stdout \
+check 0 '^zero_optimization.stage3_param_persistence_threshold .*= 640 .*(auto: 10 x hidden size)' stdout \
   config explain "$work/auto.json" --world-size 2 --hidden-size 64
 check 0 '^  wall_clock_breakdown = true: ' stdout config explain "$work/auto.json" --hidden-size 64
-check 2 'auto.json: zero_optimization.reduce_bucket_size = "auto": needs the model.s hidden size' stderr \
+check 2 'auto.json: zero_optimization.stage3_param_persistence_threshold = "auto": needs the model.s hidden size' stderr \
   config explain "$work/auto.json"
 check 2 'world_size 8 != 2 \* 1 \* 3' stderr config explain "$work/auto.json" --world-size 3 --hidden-size 64
 
