@@ -88,7 +88,10 @@ def pids_in(folder, count, seconds=10):
     return wait_for(noted, f"{count} pids", seconds)
 
 
-# What a script does to note its own process, and to start one that leaves its session and is deaf to SIGTERM.
+# What a script does to wait for two such notes, to note its own process, to wait for ever, and to start a process that
+# leaves its session and is deaf to SIGTERM.
+WAIT_FOR_TWO = "while sum(n[:4] == 'pid.' for n in os.listdir(os.path.dirname(__file__))) < 2: time.sleep(0.01)\n"
+WAIT = "while True: time.sleep(60)\n"
 NOTE = "open(f'{os.path.dirname(__file__)}/pid.{os.getpid()}', 'w').close()\n"
 DAEMON = (
     "subprocess.Popen([sys.executable, '-c', 'import os, signal, sys, time; signal.signal(signal.SIGTERM, 1); '"
@@ -229,12 +232,33 @@ def test_codes_pass_through(script):
 
 
 def test_deaf_ranks_are_killed_after_a_failure(script, tmp_path):
-    path = script(NOTE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: sys.exit(3)\ntime.sleep(60)")
+    path = script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NOTE + WAIT_FOR_TWO + "if rank == 1: sys.exit(3)\n" + WAIT
+    )
     start = time.monotonic()
     code, _, _ = run("--nproc", "2", "--grace-period", "0.3", path)
     assert code == 3
     assert time.monotonic() - start < 5
     assert not any(alive(pid) for pid in pids_in(tmp_path, 2))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_the_first_to_die_is_the_cause(script, first):
+    """Also when the supervisor sees all deaths at once: here because it is stopped while the ranks die."""
+    process = launch("--nproc", "3", script("print(rank, os.getpid())\n" + WAIT))
+    pids = dict(process.stdout.readline().split()[2:] for _ in range(3))
+    pids = {int(rank): int(pid) for rank, pid in pids.items()}
+    supervisor = supervisor_of(process)
+    os.kill(supervisor, signal.SIGSTOP)
+    for rank in (first, (first + 2) % 3, (first + 1) % 3):
+        os.kill(pids[rank], signal.SIGKILL if rank == first else signal.SIGABRT)
+        wait_for(lambda pid=pids[rank]: not alive(pid), "its end")
+    os.kill(supervisor, signal.SIGCONT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 137
+    report = err.decode().split("job failed: ")[1]
+    assert report.startswith(f"rank {first} (pid {pids[first]} ")
+    assert re.findall(r"later: rank (\d)", report) == [str((first + 2) % 3), str((first + 1) % 3)]
 
 
 def test_stopped_rank_is_named(script, tmp_path):
@@ -255,7 +279,6 @@ def handle(number, frame):
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, handle)
 """
-WAIT = "while True: time.sleep(60)\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
@@ -320,6 +343,20 @@ def test_second_ctrl_c_kills_at_once(script, tmp_path):
     assert not any(map(alive, pids))
 
 
+def test_one_ctrl_c_may_arrive_twice(script, tmp_path):
+    """`timeout -s INT`, for one, signals the launcher and then its group."""
+    path = script(
+        "signal.signal(signal.SIGINT, lambda *_: (time.sleep(0.3), print('saved'), os._exit(0)))\n" + NOTE + WAIT
+    )
+    process = launch("--nproc", "1", path)
+    pids_in(tmp_path, 1)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    assert process.communicate(timeout=10)[0] == b"saved\n"
+    assert process.returncode == 130
+
+
 def test_suspending_the_launcher_suspends_the_ranks(script, tmp_path):
     def state(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -359,6 +396,18 @@ def test_kill_9_leaves_nobody(script, tmp_path, victim, repetition):
     assert process.returncode == (-9 if victim == "launcher" else 137)
 
 
+def test_kill_9_of_both_processes_kills_the_ranks(script, tmp_path):
+    process = launch("--nproc", "2", script(NOTE + WAIT))
+    pids = pids_in(tmp_path, 2)
+    supervisor = supervisor_of(process)
+    for pid in (process.pid, supervisor):
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (process.pid, supervisor):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=5)
+    wait_for(lambda: not any(map(alive, pids)), "the ranks to be gone", seconds=5)
+
+
 def test_kill_9_while_ranks_start(script, tmp_path):
     """Every 5 ms of the start."""
     path = script(NOTE + WAIT)
@@ -372,8 +421,7 @@ def test_kill_9_while_ranks_start(script, tmp_path):
 
 @pytest.mark.parametrize("code", [0, 4])
 def test_what_ranks_leave_behind_ends_with_the_job(script, tmp_path, code):
-    wait = "while len([n for n in os.listdir(os.path.dirname(__file__)) if n[:4] == 'pid.']) < 2: time.sleep(0.01)\n"
-    process = launch("--nproc", "1", script(DAEMON + NOTE + wait + f"sys.exit({code})"))
+    process = launch("--nproc", "1", script(DAEMON + NOTE + WAIT_FOR_TWO + f"sys.exit({code})"))
     pids = pids_in(tmp_path, 2)
     process.communicate(timeout=20)
     assert process.returncode == code
