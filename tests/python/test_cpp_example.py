@@ -1,0 +1,54 @@
+"""examples/cpp/train.cpp: the C++ front trains, and no stage changes a bit of it."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
+EXAMPLE = BUILD / "examples" / "cpp" / "example_train"
+COMMAND = BUILD / "cli" / "zeroshard"
+
+pytestmark = pytest.mark.skipif(
+    not (EXAMPLE.exists() and COMMAND.exists()),
+    reason=f"{EXAMPLE} or {COMMAND} is not built: `make build`, or set ZEROSHARD_BUILD_DIR",
+)
+
+
+def train(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict[str, tuple[int, int]]]:
+    """Its lines of steps, and (planned, peak) bytes by category."""
+    command = [COMMAND, "run", "--nproc", str(ranks), EXAMPLE]
+    command += [REPOSITORY / "examples" / "configs" / config, REPOSITORY / "examples" / "cpp" / "train.cpp", str(steps)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = re.findall(r"step \d+ loss \S+ grad_norm \S+", result.stdout)
+    assert len(lines) == steps, result.stdout
+    found = re.findall(r"([a-z ]+): planned (\d+) bytes, peak (\d+)", result.stdout.replace("[rank 0] ", ""))
+    return lines, {name.strip(): (int(planned), int(peak)) for name, planned, peak in found}
+
+
+def test_stages_agree_and_the_loss_falls():
+    replicated, replicated_bytes = train("stage0.json")
+    sharded, sharded_bytes = train("stage3.json")
+    assert replicated == sharded
+    losses = [float(line.split()[3]) for line in replicated]
+    assert sum(losses[-3:]) < sum(losses[:3]) - 0.5
+    for held in (replicated_bytes, sharded_bytes):
+        assert held and all(planned == peak for planned, peak in held.values())
+    for category in ("parameters", "gradients", "moments"):
+        assert sharded_bytes[category][0] * 2 == replicated_bytes[category][0]
+
+
+def test_wrong_input_exits_1_and_says_why(tmp_path):
+    config = REPOSITORY / "examples" / "configs" / "stage0.json"
+    for arguments, message in (
+        ([], "usage: example_train"),
+        ([tmp_path / "none.json"], "none.json"),
+        ([config, tmp_path / "none.txt"], "need a file of more than 128 bytes"),
+    ):
+        result = subprocess.run([EXAMPLE, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 1
+        assert message in result.stderr
