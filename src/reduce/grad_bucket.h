@@ -24,7 +24,7 @@ struct ReduceOptions {
   bool accumulates = false;         // several backward passes per step
   float pack_scale = 1;             // applied before the sum over ranks ...
   float sum_scale = 1;              // ... and after it
-  bool native = false;              // the transport's own reduce-scatter instead of the canonical order
+  bool native = false;              // the transport's own reduce-scatter, if it has one, not the canonical order
 
   DType wire(const FlatGroup& group) const { return wire_dtype.value_or(group.dtype); }
   DType grad(const FlatGroup& group) const { return grad_dtype.value_or(wire(group)); }

@@ -27,6 +27,8 @@ void for_each_trainable(std::span<const UnitLayout* const> units, Visit visit) {
 
 Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger)
     : options_(std::move(options)), comm_(comm), ledger_(ledger) {
+  // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
+  options_.native = options_.native && comm.exchange_needs_scratch();
   make_buckets(units);
   std::vector<int64_t> wire_bytes;
   for (const GradBucket& bucket : buckets_) wire_bytes.push_back(bucket.slot_bytes());

@@ -1,0 +1,545 @@
+#include "reduce/reducer.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <random>
+
+#include "comm/local_comm.h"
+#include "comm/test_comms.h"
+#include "device/math.h"
+#include "support/comm_world.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::run_local_world;
+
+constexpr int kWorlds[] = {1, 2, 3, 4, 7};
+
+// A transport without shared memory: an exchange is an all-to-all into scratch, and an input may change once it was
+// sent.
+class ScratchComm final : public ForwardingComm {
+ public:
+  using ForwardingComm::ForwardingComm;
+  bool exchange_needs_scratch() const override { return true; }
+  std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override {
+    EXPECT_EQ(scratch.numel, full.numel);
+    return std::make_unique<Copied>(inner().all_to_all(scratch, sent(full), tag), scratch, world_size());
+  }
+  std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) override {
+    return inner().reduce_scatter(out, sent(full), tag);
+  }
+
+ private:
+  class Copied final : public Exchange {
+   public:
+    Copied(std::unique_ptr<Work> work, Span scratch, int world_size) : work_(std::move(work)) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        pieces_.push_back(static_cast<char*>(scratch.data) + rank * scratch.bytes() / world_size);
+      }
+    }
+    void wait() override { work_->wait(); }
+    std::span<const void* const> pieces() const override { return pieces_; }
+    void release() override {}
+    void drain() override {}
+
+   private:
+    std::unique_ptr<Work> work_;
+    std::vector<const void*> pieces_;
+  };
+  ConstSpan sent(ConstSpan input) {
+    const char* const data = static_cast<const char*>(input.data);
+    return {sent_.emplace_back(data, data + input.bytes()).data(), input.numel, input.dtype};
+  }
+  void before(OpKind, int64_t, std::string_view) override {}
+
+  std::deque<std::vector<char>> sent_;
+};
+
+// splitmix64: a seed costs nothing, unlike std::mt19937's.
+struct Random {
+  uint64_t state;
+  uint64_t operator()() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15U);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+  }
+};
+
+// What happens in one run. Gradients are functions of (seed, rank, step, backward, unit, parameter, occurrence), so
+// that every rank can compute the sum over ranks by itself.
+struct Scenario {
+  Reducer::Options options;
+  uint64_t seed = 1;
+  int steps = 2, backwards = 1;  // backward passes per step
+  bool same_order = true;        // gradients arrive in the same order on every rank
+  int skip_percent = 0;          // parameters without a gradient, drawn per rank
+  bool late = false;             // some parameters get two gradients, the second after all others
+  bool first_is_local = false;   // no_sync for all but the last backward pass of a step
+  bool scratch = false;
+  bool whole_numbers = false;  // exact sums, where the order of additions may differ from the reference's
+};
+
+UnitLayout unit(const std::string& name, const std::vector<std::pair<std::vector<int64_t>, DType>>& params,
+                int world_size, size_t frozen = SIZE_MAX) {
+  std::vector<ParamSpec> specs;
+  for (size_t i = 0; i < params.size(); ++i) {
+    specs.push_back({{name + "." + std::to_string(i)}, params[i].first, params[i].second, i != frozen});
+  }
+  return make_unit_layout(name, std::move(specs), world_size);
+}
+
+std::vector<UnitLayout> model(int world_size) {
+  const auto f = DType::kFloat32, b = DType::kBFloat16;
+  return {unit("embed", {{{37, 31}, f}}, world_size),
+          unit("mixed", {{{700}, f}, {{5, 5}, b}, {{0}, f}, {{11}, f}}, world_size),
+          unit("frozen", {{{100}, f}, {{1200}, f}}, world_size, /*frozen=*/0),
+          unit("block", {{{20, 40}, f}, {{300}, f}}, world_size),
+          unit("twin", {{{20, 40}, f}, {{300}, f}}, world_size),  // the size class of "block"
+          unit("third", {{{20, 40}, f}, {{300}, f}}, world_size),
+          unit("head", {{{3000}, b}}, world_size)};
+}
+
+struct Event {
+  size_t unit, param;
+  int occurrence;
+  bool operator==(const Event&) const = default;
+};
+
+class Script {
+ public:
+  Script(const Scenario& scenario, const std::vector<UnitLayout>& units) : scenario_(scenario), units_(units) {}
+
+  at::Tensor grad(int rank, int step, int backward, const Event& event) const {
+    const ParamSpec& param = units_[event.unit].params[event.param];
+    Random random{key(rank, step, backward, event)};
+    const at::Tensor values = at::empty(param.shape, at::kFloat);
+    for (float& value : std::span(values.data_ptr<float>(), size_t(values.numel()))) {
+      const auto whole = float(int64_t(random() % 33) - 16);
+      value = scenario_.whole_numbers ? whole : std::ldexp(whole + 0.37F, int(random() % 20) - 10);
+    }
+    return values.to(to_scalar_type(param.dtype));
+  }
+
+  // The gradients of a backward pass in the order in which they arrive on `rank`.
+  std::vector<Event> events(int rank, int step, int backward) const {
+    std::vector<Event> result, late;
+    for (size_t u = units_.size(); u-- > 0;) {
+      for (size_t i = units_[u].params.size(); i-- > 0;) {
+        if (!units_[u].params[i].requires_grad) continue;
+        const Event event{u, i, 0};
+        if (int(key(rank, step, backward, event) % 100) < scenario_.skip_percent) continue;
+        result.push_back(event);
+        if (scenario_.late && u % 2 == 0) late.push_back({u, i, 1});
+      }
+    }
+    if (!scenario_.same_order) {
+      std::mt19937_64 random(scenario_.seed * 31 + uint64_t(rank));
+      std::shuffle(result.begin(), result.end(), random);
+    }
+    result.insert(result.end(), late.begin(), late.end());
+    return result;
+  }
+
+ private:
+  uint64_t key(int rank, int step, int backward, const Event& event) const {
+    uint64_t hash = scenario_.seed;
+    for (const int64_t word : {int64_t(rank), int64_t(step), int64_t(backward), int64_t(event.unit),
+                               int64_t(event.param), int64_t(event.occurrence)}) {
+      hash = Random{hash ^ uint64_t(word)}();
+    }
+    return hash;
+  }
+  const Scenario& scenario_;
+  const std::vector<UnitLayout>& units_;
+};
+
+// What the gradients of (unit, group) become in one step, written down without buckets: per rank packed into a wire
+// buffer, summed over ranks in fp32, rounded once per backward pass.
+at::Tensor reference(const Scenario& scenario, const Script& script, const std::vector<UnitLayout>& units, size_t unit,
+                     size_t group_index, int step) {
+  const Reducer::Options& o = scenario.options;
+  const FlatGroup& group = units[unit].groups[group_index];
+  const auto wire = to_scalar_type(o.wire(group)), kept = to_scalar_type(o.grad(group));
+  const int64_t numel = group.layout.padded_numel();
+  std::vector<at::Tensor> local(size_t(o.world_size), at::zeros({numel}, kept));
+  for (at::Tensor& tensor : local) tensor = tensor.clone();
+  at::Tensor result;
+  for (int backward = 0; backward < scenario.backwards; ++backward) {
+    const bool sync = !scenario.first_is_local || backward + 1 == scenario.backwards;
+    at::Tensor sum;
+    for (int rank = 0; rank < o.world_size; ++rank) {
+      at::Tensor& own = local[size_t(rank)];
+      const at::Tensor packed = at::zeros({numel}, wire);
+      for (const Event& event : script.events(rank, step, backward)) {
+        const auto place = std::find(group.params.begin(), group.params.end(), event.param);
+        if (event.unit != unit || place == group.params.end()) continue;
+        const Range range = group.layout.param(size_t(place - group.params.begin()));
+        const at::Tensor grad = script.grad(rank, step, backward, event).reshape({-1}).to(at::kFloat) * o.pack_scale;
+        const at::Tensor into = (sync ? packed : own).slice(0, range.begin, range.end);
+        into.copy_(into.to(at::kFloat) + grad);
+      }
+      if (sync && scenario.first_is_local) packed.copy_(packed.to(at::kFloat) + own.to(at::kFloat));
+      sum = rank == 0 ? packed.to(at::kFloat) : sum + packed.to(at::kFloat);
+    }
+    if (!sync) continue;
+    sum = sum * o.sum_scale;
+    result = (result.defined() ? result.to(at::kFloat) + sum : sum).to(kept);
+  }
+  return result;
+}
+
+void check_step(const Scenario& scenario, const Script& script, const std::vector<UnitLayout>& units, Reducer& reducer,
+                Comm& comm, int step) {
+  ExactSum squares;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GradBucket* const bucket = reducer.bucket(u, g);
+      EXPECT_EQ(bucket != nullptr, units[u].groups[g].requires_grad);
+      if (!bucket) continue;
+      const at::Tensor whole = reference(scenario, script, units, u, g, step);
+      const Range mine = units[u].groups[g].layout.shard(comm.rank());
+      const at::Tensor shard = whole.slice(0, mine.begin, mine.end);
+      const at::Tensor& expected = scenario.options.stage == 0 ? whole : shard;
+      EXPECT_EQ(bucket->grads().scalar_type(), expected.scalar_type());
+      EXPECT_TRUE(bucket->grads().equal(expected)) << units[u].name << ", rank " << comm.rank() << ", step " << step;
+      math::add_sum_of_squares(shard, squares);
+      for (size_t i = 0; i < units[u].groups[g].params.size(); ++i) {
+        bool expected_grad = false;
+        for (int backward = 0; backward < scenario.backwards; ++backward) {
+          for (const Event& event : script.events(comm.rank(), step, backward)) {
+            expected_grad = expected_grad || event == Event{u, units[u].groups[g].params[i], 0};
+          }
+        }
+        EXPECT_EQ(bucket->has_grad(i), expected_grad) << units[u].name << " " << i;
+      }
+    }
+  }
+  EXPECT_EQ(reducer.squares().value(), squares.value());
+}
+
+// Runs the scenario on one rank; `record` sees every step's calls.
+void run_rank(const Scenario& scenario, Comm& comm, const std::function<void(int, Reducer&)>& after_step = {}) {
+  const std::vector<UnitLayout> units = model(comm.world_size());
+  std::vector<const UnitLayout*> pointers;
+  for (const UnitLayout& unit : units) pointers.push_back(&unit);
+  Ledger ledger;
+  Reducer reducer(pointers, scenario.options, comm, ledger);
+  const Script script(scenario, units);
+  for (int step = 0; step < scenario.steps; ++step) {
+    for (int backward = 0; backward < scenario.backwards; ++backward) {
+      const bool sync = !scenario.first_is_local || backward + 1 == scenario.backwards;
+      for (const Event& event : script.events(comm.rank(), step, backward)) {
+        reducer.add(event.unit, event.param, script.grad(comm.rank(), step, backward, event), sync);
+      }
+      reducer.end_backward(sync);
+    }
+    reducer.gather_reduced();
+    check_step(scenario, script, units, reducer, comm, step);
+    comm.barrier("checked");
+    if (after_step) after_step(step, reducer);
+    reducer.end_step();
+  }
+}
+
+std::string text(const Scenario& s) {
+  const Reducer::Options& o = s.options;
+  return concat("world ", o.world_size, ", stage ", o.stage, ", overlap ", o.overlap, ", slots ", o.max_slots,
+                ", seed ", s.seed, ", backwards ", s.backwards, ", scratch ", s.scratch, ", native ", o.native);
+}
+
+void run(const Scenario& scenario) {
+  SCOPED_TRACE(text(scenario));
+  const auto errors = run_local_world(scenario.options.world_size, [&](Comm& comm) {
+    ScratchComm scratch(comm);
+    run_rank(scenario, scenario.scratch ? static_cast<Comm&>(scratch) : comm);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+void for_each_world_and_stage(Scenario scenario, const std::function<void(Scenario&)>& change = {}) {
+  for (const int world_size : kWorlds) {
+    for (const int stage : {0, 1, 2, 3}) {
+      scenario.options.world_size = world_size;
+      scenario.options.stage = stage;
+      scenario.options.sum_scale = 1.0F / float(world_size);
+      scenario.options.overlap = (world_size + stage) % 2 == 0;
+      scenario.seed = uint64_t(world_size * 10 + stage);
+      if (change) change(scenario);
+      run(scenario);
+    }
+  }
+}
+
+TEST(Reducer, SumsInRankOrderAtEveryStage) {
+  for_each_world_and_stage({});
+}
+
+TEST(Reducer, OverlapAndSlotsChangeNothing) {
+  for (const bool overlap : {false, true}) {
+    for (const int max_slots : {1, 2, 8}) {
+      for_each_world_and_stage({}, [&](Scenario& scenario) {
+        scenario.options.overlap = overlap;
+        scenario.options.max_slots = max_slots;
+        if (scenario.options.stage == 1) scenario.options.stage = 2;
+        if (scenario.options.world_size > 3) scenario.steps = 1;
+      });
+    }
+  }
+}
+
+TEST(Reducer, GradientsMayArriveInAnotherOrderOnEachRank) {
+  Scenario scenario;
+  scenario.same_order = false;
+  scenario.steps = 3;
+  for_each_world_and_stage(scenario);
+}
+
+TEST(Reducer, ParametersWithoutAGradientCountAsZero) {
+  Scenario scenario;
+  scenario.skip_percent = 40;
+  scenario.steps = 3;
+  for_each_world_and_stage(scenario);
+  scenario.same_order = false;
+  for_each_world_and_stage(scenario);
+  scenario.skip_percent = 100;
+  for_each_world_and_stage(scenario);
+}
+
+TEST(Reducer, BackwardPassesOfAStepAreAdded) {
+  Scenario scenario;
+  scenario.backwards = 3;
+  scenario.options.accumulates = true;
+  scenario.options.grad_dtype = DType::kFloat32;
+  for_each_world_and_stage(scenario);
+}
+
+// Several backward passes though the options promised one: reduced gradients lie where the next ones are packed.
+TEST(Reducer, UnannouncedBackwardPassesAreAddedToo) {
+  Scenario scenario;
+  scenario.backwards = 2;
+  for_each_world_and_stage(scenario);
+}
+
+TEST(Reducer, LateSecondGradientsAreAdded) {
+  Scenario scenario;
+  scenario.late = scenario.whole_numbers = true;
+  scenario.steps = 3;
+  const auto exact_scale = [](Scenario& s) { s.options.sum_scale = 0.25F; };
+  for_each_world_and_stage(scenario, exact_scale);
+  scenario.same_order = false;
+  for_each_world_and_stage(scenario, exact_scale);
+  scenario.options.accumulates = true;
+  scenario.options.grad_dtype = DType::kFloat32;
+  scenario.backwards = 2;
+  for_each_world_and_stage(scenario, exact_scale);
+}
+
+TEST(Reducer, NoSyncKeepsThisRanksOwnSum) {
+  Scenario scenario;
+  scenario.first_is_local = true;
+  scenario.backwards = 3;
+  for (const bool accumulates : {false, true}) {
+    scenario.options.accumulates = accumulates;
+    if (accumulates) scenario.options.grad_dtype = DType::kFloat32;
+    scenario.skip_percent = accumulates ? 30 : 0;
+    for_each_world_and_stage(scenario);
+  }
+}
+
+TEST(Reducer, WireAndGradientMayHaveOtherDtypes) {
+  for (const auto& [wire, grad] :
+       std::vector<std::pair<std::optional<DType>, std::optional<DType>>>{{DType::kBFloat16, DType::kFloat32},
+                                                                          {DType::kFloat32, DType::kBFloat16},
+                                                                          {DType::kFloat16, std::nullopt},
+                                                                          {std::nullopt, DType::kFloat32}}) {
+    Scenario scenario;
+    scenario.options.wire_dtype = wire;
+    scenario.options.grad_dtype = grad;
+    for_each_world_and_stage(scenario);
+  }
+}
+
+TEST(Reducer, ScalesBeforeAndAfterTheSum) {
+  Scenario scenario;
+  scenario.options.pack_scale = 1.0F / 3;
+  for_each_world_and_stage(scenario, [](Scenario& s) { s.options.sum_scale = 3.0F / float(s.options.world_size); });
+}
+
+TEST(Reducer, TransportsThatCopyPiecesGiveTheSameBits) {
+  Scenario scenario;
+  scenario.scratch = true;
+  scenario.skip_percent = 20;
+  for_each_world_and_stage(scenario);
+}
+
+TEST(Reducer, MayUseTheTransportsOwnReduction) {
+  Scenario scenario;
+  scenario.options.native = scenario.whole_numbers = true;
+  for (const bool scratch : {false, true}) {
+    scenario.scratch = scratch;
+    scenario.options.wire_dtype = DType::kFloat32;
+    for_each_world_and_stage(scenario, [](Scenario& s) { s.options.sum_scale = 0.25F; });
+  }
+}
+
+// The ring has one buffer per size class, and no bucket of a class is complete before all of them have begun.
+TEST(Reducer, AnExhaustedRingBorrowsAndGivesBack) {
+  constexpr int kUnits = 5;
+  const auto errors = run_local_world(2, [&](Comm& comm) {
+    std::vector<UnitLayout> units;
+    std::vector<const UnitLayout*> pointers;
+    for (int i = 0; i < kUnits; ++i) units.push_back(unit("u", {{{100}, DType::kFloat32}, {{10}, DType::kFloat32}}, 2));
+    for (const UnitLayout& layout : units) pointers.push_back(&layout);
+    Reducer::Options options;
+    options.stage = 3;
+    options.world_size = 2;
+    options.max_slots = 1;
+    Ledger ledger;
+    Reducer reducer(pointers, options, comm, ledger);
+    const int64_t slot = units[0].full_bytes();
+    const auto held = [&] { return ledger.current().at(Category::kReduceRing, Tier::kDevice); };
+    EXPECT_EQ(held(), slot);
+    for (int step = 0; step < 2; ++step) {
+      for (size_t param : {size_t{0}, size_t{1}}) {
+        for (size_t u = kUnits; u-- > 0;) {
+          const int64_t numel = units[u].params[param].numel();
+          reducer.add(u, param, at::zeros({numel}, at::kFloat) + float(u + 1) * float(comm.rank() + 1), true);
+        }
+      }
+      reducer.end_backward(true);
+      for (size_t u = 0; u < kUnits; ++u) {
+        const Range mine = units[u].groups[0].layout.shard(comm.rank());
+        const int64_t valid = std::clamp<int64_t>(110 - mine.begin, 0, mine.size());
+        EXPECT_EQ(reducer.bucket(u, 0)->grads().sum().item<float>(), float(valid) * 3 * float(u + 1));
+      }
+      reducer.end_step();
+    }
+    EXPECT_EQ(ledger.peak().at(Category::kReduceRing, Tier::kDevice), kUnits * slot);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteInTheirOrder) {
+  for (const int world_size : {2, 4}) {
+    for (const int stage : {2, 3}) {
+      const auto errors = run_local_world(world_size, [&](Comm& comm) {
+        const std::vector<UnitLayout> units = model(world_size);
+        std::vector<const UnitLayout*> pointers;
+        for (const UnitLayout& layout : units) pointers.push_back(&layout);
+        Scenario scenario;
+        scenario.options.stage = stage;
+        scenario.options.world_size = world_size;
+        Ledger ledger;
+        Reducer reducer(pointers, scenario.options, comm, ledger);
+        const Bytes before = ledger.current();
+        const Script script(scenario, units);
+        for (int step = 0; step < 3; ++step) {
+          for (const Event& event : script.events(comm.rank(), step, 0)) {
+            reducer.add(event.unit, event.param, script.grad(comm.rank(), step, 0, event), true);
+          }
+          reducer.end_backward(true);
+          reducer.end_step();
+        }
+        EXPECT_EQ(ledger.peak(), before);
+      });
+      for (const std::string& error : errors) EXPECT_EQ(error, "");
+    }
+  }
+}
+
+TEST(Reducer, OneExchangePerBucketAndBackwardAndNothingElse) {
+  for (const int world_size : {1, 2, 3}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const bool local : {false, true}) {
+        Scenario scenario;
+        scenario.options.stage = stage;
+        scenario.options.world_size = world_size;
+        scenario.backwards = 2;
+        scenario.options.accumulates = true;
+        scenario.first_is_local = local;
+        scenario.steps = 3;
+        SCOPED_TRACE(text(scenario));
+        const auto errors = run_local_world(world_size, [&](Comm& comm) {
+          RecordingComm recording(comm);
+          int64_t buckets = 0, bytes = 0;
+          for (const UnitLayout& layout : model(world_size)) {
+            for (const FlatGroup& group : layout.groups) {
+              if (!group.requires_grad) continue;
+              ++buckets;
+              bytes += group.layout.padded_numel() * element_size(group.dtype);
+            }
+          }
+          run_rank(scenario, recording, [&](int step, Reducer&) {
+            const int64_t reductions = local ? 1 : 2, gathers = stage == 0 && world_size > 1 ? buckets : 0;
+            EXPECT_EQ(recording.count(OpKind::kExchange), buckets * reductions);
+            EXPECT_EQ(recording.bytes(OpKind::kExchange), bytes * reductions);
+            EXPECT_EQ(recording.count(OpKind::kAllGather), gathers);
+            EXPECT_EQ(recording.count(OpKind::kBroadcast), step == 0 ? 1 : 0);  // the launch order
+            EXPECT_EQ(recording.count(OpKind::kAllReduce) + recording.count(OpKind::kReduceScatter) +
+                          recording.count(OpKind::kAllToAll),
+                      0);
+            EXPECT_TRUE(step == 0 || recording.count(OpKind::kAllocate) == 0);
+            EXPECT_EQ(recording.count(OpKind::kBarrier), 1);  // the test's own
+            recording.reset();
+          });
+        });
+        for (const std::string& error : errors) EXPECT_EQ(error, "");
+      }
+    }
+  }
+}
+
+TEST(Reducer, LaunchesInTheOrderOfRankZeroFromTheSecondBackwardOn) {
+  std::vector<std::vector<std::string>> orders(3);
+  const auto errors = run_local_world(3, [&](Comm& comm) {
+    RecordingComm recording(comm);
+    Scenario scenario;
+    scenario.options.stage = 1;
+    scenario.options.world_size = 3;
+    scenario.same_order = false;
+    scenario.seed = 5;
+    run_rank(scenario, recording, [&](int step, Reducer&) {
+      for (const auto& call : recording.calls()) {
+        if (step == 1 && call.kind == OpKind::kExchange) orders[size_t(comm.rank())].push_back(call.tag);
+      }
+      recording.reset();
+    });
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  EXPECT_EQ(orders[1], orders[0]);
+  EXPECT_EQ(orders[2], orders[0]);
+  // The order in which rank 0's buckets are complete.
+  const std::vector<UnitLayout> units = model(3);
+  Scenario scenario;
+  scenario.same_order = false;
+  scenario.seed = 5;
+  std::map<std::pair<size_t, size_t>, size_t> left;
+  std::vector<std::string> expected;
+  for (const Event& event : Script(scenario, units).events(0, 0, 0)) {
+    for (size_t g = 0; g < units[event.unit].groups.size(); ++g) {
+      const auto& params = units[event.unit].groups[g].params;
+      if (std::find(params.begin(), params.end(), event.param) == params.end()) continue;
+      if (++left[{event.unit, g}] == params.size()) expected.push_back(units[event.unit].name);
+    }
+  }
+  EXPECT_EQ(orders[0], expected);
+}
+
+TEST(Reducer, ASparseGradientIsRefused) {
+  const auto comm = make_single_comm();
+  const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};
+  const UnitLayout* const pointer = &units[0];
+  Ledger ledger;
+  Reducer reducer({&pointer, 1}, {}, *comm, ledger);
+  EXPECT_THROW(reducer.add(0, 0, at::zeros({4, 2}, at::kFloat).to_sparse(), true), ValueError);
+}
+
+}  // namespace
+}  // namespace zeroshard
