@@ -27,8 +27,6 @@ from typing import Any
 TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _LAUNCHER_VARIABLES = re.compile(r"^((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC|OMPI_|PMI_|SLURM_)")
-    r"^(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|^MASTER_|^TORCHELASTIC|^OMPI_|^PMI_|^SLURM_"
-)
 
 
 @dataclass
@@ -146,6 +144,16 @@ def run_ranks(world_size: int, case: Callable, *, timeout_s: float = TIMEOUT_S, 
         return world.results(timeout_s)
     finally:
         world.kill()
+
+
+def rank() -> int:
+    """On a rank: which."""
+    return int(os.environ["RANK"])
+
+
+def size() -> int:
+    """On a rank: of how many."""
+    return int(os.environ["WORLD_SIZE"])
 
 
 def _server() -> multiprocessing.context.BaseContext:
