@@ -29,9 +29,7 @@ class Engine(nn.Module):
     ``gradient_accumulation_steps`` calls. Every rank makes the same calls in the same order.
     """
 
-    def __init__(
-        self, module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, device: torch.device
-    ) -> None:
+    def __init__(self, module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, device: torch.device) -> None:
         super().__init__()
         self.module = module
         self.device = device
@@ -66,7 +64,9 @@ class Engine(nn.Module):
         for module in self.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.is_meta:
-                    raise ValueError(f"buffer '{name}' of a {type(module).__name__} is on the meta device: it has no value")
+                    raise ValueError(
+                        f"buffer '{name}' of a {type(module).__name__} is on the meta device: it has no value"
+                    )
                 if buffer.device != self.device:
                     module._buffers[name] = buffer.to(self.device)
 
@@ -201,7 +201,9 @@ class Engine(nn.Module):
             self.lr_scheduler.step(**lr_kwargs)
         every = self._config.steps_per_print
         if every > 0 and self.global_steps % every == 0 and self.rank() == 0:
-            _log(f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, grad_norm={self._grad_norm:.4g}")
+            _log(
+                f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, grad_norm={self._grad_norm:.4g}"
+            )
 
     def _step_external(self) -> None:
         remaining = [list(group["params"]) for group in self._external.param_groups]
@@ -332,7 +334,7 @@ class Engine(nn.Module):
             with gathered(tensors):
                 for param in unit.params:
                     digest.update(param.names[0].encode())
-                    digest.update(param.tensors[0].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+                    digest.update(param.tensors[0].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def __getattr__(self, name: str) -> Any:
@@ -349,7 +351,9 @@ def _report_memory(engine: weakref.ref[Engine]) -> None:
     """At the end of the run: what was planned beside what was held."""
     if (alive := engine()) is not None:
         report = alive.memory_report()
-        _log(f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, measured peak {report['measured_total'] / 1e6:.1f} MB")
+        _log(
+            f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, measured peak {report['measured_total'] / 1e6:.1f} MB"
+        )
 
 
 def _group_names() -> tuple[str, str]:
