@@ -146,7 +146,7 @@ def test_optimizers_of_the_configuration(world_size, release):
             assert max(loss, norm, params) < TOLERANCE, (case, loss, norm, params)
 
 
-# -- learning-rate schedules of the configuration -----------------------------------------------------------------------
+# -- learning-rate schedules of the configuration ----------------------------------------------------------------------
 
 
 def warmup(iteration, count):
@@ -198,7 +198,7 @@ def test_schedules_of_the_configuration():
             assert max(errors) < TOLERANCE, (kind, errors)
 
 
-# -- the caller's optimizers and schedulers -----------------------------------------------------------------------------
+# -- the caller's optimizers and schedulers ----------------------------------------------------------------------------
 
 TORCH_OPTIMIZERS = {
     "AdamW": {"lr": 1e-3, "weight_decay": 0.1, "eps": EPS},  # these two run in zeroshard's own kernels
@@ -265,7 +265,7 @@ def test_an_optimizer_that_may_not_be_elementwise_is_refused():
     assert "zero_allow_untested_optimizer" in world.run(1, refuse_unknown_optimizer)[0]
 
 
-# -- 16 bits ------------------------------------------------------------------------------------------------------------
+# -- 16 bits -----------------------------------------------------------------------------------------------------------
 
 
 class Masters:
