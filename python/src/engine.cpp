@@ -3,35 +3,32 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
 #include "bindings.h"
-#include "comm_c10d/make_comm.h"
+#include "zeroshard/world.h"
 
 namespace zeroshard {
 namespace {
 
 // An engine with the communicators it needs, in the order in which they must die.
 struct OwningEngine {
-  std::unique_ptr<Comm> gather, reduce;
+  std::unique_ptr<World> world;
   std::unique_ptr<Engine> engine;
 };
 
-CommOptions comm_options(const Config& config) {
-  CommOptions options;
-  options.transport = config.transport == Config::Transport::kShm            ? CommOptions::Transport::kShm
-                      : config.transport == Config::Transport::kProcessGroup ? CommOptions::Transport::kProcessGroup
-                                                                             : CommOptions::Transport::kAuto;
-  options.timeout_ms = config.timeout_ms;
-  options.stall_timeout_ms = config.stall_timeout_ms;
-  return options;
+// A group that torch.distributed registered; "" is none. Names, so that no pybind type crosses.
+World::Group find_group(const std::string& name) {
+  return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }
 
 std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, EngineOptions options,
                                           const std::string& gather_group, const std::string& reduce_group) {
   auto owner = std::make_unique<OwningEngine>();
-  const CommOptions comm = comm_options(options.config);
-  owner->gather = make_comm(gather_group, options.device, comm);
-  owner->reduce = make_comm(reduce_group, options.device, comm);
-  owner->engine = std::make_unique<Engine>(std::move(units), std::move(options), *owner->gather, *owner->reduce);
+  owner->world =
+      std::make_unique<World>(options.config, options.device, find_group(gather_group), find_group(reduce_group));
+  owner->engine =
+      std::make_unique<Engine>(std::move(units), std::move(options), owner->world->gather(), owner->world->reduce());
   return owner;
 }
 
@@ -132,15 +129,11 @@ void bind_engine(py::module_& m) {
             o.engine->release(units, modify_rank);
           },
           Release())
-      .def("abort",
-           [](OwningEngine& o, const std::string& reason) {
-             o.gather->abort(reason);
-             o.reduce->abort(reason);
-           })
+      .def("abort", [](OwningEngine& o, const std::string& reason) { o.world->abort(reason); })
       .def_property_readonly("loss_scale", [](OwningEngine& o) { return o.engine->loss_scale(); })
       .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })
       .def_property_readonly("num_units", [](OwningEngine& o) { return o.engine->num_units(); })
-      .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.gather->transport()); })
+      .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.world->transport()); })
       .def(
           "memory",
           [](OwningEngine& o) {
