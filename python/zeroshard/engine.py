@@ -137,9 +137,9 @@ class Engine(nn.Module):
         parts = ", ".join(f"{name} {bytes_ / 1e6:.1f} MB" for name, bytes_ in planned.items())
         _log(
             f"stage {self._config.stage}, {self.world_size()} rank(s) over {self._core.transport}, "
-            f"{self._config.compute_dtype}, {self._config.reduction} reduction, {len(self._units)} units, batch "
-            f"{self.train_batch_size()} = {self.train_micro_batch_size_per_gpu()} x {self.gradient_accumulation_steps()} "
-            f"x {self.world_size()}"
+            f"{self._config.compute_dtype}, {self._config.reduction} reduction, {len(self._units)} units, "
+            f"batch {self.train_batch_size()} = {self.train_micro_batch_size_per_gpu()} x "
+            f"{self.gradient_accumulation_steps()} x {self.world_size()}"
         )
         _log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
         atexit.register(_report_memory, weakref.ref(self))
@@ -202,7 +202,8 @@ class Engine(nn.Module):
         every = self._config.steps_per_print
         if every > 0 and self.global_steps % every == 0 and self.rank() == 0:
             _log(
-                f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, grad_norm={self._grad_norm:.4g}"
+                f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
+                f"grad_norm={self._grad_norm:.4g}"
             )
 
     def _step_external(self) -> None:
@@ -327,7 +328,10 @@ class Engine(nn.Module):
         }
 
     def parameter_digest(self) -> str:
-        """SHA-256 over names and values of all parameters, in the order of units; the same on every rank. Collective."""
+        """SHA-256 over names and values of all parameters, in the order of units: the same on every rank. Collective.
+
+        It does not depend on stage, transport, overlap or prefetch.
+        """
         digest = hashlib.sha256()
         for unit in self._units:
             tensors = [param.tensors[0] for param in unit.params]
@@ -352,7 +356,8 @@ def _report_memory(engine: weakref.ref[Engine]) -> None:
     if (alive := engine()) is not None:
         report = alive.memory_report()
         _log(
-            f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, measured peak {report['measured_total'] / 1e6:.1f} MB"
+            f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, "
+            f"measured peak {report['measured_total'] / 1e6:.1f} MB"
         )
 
 

@@ -35,7 +35,9 @@ def make_optimizer(
     config: _C.Config,
 ) -> OptimizerSetup:
     """Chooses how parameters are updated; raises ``ValueError`` for an optimizer that cannot run over shards."""
-    groups = list(model_parameters) if model_parameters is not None else [p for p in model.parameters() if p.requires_grad]
+    groups = (
+        list(model_parameters) if model_parameters is not None else [p for p in model.parameters() if p.requires_grad]
+    )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         if not callable(optimizer):
             raise ValueError(f"optimizer is a {type(optimizer).__name__}: pass a torch.optim.Optimizer or a callable")
@@ -73,8 +75,8 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
     strangers = sum(1 for param in group_of if param not in known)
     if strangers:
         raise ValueError(
-            f"the optimizer has {strangers} parameters that are not the model's: make it from model.parameters() of the "
-            "model that is passed, or pass a callable that makes it"
+            f"the optimizer has {strangers} parameters that are not the model's: make it from model.parameters() of "
+            "the model that is passed, or pass a callable that makes it"
         )
     kind = {
         torch.optim.AdamW: _C.OptimizerType.ADAMW,
