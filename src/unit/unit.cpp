@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <malloc.h>
 
 #include <utility>
 
@@ -31,6 +32,13 @@ std::string guard_message(const std::string& name) {
   return concat("parameter '", name, "' is sharded: read it inside zeroshard.gathered(...)");
 }
 
+// glibc keeps what initialisation frees between blocks that stay: over all units, as much as the whole model.
+void return_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
 int64_t Unit::memory_bytes(const UnitLayout& layout, Placement placement) {
@@ -50,6 +58,7 @@ Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device
   }
   load(source);
   adopt_tensors(std::move(source.params));
+  return_free_memory();
   if (placement_ == Placement::kReplicated) {
     attach(shard_memory_);
     state_ = Unsharded{shard_memory_};
