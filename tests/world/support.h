@@ -1,0 +1,259 @@
+#pragma once
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mse_loss.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/format.h"
+#include "comm/local_comm.h"
+#include "comm/test_comms.h"
+#include "device/dtype.h"
+#include "support/comm_world.h"
+#include "zeroshard/engine.h"
+
+// A small model trained by engines whose ranks are threads: CPU autograd runs backward on the calling thread.
+namespace zeroshard::test {
+
+inline constexpr int64_t kWidth = 48, kOut = 20, kRows = 6;
+inline constexpr int kBlocks = 4;
+inline constexpr size_t kUnits = kBlocks + 1;  // and the head
+
+// Values in [-1, 1) that depend on the key alone.
+inline at::Tensor values_of(uint64_t key, const std::vector<int64_t>& shape, float scale = 1) {
+  const at::Tensor tensor = at::empty(shape, at::kFloat);
+  uint64_t state = key * 0x9e3779b97f4a7c15U + 1;
+  for (float& value : std::span(tensor.data_ptr<float>(), size_t(tensor.numel()))) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    value = scale * (float(int64_t(state >> 40)) * 0x1p-23F - 1);
+  }
+  return tensor;
+}
+
+struct ModelOptions {
+  bool frozen = false;  // the bias of block 1 has no gradient
+  bool unused = false;  // block 2 has a parameter that no forward reads
+};
+
+// kBlocks times x + gelu(linear(layer_norm(x))), then a linear head. Of each unit: weight, bias, norm weight, norm
+// bias.
+class Model {
+ public:
+  Model(const ModelOptions& options, uint64_t seed) : options_(options) {
+    for (size_t u = 0; u < kUnits; ++u) {
+      const int64_t out = u < kBlocks ? kWidth : kOut;
+      std::vector<at::Tensor> params = {
+          values_of(seed + u * 10, {out, kWidth}, 0.2F), values_of(seed + u * 10 + 1, {out}, 0.1F),
+          values_of(seed + u * 10 + 2, {kWidth}, 0.1F) + 1, values_of(seed + u * 10 + 3, {kWidth}, 0.1F)};
+      if (options.unused && u == 2) params.push_back(values_of(seed + 99, {77}));
+      for (size_t i = 0; i < params.size(); ++i) params[i].set_requires_grad(!(options.frozen && u == 1 && i == 1));
+      params_.push_back(std::move(params));
+    }
+  }
+  std::vector<UnitDefinition> definitions() {
+    std::vector<UnitDefinition> units;
+    for (size_t u = 0; u < kUnits; ++u) {
+      UnitDefinition unit;
+      unit.name = "unit " + std::to_string(u);
+      for (size_t i = 0; i < params_[u].size(); ++i) {
+        ParamDefinition param;
+        param.names = {concat("units.", u, ".", i)};
+        param.shape = params_[u][i].sizes().vec();
+        param.requires_grad = params_[u][i].requires_grad();
+        unit.params.push_back(std::move(param));
+      }
+      unit.tensors = [this, u] {
+        std::vector<std::vector<at::Tensor>> tensors;
+        for (const at::Tensor& param : params_[u]) tensors.push_back({param});
+        return tensors;
+      };
+      units.push_back(std::move(unit));
+    }
+    return units;
+  }
+  at::Tensor forward(size_t u, const at::Tensor& x) const {
+    const std::vector<at::Tensor>& p = params_[u];
+    const at::Tensor y = at::linear(at::layer_norm(x, {kWidth}, p[2], p[3]), p[0], p[1]);
+    return u < kBlocks ? x + at::gelu(y) : y;
+  }
+  const std::vector<std::vector<at::Tensor>>& params() const { return params_; }
+
+ private:
+  ModelOptions options_;
+  std::vector<std::vector<at::Tensor>> params_;
+};
+
+struct Scenario {
+  int world_size = 1;
+  Config config;
+  ModelOptions model;
+  int steps = 4;
+  bool no_sync = false;                                       // for all but the last micro-batch
+  std::function<bool(int rank, int step, size_t unit)> skip;  // units that a forward leaves out
+  std::function<float(int rank, int step)> input_scale;
+
+  std::string text() const {
+    return concat("world ", world_size, ", stage ", config.stage, ", overlap ", config.overlap_comm, ", accumulation ",
+                  config.grad_accumulation_steps, ", ", name_of(config.compute_dtype), ", persistence ",
+                  config.persistence_threshold, ", no_sync ", no_sync);
+  }
+};
+
+inline Scenario make_scenario(int world_size, int stage) {
+  Scenario scenario;
+  scenario.world_size = scenario.config.world_size = world_size;
+  scenario.config.stage = stage;
+  scenario.config.persistence_threshold = 0;
+  scenario.config.gradient_clipping = 0.05;  // below every norm that comes up
+  scenario.config.optimizer = OptimizerConfig{};
+  scenario.config.optimizer->lr = 0.01;
+  scenario.config.optimizer->weight_decay = 0.1;
+  return scenario;
+}
+
+// Of one rank.
+struct Result {
+  at::Tensor values;  // every parameter, in fp32
+  std::vector<StepResult> steps;
+  std::vector<MemoryLine> memory;
+};
+
+inline at::Tensor input_of(const Scenario& scenario, int rank, int step, int micro_batch) {
+  const float scale = scenario.input_scale ? scenario.input_scale(rank, step) : 1;
+  return values_of(uint64_t(1000 + rank * 100 + step * 10 + micro_batch), {kRows, kWidth}) * scale;
+}
+
+inline at::Tensor target_of(int rank, int step, int micro_batch) {
+  return values_of(uint64_t(5000 + rank * 100 + step * 10 + micro_batch), {kRows, kOut});
+}
+
+inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, int micro_batch,
+                          Engine* engine) {
+  at::Tensor x = input_of(scenario, rank, step, micro_batch).to(to_scalar_type(scenario.config.compute_dtype));
+  for (size_t u = 0; u < kUnits; ++u) {
+    if (scenario.skip && scenario.skip(rank, step, u)) continue;
+    const auto forward = [&] { return model.forward(u, x); };
+    x = engine ? engine->unit(u, forward) : forward();
+  }
+  return at::mse_loss(x.to(at::kFloat), target_of(rank, step, micro_batch));
+}
+
+// One rank of a run. The engine outlives the call, since peers may read its memory.
+struct Rank {
+  Rank(const Scenario& scenario_, Comm& gather_, Comm& reduce_)
+      : scenario(scenario_),
+        gather(gather_),
+        reduce(reduce_),
+        model(scenario_.model, /*seed=*/uint64_t(gather_.rank()) * 1000) {}
+
+  void make_engine() {
+    EngineOptions options;
+    options.config = scenario.config;
+    engine = std::make_unique<Engine>(model.definitions(), std::move(options), gather, reduce);
+  }
+  void train_step(int step) {
+    const auto micro_batches = int(scenario.config.grad_accumulation_steps);
+    for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+      engine->begin_forward(/*training=*/true);
+      const at::Tensor loss = loss_of(model, scenario, gather.rank(), step, micro_batch, engine.get());
+      engine->begin_backward(!scenario.no_sync || micro_batch + 1 == micro_batches);
+      engine->scale_loss(loss).backward();
+      engine->end_backward();
+    }
+    result.steps.push_back(engine->step());
+  }
+  void finish() {
+    result.memory = engine->memory();
+    std::vector<size_t> units;
+    for (size_t u = 0; u < kUnits; ++u) units.push_back(u);
+    engine->gather(units);
+    std::vector<at::Tensor> values;
+    for (const auto& unit : model.params()) {
+      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}));
+    }
+    result.values = at::cat(values);
+    engine->release(units);
+  }
+  void train() {
+    at::set_num_threads(1);
+    make_engine();
+    for (int step = 0; step < scenario.steps; ++step) train_step(step);
+    finish();
+  }
+
+  const Scenario& scenario;
+  Comm& gather;
+  Comm& reduce;
+  Model model;
+  std::unique_ptr<Engine> engine;
+  Result result;
+};
+
+// Ranks as threads. A rank that throws aborts both communicators, as a program does; everything is freed after all
+// threads have ended. `decorate` may put a communicator in front of a rank's.
+class ThreadWorld {
+ public:
+  using Decorate = std::function<std::unique_ptr<Comm>(Comm& comm, bool is_gather)>;
+
+  explicit ThreadWorld(const Scenario& scenario, const Decorate& decorate = {})
+      : scenario_(scenario),
+        gather_(make_local_world(scenario.world_size)),
+        reduce_(make_local_world(scenario.world_size)) {
+    for (size_t rank = 0; rank < gather_.size(); ++rank) {
+      Comm *gather = gather_[rank].get(), *reduce = reduce_[rank].get();
+      if (decorate) {
+        gather = decorated_.emplace_back(decorate(*gather, true)).get();
+        reduce = decorated_.emplace_back(decorate(*reduce, false)).get();
+      }
+      ranks_.push_back(std::make_unique<Rank>(scenario_, *gather, *reduce));
+    }
+  }
+  Rank& rank(int rank) { return *ranks_[size_t(rank)]; }
+
+  // What each rank threw, "" when nothing.
+  std::vector<std::string> run(const std::function<void(Rank&)>& body) {
+    return testing::run_threads(scenario_.world_size, [&](int rank) {
+      try {
+        body(*ranks_[size_t(rank)]);
+      } catch (const std::exception& error) {
+        ranks_[size_t(rank)]->gather.abort(error.what());
+        ranks_[size_t(rank)]->reduce.abort(error.what());
+        throw;
+      }
+    });
+  }
+  // Trains on all ranks; checks that every rank ends with the same values. Returns rank 0's result.
+  Result train() {
+    for (const std::string& error : run([](Rank& rank) { rank.train(); })) EXPECT_EQ(error, "") << scenario_.text();
+    if (::testing::Test::HasFailure()) return {};
+    for (const auto& rank : ranks_) {
+      EXPECT_TRUE(rank->result.values.equal(ranks_[0]->result.values)) << scenario_.text();
+      for (size_t i = 0; i < rank->result.steps.size(); ++i) {
+        const double norm = rank->result.steps[i].grad_norm, expected = ranks_[0]->result.steps[i].grad_norm;
+        EXPECT_TRUE(norm == expected || (std::isnan(norm) && std::isnan(expected))) << scenario_.text();
+      }
+    }
+    return ranks_[0]->result;
+  }
+
+ private:
+  Scenario scenario_;
+  std::vector<std::unique_ptr<Comm>> gather_, reduce_, decorated_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+inline Result train(const Scenario& scenario, const ThreadWorld::Decorate& decorate = {}) {
+  return ThreadWorld(scenario, decorate).train();
+}
+
+}  // namespace zeroshard::test
