@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <random>
@@ -59,6 +60,54 @@ class ScratchComm final : public ForwardingComm {
   void before(OpKind, int64_t, std::string_view) override {}
 
   std::deque<std::vector<char>> sent_;
+};
+
+// Checks at every exchange that what peers may still read of earlier ones has not changed.
+class WatchingComm final : public ForwardingComm {
+ public:
+  using ForwardingComm::ForwardingComm;
+  std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override {
+    for (const auto& [id, input] : inputs_) input.check(rank(), world_size());
+    const char* const data = static_cast<const char*>(full.data);
+    inputs_[next_] = {data, {data, data + full.bytes()}};
+    return std::make_unique<Watched>(inner().exchange(full, scratch, tag), *this, next_++);
+  }
+
+ private:
+  struct Input {
+    const char* data;
+    std::vector<char> copy;
+    // A rank may write over its own piece once it has summed it.
+    void check(int rank, int world_size) const {
+      const size_t size = copy.size() / size_t(world_size);
+      for (size_t peer = 0; peer < size_t(world_size); ++peer) {
+        if (int(peer) == rank) continue;
+        EXPECT_EQ(std::memcmp(data + peer * size, copy.data() + peer * size, size), 0) << "the piece of rank " << peer;
+      }
+    }
+  };
+  class Watched final : public Exchange {
+   public:
+    Watched(std::unique_ptr<Exchange> exchange, WatchingComm& comm, int id)
+        : exchange_(std::move(exchange)), comm_(comm), id_(id) {}
+    void wait() override { exchange_->wait(); }
+    std::span<const void* const> pieces() const override { return exchange_->pieces(); }
+    void release() override { exchange_->release(); }
+    void drain() override {
+      comm_.inputs_.at(id_).check(comm_.rank(), comm_.world_size());
+      exchange_->drain();
+      comm_.inputs_.erase(id_);
+    }
+
+   private:
+    std::unique_ptr<Exchange> exchange_;
+    WatchingComm& comm_;
+    int id_;
+  };
+  void before(OpKind, int64_t, std::string_view) override {}
+
+  std::map<int, Input> inputs_;  // of exchanges that were not drained
+  int next_ = 0;
 };
 
 // splitmix64: a seed costs nothing, unlike std::mt19937's.
@@ -386,6 +435,21 @@ TEST(Reducer, MayUseTheTransportsOwnReduction) {
     scenario.scratch = scratch;
     scenario.options.wire_dtype = DType::kFloat32;
     for_each_world_and_stage(scenario, [](Scenario& s) { s.options.sum_scale = 0.25F; });
+  }
+}
+
+TEST(Reducer, ABufferIsReusedOnlyWhenEveryRankHasReadIt) {
+  for (const int stage : {1, 2, 3}) {
+    Scenario scenario;
+    scenario.options.stage = stage;
+    scenario.options.world_size = 3;
+    scenario.backwards = 2;
+    scenario.options.accumulates = true;
+    const auto errors = run_local_world(3, [&](Comm& comm) {
+      WatchingComm watching(comm);
+      run_rank(scenario, watching);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
   }
 }
 

@@ -21,7 +21,7 @@ void fail_every_call(const Scenario& scenario, int bad_rank, bool bad_gather) {
     });
     if (fault->calls() < fail_at) {
       for (const std::string& error : errors) EXPECT_EQ(error, "");
-      EXPECT_GT(fail_at, 10);
+      EXPECT_GT(fail_at, 5);
       return;
     }
     for (const std::string& error : errors) {

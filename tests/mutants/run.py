@@ -1,0 +1,291 @@
+"""Applies each mutant to a copy of the tree, builds the one test that should notice, and checks that it fails.
+
+    python tests/mutants/run.py [--only NAME ...] [--jobs N] [--list]
+
+Slow (each mutant is a build): not part of `make test`. Exits with 1 when a mutant survives or no longer applies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COPIED = ("CMakeLists.txt", "VERSION", "cmake", "src", "include", "tests", "cli", "python", "bench", "examples", "docs")
+TEST_TIMEOUT_S = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str  # occurs exactly once
+    new: str
+    program: str  # test_<program>
+    test: str  # gtest filter of the tests that must fail
+
+
+MUTANTS = [
+    Mutant(
+        "shard-rounds-down",
+        "src/layout/shard_layout.cpp",
+        "align_up(ceil_div(end, world_size), kBlockNumel)",
+        "align_up(end / world_size, kBlockNumel)",
+        "layout",
+        "ShardLayout.OneElementMoreThanFullShardsNeedsAnotherBlock",
+    ),
+    Mutant(
+        "order-ignores-the-unit",
+        "src/schedule/execution_order.cpp",
+        " && recorded_[position] == unit",
+        "",
+        "schedule",
+        "ExecutionOrder.ADeviationEndsPredictionForTheRestOfThePass",
+    ),
+    Mutant(
+        "sum-below-zero",
+        "src/device/exact_sum.cpp",
+        "carried.limbs_[kNonFinite - 1] < 0;",
+        "false;",
+        "device",
+        "ExactSum.OneTermIsGivenBackExactly",
+    ),
+    Mutant(
+        "slot-lent-twice",
+        "src/device/slot_ring.cpp",
+        "    if (slot->lent_) continue;\n",
+        "",
+        "device",
+        "SlotRingTest.LendsEachSlotToOneUserOfItsClass",
+    ),
+    Mutant(
+        "sum-instead-of-mean",
+        "src/engine/engine.cpp",
+        "(config.average_gradients ? world_size : 1)",
+        "1",
+        "world",
+        "Training.AgreesWithPlainAutogradAndAdamW",
+    ),
+    Mutant(
+        "skipped-refresh",
+        "src/engine/engine.cpp",
+        "config.stage > 0) impl.executor->refresh",
+        "config.stage > 2) impl.executor->refresh",
+        "world",
+        "*EveryStageGivesTheSameBitsInThePlannedMemory/1",
+    ),
+    Mutant(
+        "always-resharded",
+        "src/engine/executor.cpp",
+        "if (!upcoming.empty() && upcoming.front() == index) return;",
+        "",
+        "world",
+        "Training.CollectivesOfAStepAreAsFewAsCanBe",
+    ),
+    Mutant(
+        "norm-of-one-unit",
+        "src/reduce/reducer.cpp",
+        "sum.add(bucket.squares());",
+        "sum = bucket.squares();",
+        "reduce",
+        "Reducer.SumsInRankOrderAtEveryStage",
+    ),
+    Mutant(
+        "no-zero-fill",
+        "src/reduce/grad_bucket.cpp",
+        "if (!filling.filled[i]) filling",
+        "if (false) filling",
+        "reduce",
+        "Reducer.ParametersWithoutAGradientCountAsZero",
+    ),
+    Mutant(
+        "no-drain",
+        "src/reduce/grad_bucket.cpp",
+        "if (draining.exchange) draining.exchange->drain();",
+        "",
+        "reduce",
+        "Reducer.ABufferIsReusedOnlyWhenEveryRankHasReadIt",
+    ),
+    Mutant(
+        "own-launch-order",
+        "src/reduce/reducer.cpp",
+        "  launch_ready();\n}",
+        "  launch(index);\n}",
+        "reduce",
+        "Reducer.GradientsMayArriveInAnotherOrderOnEachRank",
+    ),
+    Mutant(
+        "lost-second-reduction",
+        "src/reduce/grad_bucket.cpp",
+        "if (reduced_ && options_.in_place(group_)) kept_",
+        "if (false) kept_",
+        "reduce",
+        "Reducer.UnannouncedBackwardPassesAreAddedToo",
+    ),
+    Mutant(
+        "no-accumulation",
+        "src/reduce/grad_bucket.cpp",
+        "const bool accumulate = std::exchange(reduced_, true);",
+        "const bool accumulate = false;",
+        "reduce",
+        "Reducer.BackwardPassesOfAStepAreAdded",
+    ),
+    Mutant(
+        "stale-local-sum",
+        "src/reduce/grad_bucket.cpp",
+        "if (!std::exchange(local_used_, true)) local.zero_();",
+        "local_used_ = true;",
+        "reduce",
+        "Reducer.NoSyncKeepsThisRanksOwnSum",
+    ),
+    Mutant(
+        "skipped-cast",
+        "src/optim/sharded_optimizer.cpp",
+        "buffers.param = own_master ? param : nullptr;",
+        "buffers.param = nullptr;",
+        "optim",
+        "ShardedOptimizer.ParametersAreTheRoundedMasters",
+    ),
+    Mutant(
+        "update-without-gradient",
+        "src/optim/sharded_optimizer.cpp",
+        "if (!has_grad[i] || group < 0) continue;",
+        "if (group < 0) continue;",
+        "optim",
+        "*AgreesWithLibTorchParameterByParameter/0",
+    ),
+    Mutant(
+        "merged-param-groups",
+        "src/optim/sharded_optimizer.cpp",
+        " && result.back().param_group == group",
+        "",
+        "optim",
+        "*AgreesWithLibTorchParameterByParameter/*",
+    ),
+    Mutant(
+        "wrong-ranks-slice",
+        "src/unit/unit.cpp",
+        "kept.copy_(replicated ? staging : staging.slice(0, mine.begin, mine.end));",
+        "kept.copy_(replicated ? staging : staging.slice(0, 0, mine.size()));",
+        "unit",
+        "Unit.EveryRankHasTheValuesOfRankZeroAfterEveryRoundTrip",
+    ),
+    Mutant(
+        "no-guard",
+        "src/unit/unit.cpp",
+        "point_at(tensor, guards_[i], 0);",
+        "(void)tensor;",
+        "unit",
+        "Unit.ReadingAShardedParameterNamesIt",
+    ),
+    Mutant(
+        "reshard-does-not-wait",
+        "src/unit/unit.cpp",
+        "  wait();  // a collective may still write to the memory\n",
+        "",
+        "unit",
+        "Unit.ReshardWaitsForAGatherUnderWay",
+    ),
+]
+
+
+def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+class Tree:
+    """A copy of the sources with a build directory of its own."""
+
+    def __init__(self, path: pathlib.Path, jobs: int) -> None:
+        self.path, self.jobs = path, jobs
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"))
+            elif source.exists():
+                shutil.copy2(source, path / name)
+        self.env = os.environ | {"CCACHE_BASEDIR": str(path), "CCACHE_NOHASHDIR": "1"}
+        configure = run(
+            [
+                "cmake",
+                "-S",
+                str(path),
+                "-B",
+                str(path / "build"),
+                "-G",
+                "Ninja",
+                "-DCMAKE_BUILD_TYPE=Release",
+                f"-DPython_EXECUTABLE={sys.executable}",
+            ],
+            env=self.env,
+        )
+        if configure.returncode != 0:
+            raise SystemExit(configure.stdout)
+
+    def build(self, program: str) -> str | None:
+        """The compiler's messages when the build failed."""
+        result = run(["ninja", "-C", str(self.path / "build"), f"-j{self.jobs}", f"test_{program}"], env=self.env)
+        return None if result.returncode == 0 else result.stdout[-3000:]
+
+    def passes(self, program: str, test: str) -> bool:
+        binary = self.path / "build" / "tests" / f"test_{program}"
+        try:
+            result = run([str(binary), f"--gtest_filter={test}", "--gtest_brief=1"], timeout=TEST_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return False
+        if "0 tests from" in result.stdout:
+            raise SystemExit(f"test_{program} has no test '{test}'")
+        return result.returncode == 0
+
+    def check(self, mutant: Mutant) -> str:
+        """'' when the mutant is killed, otherwise what is wrong."""
+        file = self.path / mutant.file
+        text = file.read_text()
+        if text.count(mutant.old) != 1:
+            return f"the text to replace occurs {text.count(mutant.old)} times in {mutant.file}"
+        file.write_text(text.replace(mutant.old, mutant.new))
+        try:
+            if messages := self.build(mutant.program):
+                return f"does not compile:\n{messages}"
+            return "SURVIVED" if self.passes(mutant.program, mutant.test) else ""
+        finally:
+            file.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name in arguments.only]
+    if arguments.list:
+        for mutant in chosen:
+            print(f"{mutant.name:26} test_{mutant.program} {mutant.test}")
+        return 0
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="zeroshard-mutants-") as path:
+        tree = Tree(pathlib.Path(path), arguments.jobs)
+        for program in dict.fromkeys(mutant.program for mutant in chosen):
+            if messages := tree.build(program):
+                raise SystemExit(f"test_{program} does not build without mutants:\n{messages}")
+            for mutant in (mutant for mutant in chosen if mutant.program == program):
+                if not tree.passes(program, mutant.test):
+                    raise SystemExit(f"test_{program} {mutant.test} fails without mutants")
+            for mutant in (mutant for mutant in chosen if mutant.program == program):
+                problem = tree.check(mutant)
+                failures += bool(problem)
+                print(f"{mutant.name:26} {problem or 'killed'}", flush=True)
+            tree.build(program)  # the sources are as they were again
+    print(f"{len(chosen) - failures} of {len(chosen)} mutants killed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
