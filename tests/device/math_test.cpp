@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 #include <vector>
 
 namespace zeroshard {
@@ -17,10 +16,11 @@ constexpr int64_t kSizes[] = {0, 1, 1023, 1024, 4099, 70'001};
 
 // Values whose fp32 sums depend on their order, exact in every 16-bit type.
 at::Tensor random_tensor(int64_t numel, at::ScalarType type, uint64_t seed) {
-  std::mt19937_64 random(seed);
   const at::Tensor values = at::empty({numel}, at::kFloat);
+  uint64_t state = seed * 0x9e3779b97f4a7c15U + 1;
   for (float& value : std::span(values.data_ptr<float>(), size_t(numel))) {
-    value = std::ldexp(float(int64_t(random() % 127) - 63), int(random() % 12) - 10);
+    state = state * 6364136223846793005U + 1442695040888963407U;  // Knuth's MMIX generator
+    value = float(int64_t(state >> 40) % 127 - 63) / float(1 << (1 + (state >> 33) % 10));
   }
   return values.to(type);
 }
