@@ -163,7 +163,7 @@ MUTANTS = [
     Mutant(
         "merged-param-groups",
         "src/optim/sharded_optimizer.cpp",
-        " && result.back().param_group == group",
+        "result.back().param_group == group && ",
         "",
         "optim",
         "*AgreesWithLibTorchParameterByParameter/*",
@@ -239,7 +239,7 @@ class Tree:
             result = run([str(binary), f"--gtest_filter={test}", "--gtest_brief=1"], timeout=TEST_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return False
-        if "0 tests from" in result.stdout:
+        if "] 0 tests from" in result.stdout:
             raise SystemExit(f"test_{program} has no test '{test}'")
         return result.returncode == 0
 
