@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class Engine(nn.Module):
                 for param in unit.params
             ]
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
-        gather, reduce = _group_names()
+        gather, reduce = _group_names(self._config.timeout_ms)
         return _C.Engine(definitions, options, gather_group=gather, reduce_group=reduce)
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
@@ -361,11 +362,19 @@ def _report_memory(engine: weakref.ref[Engine]) -> None:
         )
 
 
-def _group_names() -> tuple[str, str]:
+def _group_names(timeout_ms: int) -> tuple[str, str]:
     """The groups for gathers and for reductions: two, so that ranks may interleave the two kinds differently."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return "", ""
-    first, second = dist.new_group(), dist.new_group()
+    # Longer than zeroshard's own, whose messages name the rank and the unit.
+    timeout = timedelta(milliseconds=timeout_ms + 2000)
+    try:
+        first, second = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
+    except dist.DistError as error:
+        raise _C.CommError(
+            f"rank {dist.get_rank()}: another rank has not reached zeroshard.initialize after {timeout_ms / 1000:g} s "
+            f"(zeroshard.timeout_s), or has died: look for the first error of the other ranks. {error}"
+        ) from error
     return first.group_name, second.group_name
 
 

@@ -90,18 +90,29 @@ class Odd(models.Stack):
 
 
 class Heads(models.Stack):
-    """Each call uses one of two heads: by step, and by rank."""
+    """Each call uses one of three heads: by step, and by rank. They are one unit, or one unit each."""
 
-    def __init__(self):
+    def __init__(self, one_unit):
         super().__init__(WIDTH, layers=2)
-        self.heads = nn.ModuleList([nn.Linear(5, 5) for _ in range(3)])
+        self.bank = Bank() if one_unit else None
+        self.heads = nn.ModuleList([] if one_unit else [nn.Linear(5, 5) for _ in range(3)])
 
     def forward(self, x, head=0):
-        return self.heads[head](super().forward(x))
+        x = super().forward(x)
+        return self.bank(x, head) if self.bank is not None else self.heads[head](x)
+
+
+class Bank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Parameter(torch.randn(5, 5)) for _ in range(3))
+
+    def forward(self, x, head):
+        return x @ (self.first, self.second, self.third)[head]
 
 
 def heads_loss(model, step, rank):
-    """Step 0: head 0 everywhere; 1: head 1 on rank 0 alone, elsewhere head 0; 2: head 2 has never had a gradient."""
+    """Head 0, but in every third step head 1 on rank 0 alone; head 2 never has a gradient."""
     x, y = stack_batch(step, rank)
     return nn.functional.mse_loss(model(x, head=1 if step % 3 == 1 and rank == 0 else 0), y)
 
@@ -178,8 +189,9 @@ CASES = {
     "tied_gpt2": (models.tiny_gpt2, llama_loss, None),
     "lora": (lora_llama, llama_loss, None),
     "odd": (seeded(Odd), stack_loss, None),
-    "heads": (seeded(Heads), heads_loss, None),
-    "heads_adam": (seeded(Heads), heads_loss, ADAM),
+    "heads": (seeded(lambda: Heads(one_unit=True)), heads_loss, None),
+    "heads_adam": (seeded(lambda: Heads(one_unit=True)), heads_loss, ADAM),
+    "heads_of_units": (seeded(lambda: Heads(one_unit=False)), heads_loss, ADAM),
     "repeated": (seeded(lambda: Repeated(WIDTH)), stack_loss, None),
     "dropped": (seeded(lambda: Dropped(WIDTH, layers=4)), dropped_loss, ADAM),
     "checkpointed": (seeded(lambda: Checkpointed(False)), stack_loss, None),
@@ -208,7 +220,8 @@ def train_cases(names, steps=6):
     for name in names:
         make, loss, optimizer = CASES[name]
         results.append([])
-        for stage in STAGES:
+        # At stage 3 every rank must gather the same units: test_faults.py has the error.
+        for stage in STAGES if name != "heads_of_units" else STAGES[:3]:
             model = make()
             reference = copy.deepcopy(model)
             expected = reference_optimizer(reference, optimizer)
@@ -496,7 +509,7 @@ def peak_of_building(full_mb, stage):
     """How far the resident memory rises while a model of `full_mb` is built and sharded."""
     width = 512
     layers = round(full_mb * 2**20 / 4 / (6 * width * width))
-    engine, *_ = zeroshard.initialize(model=models.stack(), config=configuration(stage))  # what any engine needs
+    zeroshard.initialize(model=models.stack(), config=configuration(stage))  # what any engine needs
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     before = resident_mb("VmRSS:")
@@ -504,6 +517,7 @@ def peak_of_building(full_mb, stage):
         model = models.Stack(width, layers)
     config = configuration(stage)
     del config["optimizer"]
+    config["zeroshard"]["transport"] = "process_group"  # in shared memory, peers' shards count as resident too
     engine, *_ = zeroshard.initialize(model=model, config=config)
     x = torch.randn(2, width)
     with torch.no_grad():
@@ -513,10 +527,10 @@ def peak_of_building(full_mb, stage):
 
 
 def test_memory_of_building_a_model():
-    for full, peak in world.run(2, peak_of_building, full_mb=96, stage=3):
-        assert full > 90
-        assert peak < full / 2 + 30, (full, peak)  # its half, and a few units of 6 MB
-    for full, peak in world.run(2, peak_of_building, full_mb=96, stage=0):
+    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=3):
+        assert full > 140
+        assert peak < full / 2 + 50, (full, peak)  # its half, and eight units: gathered ones, one that is being made
+    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=0):
         assert peak > full  # the measurement sees a whole model
 
 

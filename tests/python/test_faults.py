@@ -1,0 +1,306 @@
+"""Mistakes, ranks that diverge, NaN, ranks that die or stop: an error that says what is wrong, soon, on every rank."""
+
+import os
+import random
+import signal
+import time
+
+import models
+import pytest
+import torch
+import world
+import zeroshard
+from torch import nn
+
+pytestmark = pytest.mark.fault
+TRANSPORTS = ["shm", "process_group"]
+END_S = 15  # by then every rank has ended
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No file of a world stays in /dev/shm."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left = {name for name in set(os.listdir("/dev/shm")) - before if "zeroshard" in name or "torch" in name}
+    assert not left
+
+
+def configuration(stage=3, transport="shm", timeout_s=8, **blocks):
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zeroshard": {"transport": transport, "timeout_s": timeout_s, "stall_timeout_s": 3},
+        **blocks,
+    }
+
+
+def train(engine, steps, before_step=lambda step: None):
+    for step in range(steps):
+        before_step(step)
+        ids = models.share(models.tokens(step, 0, 2 * world.size()), world.rank(), world.size())
+        engine.backward(models.language_loss(engine, ids))
+        engine.step()
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ({"zero_optimization": {"stagee": 3}}, ["zero_optimization.stagee", "stage"]),
+    ({"gradient_cliping": 1.0}, ["gradient_cliping", "gradient_clipping"]),
+    ({"zero_optimization": {"stage": 4}}, ["zero_optimization.stage", "4"]),
+    ({"zero_optimization": {"stage": "three"}}, ["zero_optimization.stage", "three"]),
+    ({"optimizer": {"type": "AdamWW"}}, ["optimizer.type", "AdamW"]),
+    ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ["fp16", "bf16"]),
+    ({"train_batch_size": 7, "gradient_accumulation_steps": 2}, ["7", "train_batch_size"]),
+    ({"gradient_clipping": -1}, ["gradient_clipping", "-1"]),
+]
+
+
+def initialize_wrongly(blocks):
+    try:
+        zeroshard.initialize(model=models.stack(), config={"train_micro_batch_size_per_gpu": 2, **blocks})
+    except zeroshard.ConfigError as error:
+        return str(error)
+    return None
+
+
+def all_wrong_configurations():
+    return [initialize_wrongly(blocks) for blocks, _ in WRONG]
+
+
+def test_wrong_configurations_are_refused_on_every_rank():
+    for messages in world.run(2, all_wrong_configurations):
+        for message, (blocks, expected) in zip(messages, WRONG, strict=True):
+            assert message is not None, blocks
+            assert all(part in message for part in expected), message
+
+
+# -- ranks that differ -------------------------------------------------------------------------------------------------
+
+
+def initialize_differently(what, transport):
+    config = configuration(transport=transport)
+    last = world.rank() == world.size() - 1
+    model = models.stack()
+    if last and what == "config":
+        config["gradient_clipping"] = 0.25
+    if last and what == "stage":
+        config["zero_optimization"]["stage"] = 2
+    if last and what == "shape":
+        model.head = nn.Linear(10, 6)
+    if last and what == "count":
+        model.more = nn.Linear(2, 2)
+    if last and what == "frozen":
+        model.head.bias.requires_grad_(False)
+    zeroshard.initialize(model=model, config=config)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "what,expected",
+    [
+        ("config", ["gradient_clipping", "0.25", "rank 2"]),
+        ("stage", ["zero_optimization.stage", "rank 2"]),
+        ("shape", ["head.weight", "[5, 10]", "[6, 10]", "rank 2"]),
+        ("count", ["more.weight", "rank 2"]),
+        ("frozen", ["head.bias", "frozen", "rank 2"]),
+    ],
+)
+def test_ranks_that_start_differently(what, expected, transport):
+    ranks = world.run_ranks(3, initialize_differently, what=what, transport=transport, timeout_s=30)
+    for rank in ranks:
+        assert rank.exit_code == 1 and all(part in rank.error for part in expected), rank.error
+    assert max(rank.seconds for rank in ranks) < END_S
+
+
+def other_transport():
+    config = configuration(transport="shm" if world.rank() == 0 else "process_group")
+    zeroshard.initialize(model=models.stack(), config=config)
+
+
+def test_ranks_with_other_transports():
+    ranks = world.run_ranks(2, other_transport, timeout_s=40)
+    for rank in ranks:
+        assert rank.exit_code == 1 and "transport" in rank.error, rank.error
+
+
+def skip_backward(stage, transport):
+    config = configuration(stage, transport, timeout_s=4)
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=config)
+    for step in range(10):
+        ids = models.share(models.tokens(step, 0, 2 * world.size()), world.rank(), world.size())
+        loss = models.language_loss(engine, ids)
+        if step != 4 or world.rank() != 1:
+            engine.backward(loss)
+        engine.step()
+
+
+def evaluate_once_more(stage, transport):
+    config = configuration(stage, transport, timeout_s=4)
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=config)
+    ids = models.tokens(0, 0, 2)
+    with torch.no_grad():
+        for _ in range(4 if world.rank() == 1 else 3):
+            engine(input_ids=ids)
+    train(engine, 1)
+
+
+@pytest.mark.parametrize(
+    "case,stage",
+    [(skip_backward, 0), (skip_backward, 2), (skip_backward, 3), (evaluate_once_more, 3)],
+)
+def test_ranks_that_call_differently(case, stage):
+    """Every rank gets an error that says what each side was doing."""
+    ranks = world.run_ranks(3, case, stage=stage, transport="shm", timeout_s=40)
+    for rank in ranks:
+        assert rank.exit_code == 1 and "ranks disagree: rank " in rank.error, rank
+        assert "rank 1 called" in rank.error, rank.error
+    assert max(rank.seconds for rank in ranks) < END_S
+
+
+# Gloo matches messages by their order alone: what ranks were doing shows at the next small all_reduce, or not before
+# the time-out, or as a size that Gloo answers with std::terminate.
+@pytest.mark.parametrize("case", [skip_backward, evaluate_once_more])
+def test_ranks_that_call_differently_over_a_process_group(case):
+    ranks = world.run_ranks(3, case, stage=3, transport="process_group", timeout_s=40)
+    assert all(rank.exit_code in (1, -signal.SIGABRT) for rank in ranks), ranks
+    assert max(rank.seconds for rank in ranks) < END_S
+
+
+@pytest.mark.xfail(
+    strict=True, reason="over Gloo, ranks that call different collectives learn no more than the time-out"
+)
+def test_errors_over_a_process_group_name_both_sides():
+    ranks = world.run_ranks(3, skip_backward, stage=3, transport="process_group", timeout_s=40)
+    for rank in ranks:
+        assert rank.exit_code == 1 and "rank 1 called" in rank.error, rank.error
+
+
+# -- gradients that are not finite -------------------------------------------------------------------------------------
+
+
+def nan_on_one_rank(dtype, stage, transport, bad_steps, max_skipped):
+    """NaN reaches the gradient of one block's bias on the last rank alone."""
+    blocks = {dtype: {"enabled": True}} if dtype != "fp32" else {}
+    config = configuration(stage, transport, **blocks)
+    config["zeroshard"]["max_skipped_steps"] = max_skipped
+    engine, *_ = zeroshard.initialize(model=models.stack(), config=config)
+    history = []
+    for step in range(8):
+        x, y = models.vectors(step, 0, 2)
+        x = x.to({"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype])
+        loss = nn.functional.mse_loss(engine(x).float(), y)
+        if step in bad_steps and world.rank() == world.size() - 1:
+            loss = loss * float("nan")
+        before = engine.parameter_digest()
+        engine.backward(loss)
+        engine.step()
+        history.append([engine.was_step_applied(), engine.parameter_digest() != before])
+    return [history, engine.skipped_steps, engine.parameter_digest()]
+
+
+@pytest.mark.parametrize(
+    "dtype,stage,transport", [("fp32", 3, "shm"), ("bf16", 0, "process_group"), ("fp16", 2, "shm"), ("bf16", 3, "shm")]
+)
+def test_nan_on_one_rank_skips_the_step_everywhere(dtype, stage, transport):
+    arguments = {"dtype": dtype, "stage": stage, "transport": transport}
+    ranks = world.run_ranks(3, nan_on_one_rank, bad_steps=[2, 3, 6], max_skipped=3, **arguments)
+    assert all(rank.value is not None and rank.value == ranks[0].value for rank in ranks), [r.error for r in ranks]
+    history, skipped, _ = ranks[0].value
+    assert [applied for applied, _ in history] == [changed for _, changed in history]
+    assert not any(history[step][0] for step in (2, 3, 6))
+    assert skipped == 8 - sum(applied for applied, _ in history) >= 3
+    if dtype != "fp16":
+        assert skipped == 3
+    lines = [line for line in ranks[0].log.splitlines() if "skipped on all ranks" in line]
+    assert len(lines) == skipped and all("'head." in line or "'blocks." in line for line in lines), lines
+
+
+def test_nan_that_stays_ends_the_run():
+    arguments = {"dtype": "bf16", "stage": 3, "transport": "shm"}
+    ranks = world.run_ranks(2, nan_on_one_rank, bad_steps=list(range(8)), max_skipped=4, **arguments)
+    for rank in ranks:
+        assert rank.exit_code == 1 and "4 steps in a row" in rank.error and "max_skipped_steps" in rank.error
+        assert "'blocks." in rank.error or "'head." in rank.error, rank.error
+
+
+# -- ranks that die or stop --------------------------------------------------------------------------------------------
+
+
+def train_forever(stage, transport):
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=configuration(stage, transport))
+    print("training", flush=True)
+    train(engine, 10**9)
+
+
+def disturb(signal_number, stage, transport, seed):
+    """Sends a signal to one rank at a random moment; every other rank ends with an error that names it."""
+    generator = random.Random(seed)
+    victim = generator.randrange(3)
+    trained = world.World(3, train_forever, stage=stage, transport=transport)
+    try:
+        trained.wait_for("training")
+        time.sleep(generator.uniform(0, 0.3))
+        os.kill(trained.pids[victim], signal_number)
+        start = time.monotonic()
+        others = [rank for rank in range(3) if rank != victim]
+        trained.join(END_S, among=others)
+        took = time.monotonic() - start
+        trained.processes[victim].kill()  # one that was stopped
+        ranks = trained.results()
+    finally:
+        trained.kill()
+    for rank in others:
+        assert ranks[rank].exit_code not in (0, None), ranks[rank]
+        assert f"rank {victim}" in (ranks[rank].error or ""), (victim, seed, ranks[rank].error, ranks[rank].log[-2000:])
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in trained.pids)
+    return took
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_dies_or_stops(name, transport, release):
+    seed = random.SystemRandom().randrange(1000)
+    for index in range(50 if release else 1):
+        stage = (seed + index) % 4
+        took = disturb(getattr(signal, name), stage, transport, seed + index)
+        assert took < (END_S if name == "SIGSTOP" else 10), (took, seed + index, stage)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP", "SIGSEGV", "SIGTERM"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_that_end_at_every_stage(name, transport, stage):
+    for seed in range(3):
+        disturb(getattr(signal, name), stage, transport, seed)
+
+
+def leave_early(transport):
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=configuration(3, transport))
+    train(engine, 3)
+    if world.rank() == 1:
+        os._exit(0)
+    train(engine, 3)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_leaves_early(transport):
+    ranks = world.run_ranks(3, leave_early, transport=transport, timeout_s=30)
+    for rank in (ranks[0], ranks[2]):
+        assert rank.exit_code == 1 and "rank 1" in rank.error, rank.error
+
+
+def dies_while_starting():
+    if world.rank() == 1:
+        zeroshard.init_distributed()
+        os.kill(os.getpid(), signal.SIGKILL)
+    zeroshard.initialize(model=models.stack(), config=configuration(timeout_s=4))
+
+
+def test_a_rank_that_dies_while_starting():
+    ranks = world.run_ranks(2, dies_while_starting, timeout_s=40)
+    assert ranks[0].exit_code == 1 and ranks[0].seconds < 2 * END_S, ranks[0]
+    assert ranks[0].error.startswith("CommError") and "zeroshard.timeout_s" in ranks[0].error
