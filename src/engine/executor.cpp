@@ -65,7 +65,8 @@ void Executor::pre_backward(size_t index) {
 void Executor::finish_others(size_t index) {
   const std::set<size_t> others = in_backward_;
   for (const size_t other : others) {
-    if (contains(other, index)) continue;
+    // An inner unit has begun before its outer one when both return the same tensor.
+    if (contains(other, index) || contains(index, other)) continue;
     in_backward_.erase(other);
     reshard(other);
     on_unit_done_(other);
