@@ -106,6 +106,7 @@ struct Engine::Impl {
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
   std::vector<GradHook> hooks;
+  BackwardHooks backward_hooks;
   LossScaler scaler;
   bool pending_backward = false;  // gradients have come since the last end_backward()
   bool sync = true;
@@ -244,6 +245,7 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& g
 Engine::~Engine() = default;
 
 void Engine::begin_forward(bool training) {
+  impl_->backward_hooks.forget();
   impl_->executor->begin_pass(training);
 }
 
@@ -254,7 +256,9 @@ void Engine::pre_forward(size_t unit) {
 void Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;
-    zeroshard::on_backward(output, [impl = impl_.get(), unit] { impl->executor->pre_backward(unit); });
+    impl_->backward_hooks.add(output, [impl = impl_.get(), unit, key = output.unsafeGetTensorImpl()] {
+      impl->executor->pre_backward(unit, key);
+    });
   }
   impl_->executor->post_forward(unit, zeroshard::in_backward());
 }

@@ -54,10 +54,10 @@ void Executor::post_forward(size_t index, bool recomputing) {
   reshard(index);
 }
 
-void Executor::pre_backward(size_t index) {
+void Executor::pre_backward(size_t index, const void* output) {
   if (in_backward_.contains(index)) return;
-  finish_others(index);
-  in_backward_.insert(index);
+  finish_others(index, output);
+  in_backward_.emplace(index, output);
   recomputed_.erase(index);
   demand(index);
 }
@@ -74,7 +74,7 @@ void Executor::finish_others(size_t index) {
 }
 
 void Executor::end_backward() {
-  for (const size_t index : std::exchange(in_backward_, {})) {
+  for (const auto& [index, output] : std::exchange(in_backward_, {})) {
     reshard(index);
     on_unit_done_(index);
   }

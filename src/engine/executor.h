@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -31,7 +32,9 @@ class Executor {
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
-  void pre_backward(size_t unit);
+  // `output`: identifies the tensor whose gradient is known. A unit may return its very input, or what a unit inside it
+  // returned: then several units begin their backward with one tensor, and none of them is done before the others.
+  void pre_backward(size_t unit, const void* output);
   void end_backward();
 
   // Keeps a unit unsharded whatever happens, until as many release() calls.
@@ -44,7 +47,7 @@ class Executor {
   void demand(size_t unit);
   void reshard(size_t unit);
   bool contains(size_t outer, size_t inner) const;
-  void finish_others(size_t unit);
+  void finish_others(size_t unit, const void* output);
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<int> parents_;
@@ -52,8 +55,9 @@ class Executor {
   std::function<void(size_t)> on_unit_done_;
   ExecutionOrder training_, evaluation_;
   ExecutionOrder* order_ = &evaluation_;  // of the pass that runs
-  std::set<size_t> in_backward_;          // pre_backward was called, the backward has not ended
-  std::set<size_t> recomputed_;           // unsharded by a recomputation, backward not begun
+  std::map<size_t, const void*>
+      in_backward_;              // units whose backward has begun and not ended, and the output it began with
+  std::set<size_t> recomputed_;  // unsharded by a recomputation, backward not begun
   std::vector<int> holds_;
 };
 

@@ -30,11 +30,22 @@ GradHook::~GradHook() {
   if (node_) node_->del_post_hook(key_);
 }
 
-void on_backward(const at::Tensor& output, std::function<void()> callback) {
-  output.register_hook([callback = std::move(callback)](const at::Tensor& grad) {
-    callback();
+void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback) {
+  const c10::TensorImpl* const impl = output.unsafeGetTensorImpl();
+  const torch::autograd::Node* const node = output.grad_fn().get();
+  if (const auto found = entries_.find(impl); found != entries_.end() && found->second.node == node) {
+    if (const auto callbacks = found->second.callbacks.lock()) {
+      callbacks->push_back(std::move(callback));
+      return;
+    }
+  }
+  const auto callbacks = std::make_shared<Callbacks>(1, std::move(callback));
+  output.register_hook([callbacks](const at::Tensor& grad) {
+    for (auto each = callbacks->rbegin(); each != callbacks->rend(); ++each) (*each)();
     return grad;
   });
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(output.getIntrusivePtr());
+  entries_.insert_or_assign(impl, Entry{weak, node, callbacks});
 }
 
 bool in_backward() {

@@ -4,7 +4,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
+#include <memory>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 // The only place that touches torch/csrc/autograd.
 namespace zeroshard {
@@ -28,9 +31,26 @@ class GradHook {
   uintptr_t key_ = 0;
 };
 
-// Calls back when the gradient of `output` is known, which is before the backward of what computed it. `output` must
-// require a gradient.
-void on_backward(const at::Tensor& output, std::function<void()> callback);
+// Calls back when the gradient of a tensor is known, which is before the backward of what computed it.
+class BackwardHooks {
+ public:
+  // `output` must require a gradient. Modules may return a tensor that they were given, or that an inner module returned:
+  // of one tensor, what was added last is called first, in the order in which backward passes them.
+  void add(const at::Tensor& output, std::function<void()> callback);
+
+  // What was added stays, but what will be added is called after it.
+  void forget() { entries_.clear(); }
+
+ private:
+  using Callbacks = std::vector<std::function<void()>>;
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // weak: graphs are not kept alive, and its address is not used again
+    const torch::autograd::Node* node;                // an operation in place gives the tensor another
+    std::weak_ptr<Callbacks> callbacks;
+  };
+
+  std::unordered_map<const c10::TensorImpl*, Entry> entries_;
+};
 
 // Whether a backward pass is running on this thread: a forward called now recomputes (activation checkpointing).
 bool in_backward();

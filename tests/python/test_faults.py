@@ -147,6 +147,14 @@ def evaluate_once_more(stage, transport):
     train(engine, 1)
 
 
+def call_another_unit(stage, transport):
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    engine, *_ = zeroshard.initialize(model=model, config=configuration(stage, transport))
+    model[world.rank() % 2](torch.ones(2, 4)).sum().backward()
+    engine.step()
+
+
 @pytest.mark.parametrize(
     "case,stage",
     [(skip_backward, 0), (skip_backward, 2), (skip_backward, 3), (evaluate_once_more, 3)],
