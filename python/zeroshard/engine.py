@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import hashlib
 import sys
 import weakref
@@ -383,7 +384,13 @@ def _tensors_in(output: Any) -> list[torch.Tensor]:
         return [output]
     if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
         return list(output)
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    tensors = []
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            tensors += _tensors_in([getattr(leaf, item.name) for item in dataclasses.fields(leaf)])
+    return tensors
 
 
 def _to_half(value: Any) -> Any:

@@ -62,11 +62,12 @@ void Executor::pre_backward(size_t index, const void* output) {
   demand(index);
 }
 
-void Executor::finish_others(size_t index) {
-  const std::set<size_t> others = in_backward_;
-  for (const size_t other : others) {
-    // An inner unit has begun before its outer one when both return the same tensor.
-    if (contains(other, index) || contains(index, other)) continue;
+void Executor::finish_others(size_t index, const void* output) {
+  const auto others = in_backward_;
+  for (const auto& [other, begun_with] : others) {
+    if (contains(other, index) || begun_with == output) {
+      continue;
+    }
     in_backward_.erase(other);
     reshard(other);
     on_unit_done_(other);

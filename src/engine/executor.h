@@ -55,8 +55,8 @@ class Executor {
   std::function<void(size_t)> on_unit_done_;
   ExecutionOrder training_, evaluation_;
   ExecutionOrder* order_ = &evaluation_;  // of the pass that runs
-  std::map<size_t, const void*>
-      in_backward_;              // units whose backward has begun and not ended, and the output it began with
+  // Units whose backward has begun and not ended, and the output it began with.
+  std::map<size_t, const void*> in_backward_;
   std::set<size_t> recomputed_;  // unsharded by a recomputation, backward not begun
   std::vector<int> holds_;
 };

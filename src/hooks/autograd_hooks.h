@@ -34,8 +34,8 @@ class GradHook {
 // Calls back when the gradient of a tensor is known, which is before the backward of what computed it.
 class BackwardHooks {
  public:
-  // `output` must require a gradient. Modules may return a tensor that they were given, or that an inner module returned:
-  // of one tensor, what was added last is called first, in the order in which backward passes them.
+  // `output` must require a gradient. Modules may return a tensor that they were given, or that an inner module
+  // returned: of one tensor, what was added last is called first, in the order in which backward passes them.
   void add(const at::Tensor& output, std::function<void()> callback);
 
   // What was added stays, but what will be added is called after it.
@@ -44,8 +44,9 @@ class BackwardHooks {
  private:
   using Callbacks = std::vector<std::function<void()>>;
   struct Entry {
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // weak: graphs are not kept alive, and its address is not used again
-    const torch::autograd::Node* node;                // an operation in place gives the tensor another
+    // Weak: no graph is kept alive, and the address is not used again.
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    const torch::autograd::Node* node;  // an operation in place gives the tensor another
     std::weak_ptr<Callbacks> callbacks;
   };
 

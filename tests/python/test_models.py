@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import dataclass
 
 import models
 import pytest
@@ -166,6 +167,34 @@ class Skipped(nn.Module):
         return self.head(x)
 
 
+@dataclass
+class Output:
+    """As a model of a user may return: unknown to pytree."""
+
+    hidden: torch.Tensor
+    text: str = "ignored"
+
+
+class Wrapping(models.Residual):
+    def forward(self, output):
+        return Output(super().forward(output.hidden))
+
+
+class Wrapped(nn.Module):
+    """Its blocks take and return a dataclass."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Wrapping(WIDTH) for _ in range(3)])
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x):
+        output = Output(x)
+        for block in self.blocks:
+            output = block(output)
+        return self.head(output.hidden)
+
+
 class Checkpointed(models.Stack):
     def __init__(self, reentrant):
         super().__init__(WIDTH)
@@ -219,6 +248,7 @@ CASES = {
     "repeated": (seeded(lambda: Repeated(WIDTH)), stack_loss, None),
     "dropped": (seeded(lambda: Dropped(WIDTH, layers=4)), dropped_loss, ADAM),
     "skipped": (seeded(Skipped), dropped_loss, None),
+    "wrapped": (seeded(Wrapped), stack_loss, None),
     "checkpointed": (seeded(lambda: Checkpointed(False)), stack_loss, None),
     "checkpointed_reentrant": (seeded(lambda: Checkpointed(True)), stack_loss, None),
     "nested": (seeded(Nested), nested_loss, None),
