@@ -90,3 +90,26 @@ def share(batch: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """This rank's samples of a batch of all ranks."""
     size = len(batch) // world_size
     return batch[rank * size : (rank + 1) * size]
+
+
+class LowRank(nn.Module):
+    """A frozen linear layer with a trainable low-rank addition."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.base = linear
+        self.down = nn.Linear(linear.in_features, 2, bias=False)
+        self.up = nn.Linear(2, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def lora_llama():
+    model = tiny_llama()
+    for param in model.parameters():
+        param.requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
+        layer.mlp.down_proj = LowRank(layer.mlp.down_proj)
+    return model

@@ -51,29 +51,6 @@ def configuration(stage, optimizer=None, **blocks):
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-class LowRank(nn.Module):
-    """A frozen linear layer with a trainable low-rank addition."""
-
-    def __init__(self, linear):
-        super().__init__()
-        self.base = linear
-        self.down = nn.Linear(linear.in_features, 2, bias=False)
-        self.up = nn.Linear(2, linear.out_features, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-
-def lora_llama():
-    model = models.tiny_llama()
-    for param in model.parameters():
-        param.requires_grad_(False)
-    for layer in model.model.layers:
-        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
-        layer.mlp.down_proj = LowRank(layer.mlp.down_proj)
-    return model
-
-
 class Odd(models.Stack):
     """Zero-size, scalar, frozen and unused parameters, inside blocks and outside."""
 
@@ -240,7 +217,7 @@ ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-3
 CASES = {
     "tied_llama": (lambda: models.tiny_llama(tied=True), llama_loss, None),
     "tied_gpt2": (models.tiny_gpt2, llama_loss, None),
-    "lora": (lora_llama, llama_loss, None),
+    "lora": (models.lora_llama, llama_loss, None),
     "odd": (seeded(Odd), stack_loss, None),
     "heads": (seeded(lambda: Heads(one_unit=True)), heads_loss, None),
     "heads_adam": (seeded(lambda: Heads(one_unit=True)), heads_loss, ADAM),
@@ -294,11 +271,13 @@ def train_cases(names, steps=6):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_models_train_as_in_pytorch(world_size):
     by_rank = world.run(world_size, train_cases, names=list(CASES), timeout_s=200)
+    # Of three ranks the mean is rounded: the reference divides before it adds, zeroshard after.
+    tolerance = TOLERANCE if world_size == 2 else 4 * TOLERANCE
     failures = []
     for results in by_rank:
         for name, by_stage in zip(CASES, results, strict=True):
             errors = [error for error, _ in by_stage]
-            if max(errors) >= TOLERANCE or len({digest for _, digest in by_stage}) != 1:
+            if max(errors) >= tolerance or len({digest for _, digest in by_stage}) != 1:
                 failures.append((name, errors, [digest[:8] for _, digest in by_stage]))
     assert not failures, failures
     assert by_rank[0][0][0][1] == by_rank[1][0][0][1]
