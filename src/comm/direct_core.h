@@ -54,6 +54,7 @@ class DirectCore {
 
  private:
   void await(int peer, const Op& mine, const std::function<bool(const RankControl&)>& ready);
+  bool spin(const RankControl& peer, const std::function<bool(const RankControl&)>& ready) const;
   void await_slot(const Op& mine);
   std::string waiting_text(const Op& mine, int peer);
 
@@ -61,7 +62,8 @@ class DirectCore {
   ControlBlock& control_;
   PeerWatch watch_;
   CommOptions options_;
-  int rank_, world_size_, spins_;
+  int rank_, world_size_;
+  bool spins_;  // before going to sleep: there is a core for each rank
   int32_t owner_pid_;
   uint64_t seq_ = 0;
   std::string failure_;           // empty: none

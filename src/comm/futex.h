@@ -8,8 +8,8 @@ namespace zeroshard {
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ms) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
-// Processors this process may run on.
-int available_cores() noexcept;
+// Processors of this host, not of this process: a launcher may have pinned each rank to its own.
+int online_cores() noexcept;
 
 // One turn of a busy-wait loop.
 inline void cpu_relax() noexcept {
