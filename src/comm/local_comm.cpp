@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 #include <unordered_map>
+#include <vector>
 
 #include "base/align.h"
 #include "base/check.h"
@@ -25,11 +26,26 @@ Buffer zeroed(size_t bytes) {
   return buffer;
 }
 
+// What outlives a rank: its peers may still read memory of a thread that has ended, as they may that of a process.
+struct LocalWorld {
+  explicit LocalWorld(int world_size) : control(zeroed(ControlBlock::bytes(world_size))) {
+    ControlBlock::create(control.get(), world_size);
+  }
+  Buffer control;
+  std::mutex mutex;
+  std::vector<Buffer> left_behind;
+};
+
 // Addresses are the same for every thread: nothing to attach, nothing to stage.
 class LocalMemory final : public DirectMemory {
  public:
-  LocalMemory(std::shared_ptr<void> control, int world_size)
-      : control_memory_(std::move(control)), control_(control_memory_.get(), world_size) {}
+  LocalMemory(std::shared_ptr<LocalWorld> world, int world_size)
+      : world_(std::move(world)), control_(world_->control.get(), world_size) {}
+  ~LocalMemory() override {
+    const std::scoped_lock lock(world_->mutex);
+    for (auto& [segment, buffer] : segments_) world_->left_behind.push_back(std::move(buffer));
+    for (Buffer& buffer : freed_) world_->left_behind.push_back(std::move(buffer));
+  }
 
   ControlBlock& control() override { return control_; }
   std::optional<PeerAddress> publish(const void* data, int64_t, uint64_t) override {
@@ -48,26 +64,34 @@ class LocalMemory final : public DirectMemory {
   void attached(const SegmentGrant&) override {}
   void free(uint64_t segment) noexcept override {
     const std::scoped_lock lock(mutex_);
-    segments_.erase(segment);
+    const auto it = segments_.find(segment);
+    if (it == segments_.end()) return;
+    freed_.push_back(std::move(it->second));
+    segments_.erase(it);
+  }
+  // After a synchronisation: no peer reads what was freed before it.
+  void sweep() noexcept override {
+    const std::scoped_lock lock(mutex_);
+    freed_.clear();
   }
 
  private:
-  std::shared_ptr<void> control_memory_;  // shared by the ranks
+  std::shared_ptr<LocalWorld> world_;
   ControlBlock control_;
   std::mutex mutex_;
   std::unordered_map<uint64_t, Buffer> segments_;
+  std::vector<Buffer> freed_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Comm>> make_local_world(int world_size, const CommOptions& options) {
   ZS_CHECK(world_size > 0, "world_size must be positive, got ", world_size);
-  const std::shared_ptr<void> control(zeroed(ControlBlock::bytes(world_size)).release(), Freer{});
-  ControlBlock::create(control.get(), world_size);
+  const auto shared = std::make_shared<LocalWorld>(world_size);
   std::vector<std::unique_ptr<Comm>> world;
   for (int rank = 0; rank < world_size; ++rank) {
     PeerWatch watch(std::vector<ProcessId>(static_cast<size_t>(world_size)), options.stall_timeout_ms);
-    auto core = std::make_shared<DirectCore>(std::make_shared<LocalMemory>(control, world_size), std::move(watch), rank,
+    auto core = std::make_shared<DirectCore>(std::make_shared<LocalMemory>(shared, world_size), std::move(watch), rank,
                                              options);
     world.push_back(std::make_unique<DirectComm>(std::move(core), "local"));
   }
