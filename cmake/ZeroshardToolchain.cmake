@@ -36,3 +36,4 @@ if(ZS_MOLD)
 endif()
 find_package(Threads REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
+find_path(ZS_XXHASH_INCLUDE xxhash.h REQUIRED)  # Debian: libxxhash-dev; used as headers only

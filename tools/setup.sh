@@ -15,13 +15,14 @@ find_missing() {
   need_command git git
   if command -v c++ >/dev/null; then
     need_header nlohmann/json.hpp nlohmann-json3-dev
+    need_header xxhash.h libxxhash-dev
     need_header CLI/CLI.hpp libcli11-dev
     need_header gtest/gtest.h libgtest-dev
     need_header gmock/gmock.h libgmock-dev
     need_header benchmark/benchmark.h libbenchmark-dev
     need_header gloo/config.h libgloo-dev
   else
-    missing+=(g++ nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev)
+    missing+=(g++ nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev)
   fi
   # A venv with pip in it, from the Python that will run zeroshard (a pyenv or conda one has it built in).
   "${PYTHON:-python3}" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)

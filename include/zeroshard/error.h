@@ -28,6 +28,12 @@ class CommError : public Error {
   using Error::Error;
 };
 
+// An operation on a file failed: the message has the path, the operation, the system's reason and the way out.
+class IoError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A call that is not allowed in the present state, such as reading a sharded parameter.
 class StateError : public Error {
  public:

@@ -6,7 +6,7 @@
 >>> engine.step()
 """
 
-from ._C import CommError, ConfigError, Error, InternalError, StateError, ValueError, __version__  # noqa: A004
+from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
 from .distributed import init_distributed
 from .engine import Engine
 from .gathering import gathered
@@ -21,6 +21,7 @@ __all__ = [
     "Error",
     "Init",
     "InternalError",
+    "IoError",
     "StateError",
     "ValueError",
     "__version__",

@@ -1,0 +1,103 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "file/io.h"
+
+// Files that are whole or absent after a crash. Everything here throws IoError, which names the path.
+namespace zeroshard {
+
+// An open directory. Names are relative to it and may have several components, but never lead out of it: "..",
+// absolute names and symbolic links on the way are refused. What it changes is durable only after sync().
+class Directory {
+ public:
+  // Opens `path`, and creates it (mode 0700) with its parents, durably, where it is missing.
+  static Directory create(Io& io, const std::string& path);
+  static Directory open(Io& io, const std::string& path);
+  static std::optional<Directory> open_if_there(Io& io, const std::string& path);
+
+  const std::string& path() const { return path_; }  // for messages
+  std::string path_of(std::string_view name) const;  // for messages
+  Io& io() const { return *io_; }
+
+  void create_directory(const std::string& name);  // mode 0700; an error when it is there
+  Directory open_directory(const std::string& name) const;
+  OpenFd create_file(const std::string& name);      // for writing; mode 0600; an error when it is there
+  OpenFd open_file(const std::string& name) const;  // for reading; only a regular file
+
+  std::vector<std::string> list() const;  // sorted; files, directories and whatever else there is
+  bool exists(const std::string& name) const;
+  int64_t file_size(const std::string& name) const;  // of a regular file
+
+  void rename(const std::string& from, const std::string& to);  // replaces a file or an empty directory `to`
+  void exchange(const std::string& one, const std::string& other);
+  void remove(const std::string& name);  // a file or a link itself
+  // Deletes `name` and what is below it; follows no link. Nothing happens when it is not there.
+  void remove_tree(const std::string& name);
+  void sync();
+
+ private:
+  Directory(Io& io, OpenFd fd, std::string path) : io_(&io), fd_(std::move(fd)), path_(std::move(path)) {}
+  void check_name(std::string_view name, std::string_view operation) const;
+  void check(int64_t result, std::string_view operation, std::string_view name) const;
+  void remove_tree(const std::string& name, int depth);
+
+  Io* io_;
+  OpenFd fd_;
+  std::string path_;
+};
+
+// Writes one new file from start to end. A second thread writes to the disk, past the page cache where the file system
+// allows, while the caller fills the next buffer; it holds two buffers of kBufferBytes, less for a smaller file.
+class FileWriter {
+ public:
+  static constexpr int64_t kBufferBytes = int64_t{8} << 20;
+
+  // Reserves `expected_bytes`, so that a full disk is noticed here. The file ends where append() stopped, nevertheless.
+  FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes);
+  // Without finish(), closes the file and leaves it as it is.
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  // Takes a copy. Also throws what went wrong in the background.
+  void append(const void* data, int64_t bytes);
+  // Writes the rest, makes the file durable (its name needs Directory::sync()) and closes it. After an error of this
+  // or of append() the file is of no use: the system may have dropped pages that it could not write.
+  void finish();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Reads at any position of a regular file that does not change meanwhile.
+class FileReader {
+ public:
+  FileReader(const Directory& directory, const std::string& name);
+
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+  // Exactly `bytes` bytes, from any thread.
+  void read(int64_t offset, void* data, int64_t bytes) const;
+
+ private:
+  Io* io_;
+  OpenFd fd_;
+  std::string path_;
+  int64_t size_ = 0;
+};
+
+// A name beside `name` that no other process uses: .tmp-NAME.HOST.PID.N, HOST without dots.
+std::string temporary_name(std::string_view name);
+
+// Replaces or creates `name`, durably: after a crash it has the old or the new contents.
+void write_small_file(Directory& directory, const std::string& name, std::string_view contents);
+
+// Throws IoError when the file has more than `max_bytes`.
+std::string read_small_file(const Directory& directory, const std::string& name, int64_t max_bytes);
+
+}  // namespace zeroshard
