@@ -1,9 +1,9 @@
 #include "comm/local_comm.h"
 
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
-#include <unordered_map>
 #include <vector>
 
 #include "base/align.h"
@@ -36,20 +36,27 @@ struct LocalWorld {
   std::vector<Buffer> left_behind;
 };
 
-// Addresses are the same for every thread: nothing to attach, nothing to stage.
+// Addresses are the same for every thread: nothing to attach. What does not lie in a segment is copied, as between
+// processes: after an error its owner may free it while peers still read.
 class LocalMemory final : public DirectMemory {
  public:
   LocalMemory(std::shared_ptr<LocalWorld> world, int world_size)
       : world_(std::move(world)), control_(world_->control.get(), world_size) {}
   ~LocalMemory() override {
     const std::scoped_lock lock(world_->mutex);
-    for (auto& [segment, buffer] : segments_) world_->left_behind.push_back(std::move(buffer));
-    for (Buffer& buffer : freed_) world_->left_behind.push_back(std::move(buffer));
+    for (auto& [address, segment] : segments_) world_->left_behind.push_back(std::move(segment.buffer));
+    for (Retired& retired : retired_) world_->left_behind.push_back(std::move(retired.buffer));
   }
 
   ControlBlock& control() override { return control_; }
-  std::optional<PeerAddress> publish(const void* data, int64_t, uint64_t) override {
-    return PeerAddress{1, reinterpret_cast<uintptr_t>(data)};
+  std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) override {
+    const std::scoped_lock lock(mutex_);
+    if (is_in_segment(data)) return PeerAddress{1, reinterpret_cast<uintptr_t>(data)};
+    Buffer copy(::operator new(static_cast<size_t>(bytes), kAlignment));
+    std::memcpy(copy.get(), data, static_cast<size_t>(bytes));
+    const PeerAddress address{1, reinterpret_cast<uintptr_t>(copy.get())};
+    retired_.push_back({std::move(copy), seq});
+    return address;
   }
   const void* read(int, const PeerAddress& address) override { return reinterpret_cast<const void*>(address.offset); }
 
@@ -57,7 +64,7 @@ class LocalMemory final : public DirectMemory {
     Buffer buffer = zeroed(static_cast<size_t>(bytes));
     const SegmentGrant grant{reinterpret_cast<uintptr_t>(buffer.get()), 0, -1, buffer.get()};
     const std::scoped_lock lock(mutex_);
-    segments_.emplace(grant.segment, std::move(buffer));
+    segments_.emplace(grant.segment, Segment{std::move(buffer), static_cast<size_t>(bytes)});
     return grant;
   }
   void attach(int, const SegmentGrant&, int64_t) override {}
@@ -66,21 +73,43 @@ class LocalMemory final : public DirectMemory {
     const std::scoped_lock lock(mutex_);
     const auto it = segments_.find(segment);
     if (it == segments_.end()) return;
-    freed_.push_back(std::move(it->second));
+    retired_.push_back({std::move(it->second.buffer), 0});
     segments_.erase(it);
   }
-  // After a synchronisation: no peer reads what was freed before it.
+  // After a synchronisation: no peer reads what was freed or copied before it.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
-    freed_.clear();
+    std::erase_if(retired_, [&](const Retired& retired) {
+      for (int rank = 0; rank < control_.world_size() && retired.seq > 0; ++rank)
+        if (!control_.rank(rank).has_finished(retired.seq)) return false;  // an exchange that is not over
+      return true;
+    });
   }
 
  private:
+  struct Segment {
+    Buffer buffer;
+    size_t bytes;
+  };
+
+  struct Retired {
+    Buffer buffer;
+    uint64_t seq;  // of the collective whose input it is; 0: a segment, freed after its last
+  };
+
+  bool is_in_segment(const void* data) const {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    auto next = segments_.upper_bound(address);
+    if (next == segments_.begin()) return false;
+    --next;
+    return address < next->first + next->second.bytes;
+  }
+
   std::shared_ptr<LocalWorld> world_;
   ControlBlock control_;
   std::mutex mutex_;
-  std::unordered_map<uint64_t, Buffer> segments_;
-  std::vector<Buffer> freed_;
+  std::map<uintptr_t, Segment> segments_;
+  std::vector<Retired> retired_;
 };
 
 }  // namespace
