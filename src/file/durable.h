@@ -22,6 +22,7 @@ class Directory {
   const std::string& path() const { return path_; }  // for messages
   std::string path_of(std::string_view name) const;  // for messages
   Io& io() const { return *io_; }
+  int fd() const { return fd_.get(); }
 
   void create_directory(const std::string& name);  // mode 0700; an error when it is there
   Directory open_directory(const std::string& name) const;

@@ -1,0 +1,86 @@
+#include "file/durable.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+
+#include "base/check.h"
+#include "file/transfer.h"
+
+namespace zeroshard {
+namespace {
+
+// Without dots, so that the parts of a temporary name can be told apart.
+std::string host_name() {
+  std::array<char, 256> buffer{};
+  ::gethostname(buffer.data(), buffer.size() - 1);
+  std::string name(buffer.data());
+  for (char& c : name)
+    if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) c = '-';
+  return name;
+}
+
+}  // namespace
+
+FileReader::FileReader(const Directory& directory, const std::string& name)
+    : io_(&directory.io()), fd_(directory.open_file(name)), path_(directory.path_of(name)) {
+  FileStatus status;
+  check_io(retry_interrupted([&] { return io_->fstat(fd_.get(), status); }), "look up", path_);
+  size_ = status.size;
+  io_->advise_sequential(fd_.get());  // a hint: it may fail
+}
+
+void FileReader::read(int64_t offset, void* data, int64_t bytes) const {
+  ZS_CHECK(offset >= 0 && bytes >= 0, "offset and bytes must not be negative, got ", offset, " and ", bytes);
+  for (int64_t done = 0; done < bytes;) {
+    auto* const to = static_cast<std::byte*>(data) + done;
+    const int64_t result =
+        retry_interrupted([&] { return io_->pread(fd_.get(), to, size_t(bytes - done), offset + done); });
+    if (result == 0)
+      throw IoError(concat(path_, " is too short: it ends at byte ", offset + done, ", and ", bytes,
+                           " bytes were to be read at ", offset));
+    if (result < 0) throw_io_error("read", path_, result, concat("at byte ", offset + done));
+    done += result;
+  }
+}
+
+std::string temporary_name(std::string_view name) {
+  static std::atomic<int64_t> next{0};
+  return concat(".tmp-", name, ".", host_name(), ".", ::getpid(), ".", next.fetch_add(1));
+}
+
+void write_small_file(Directory& directory, const std::string& name, std::string_view contents) {
+  const size_t slash = name.rfind('/');
+  const size_t last = slash == name.npos ? 0 : slash + 1;
+  if (last > 0) {  // the directory that changes is the one to make durable
+    Directory parent = directory.open_directory(name.substr(0, slash));
+    return write_small_file(parent, name.substr(last), contents);
+  }
+  Io& io = directory.io();
+  const std::string temporary = temporary_name(name), path = directory.path_of(temporary);
+  OpenFd fd = directory.create_file(temporary);
+  try {
+    write_all(io, fd.get(), path, contents.data(), int64_t(contents.size()), 0);
+    check_io(retry_interrupted([&] { return io.fsync(fd.get()); }), "make durable", path);
+    const int closed = fd.close();
+    if (closed != -EINTR) check_io(closed, "close", path);
+    directory.rename(temporary, name);
+  } catch (...) {
+    io.unlink_at(directory.fd(), temporary);  // as far as possible: the first error is the one to report
+    throw;
+  }
+  directory.sync();
+}
+
+std::string read_small_file(const Directory& directory, const std::string& name, int64_t max_bytes) {
+  const FileReader file(directory, name);
+  if (file.size() > max_bytes)
+    throw IoError(
+        concat("cannot read ", file.path(), ": it has ", file.size(), " bytes, at most ", max_bytes, " are expected"));
+  std::string contents(size_t(file.size()), '\0');
+  file.read(0, contents.data(), file.size());
+  return contents;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,37 @@
+#include "file/transfer.h"
+
+#include "base/format.h"
+
+namespace zeroshard {
+
+void write_all(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset) {
+  bool direct = false;
+  write_all_direct(io, fd, path, data, bytes, offset, direct);
+}
+
+void write_all_direct(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset,
+                      bool& direct) {
+  for (int64_t done = 0; done < bytes;) {
+    const auto* const from = static_cast<const std::byte*>(data) + done;
+    const int64_t result = retry_interrupted([&] { return io.pwrite(fd, from, size_t(bytes - done), offset + done); });
+    if (result > 0) {
+      done += result;
+    } else if (result == -EINVAL && direct) {
+      // The device wants another alignment, or a short write has left an odd one.
+      direct = false;
+      check_io(io.set_direct(fd, false), "write", path);
+    } else {
+      const int64_t error = result == 0 ? -EIO : result;
+      throw_io_error("write", path, error,
+                     concat("at byte ", offset + done, space_details(io, fd, error, bytes - done)));
+    }
+  }
+}
+
+std::string space_details(Io& io, int fd, int64_t result, int64_t needed_bytes) {
+  if (result != -ENOSPC && result != -EDQUOT) return {};
+  const int64_t free = io.free_bytes(fd);
+  return concat(", needs ", needed_bytes, " bytes", free < 0 ? "" : concat(", ", free, " are free"));
+}
+
+}  // namespace zeroshard
