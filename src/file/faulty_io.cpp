@@ -10,6 +10,15 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// Without the slashes that change nothing, so that a directory has one name.
+std::string plain(const std::string& path) {
+  std::string result;
+  for (const char c : path)
+    if (c != '/' || !result.ends_with('/')) result += c;
+  if (result.size() > 1 && result.ends_with('/')) result.pop_back();
+  return result;
+}
+
 bool is_at_or_below(const std::string& path, const std::string& top) {
   return path == top || path.starts_with(top + "/");
 }
@@ -158,9 +167,7 @@ void FaultyIo::forget(const std::string& path) {
 }
 
 int FaultyIo::open_dir(const std::string& path) {
-  // Without slashes at the end, so that a directory has one name.
-  const std::string plain = path.substr(0, std::max(path.find_last_not_of('/') + 1, size_t{1}));
-  return remember(run(IoOp::kOpenDir, plain, [&] { return io_.open_dir(path); }), plain);
+  return remember(run(IoOp::kOpenDir, plain(path), [&] { return io_.open_dir(path); }), plain(path));
 }
 
 int FaultyIo::open_dir_at(int dir, const std::string& name) {
@@ -184,8 +191,8 @@ int FaultyIo::create_at(int dir, const std::string& name) {
 }
 
 int FaultyIo::mkdir(const std::string& path) {
-  const int result = run(IoOp::kMkdir, path, [&] { return io_.mkdir(path); });
-  if (result == 0) listed(path);
+  const int result = run(IoOp::kMkdir, plain(path), [&] { return io_.mkdir(path); });
+  if (result == 0) listed(plain(path));
   return result;
 }
 

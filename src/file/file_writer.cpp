@@ -105,7 +105,7 @@ class FileWriter::Impl {
         capacity_(align_up(std::clamp(expected_bytes, int64_t{1}, kBufferBytes), kAlignment)),
         filling_(allocate_buffer(capacity_)) {
     reserve();
-    direct_ = io_.set_direct(fd_.get(), true) == 0;
+    direct_ = retry_interrupted([&] { return io_.set_direct(fd_.get(), true); }) == 0;
   }
 
   void append(const std::byte* data, int64_t bytes) {
@@ -176,7 +176,7 @@ class FileWriter::Impl {
     write_all_direct(io_, fd_.get(), path_, filling_.get(), whole, offset_, direct_);
     if (whole < filled_ && direct_) {
       direct_ = false;
-      check_io(io_.set_direct(fd_.get(), false), "write", path_);
+      check_io(retry_interrupted([&] { return io_.set_direct(fd_.get(), false); }), "write", path_);
     }
     write_all(io_, fd_.get(), path_, filling_.get() + whole, filled_ - whole, offset_ + whole);
     offset_ += filled_;

@@ -19,7 +19,7 @@ void write_all_direct(Io& io, int fd, std::string_view path, const void* data, i
     } else if (result == -EINVAL && direct) {
       // The device wants another alignment, or a short write has left an odd one.
       direct = false;
-      check_io(io.set_direct(fd, false), "write", path);
+      check_io(retry_interrupted([&] { return io.set_direct(fd, false); }), "write", path);
     } else {
       const int64_t error = result == 0 ? -EIO : result;
       throw_io_error("write", path, error,
