@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -14,6 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kMetadata = "__metadata__";
+constexpr size_t kMaxOtherKeys = 1000;  // of one tensor, ignored
 
 // Takes the JSON as a stream of events, so that nothing is built but the result, and anything wrong ends it at once.
 class HeaderEvents final : public nlohmann::json_sax<Json> {
@@ -33,7 +35,10 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
                         : at(Place::kRoot) ? (in_metadata_ ? Place::kMetadata : Place::kTensor)
                         : at_ignored()     ? Place::kIgnored
                                            : refuse();
-    if (place == Place::kTensor) fields_.clear();
+    if (place == Place::kTensor) {
+      seen_ = {};
+      others_.clear();
+    }
     return enter(place);
   }
   bool start_array(size_t) override {
@@ -47,8 +52,8 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   }
   bool end_object() override {
     if (at(Place::kTensor)) {
-      for (const char* const field : {"dtype", "shape", "data_offsets"})
-        if (!fields_.contains(field)) fail("it has no ", field);
+      for (const auto& [field, name] : kFields)
+        if (!seen_[size_t(field)]) fail("it has no ", name);
     }
     return leave();
   }
@@ -61,6 +66,8 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
  private:
   enum class Place { kRoot, kMetadata, kTensor, kShape, kOffsets, kIgnored };
   enum class Field { kDtype, kShape, kOffsets, kIgnored };
+  static constexpr std::pair<Field, std::string_view> kFields[] = {
+      {Field::kDtype, "dtype"}, {Field::kShape, "shape"}, {Field::kOffsets, "data_offsets"}};
   enum class Scalar { kNull, kUnsigned, kString, kOther };
 
   template <typename... Args>
@@ -102,9 +109,10 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   bool in_metadata_ = false;
   bool seen_metadata_ = false;
   std::string metadata_key_;
-  Field field_ = Field::kIgnored;              // of the tensor, whose value comes
-  std::set<std::string, std::less<>> fields_;  // of the tensor, so far
-  int offsets_ = 0;                            // numbers in data_offsets, so far
+  Field field_ = Field::kIgnored;  // of the tensor, whose value comes
+  std::array<bool, 3> seen_{};     // fields of the tensor, so far
+  std::set<std::string> others_;   // and those that are ignored
+  int offsets_ = 0;                // numbers in data_offsets, so far
 };
 
 bool HeaderEvents::key(string_t& name) {
@@ -127,12 +135,13 @@ bool HeaderEvents::key(string_t& name) {
     if (header_.metadata.contains(name)) fail("the key '", shown(name), "' is there twice");
     metadata_key_ = std::move(name);
   } else if (at(Place::kTensor)) {
-    field_ = name == "dtype"          ? Field::kDtype
-             : name == "shape"        ? Field::kShape
-             : name == "data_offsets" ? Field::kOffsets
-                                      : Field::kIgnored;
+    field_ = Field::kIgnored;
+    for (const auto& [field, known] : kFields)
+      if (name == known) field_ = field;
     offsets_ = 0;
-    if (!fields_.insert(name).second) fail("the key '", shown(name), "' is there twice");
+    const bool is_new =
+        field_ == Field::kIgnored ? others_.insert(name).second : !std::exchange(seen_[size_t(field_)], true);
+    if (!is_new) fail("the key '", shown(name), "' is there twice");
   }
   return true;
 }
