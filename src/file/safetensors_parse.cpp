@@ -139,6 +139,7 @@ bool HeaderEvents::key(string_t& name) {
     for (const auto& [field, known] : kFields)
       if (name == known) field_ = field;
     offsets_ = 0;
+    if (others_.size() == kMaxOtherKeys) fail("it has ", kMaxOtherKeys, " unknown keys or more");
     const bool is_new =
         field_ == Field::kIgnored ? others_.insert(name).second : !std::exchange(seen_[size_t(field_)], true);
     if (!is_new) fail("the key '", shown(name), "' is there twice");

@@ -232,7 +232,7 @@ TEST(Safetensors, DepthIsLimited) {
   }
 }
 
-TEST(Safetensors, NumbersOfTensorsAndDimensionsAreLimited) {
+TEST(Safetensors, NumbersOfTensorsDimensionsAndKeysAreLimited) {
   const auto of_tensors = [](int64_t count) {
     std::string json = "{";
     for (int64_t i = 0; i < count; ++i) {
@@ -254,6 +254,14 @@ TEST(Safetensors, NumbersOfTensorsAndDimensionsAreLimited) {
   };
   EXPECT_EQ(parse(of_dims(kMaxSafetensorsDims), 1).entries[0].shape.size(), size_t{kMaxSafetensorsDims});
   EXPECT_THROW(parse(of_dims(kMaxSafetensorsDims + 1), 1), ValueError);
+
+  const auto of_unknown_keys = [](int keys) {
+    std::string json = R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1])";
+    for (int i = 0; i < keys; ++i) json += concat(",\"", i, "\":0");
+    return json + "}}";
+  };
+  EXPECT_NO_THROW(parse(of_unknown_keys(999), 1));
+  EXPECT_THROW(parse(of_unknown_keys(1001), 1), ValueError);
 }
 
 TEST(Safetensors, MutatedHeadersAreRefusedOrSound) {
