@@ -71,6 +71,13 @@ struct LRRangeTestConfig {
 using SchedulerConfig =
     std::variant<WarmupLRConfig, WarmupDecayLRConfig, WarmupCosineLRConfig, OneCycleConfig, LRRangeTestConfig>;
 
+struct CheckpointConfig {
+  bool async = true;  // training goes on while a copy of the state is written
+  int keep = 0;       // that many newest checkpoints stay; 0: all
+  enum class OnError : uint8_t { kRaise, kWarn };
+  OnError on_error = OnError::kRaise;  // of a save in the background
+};
+
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   int world_size = 1;
@@ -104,6 +111,7 @@ struct Config {
   int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
+  CheckpointConfig checkpoint;
 
   // Hash of every value that must agree among ranks.
   uint64_t digest() const;

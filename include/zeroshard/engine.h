@@ -3,10 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "zeroshard/checkpoint.h"
 #include "zeroshard/config.h"
 #include "zeroshard/optimizer.h"
 
@@ -47,6 +49,7 @@ struct StepResult {
   bool applied = true;    // false: skipped on all ranks, because a gradient was not finite
   double grad_norm = 0;   // of the averaged gradients before clipping; not finite when skipped
   double loss_scale = 1;  // that the gradients of this step carried
+  bool stop = false;      // some rank has asked for the run to end: the same on all ranks
 };
 
 // A stretch of one parameter in this rank's shard, for an optimizer outside: `master` is fp32, 1-D.
@@ -54,8 +57,10 @@ struct OptimizerSlice {
   std::string param;
   int param_group = 0;
   at::Tensor master;
-  bool has_grad = false;  // valid between prepare_step() and finish_step()
-  at::Tensor grad;        // fp32, unscaled and clipped; undefined without a gradient
+  bool has_grad = false;       // valid between prepare_step() and finish_step()
+  at::Tensor grad;             // fp32, unscaled and clipped; undefined without a gradient
+  std::vector<int64_t> shape;  // of the whole parameter
+  int64_t begin = 0;           // of the stretch, in the parameter's row-major order
 };
 
 struct MemoryLine {
@@ -69,9 +74,11 @@ struct MemoryLine {
 class Engine {
  public:
   // Collective. Takes over the parameters: rank 0's values on every rank. `gather` and `reduce` may be the same
-  // communicator; two let ranks differ in the order in which gathers and reductions interleave. Both outlive the
-  // engine. Throws ValueError on every rank when parameters or options differ among ranks.
-  Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce);
+  // communicator; two let ranks differ in the order in which gathers and reductions interleave. `checkpoint` moves host
+  // memory and is used by a thread of its own; without it nothing can be saved or loaded. All outlive the engine.
+  // Throws ValueError on every rank when parameters or options differ among ranks.
+  Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
+         Comm* checkpoint = nullptr);
   ~Engine();
 
   void begin_forward(bool training);
@@ -107,6 +114,25 @@ class Engine {
   // are taken on every rank when they are released, master weights included.
   void gather(const std::vector<size_t>& units);
   void release(const std::vector<size_t>& units, int modify_rank = -1);
+
+  // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag, for any number of ranks and
+  // any stage to load. Collective, at a step boundary. With zeroshard.checkpoint.async it returns once the state is
+  // copied, and a thread writes; the error of a save before it is thrown then. Throws IoError or ValueError on every
+  // rank; nothing that was saved before is lost.
+  void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
+                       const CheckpointContents& contents = {}, const SaveOptions& save = {});
+  // Waits for a save that is under way. Throws its error.
+  void wait_for_checkpoint();
+  // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` is asked for
+  // memory for the tensors that the engine does not know. Collective. Nothing is returned when there is no checkpoint
+  // and no tag was given. Throws IoError when none is whole, ValueError when it is not of this model; the parameters
+  // may then be partly overwritten.
+  std::optional<LoadedState> load_checkpoint(
+      const std::string& root, const LoadOptions& load = {},
+      const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });
+
+  // Lets every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
+  void request_stop() noexcept;
 
   double loss_scale() const;
   int skipped_in_a_row() const;

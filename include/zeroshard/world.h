@@ -15,7 +15,7 @@ namespace zeroshard {
 
 class Comm;
 
-// The ranks of a run, connected, with the two communicators that an Engine needs. Ranks of one host exchange tensors
+// The ranks of a run, connected, with the communicators that an Engine needs. Ranks of one host exchange tensors
 // on the CPU through shared memory, others through their process groups (see Config::transport). Collective to make;
 // every member that communicates is called by every rank in the same order. Outlives the engines that use it.
 class World {
@@ -27,8 +27,10 @@ class World {
   // are wrong or `config` was resolved for another number of ranks.
   explicit World(const Config& config);
   // Over process groups of the caller's, such as NCCL's. Two, so that ranks may interleave gathers and reductions
-  // differently. Null: a world of one.
-  World(const Config& config, c10::Device device, const Group& gather, const Group& reduce);
+  // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
+  // several ranks: no checkpoints.
+  World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
+        const Group& checkpoint = nullptr);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -40,6 +42,7 @@ class World {
 
   Comm& gather() { return *gather_; }
   Comm& reduce() { return *reduce_; }
+  Comm* checkpoint() { return checkpoint_.get(); }
 
   // The mean over ranks, for losses and metrics: the same bits on every rank.
   double mean(double value);
@@ -48,10 +51,10 @@ class World {
   void abort(std::string_view reason) noexcept;
 
  private:
-  void connect(const Config& config, const Group& gather, const Group& reduce);
+  void connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint);
 
   c10::Device device_;
-  std::unique_ptr<Comm> gather_, reduce_;
+  std::unique_ptr<Comm> gather_, reduce_, checkpoint_;
 };
 
 }  // namespace zeroshard

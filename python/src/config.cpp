@@ -45,6 +45,7 @@ void bind_config(py::module_& m) {
   py::class_<Config>(m, "Config", "The resolved values; see include/zeroshard/config.h.")
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
+      .def_readonly("dataloader_drop_last", &Config::dataloader_drop_last)
       .def_readonly("grad_accumulation_steps", &Config::grad_accumulation_steps)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("steps_per_print", &Config::steps_per_print)

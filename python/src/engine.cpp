@@ -23,12 +23,13 @@ World::Group find_group(const std::string& name) {
 }
 
 std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, EngineOptions options,
-                                          const std::string& gather_group, const std::string& reduce_group) {
+                                          const std::string& gather_group, const std::string& reduce_group,
+                                          const std::string& checkpoint_group) {
   auto owner = std::make_unique<OwningEngine>();
-  owner->world =
-      std::make_unique<World>(options.config, options.device, find_group(gather_group), find_group(reduce_group));
-  owner->engine =
-      std::make_unique<Engine>(std::move(units), std::move(options), owner->world->gather(), owner->world->reduce());
+  owner->world = std::make_unique<World>(options.config, options.device, find_group(gather_group),
+                                         find_group(reduce_group), find_group(checkpoint_group));
+  owner->engine = std::make_unique<Engine>(std::move(units), std::move(options), owner->world->gather(),
+                                           owner->world->reduce(), owner->world->checkpoint());
   return owner;
 }
 
@@ -83,13 +84,42 @@ void bind_definitions(py::module_& m) {
   py::class_<StepResult>(m, "StepResult")
       .def_readonly("applied", &StepResult::applied)
       .def_readonly("grad_norm", &StepResult::grad_norm)
-      .def_readonly("loss_scale", &StepResult::loss_scale);
+      .def_readonly("loss_scale", &StepResult::loss_scale)
+      .def_readonly("stop", &StepResult::stop);
   py::class_<OptimizerSlice>(m, "OptimizerSlice")
       .def_readonly("param", &OptimizerSlice::param)
       .def_readonly("param_group", &OptimizerSlice::param_group)
       .def_readonly("master", &OptimizerSlice::master)
       .def_readonly("has_grad", &OptimizerSlice::has_grad)
-      .def_readonly("grad", &OptimizerSlice::grad);
+      .def_readonly("grad", &OptimizerSlice::grad)
+      .def_readonly("shape", &OptimizerSlice::shape)
+      .def_readonly("begin", &OptimizerSlice::begin);
+}
+
+void bind_checkpoints(py::module_& m) {
+  py::class_<TensorState>(m, "TensorState")
+      .def(py::init(
+               [](std::string name, std::string kind, at::Tensor tensor, std::vector<int64_t> shape, int64_t begin) {
+                 return TensorState{std::move(name), std::move(kind), std::move(tensor), std::move(shape), begin};
+               }),
+           py::arg("name"), py::arg("kind"), py::arg("tensor"), py::arg("shape"), py::arg("begin") = 0);
+  py::class_<TensorInfo>(m, "TensorInfo")
+      .def_readonly("name", &TensorInfo::name)
+      .def_readonly("kind", &TensorInfo::kind)
+      .def_readonly("dtype", &TensorInfo::dtype)
+      .def_readonly("shape", &TensorInfo::shape);
+  py::class_<CheckpointContents>(m, "CheckpointContents")
+      .def(py::init([](std::string state, std::string rank_state, std::vector<TensorState> buffers,
+                       std::vector<TensorState> optimizer) {
+             return CheckpointContents{std::move(state), std::move(rank_state), std::move(buffers),
+                                       std::move(optimizer)};
+           }),
+           py::kw_only(), py::arg("state"), py::arg("rank_state"), py::arg("buffers"), py::arg("optimizer"));
+  py::class_<LoadedState>(m, "LoadedState")
+      .def_readonly("tag", &LoadedState::tag)
+      .def_readonly("step", &LoadedState::step)
+      .def_readonly("state", &LoadedState::state)
+      .def_readonly("rank_states", &LoadedState::rank_states);
 }
 
 }  // namespace
@@ -97,10 +127,11 @@ void bind_definitions(py::module_& m) {
 void bind_engine(py::module_& m) {
   bind_param_groups(m);
   bind_definitions(m);
+  bind_checkpoints(m);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<OwningEngine>(m, "Engine", "Trains parameters whose states are sharded across a process group.")
       .def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
-           py::arg("reduce_group"))
+           py::arg("reduce_group"), py::arg("checkpoint_group"))
       .def("begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); })
       .def(
           "pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
@@ -142,7 +173,26 @@ void bind_engine(py::module_& m) {
               lines.emplace_back(line.category, line.planned, line.measured_peak);
             return lines;
           },
-          "(category, planned bytes, measured peak) per category.");
+          "(category, planned bytes, measured peak) per category.")
+      .def("request_stop", [](OwningEngine& o) { o.engine->request_stop(); })
+      .def(
+          "save_checkpoint",
+          [](OwningEngine& o, const std::string& root, const std::string& tag, int64_t step,
+             const CheckpointContents& contents, bool latest, bool exclude_frozen) {
+            o.engine->save_checkpoint(root, tag, step, contents, {latest, exclude_frozen});
+          },
+          py::arg("root"), py::arg("tag"), py::arg("step"), py::arg("contents"), py::kw_only(), py::arg("latest"),
+          py::arg("exclude_frozen"), Release())
+      .def(
+          "wait_for_checkpoint", [](OwningEngine& o) { o.engine->wait_for_checkpoint(); }, Release())
+      .def(
+          "load_checkpoint",
+          [](OwningEngine& o, const std::string& root, const std::optional<std::string>& tag, bool strict,
+             bool all_params, bool optimizer, const ChooseTensors& others) {
+            return o.engine->load_checkpoint(root, {tag, strict, all_params, optimizer}, others);
+          },
+          py::arg("root"), py::kw_only(), py::arg("tag"), py::arg("strict"), py::arg("all_params"),
+          py::arg("optimizer"), py::arg("others"), Release());
 }
 
 }  // namespace zeroshard

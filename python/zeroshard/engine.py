@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import hashlib
+import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from . import _C
+from . import _C, checkpoint
 from .gathering import gathered
 from .materialize import materialize
 from .optimizer import Optimizer, OptimizerSetup
 from .units import Unit, find_units
+
+_CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another writes or reads its whole share
 
 
 class Engine(nn.Module):
@@ -58,6 +61,7 @@ class Engine(nn.Module):
         self._boundary: bool | None = None
         self._grad_norm: float | None = None
         self._applied = False
+        self._stop = False
         self._print_start()
 
     # -- construction ------------------------------------------------------------------------------------------------
@@ -93,8 +97,8 @@ class Engine(nn.Module):
                 for param in unit.params
             ]
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
-        gather, reduce = _group_names(self._config.timeout_ms)
-        return _C.Engine(definitions, options, gather_group=gather, reduce_group=reduce)
+        gather, reduce, checkpoint = _group_names(self._config.timeout_ms)
+        return _C.Engine(definitions, options, gather_group=gather, reduce_group=reduce, checkpoint_group=checkpoint)
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
         def tensors() -> list[list[torch.Tensor]]:
@@ -196,6 +200,7 @@ class Engine(nn.Module):
         self.optimizer.mark_step()
         self.optimizer.overflow = not result.applied
         self.optimizer.loss_scale = self._core.loss_scale
+        self._stop = result.stop
         self.global_steps += 1
         if not result.applied:
             self.skipped_steps += 1
@@ -208,11 +213,18 @@ class Engine(nn.Module):
                 f"grad_norm={self._grad_norm:.4g}"
             )
 
-    def _step_external(self) -> None:
-        remaining = [list(group["params"]) for group in self._external.param_groups]
+    def _external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
+        """The stretches of parameters that the user's own optimizer updates on this rank, as it knows them."""
+        if self._external is None:
+            return
+        params = [iter(group["params"]) for group in self._external.param_groups]
         for part in self._core.slices():
             if part.param_group >= 0:
-                remaining[part.param_group].pop(0).grad = part.grad if part.has_grad else None
+                yield part, next(params[part.param_group])
+
+    def _step_external(self) -> None:
+        for part, param in self._external_params():
+            param.grad = part.grad if part.has_grad else None
         self._external.step()
         self._external.zero_grad(set_to_none=True)
 
@@ -240,6 +252,70 @@ class Engine(nn.Module):
 
     def destroy(self) -> None:
         """For DeepSpeed's interface; memory is freed with the engine."""
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike,
+        tag: str | int | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves everything that training needs to go on, as ``save_dir/tag`` (``global_step<N>``). Collective.
+
+        Any number of ranks at any stage can load it. Returns when the state is copied; it is written while training
+        goes on, unless ``zeroshard.checkpoint.async`` is false, and an error is raised by a later ``step()``,
+        ``save_checkpoint`` or ``wait_for_checkpoint()``. A process that ends waits for it.
+
+        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is kept.
+        """
+        checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        return True
+
+    def wait_for_checkpoint(self) -> None:
+        """Waits until the last checkpoint is written; raises ``IoError`` when it could not be."""
+        self._core.wait_for_checkpoint()
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike,
+        tag: str | int | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+        strict: bool = False,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Goes on from a checkpoint, whatever number of ranks and stage wrote it. Collective.
+
+        Without a tag the newest whole checkpoint is taken: a damaged one is passed over with a warning, or with
+        ``strict`` raises ``IoError``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` when
+        there is no checkpoint.
+        """
+        if custom_load_fn is not None:
+            raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
+        return checkpoint.load(
+            self,
+            load_dir,
+            tag,
+            load_module_strict,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_only,
+            strict,
+        )
+
+    def request_stop(self) -> None:
+        """Lets ``stop_requested`` become true on every rank after the next ``step()``. For signal handlers."""
+        self._core.request_stop()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether some rank asked, before the last step, for the run to end: the same on all ranks."""
+        return self._stop
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -363,20 +439,21 @@ def _report_memory(engine: weakref.ref[Engine]) -> None:
         )
 
 
-def _group_names(timeout_ms: int) -> tuple[str, str]:
-    """The groups for gathers and for reductions: two, so that ranks may interleave the two kinds differently."""
+def _group_names(timeout_ms: int) -> tuple[str, str, str]:
+    """The groups for gathers, for reductions (two, so that ranks may interleave them differently), for checkpoints."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return "", ""
+        return "", "", ""
     # Longer than zeroshard's own, whose messages name the rank and the unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     try:
         first, second = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
+        third = dist.new_group(timeout=max(timeout, _CHECKPOINT_TIMEOUT), backend="gloo")
     except dist.DistError as error:
         raise _C.CommError(
             f"rank {dist.get_rank()}: another rank has not reached zeroshard.initialize after {timeout_ms / 1000:g} s "
             f"(zeroshard.timeout_s), or has died: look for the first error of the other ranks. {error}"
         ) from error
-    return first.group_name, second.group_name
+    return first.group_name, second.group_name, third.group_name
 
 
 def _tensors_in(output: Any) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from torch import nn
 from . import _C
 from .distributed import default_device, init_distributed
 from .engine import Engine
+from .loader import Loader
 from .optimizer import make_optimizer
 from .schedule import make_scheduler
 
@@ -74,7 +75,7 @@ def initialize(
     engine.lr_scheduler = scheduler
     loader = None
     if training_data is not None:
-        loader = _make_loader(training_data, parsed.config.micro_batch_size, collate_fn)
+        loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
     engine.training_dataloader = loader
     return engine, engine.optimizer, loader, scheduler
 
@@ -104,12 +105,3 @@ def _device(model: nn.Module, local_rank: int) -> torch.device:
         if param.device.type == "cuda":
             return param.device
     return default_device(local_rank) if os.environ.get("ACCELERATE_USE_CPU", "") != "true" else torch.device("cpu")
-
-
-def _make_loader(
-    dataset: torch.utils.data.Dataset, micro_batch_size: int, collate_fn: Callable | None
-) -> torch.utils.data.DataLoader:
-    sampler = None
-    if dist.is_initialized() and not isinstance(dataset, torch.utils.data.IterableDataset):
-        sampler = torch.utils.data.distributed.DistributedSampler(dataset)
-    return torch.utils.data.DataLoader(dataset, batch_size=micro_batch_size, sampler=sampler, collate_fn=collate_fn)

@@ -145,6 +145,18 @@ std::vector<Key> own_keys() {
        Effect::kYes, [=](Config& config, const Json& value) { config.stall_timeout_ms = milliseconds(value); }},
       {"zeroshard.max_skipped_steps", Integer{.min = 0, .max = 1'000'000'000}, 50,
        "non-finite steps in a row before the run ends with an error", Effect::kYes, set<&Config::max_skipped_steps>},
+      {"zeroshard.checkpoint.async", Bool{}, true,
+       "save_checkpoint returns when the state is copied; a thread writes it", Effect::kYes,
+       [](Config& config, const Json& value) { config.checkpoint.async = value.get<bool>(); }},
+      {"zeroshard.checkpoint.keep", Integer{.min = 0, .max = 1'000'000}, 0,
+       "after a save that many newest checkpoints stay in its directory; 0: all", Effect::kYes,
+       [](Config& config, const Json& value) { config.checkpoint.keep = value.get<int>(); }},
+      {"zeroshard.checkpoint.on_error", Choice{{"raise", "warn"}}, "raise",
+       "what the next step does when a save in the background has failed", Effect::kYes,
+       [](Config& config, const Json& value) {
+         config.checkpoint.on_error =
+             value == "warn" ? CheckpointConfig::OnError::kWarn : CheckpointConfig::OnError::kRaise;
+       }},
   };
 }
 

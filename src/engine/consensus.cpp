@@ -28,19 +28,20 @@ void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<b
 
 }  // namespace
 
-Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares,
-                        std::vector<std::vector<bool>> has_grad) {
+Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
+                        const StepSignals& signals) {
   ExactSum carried;  // normalised, so that limbs of many ranks can be added
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
   int64_t missing = 0;
   for (const auto& shard : has_grad) missing += std::count(shard.begin(), shard.end(), false);
-  words.push_back(missing);
+  words.insert(words.end(), {missing, signals.save_failed ? 1 : 0, signals.stop ? 1 : 0});
   words = all_reduce(comm, device, words, ReduceOp::kSum);
-  missing = words.back();
+  missing = words[ExactSum::kNumLimbs];
+  const StepSignals agreed{words[ExactSum::kNumLimbs + 1] > 0, words[ExactSum::kNumLimbs + 2] > 0};
   std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
   if (missing > 0) agree_on_gradients(comm, device, has_grad);
-  return {carried.is_finite(), carried.value(), std::move(has_grad)};
+  return {carried.is_finite(), carried.value(), std::move(has_grad), agreed};
 }
 
 std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,

@@ -8,17 +8,25 @@
 
 namespace zeroshard {
 
+// What one rank tells the others at a step, and what they know afterwards: whether it is so on any rank.
+struct StepSignals {
+  bool save_failed = false;  // a checkpoint in the background
+  bool stop = false;         // the run is to end at this step
+};
+
 // What all ranks know of a step before they apply it.
 struct Consensus {
   bool finite = true;
   double squares = 0;                       // of all reduced gradients, still multiplied by the loss scale
   std::vector<std::vector<bool>> has_grad;  // [shard][parameter]: some rank had a gradient
+  StepSignals signals;
 };
 
 // One small all-reduce a step (two when some parameter got no gradient somewhere). It is also the point at which
-// every rank has finished its gathers, so that shards may be written. `squares` and `has_grad` are this rank's.
-Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares,
-                        std::vector<std::vector<bool>> has_grad);
+// every rank has finished its gathers, so that shards may be written. `squares`, `has_grad` and
+// `signals` are this rank's.
+Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
+                        const StepSignals& signals);
 
 // The first parameter, in the order of units, with a non-finite reduced gradient on any rank: {shard, parameter}.
 // Collective; for the message of a skipped step.

@@ -32,7 +32,7 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& p
                    world) {}
 
 ModuleEngine::ModuleEngine(ModuleUnits units, const ParsedConfig& parsed, World& world)
-    : Engine(units.definitions(), engine_options(parsed, world), world.gather(), world.reduce()),
+    : Engine(units.definitions(), engine_options(parsed, world), world.gather(), world.reduce(), world.checkpoint()),
       units_(std::move(units)),
       group_(ParamGroupOptions::from(optimizer_of(parsed))) {
   // The tensors belong to the engine now.

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -14,6 +15,8 @@
 
 namespace zeroshard {
 namespace {
+
+constexpr int64_t kCheckpointTimeoutMs = 3'600'000;
 
 CommOptions comm_options(const Config& config) {
   using Transport = CommOptions::Transport;
@@ -39,7 +42,7 @@ World::World(const Config& config) : device_(c10::kCPU) {
   ZS_CHECK(config.world_size == env.world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but ", env.source.empty() ? "without a launcher" : env.source + " says that", " there are ",
            env.world_size, ": set ConfigContext::world_size to rank_environment().world_size for load_config");
-  Group gather, reduce;
+  Group gather, reduce, checkpoint;
   if (env.world_size > 1) {
     const auto store = make_env_store(env.rank, env.world_size, config.timeout_ms);
     const auto group = [&](const char* name) {
@@ -48,11 +51,14 @@ World::World(const Config& config) : device_(c10::kCPU) {
     };
     gather = group("gather");
     reduce = group("reduce");
+    checkpoint = group("checkpoint");
   }
-  connect(config, gather, reduce);
+  connect(config, gather, reduce, checkpoint);
 }
 
-World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce) : device_(device) {
+World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
+             const Group& checkpoint)
+    : device_(device) {
   ZS_CHECK(bool(gather) == bool(reduce), "one of the two process groups is null");
   ZS_CHECK(gather.get() != reduce.get() || !gather, "gathers and reductions need a process group each");
   const int world_size = gather ? gather->getSize() : 1;
@@ -60,15 +66,19 @@ World::World(const Config& config, c10::Device device, const Group& gather, cons
            "the two process groups have different ranks");
   ZS_CHECK(config.world_size == world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but the process groups have ", world_size);
-  connect(config, gather, reduce);
+  connect(config, gather, reduce, checkpoint);
 }
 
 World::~World() = default;
 
-void World::connect(const Config& config, const Group& gather, const Group& reduce) {
-  const CommOptions options = comm_options(config);
+void World::connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint) {
+  CommOptions options = comm_options(config);
   gather_ = make_comm(gather, device_, options);
   reduce_ = make_comm(reduce, device_, options);
+  if (gather && !checkpoint) return;
+  // A rank waits here while another writes or reads its whole share.
+  options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
+  checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
 }
 
 int World::rank() const {
@@ -94,6 +104,7 @@ void World::barrier() {
 void World::abort(std::string_view reason) noexcept {
   gather_->abort(reason);
   reduce_->abort(reason);
+  if (checkpoint_) checkpoint_->abort(reason);
 }
 
 }  // namespace zeroshard

@@ -201,8 +201,11 @@ std::vector<ParamSlice> ShardedOptimizer::slices() const {
     for (size_t j = 0; j < states_[i].steps.size(); ++j) {
       const Range range = local(i, j);
       if (range.size() == 0) continue;
+      const ShardLayout& layout = shards_[i].group->layout;
+      const int64_t first = options_.whole ? 0 : layout.shard(options_.rank).begin;
       result.push_back({i, j, shards_[i].param_group[j], weights.slice(0, range.begin, range.end),
-                        shards_[i].grads.slice(0, range.begin, range.end)});
+                        shards_[i].grads.slice(0, range.begin, range.end),
+                        first + range.begin - layout.param(j).begin});
     }
   }
   return result;

@@ -24,6 +24,7 @@ struct ParamSlice {
   size_t index = 0;  // of the parameter in its group
   int param_group = -1;
   at::Tensor master, grad;
+  int64_t begin = 0;  // first element, in the parameter
 };
 
 struct OptimOptions {

@@ -1,0 +1,59 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+// What Engine::save_checkpoint and Engine::load_checkpoint exchange with their caller. docs/format.md describes the
+// files.
+namespace zeroshard {
+
+// A tensor that the engine does not know: a buffer of the model, or a stretch of a state that an optimizer outside
+// keeps for a parameter. Contiguous, on any device.
+struct TensorState {
+  std::string name;  // of the buffer or parameter
+  std::string kind;  // "buffer", or the state's name
+  at::Tensor tensor;
+  std::vector<int64_t> shape;  // of the whole
+  int64_t begin = 0;           // the tensor's first element in the whole, in row-major order
+};
+
+// A tensor in a checkpoint that the engine does not know.
+struct TensorInfo {
+  std::string name, kind, dtype;  // dtype as safetensors spells it
+  std::vector<int64_t> shape;
+};
+
+struct CheckpointContents {
+  std::string state = "{}";            // JSON: of the run; rank 0's is kept
+  std::string rank_state = "{}";       // JSON: of this rank
+  std::vector<TensorState> buffers;    // whole; no two ranks save the same name and kind
+  std::vector<TensorState> optimizer;  // of the parameters in Engine::slices()
+};
+
+struct SaveOptions {
+  bool latest = true;           // load_checkpoint finds it without a tag
+  bool exclude_frozen = false;  // leaves out parameters that are not trained
+};
+
+struct LoadOptions {
+  std::optional<std::string> tag;  // unset: the newest whole checkpoint
+  bool strict = false;             // a damaged newest checkpoint is an error, not passed over
+  bool all_params = true;          // parameters that are missing on either side are an error
+  bool optimizer = true;           // optimizer states, step counts and loss scale, too
+};
+
+struct LoadedState {
+  std::string tag;
+  int64_t step = 0;
+  std::string state;                     // as saved
+  std::vector<std::string> rank_states;  // of every rank that saved
+  bool has_optimizer = false;            // optimizer states were loaded
+};
+
+// Chooses the memory for tensors that the engine does not know, out of those that the checkpoint has.
+using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
+
+}  // namespace zeroshard

@@ -1,0 +1,85 @@
+"""The data loader that ``zeroshard.initialize`` makes: each rank's micro-batches, from a position that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+
+class ShardedSampler(Sampler[int]):
+    """A shuffle by (seed, epoch) that does not depend on the number of ranks, dealt out to them in turn.
+
+    ``consumed`` samples of the epoch are left out, so that another number of ranks can go on where some stopped.
+    """
+
+    def __init__(self, num_samples: int, drop_last: bool, seed: int = 0) -> None:
+        self._num_samples = num_samples
+        self._drop_last = drop_last
+        self._seed = seed
+        self.epoch = 0
+        self.consumed = 0
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        order = torch.randperm(self._num_samples, generator=generator).tolist()
+        rank, ranks = _rank(), _ranks()
+        left = order[self.consumed :]
+        if self._drop_last:
+            left = left[: len(left) // ranks * ranks]
+        elif len(left) % ranks != 0:  # every rank gets the same number: the first samples come again
+            short = ranks - len(left) % ranks
+            left += (order * (short // len(order) + 1))[:short]
+        return iter(left[rank::ranks])
+
+    def __len__(self) -> int:
+        left = self._num_samples - self.consumed
+        return left // _ranks() if self._drop_last else -(-left // _ranks())
+
+
+class Loader(DataLoader):
+    """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
+
+    Iterating again starts the next epoch; after ``load_state_dict`` the first iteration goes on in the saved one.
+    """
+
+    def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
+        iterable = isinstance(dataset, IterableDataset)
+        self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last)
+        self._epoch = 0
+        self._batches = 0  # handed out since the position below
+        self._start = 0  # samples of the epoch that all ranks together had before
+        super().__init__(
+            dataset, batch_size=micro_batch_size, sampler=self._own_sampler, collate_fn=collate_fn, drop_last=drop_last
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._own_sampler is not None:
+            self._own_sampler.epoch, self._own_sampler.consumed = self._epoch, self._start
+        self._batches = 0
+        for batch in super().__iter__():
+            self._batches += 1
+            yield batch
+        self._epoch += 1
+        self._start = self._batches = 0
+
+    def state_dict(self) -> dict[str, int]:
+        consumed = self._start + self._batches * self.batch_size * _ranks()
+        return {"epoch": self._epoch, "consumed": min(consumed, self._size())}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
+
+    def _size(self) -> int:
+        return len(self.dataset) if self._own_sampler is not None else 2**62
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -1,0 +1,64 @@
+#include "checkpoint/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{1} << 18;  // a transport may have to copy what it sends: little at a time
+constexpr int64_t kMaxMessage = 2000;
+
+enum Outcome : int64_t { kDone = 0, kWrongValue = 1, kFailed = 2 };
+
+int64_t all_reduce_max(Comm& comm, int64_t value, std::string_view tag) {
+  comm.all_reduce({&value, 1, DType::kOther8}, ReduceOp::kMax, tag)->wait();
+  return value;
+}
+
+}  // namespace
+
+std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view tag) {
+  const int64_t bytes = all_reduce_max(comm, comm.rank() == root ? int64_t(text.size()) : 0, tag);
+  std::string result = comm.rank() == root ? text : std::string(size_t(bytes), '\0');
+  for (int64_t at = 0; at < bytes; at += kChunkBytes) {
+    const int64_t size = std::min(kChunkBytes, bytes - at);
+    comm.broadcast({result.data() + at, size, DType::kOther1}, root, tag)->wait();
+  }
+  return result;
+}
+
+void together(Comm& comm, std::string_view tag, const std::function<void()>& step) {
+  int64_t outcome = kDone;
+  std::string message;
+  try {
+    step();
+  } catch (const CommError&) {
+    throw;  // there is nobody to tell
+  } catch (const ValueError& error) {
+    outcome = kWrongValue;
+    message = error.what();
+  } catch (const std::exception& error) {
+    outcome = kFailed;
+    message = error.what();
+  }
+  // The lowest failing rank, in the same all-reduce as whether there is one.
+  const int64_t first = -all_reduce_max(comm, outcome == kDone ? -comm.world_size() : -comm.rank(), tag);
+  if (first == comm.world_size()) return;
+  const int root = int(first);
+  message = broadcast_text(comm, message.substr(0, kMaxMessage), root, tag);
+  outcome = all_reduce_max(comm, comm.rank() == root ? outcome : 0, tag);
+  if (comm.world_size() > 1) message = concat("rank ", root, ": ", message);
+  if (outcome == kWrongValue) throw ValueError(message);
+  throw IoError(message);
+}
+
+bool all_of_ranks(Comm& comm, bool mine, std::string_view tag) {
+  return all_reduce_max(comm, mine ? 0 : 1, tag) == 0;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,21 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "comm/comm.h"
+
+// What ranks tell each other while they save or load. Collective; `comm` moves host memory.
+namespace zeroshard {
+
+// Rank `root`'s text on every rank.
+std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view tag);
+
+// Runs `step` on this rank and waits until every rank has done so. When it threw anywhere, throws the first failing
+// rank's message on every rank, prefixed with that rank: ValueError for one, IoError for anything else.
+void together(Comm& comm, std::string_view tag, const std::function<void()>& step);
+
+// Whether `mine` is true on every rank.
+bool all_of_ranks(Comm& comm, bool mine, std::string_view tag);
+
+}  // namespace zeroshard

@@ -1,0 +1,112 @@
+#include "checkpoint/async_saver.h"
+
+#include <sys/mman.h>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace zeroshard {
+
+AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger) : comm_(comm), io_(io), ledger_(ledger) {
+  thread_ = std::thread([this] { run(); });
+}
+
+AsyncSaver::~AsyncSaver() {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, concat("the last checkpoint was not saved: ", error.what()));
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  reserve(0);
+}
+
+// Mapped rather than allocated: what a smaller save does not need goes back to the system at once.
+std::byte* AsyncSaver::reserve(int64_t bytes) {
+  if (bytes == staging_bytes_) return staging_;
+  if (staging_ != nullptr) {
+    ::munmap(staging_, size_t(staging_bytes_));
+    ledger_.remove(Category::kCheckpointStaging, Tier::kHost, staging_bytes_);
+    staging_ = nullptr;
+    staging_bytes_ = 0;
+  }
+  if (bytes == 0) return nullptr;
+  void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
+           " bytes of this rank's state: save synchronously (zeroshard.checkpoint.async: false)");
+  ::madvise(memory, size_t(bytes), MADV_HUGEPAGE);
+  staging_ = static_cast<std::byte*>(memory);
+  staging_bytes_ = bytes;
+  ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes);
+  return staging_;
+}
+
+void AsyncSaver::start(SaveRequest request, const Copy& copy) {
+  wait();
+  int64_t bytes = 0;
+  for (const StateSlice& slice : request.slices) bytes += slice.bytes();
+  std::byte* to = reserve(bytes);
+  // Slices that are neighbours in memory stay so: few large copies.
+  std::vector<StateSlice>& slices = request.slices;
+  for (size_t i = 0; i < slices.size();) {
+    const auto* const from = static_cast<const std::byte*>(slices[i].data);
+    const bool on_host = slices[i].on_host;
+    int64_t run = 0;
+    while (i < slices.size() &&
+           (slices[i].bytes() == 0 || (slices[i].data == from + run && slices[i].on_host == on_host))) {
+      slices[i].data = to + run;
+      slices[i].on_host = true;
+      run += slices[i].bytes();
+      ++i;
+    }
+    if (run > 0) copy(to, from, run, on_host);
+    to += run;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    request_ = std::move(request);
+  }
+  changed_.notify_all();
+}
+
+void AsyncSaver::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !request_; });
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+bool AsyncSaver::busy() const {
+  const std::scoped_lock lock(mutex_);
+  return request_.has_value();
+}
+
+bool AsyncSaver::failed() const {
+  const std::scoped_lock lock(mutex_);
+  return error_ != nullptr;
+}
+
+void AsyncSaver::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || request_; });
+    if (!request_) return;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      save_checkpoint(*request_, comm_, io_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    error_ = error;
+    request_.reset();
+    changed_.notify_all();
+  }
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,56 @@
+#pragma once
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "checkpoint/save.h"
+#include "memory/ledger.h"
+
+namespace zeroshard {
+
+// Saves while training goes on: start() copies the state, a thread writes the copy. At most one save is under way.
+// Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
+class AsyncSaver {
+ public:
+  // Copies `bytes` of slices into host memory; on_host as in StateSlice.
+  using Copy = std::function<void(void* to, const void* from, int64_t bytes, bool on_host)>;
+
+  // `comm` and `io` outlive it.
+  AsyncSaver(Comm& comm, Io& io, Ledger& ledger);
+  // Waits for a save that is under way; an error that nobody asked for is logged.
+  ~AsyncSaver();
+  AsyncSaver(const AsyncSaver&) = delete;
+  AsyncSaver& operator=(const AsyncSaver&) = delete;
+
+  // Waits for the previous save, copies the slices and starts to write them. Throws the error of the previous save.
+  void start(SaveRequest request, const Copy& copy);
+  // Waits until nothing is under way. Throws the error of the last save, once.
+  void wait();
+  bool busy() const;
+  // Whether a save has failed that nobody has heard of yet: start() or wait() will throw.
+  bool failed() const;
+
+ private:
+  void run();
+  std::byte* reserve(int64_t bytes);
+
+  Comm& comm_;
+  Io& io_;
+  Ledger& ledger_;
+  std::byte* staging_ = nullptr;  // kept from save to save: fresh memory costs as much as the copy
+  int64_t staging_bytes_ = 0;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<SaveRequest> request_;  // set: under way
+  std::exception_ptr error_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,65 @@
+#include "checkpoint/convert.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "base/check.h"
+#include "checkpoint/manifest.h"
+#include "kernels/kernels.h"
+#include "zeroshard/dtype.h"
+
+namespace zeroshard {
+namespace {
+
+// The dtypes that kernels::pack knows.
+std::optional<DType> packed_dtype(std::string_view dtype) {
+  if (dtype == "F32") return DType::kFloat32;
+  if (dtype == "BF16") return DType::kBFloat16;
+  if (dtype == "F16") return DType::kFloat16;
+  return std::nullopt;
+}
+
+bool is_float(std::string_view dtype) {
+  return dtype == "F64" || packed_dtype(dtype);
+}
+
+}  // namespace
+
+bool convertible(std::string_view from, std::string_view to) {
+  return from == to || (is_float(from) && is_float(to));
+}
+
+void convert(const void* from, std::string_view from_dtype, void* to, std::string_view to_dtype, int64_t numel) {
+  ZS_CHECK(convertible(from_dtype, to_dtype), "values of dtype ", from_dtype, " cannot be loaded as ", to_dtype);
+  if (from_dtype == to_dtype) {
+    std::memcpy(to, from, size_t(numel * dtype_bytes(from_dtype)));
+    return;
+  }
+  const auto source = packed_dtype(from_dtype), target = packed_dtype(to_dtype);
+  if (source && target) return kernels::pack(from, *source, to, *target, 1, numel);
+  // fp64 on one side: by way of fp32, which is all that training uses.
+  std::array<float, 4096> chunk{};
+  for (int64_t at = 0; at < numel; at += int64_t(chunk.size())) {
+    const int64_t count = std::min(int64_t(chunk.size()), numel - at);
+    const auto* const in = static_cast<const char*>(from) + at * dtype_bytes(from_dtype);
+    auto* const out = static_cast<char*>(to) + at * dtype_bytes(to_dtype);
+    for (int64_t i = 0; i < count && !source; ++i) {
+      double value;
+      std::memcpy(&value, in + i * int64_t(sizeof value), sizeof value);
+      chunk[size_t(i)] = float(value);
+    }
+    if (!source) {
+      kernels::pack(chunk.data(), DType::kFloat32, out, *target, 1, count);
+      continue;
+    }
+    kernels::pack(in, *source, chunk.data(), DType::kFloat32, 1, count);
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = chunk[size_t(i)];
+      std::memcpy(out + i * int64_t(sizeof value), &value, sizeof value);
+    }
+  }
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,13 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace zeroshard {
+
+// Whether elements of one safetensors dtype can be had as the other: equal dtypes, and floating-point ones.
+bool convertible(std::string_view from, std::string_view to);
+
+// Rounds to nearest even. The memory does not overlap. Throws ValueError when the dtypes are not convertible.
+void convert(const void* from, std::string_view from_dtype, void* to, std::string_view to_dtype, int64_t numel);
+
+}  // namespace zeroshard

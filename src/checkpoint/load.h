@@ -1,0 +1,36 @@
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/save.h"
+#include "comm/comm.h"
+#include "file/io.h"
+
+namespace zeroshard {
+
+struct LoadRequest {
+  std::string root;
+  std::optional<std::string> tag;  // unset: the newest
+  // Without a tag: a damaged checkpoint is an error, instead of a reason to take the newest whole one.
+  bool strict = false;
+  // What this rank wants of a checkpoint: memory to fill, at the elements and in the dtype it needs. Throws ValueError
+  // when the checkpoint is not one for this run (other parameters, other shapes).
+  std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
+};
+
+struct LoadedCheckpoint {
+  std::string tag;
+  Manifest manifest;
+};
+
+// Fills the memory that `wanted` names, from the newest checkpoint that is whole on every rank; the number of ranks
+// that wrote it does not matter. Reads only the pieces that it needs, each checked before it is used; floating-point
+// values are converted to the dtype asked for. Collective: every rank takes the same checkpoint, or throws. Nothing is
+// returned when there is no checkpoint and no tag was given. Throws IoError or ValueError; when reading has begun, the
+// memory is then partly filled.
+std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);
+
+}  // namespace zeroshard

@@ -1,0 +1,63 @@
+#include "checkpoint/rank_file.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "file/hash.h"
+#include "file/safetensors.h"
+
+namespace zeroshard {
+namespace {
+
+// Self-describing, for readers without the manifest: "weight/model.norm.weight[0:128]".
+std::string entry_name(const StateSlice& slice) {
+  return concat(slice.kind, "/", slice.name, "[", slice.elements.begin, ":", slice.elements.end, "]");
+}
+
+}  // namespace
+
+int64_t StateSlice::bytes() const {
+  return elements.size() * dtype_bytes(dtype);
+}
+
+std::string rank_file_name(int rank) {
+  const std::string digits = std::to_string(rank);
+  return concat("rank-", std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0'), digits, ".safetensors");
+}
+
+RankTable write_rank_file(Directory& directory, const std::string& name, std::span<const StateSlice> slices) {
+  std::vector<SafetensorsEntry> entries;
+  int64_t bytes = 0;
+  for (const StateSlice& slice : slices) {
+    if (slice.elements.size() == 0) continue;
+    entries.push_back({entry_name(slice), slice.dtype, {slice.elements.size()}, bytes, bytes + slice.bytes()});
+    bytes += slice.bytes();
+  }
+  const std::string header = make_safetensors_header(entries, {{"format", "zeroshard checkpoint"}});
+  const auto header_bytes = int64_t(header.size());
+  RankTable table;
+  table.file = {name, header_bytes + bytes, header_bytes, hash_bytes(header.data(), header_bytes)};
+  FileWriter writer(directory, name, table.file.size);
+  writer.append(header.data(), header_bytes);
+  int64_t offset = header_bytes;
+  for (const StateSlice& slice : slices) {
+    TensorRecord record{slice.name,  slice.kind,      slice.dtype,   slice.aliases,
+                        slice.shape, slice.trainable, slice.updates, {}};
+    if (slice.elements.size() > 0) {
+      FileSlice written{0, slice.elements, offset, {}};
+      const auto* const data = static_cast<const std::byte*>(slice.data);
+      for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
+        const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
+        written.hashes.push_back(hash_bytes(data + at, size));
+        writer.append(data + at, size);
+      }
+      offset += slice.bytes();
+      record.slices.push_back(std::move(written));
+    }
+    table.tensors.push_back(std::move(record));
+  }
+  writer.finish();
+  return table;
+}
+
+}  // namespace zeroshard

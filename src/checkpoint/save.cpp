@@ -1,0 +1,120 @@
+#include "checkpoint/save.h"
+
+#include <optional>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "checkpoint/agreement.h"
+#include "checkpoint/rank_file.h"
+#include "checkpoint/store.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kMaxTableBytes = int64_t{1} << 32;
+
+std::string table_name(int rank) {
+  return concat("table-", rank, ".json");
+}
+
+// One save: the phases that all ranks go through together.
+class Save {
+ public:
+  Save(const SaveRequest& request, Comm& comm, Io& io) : request_(request), comm_(comm), io_(io) {}
+
+  void run() {
+    try {
+      const std::string asked = concat(request_.root, " / ", request_.tag, " / step ", request_.step);
+      const std::string first = broadcast_text(comm_, asked, 0, "save");
+      together(comm_, "save", [&] {
+        ZS_CHECK(asked == first, "saves '", asked, "', rank 0 '", first, "': pass the same on every rank");
+        prepare();
+      });
+      temporary_ = broadcast_text(comm_, temporary_, 0, "save");
+      together(comm_, "save", [&] { write_own(); });
+      together(comm_, "save", [&] { commit_all(); });
+    } catch (const Error&) {
+      discard();
+      throw;
+    }
+    if (comm_.rank() == 0) tidy();
+  }
+
+ private:
+  bool leads() const { return comm_.rank() == 0; }
+
+  void prepare() {
+    check_tag(request_.tag);
+    if (!leads()) return;
+    root_ = Directory::create(io_, request_.root);
+    temporary_ = private_name(".tmp-", request_.tag);
+    root_->create_directory(temporary_);
+    root_->sync();
+  }
+
+  void write_own() {
+    if (!root_) root_ = Directory::open(io_, request_.root);
+    Directory directory = root_->open_directory(temporary_);
+    RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_.slices);
+    table.state = request_.rank_state;
+    write_small_file(directory, table_name(comm_.rank()), to_text(table));  // makes the directory durable, too
+  }
+
+  void commit_all() {
+    if (!leads()) return;
+    Directory directory = root_->open_directory(temporary_);
+    Manifest manifest;
+    manifest.step = request_.step;
+    manifest.latest = request_.latest;
+    manifest.config_digest = request_.config_digest;
+    manifest.versions = request_.versions;
+    manifest.state = request_.state;
+    std::vector<RankTable> tables;
+    for (int rank = 0; rank < comm_.world_size(); ++rank)
+      tables.push_back(parse_rank_table(read_small_file(directory, table_name(rank), kMaxTableBytes),
+                                        concat(directory.path(), "/", table_name(rank))));
+    merge(std::move(tables), manifest);
+    for (int rank = 0; rank < comm_.world_size(); ++rank) directory.remove(table_name(rank));
+    write_small_file(directory, std::string(kManifestName), to_text(manifest));
+    placed_ = true;  // from here on `temporary_` may be the checkpoint that is replaced
+    commit(*root_, temporary_, request_.tag);
+  }
+
+  // After the commit: nothing here can undo it, so nothing here fails the save.
+  void tidy() {
+    const auto attempt = [&](const auto& step) {
+      try {
+        step();
+      } catch (const Error& error) {
+        log(LogLevel::kWarning, concat("checkpoint '", request_.tag, "' is saved, but: ", error.what()));
+      }
+    };
+    if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });
+    attempt([&] { retain(*root_, request_.keep, request_.tag); });
+    attempt([&] { sweep(*root_); });
+  }
+
+  void discard() noexcept {
+    if (!leads() || !root_ || placed_) return;
+    try {
+      root_->remove_tree(temporary_);
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, concat("left behind: ", error.what()));
+    }
+  }
+
+  const SaveRequest& request_;
+  Comm& comm_;
+  Io& io_;
+  std::optional<Directory> root_;
+  std::string temporary_;
+  bool placed_ = false;
+};
+
+}  // namespace
+
+void save_checkpoint(const SaveRequest& request, Comm& comm, Io& io) {
+  Save(request, comm, io).run();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,47 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "file/io.h"
+#include "layout/shard_layout.h"
+
+namespace zeroshard {
+
+// A stretch of one tensor that this rank keeps: one state of one parameter, or a buffer.
+struct StateSlice {
+  std::string name, kind, dtype;  // dtype as safetensors spells it
+  std::vector<std::string> aliases;
+  std::vector<int64_t> shape;  // of the whole tensor
+  bool trainable = false;
+  int64_t updates = 0;
+  Range elements;  // of the whole tensor, in row-major order; empty: this rank keeps none
+  void* data = nullptr;
+  bool on_host = true;  // of what is saved or loaded directly; AsyncSaver can copy other memory
+
+  int64_t bytes() const;
+};
+
+struct SaveRequest {
+  std::string root, tag;  // the checkpoint becomes root/tag
+  int64_t step = 0;
+  bool latest = true;
+  int keep = 0;  // afterwards, that many newest checkpoints stay in root; 0: all
+  std::string config_digest;
+  std::map<std::string, std::string> versions;
+  std::string state = "{}", rank_state = "{}";  // JSON: of the run (rank 0's counts), of this rank
+  // In the order in which they are written. Together the ranks have every element of a tensor exactly once; rank 0
+  // also names the tensors without elements.
+  std::vector<StateSlice> slices;
+};
+
+// Commits a checkpoint, or leaves no trace of it: every rank writes its slices to one file of a temporary directory and
+// makes them durable; when all have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint of the
+// same tag is replaced in one step. Collective; `comm` moves host memory and is used by no other thread meanwhile.
+// Throws IoError or ValueError on every rank, naming the rank at fault; earlier checkpoints are then as they were.
+// Slices must not change until it returns.
+void save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
+
+}  // namespace zeroshard

@@ -1,0 +1,51 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "file/durable.h"
+
+// The directory that holds the checkpoints of a run:
+//   TAG/manifest.json and TAG/rank-NNNNN.safetensors   a committed checkpoint
+//   latest                                              the newest tag: a hint for people and other tools
+//   .tmp-TAG.HOST.PID.N                                 one that is being written, or was when its process died
+//   .trash-TAG.HOST.PID.N                               one that is being deleted
+namespace zeroshard {
+
+inline constexpr std::string_view kManifestName = "manifest.json";
+inline constexpr std::string_view kLatestName = "latest";
+
+// Throws ValueError unless `tag` is 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit.
+void check_tag(std::string_view tag);
+
+// A name for a temporary or doomed directory that no other process uses: prefix + tag, host, process, number.
+std::string private_name(std::string_view prefix, std::string_view tag);
+
+struct FoundCheckpoint {
+  std::string tag;
+  int64_t step = 0;
+  bool latest = true;
+};
+
+struct StoreListing {
+  std::vector<FoundCheckpoint> committed;                // newest step first
+  std::vector<std::pair<std::string, std::string>> bad;  // directories with a manifest that cannot be used, and why
+  std::optional<std::string> latest;                     // what the hint says, when it is a valid tag
+};
+
+// Reads and checks the manifest of one checkpoint. Throws ValueError or IoError.
+Manifest read_manifest(const Directory& root, const std::string& tag);
+// Every checkpoint whose manifest is sound. Directories without a manifest are not mentioned.
+StoreListing list_store(const Directory& root);
+
+// Puts the directory `temporary`, whose contents are durable, in the place of `tag`, durably.
+void commit(Directory& root, const std::string& temporary, const std::string& tag);
+void write_latest(Directory& root, const std::string& tag);
+// Deletes all but the `keep` newest checkpoints and never `except`; 0 keeps all.
+void retain(Directory& root, int keep, const std::string& except);
+// Deletes what processes of this host left behind when they died.
+void sweep(Directory& root);
+
+}  // namespace zeroshard

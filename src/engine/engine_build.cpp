@@ -1,0 +1,179 @@
+#include <limits>
+#include <map>
+
+#include "base/check.h"
+#include "device/dtype.h"
+#include "engine/agreement.h"
+#include "engine/impl.h"
+
+namespace zeroshard {
+namespace {
+
+PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num_moments) {
+  PlanOptions plan = zeroshard::plan_options(options.config);
+  plan.world_size = comm.world_size();
+  plan.optimizer_slots = num_moments;
+  plan.exchange_needs_scratch =
+      comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
+  return plan;
+}
+
+DType compute_dtype(const ParamDefinition& param, const Config& config) {
+  const DType own = to_dtype(param.dtype);
+  const bool cast = config.compute_dtype != DType::kFloat32 && is_floating_point(own);
+  return cast ? config.compute_dtype : own;
+}
+
+std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, const Config& config, int world_size) {
+  std::vector<UnitLayout> layouts;
+  for (const UnitDefinition& unit : units) {
+    std::vector<ParamSpec> params;
+    for (const ParamDefinition& param : unit.params) {
+      params.push_back({param.names, param.shape, compute_dtype(param, config), param.requires_grad});
+    }
+    layouts.push_back(make_unit_layout(unit.name, std::move(params), world_size));
+  }
+  return layouts;
+}
+
+NamedValues describe(const std::vector<UnitLayout>& layouts) {
+  NamedValues values;
+  for (const UnitLayout& unit : layouts) {
+    for (const ParamSpec& param : unit.params) {
+      std::string shape;
+      for (const int64_t size : param.shape) shape += concat(shape.empty() ? "" : ", ", size);
+      values.emplace_back(param.name(),
+                          concat("[", shape, "] ", name_of(param.dtype), param.requires_grad ? "" : " frozen"));
+    }
+  }
+  return values;
+}
+
+ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
+  const Config& config = options.config;
+  ReduceOptions reduce;
+  reduce.device = options.device;
+  reduce.stage = config.stage;
+  reduce.world_size = world_size;
+  reduce.wire_dtype = config.communication_dtype;
+  reduce.accumulates = config.grad_accumulation_steps > 1;
+  reduce.grad_dtype = config.grad_accum_dtype;
+  if (!reduce.grad_dtype && reduce.accumulates) reduce.grad_dtype = DType::kFloat32;
+  reduce.pack_scale = float(1 / config.prescale);
+  reduce.sum_scale = float(config.prescale / (config.average_gradients ? world_size : 1));
+  reduce.native = config.reduction == Config::Reduction::kNative;
+  return reduce;
+}
+
+}  // namespace
+
+Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
+                   Comm* checkpoint_comm)
+    : options(std::move(engine_options)),
+      gather_comm(gather),
+      reduce_comm(reduce),
+      checkpoint(checkpoint_comm),
+      scaler(options.config.fp16) {
+  const Config& config = options.config;
+  ZS_CHECK(!units.empty(), "the model has no parameters");
+  if (options.param_groups.empty()) {
+    options.param_groups.push_back(ParamGroupOptions::from(config.optimizer.value_or(OptimizerConfig{})));
+    if (config.optimizer) options.optimizer = config.optimizer->type;
+  }
+  layouts = make_layouts(units, config, gather.world_size());
+  check_agreement(reduce, options.device, "configuration", options.agreement);
+  check_agreement(reduce, options.device, "parameters of the model", describe(layouts));
+  bool momentum = false;
+  for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
+  const int moments = options.external_optimizer ? 0 : num_moments(options.optimizer, momentum);
+  plan = plan_options(options, reduce, moments);
+  planned = plan_ledger(layouts, plan).bytes;
+  make_optimizer(units);
+  make_units(units);
+  make_reducer();
+  install_hooks();
+}
+
+void Engine::Impl::make_optimizer(const std::vector<UnitDefinition>& units) {
+  std::vector<ShardView> shards;
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    shard_of.emplace_back();
+    for (const FlatGroup& group : layouts[u].groups) {
+      shard_of.back().push_back(group.requires_grad ? int(shards.size()) : -1);
+      if (!group.requires_grad) continue;
+      ShardView view{&group, {}, {}, {}};
+      for (const size_t i : group.params) view.param_group.push_back(units[u].params[i].param_group);
+      shards.push_back(std::move(view));
+    }
+  }
+  const OptimOptions optim{options.device, gather_comm.rank(), options.config.stage == 0, options.optimizer,
+                           plan.optimizer_slots};
+  optimizer = std::make_unique<ShardedOptimizer>(std::move(shards), optim, ledger);
+}
+
+Placement Engine::Impl::placement(const UnitLayout& layout) const {
+  if (!shards_parameters(plan)) return Placement::kReplicated;
+  return is_persistent(layout, plan) ? Placement::kPersistent : Placement::kSharded;
+}
+
+void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
+  int64_t bytes = 0;
+  for (const UnitLayout& layout : layouts) bytes += Unit::memory_bytes(layout, placement(layout));
+  std::map<int64_t, int> slots;
+  for (const RingClass& size_class : zeroshard::gather_ring(layouts, plan))
+    slots[size_class.slot_bytes] = size_class.slots;
+  param_memory = FlatBuffer(gather_comm, bytes, options.device, ledger, Category::kParameters, "parameters");
+  gather_ring = std::make_unique<SlotRing>(
+      slots, [this](int64_t size) { return FlatBuffer(size, options.device, ledger, Category::kGatherRing); });
+  std::vector<std::unique_ptr<Unit>> units;
+  std::vector<int> parents;
+  char* memory = param_memory.data();
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    UnitSource source{definitions[u].tensors(), memory, {}};
+    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
+      source.masters.push_back(shard_of[u][g] < 0 ? at::Tensor() : optimizer->master(shard_index(u, g)));
+    }
+    units.push_back(std::make_unique<Unit>(layouts[u], placement(layouts[u]), std::move(source), options.device,
+                                           gather_comm, *gather_ring, ledger));
+    parents.push_back(definitions[u].parent);
+    memory += Unit::memory_bytes(layouts[u], placement(layouts[u]));
+  }
+  executor =
+      std::make_unique<Executor>(std::move(units), std::move(parents), prefetch_depth(plan), [this](size_t unit) {
+        if (sync) reducer->flush(unit);
+      });
+}
+
+void Engine::Impl::make_reducer() {
+  Reducer::Options reduce;
+  static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
+  reduce.overlap = options.config.overlap_comm;
+  reduce.max_slots = reduce_slots(std::numeric_limits<int>::max());
+  std::vector<const UnitLayout*> pointers;
+  for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());
+  reducer = std::make_unique<Reducer>(pointers, reduce, reduce_comm, ledger);
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
+      if (shard_of[u][g] < 0) continue;
+      Unit& unit = executor->unit(u);
+      const bool whole = options.config.stage == 0;
+      optimizer->bind(shard_index(u, g), whole ? unit.full(g) : unit.shard(g), reducer->bucket(u, g)->grads());
+    }
+  }
+}
+
+void Engine::Impl::install_hooks() {
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+      if (!layouts[u].params[i].requires_grad) continue;
+      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
+        hooks.emplace_back(tensor, [this, u, i](const at::Tensor& grad) {
+          pending_backward = true;
+          reducer->add(u, i, grad, sync);
+        });
+      }
+    }
+  }
+}
+
+}  // namespace zeroshard

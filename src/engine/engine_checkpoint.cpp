@@ -1,0 +1,375 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/version.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/load.h"
+#include "checkpoint/store.h"
+#include "device/host_copy.h"
+#include "engine/impl.h"
+#include "zeroshard/version.h"
+
+namespace zeroshard {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kWeight[] = "weight";
+
+std::string safetensors_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return "F32";
+    case at::kDouble:
+      return "F64";
+    case at::kBFloat16:
+      return "BF16";
+    case at::kHalf:
+      return "F16";
+    case at::kLong:
+      return "I64";
+    case at::kInt:
+      return "I32";
+    case at::kShort:
+      return "I16";
+    case at::kChar:
+      return "I8";
+    case at::kByte:
+      return "U8";
+    case at::kBool:
+      return "BOOL";
+    default:
+      throw ValueError(concat("tensors of type ", c10::toString(type), " cannot be saved"));
+  }
+}
+
+std::vector<std::string> moment_names(OptimizerConfig::Type type) {
+  using Type = OptimizerConfig::Type;
+  switch (type) {
+    case Type::kAdam:
+    case Type::kAdamW:
+      return {"exp_avg", "exp_avg_sq"};
+    case Type::kLion:
+      return {"exp_avg"};
+    case Type::kSgd:
+      return {"momentum_buffer"};
+    case Type::kAdagrad:
+      return {"sum"};
+  }
+  return {};
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
+  return "[" + text + "]";
+}
+
+// "'a', 'b', 'c' and 7 more"
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 5;
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += concat(i > 0 ? ", '" : "'", names[i], "'");
+  return names.size() > kShown ? concat(text, " and ", names.size() - kShown, " more") : text;
+}
+
+StateSlice to_slice(const TensorState& state) {
+  ZS_CHECK(state.tensor.is_contiguous(), "'", state.name, "' (", state.kind, ") is not contiguous");
+  return {.name = state.name,
+          .kind = state.kind,
+          .dtype = safetensors_dtype(state.tensor.scalar_type()),
+          .aliases = {},
+          .shape = state.shape,
+          .elements = {state.begin, state.begin + state.tensor.numel()},
+          .data = state.tensor.data_ptr(),
+          .on_host = state.tensor.is_cpu()};
+}
+
+}  // namespace
+
+// Walks the parameters with the memory behind their states.
+class Engine::Impl::States {
+ public:
+  enum class Purpose : uint8_t { kSave, kLoad };
+  States(Impl& impl, Purpose purpose) : impl_(impl), purpose_(purpose) {}
+
+  // Weights, and for trainable parameters the optimizer's states. When saving, every rank gives its own share; when
+  // loading, all that it keeps.
+  std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
+    std::vector<StateSlice> result;
+    for (size_t u = 0; u < impl_.layouts.size(); ++u) {
+      for (size_t g = 0; g < impl_.layouts[u].groups.size(); ++g) {
+        if (impl_.shard_of[u][g] < 0) {
+          if (frozen) add_frozen(u, g, result);
+        } else {
+          add_trainable(u, g, optimizer, result);
+        }
+      }
+    }
+    return result;
+  }
+
+  // The stretch of parameter `index` of a group that this rank saves or loads, as flat positions.
+  Range wanted(const FlatGroup& group, size_t index, bool whole) const {
+    const bool all = whole && purpose_ == Purpose::kLoad;
+    return all ? group.layout.param(index) : group.layout.owned(index, impl_.gather_comm.rank());
+  }
+
+ private:
+  // `whole`: `memory` has all elements of the group, else this rank's shard.
+  void add(size_t u, size_t g, const char* kind, const at::Tensor& memory, bool whole, std::vector<StateSlice>& to,
+           const std::vector<int64_t>* updates) const {
+    const UnitLayout& layout = impl_.layouts[u];
+    const FlatGroup& group = layout.groups[g];
+    const int64_t first = whole ? 0 : group.layout.shard(impl_.gather_comm.rank()).begin;
+    for (size_t j = 0; j < group.params.size(); ++j) {
+      const ParamSpec& param = layout.params[group.params[j]];
+      const Range range = wanted(group, j, whole);
+      StateSlice slice;
+      slice.name = param.name();
+      slice.aliases.assign(param.names.begin() + 1, param.names.end());
+      slice.kind = kind;
+      slice.dtype = safetensors_dtype(memory.scalar_type());
+      slice.shape = param.shape;
+      slice.trainable = param.requires_grad;
+      slice.updates = updates ? (*updates)[j] : 0;
+      slice.on_host = memory.is_cpu();
+      if (range.size() > 0) {
+        const int64_t start = group.layout.param(j).begin;
+        slice.elements = {range.begin - start, range.end - start};
+        slice.data = static_cast<char*>(memory.data_ptr()) + (range.begin - first) * memory.element_size();
+      } else if (purpose_ == Purpose::kSave && (impl_.gather_comm.rank() != 0 || param.numel() > 0)) {
+        continue;  // others have it
+      }
+      to.push_back(std::move(slice));
+    }
+  }
+
+  void add_frozen(size_t u, size_t g, std::vector<StateSlice>& to) const {
+    const Unit& unit = impl_.executor->unit(u);
+    const bool whole = unit.placement() == Placement::kReplicated;
+    add(u, g, kWeight, whole ? unit.full(g) : unit.shard(g), whole, to, nullptr);
+  }
+
+  void add_trainable(size_t u, size_t g, bool optimizer, std::vector<StateSlice>& to) const {
+    const size_t shard = impl_.shard_index(u, g);
+    const bool whole = impl_.options.config.stage == 0;
+    const at::Tensor& master = impl_.optimizer->master(shard);
+    const at::Tensor weights = master.defined() ? master : impl_.optimizer->shards()[shard].param;
+    const std::vector<int64_t>& steps = impl_.optimizer->steps(shard);
+    add(u, g, kWeight, weights, whole, to, &steps);
+    if (!optimizer) return;
+    const std::vector<std::string> names = moment_names(impl_.options.optimizer);
+    for (size_t slot = 0; slot < size_t(impl_.plan.optimizer_slots); ++slot)
+      add(u, g, names.at(slot).c_str(), impl_.optimizer->moment(shard, slot), whole, to, &steps);
+  }
+
+  Impl& impl_;
+  Purpose purpose_;
+};
+
+Comm& Engine::Impl::checkpoint_comm() const {
+  if (checkpoint == nullptr) throw StateError("this engine was made without a communicator for checkpoints");
+  return *checkpoint;
+}
+
+AsyncSaver& Engine::Impl::saver() {
+  if (!async_saver) async_saver = std::make_unique<AsyncSaver>(checkpoint_comm(), posix_io(), ledger);
+  return *async_saver;
+}
+
+// Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
+void Engine::Impl::report_failed_save() {
+  try {
+    saver().wait();
+  } catch (const Error& error) {
+    if (options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
+    if (reduce_comm.rank() == 0)
+      log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
+  }
+}
+
+// At stage 0 every rank's optimizer has everything: each saves its share.
+std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& states) const {
+  std::map<std::string_view, std::pair<const FlatGroup*, size_t>> place;
+  for (const UnitLayout& layout : layouts)
+    for (const FlatGroup& group : layout.groups)
+      for (size_t j = 0; j < group.params.size(); ++j) place[layout.params[group.params[j]].name()] = {&group, j};
+  std::vector<StateSlice> slices;
+  for (const TensorState& state : states) {
+    StateSlice slice = to_slice(state);
+    const auto at = place.find(state.name);
+    ZS_CHECK(at != place.end(), "'", state.name, "' (", state.kind, ") is a state of no parameter");
+    const auto [group, index] = at->second;
+    slice.trainable = true;
+    if (options.config.stage == 0) {
+      const Range owned = group->layout.owned(index, gather_comm.rank());
+      const int64_t start = group->layout.param(index).begin;
+      const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});
+      if (mine.size() == 0) continue;
+      slice.data = static_cast<char*>(slice.data) + (mine.begin - slice.elements.begin) * dtype_bytes(slice.dtype);
+      slice.elements = mine;
+    }
+    slices.push_back(std::move(slice));
+  }
+  return slices;
+}
+
+SaveRequest Engine::Impl::make_request(const std::string& root, const std::string& tag, int64_t step,
+                                       const CheckpointContents& contents, const SaveOptions& save) {
+  SaveRequest request;
+  request.root = root;
+  request.tag = tag;
+  request.step = step;
+  request.latest = save.latest;
+  request.keep = options.config.checkpoint.keep;
+  request.config_digest = concat(options.config.digest());
+  request.versions = {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}};
+  const LossScalerState& scale = scaler.state();
+  const Json core{{"loss_scale", scale.scale},
+                  {"loss_scale_iteration", scale.iteration},
+                  {"loss_scale_last_overflow", scale.last_overflow},
+                  {"loss_scale_hysteresis_left", scale.hysteresis_left},
+                  {"skipped_in_a_row", skipped},
+                  {"excludes_frozen", save.exclude_frozen}};
+  request.state = Json{{"core", core}, {"front", Json::parse(contents.state)}}.dump();
+  request.rank_state = contents.rank_state;
+  request.slices = States(*this, States::Purpose::kSave).slices(!save.exclude_frozen, true);
+  for (StateSlice& slice : own_share(contents.optimizer)) request.slices.push_back(std::move(slice));
+  for (const TensorState& buffer : contents.buffers) request.slices.push_back(to_slice(buffer));
+  return request;
+}
+
+// What of the checkpoint goes where; throws ValueError when it is not one of this model and optimizer.
+std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const TensorIndex& index,
+                                             const LoadOptions& load, const ChooseTensors& others) {
+  const bool excludes_frozen = Json::parse(manifest.state).at("core").at("excludes_frozen").get<bool>();
+  std::vector<StateSlice> wanted;
+  std::vector<std::string> missing;
+  std::set<std::pair<std::string_view, std::string_view>> known;
+  for (StateSlice& slice : States(*this, States::Purpose::kLoad).slices(true, load.optimizer)) {
+    const TensorRecord* const saved = index.find(slice.name, slice.kind);
+    if (saved == nullptr) {
+      const bool is_weight = slice.kind == kWeight;
+      ZS_CHECK(is_weight || index.find(slice.name, kWeight) == nullptr, "the checkpoint has no ", slice.kind, " for '",
+               slice.name, "': it was saved with another optimizer, or while the parameter was frozen. Load without ",
+               "optimizer states (load_optimizer_states=False) to take its weights");
+      if (is_weight && !(excludes_frozen && !slice.trainable)) missing.push_back(slice.name);
+      continue;
+    }
+    known.insert({saved->name, saved->kind});
+    ZS_CHECK(saved->shape == slice.shape, "'", slice.name, "' has the shape ", shape_text(slice.shape),
+             ", in the checkpoint ", shape_text(saved->shape));
+    ZS_CHECK(convertible(saved->dtype, slice.dtype), "'", slice.name, "' has the dtype ", slice.dtype,
+             ", in the checkpoint ", saved->dtype);
+    wanted.push_back(std::move(slice));
+  }
+  std::vector<std::string> unexpected;
+  std::vector<TensorInfo> rest;
+  for (const TensorRecord& saved : manifest.tensors) {
+    if (known.contains({saved.name, saved.kind})) continue;
+    if (saved.kind == kWeight) unexpected.push_back(saved.name);
+    rest.push_back({saved.name, saved.kind, saved.dtype, saved.shape});
+  }
+  if (load.all_params) {
+    ZS_CHECK(missing.empty(), "parameters that the checkpoint does not have: ", some_of(missing),
+             ". To load what it has, pass load_module_strict=False");
+    ZS_CHECK(unexpected.empty(), "parameters that only the checkpoint has: ", some_of(unexpected),
+             ". To leave them out, pass load_module_strict=False");
+  }
+  for (const TensorState& state : others(rest)) {
+    const TensorRecord* const saved = index.find(state.name, state.kind);
+    ZS_CHECK(saved && saved->shape == state.shape, "'", state.name, "' (", state.kind, ") has the shape ",
+             shape_text(state.shape), ", in the checkpoint ", saved ? shape_text(saved->shape) : "it is missing");
+    wanted.push_back(to_slice(state));
+  }
+  return wanted;
+}
+
+// Device memory is filled by way of the host: {device, host} to be copied once the host's is filled.
+std::vector<std::pair<at::Tensor, at::Tensor>> Engine::Impl::stage_on_host(std::vector<StateSlice>& slices) const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged;
+  for (StateSlice& slice : slices) {
+    if (slice.on_host) continue;
+    const auto bytes = at::TensorOptions().dtype(at::kByte);
+    const at::Tensor device = at::from_blob(slice.data, {slice.bytes()}, bytes.device(options.device));
+    staged.emplace_back(device, at::empty({slice.bytes()}, bytes));
+    slice.data = staged.back().second.data_ptr();
+    slice.on_host = true;
+  }
+  return staged;
+}
+
+void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load) {
+  const Json core = Json::parse(manifest.state).at("core");
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
+      if (shard_of[u][g] < 0 || !load.optimizer) continue;
+      std::vector<int64_t>& steps = optimizer->steps(shard_index(u, g));
+      const FlatGroup& group = layouts[u].groups[g];
+      for (size_t j = 0; j < group.params.size(); ++j) {
+        const TensorRecord* const saved = index.find(layouts[u].params[group.params[j]].name(), kWeight);
+        if (saved) steps[j] = saved->updates;
+      }
+    }
+  }
+  optimizer->publish_masters();
+  if (options.config.stage > 0) executor->refresh();
+  if (!load.optimizer) return;
+  skipped = core.at("skipped_in_a_row").get<int>();
+  scaler.load({.scale = core.at("loss_scale").get<double>(),
+               .iteration = core.at("loss_scale_iteration").get<int64_t>(),
+               .last_overflow = core.at("loss_scale_last_overflow").get<int64_t>(),
+               .hysteresis_left = core.at("loss_scale_hysteresis_left").get<int>()});
+}
+
+void Engine::save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
+                             const CheckpointContents& contents, const SaveOptions& save) {
+  Impl& impl = *impl_;
+  if (impl.unapplied)
+    throw StateError(
+        "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
+        "Save after step() has applied them");
+  check_tag(tag);  // here, not in the background
+  SaveRequest request = impl.make_request(root, tag, step, contents, save);
+  AsyncSaver& saver = impl.saver();
+  const bool on_host = impl.options.device.is_cpu();
+  if (on_host && !impl.options.config.checkpoint.async) {
+    saver.wait();
+    zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
+    return;
+  }
+  saver.start(std::move(request), [&](void* to, const void* from, int64_t bytes, bool from_host) {
+    copy_to_host(to, from, bytes, from_host ? at::Device(at::kCPU) : impl.options.device);
+  });
+  if (!impl.options.config.checkpoint.async) saver.wait();
+}
+
+void Engine::wait_for_checkpoint() {
+  if (impl_->async_saver) impl_->async_saver->wait();
+}
+
+std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, const LoadOptions& load,
+                                                   const ChooseTensors& others) {
+  Impl& impl = *impl_;
+  wait_for_checkpoint();
+  std::vector<std::pair<at::Tensor, at::Tensor>> uploads;
+  LoadRequest request{root, load.tag, load.strict, [&](const Manifest& manifest, const TensorIndex& index) {
+                        std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others);
+                        uploads = impl.stage_on_host(wanted);
+                        return wanted;
+                      }};
+  const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
+  if (!loaded) return std::nullopt;
+  for (auto& [device, host] : uploads) device.copy_(host);
+  impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
+  return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
+                     loaded->manifest.rank_states, load.optimizer};
+}
+
+}  // namespace zeroshard

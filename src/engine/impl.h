@@ -1,0 +1,75 @@
+#pragma once
+#include <atomic>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "checkpoint/async_saver.h"
+#include "checkpoint/manifest.h"
+#include "comm/comm.h"
+#include "device/flat_buffer.h"
+#include "engine/consensus.h"
+#include "engine/executor.h"
+#include "hooks/autograd_hooks.h"
+#include "memory/ledger.h"
+#include "optim/sharded_optimizer.h"
+#include "plan/plan_ledger.h"
+#include "precision/loss_scaler.h"
+#include "reduce/reducer.h"
+#include "zeroshard/engine.h"
+
+namespace zeroshard {
+
+// The parts of an engine, in the order in which they must be destroyed in reverse. Built in engine_build.cpp.
+struct Engine::Impl {
+  Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint);
+
+  void make_optimizer(const std::vector<UnitDefinition>& units);
+  void make_units(const std::vector<UnitDefinition>& units);
+  void make_reducer();
+  void install_hooks();
+  Placement placement(const UnitLayout& layout) const;
+  size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
+  void report_skip(double scale);
+
+  // engine_checkpoint.cpp
+  class States;
+  Comm& checkpoint_comm() const;
+  AsyncSaver& saver();
+  void report_failed_save();
+  std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
+  SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
+                           const CheckpointContents& contents, const SaveOptions& save);
+  std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
+                                 const ChooseTensors& others);
+  std::vector<std::pair<at::Tensor, at::Tensor>> stage_on_host(std::vector<StateSlice>& slices) const;
+  void take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load);
+
+  EngineOptions options;
+  Comm& gather_comm;
+  Comm& reduce_comm;
+  Comm* checkpoint;  // null: no checkpoints
+  Ledger ledger;
+  PlanOptions plan;
+  Bytes planned;
+  std::vector<UnitLayout> layouts;
+  FlatBuffer param_memory;
+  std::unique_ptr<SlotRing> gather_ring;
+  std::unique_ptr<ShardedOptimizer> optimizer;
+  std::vector<std::vector<int>> shard_of;  // [unit][group] -> index in the optimizer, -1 when frozen
+  std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<Executor> executor;
+  std::vector<GradHook> hooks;
+  BackwardHooks backward_hooks;
+  LossScaler scaler;
+  bool pending_backward = false;  // gradients have come since the last end_backward()
+  bool unapplied = false;         // gradients have come since the last step
+  bool sync = true;
+  int skipped = 0;
+  Consensus consensus;  // of the step that is being applied
+  float grad_scale = 1;
+  std::atomic<bool> stop_requested = false;
+  std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
+};
+
+}  // namespace zeroshard

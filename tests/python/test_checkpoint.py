@@ -1,0 +1,375 @@
+"""Checkpoints: what was trained before goes on bit by bit, with any number of ranks and at any stage."""
+
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+
+import pytest
+import torch
+import world
+import zeroshard
+from torch import nn
+
+STAGES = [0, 1, 2, 3]
+
+
+def configuration(stage, dtype="fp32", optimizer="AdamW", **own):
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": optimizer, "params": {"lr": 3e-3, "weight_decay": 0.01}},
+        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 40, "warmup_num_steps": 5}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 1200},
+        "zeroshard": {"timeout_s": 30, **own},
+    }
+    if optimizer == "SGD":
+        config["optimizer"]["params"]["momentum"] = 0.9
+    if optimizer == "none":
+        del config["optimizer"], config["scheduler"]
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True}
+    if dtype == "fp16":
+        config["fp16"]["loss_scale_window"] = 3
+        config["fp16"]["initial_scale_power"] = 8
+    return config
+
+
+class Dropping(nn.Module):
+    """Dropout, a buffer that training changes, a tied, a frozen and an empty parameter."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(50, 24)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(24, 37), nn.Dropout(0.2), nn.Linear(37, 24)) for _ in range(3)
+        )
+        self.register_buffer("seen", torch.zeros(24))  # of this rank's own data
+        self.frozen = nn.Parameter(torch.randn(7, 11), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.head = nn.Linear(24, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = self.embed(ids).mean(1)
+        for block in self.blocks:
+            x = x + block(x)
+        if self.training:
+            self.seen.mul_(0.9).add_(x.detach().float().mean(0), alpha=0.1)
+        return self.head(x + self.seen.to(x.dtype)) * self.frozen.float().abs().mean().to(x.dtype)
+
+
+def make(stage, dtype="fp32", optimizer="AdamW", **own):
+    model = Dropping()
+    config = configuration(stage, dtype, optimizer, **own)
+    outside = torch.optim.RMSprop(model.parameters(), lr=1e-3) if optimizer == "none" else None
+    engine, *_ = zeroshard.initialize(model=model, config=config, optimizer=outside)
+    return engine
+
+
+def train(engine, steps):
+    """Random numbers of every kind decide about the data: a resumed run must go on with the same ones."""
+    losses = []
+    for _ in range(steps):
+        shift = random.randrange(5)
+        ids = (torch.randint(0, 45, (4, 6)) + shift) % 50
+        loss = torch.nn.functional.cross_entropy(engine(ids).float(), ids[:, 0])
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def facts(engine):
+    return [
+        engine.parameter_digest(),
+        engine.get_lr(),
+        engine.loss_scale,
+        engine.global_steps,
+        engine.skipped_steps,
+        engine.module.seen.tolist(),
+    ]
+
+
+def seed(engine):
+    torch.manual_seed(100 + engine.rank())
+    random.seed(200 + engine.rank())
+
+
+def stop_and_resume(folder, stage, resume_stage, dtype, optimizer, at, steps):
+    engine = make(stage, dtype, optimizer)
+    seed(engine)
+    train(engine, at)
+    path = os.path.join(folder, f"{dtype}-{optimizer}-{stage}-{resume_stage}-{at}")
+    engine.save_checkpoint(path, client_state={"epoch": 3, "best": math.inf, "ids": torch.arange(4)})
+    losses = train(engine, steps - at)
+    expected = facts(engine)
+    engine.wait_for_checkpoint()
+
+    engine = make(resume_stage, dtype, optimizer)
+    train(engine, 2)  # other values, other random numbers
+    loaded, client = engine.load_checkpoint(path)
+    assert loaded == os.path.join(path, f"global_step{at}"), loaded
+    assert client["epoch"] == 3 and client["best"] == math.inf and client["ids"].tolist() == [0, 1, 2, 3]
+    assert engine.global_steps == at
+    again = train(engine, steps - at)
+    assert again == losses, (stage, resume_stage, at, losses, again)
+    assert facts(engine) == expected
+    return expected
+
+
+def stops_and_resumes(folder, cases):
+    return [stop_and_resume(folder, *case) for case in cases]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_resumed_run_has_the_same_bits_at_every_stage(tmp_path, ranks):
+    pairs = [(stage, (stage + shift) % 4) for stage in STAGES for shift in ((0, 1) if ranks == 2 else (3,))]
+    cases = [(a, b, "fp32", "AdamW", 3, 6) for a, b in pairs]
+    results = world.run(ranks, stops_and_resumes, folder=str(tmp_path), cases=cases)
+    assert len({json.dumps(fact) for rank in results for fact in rank if fact}) >= 1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_resumed_run_in_16_bits(tmp_path, dtype):
+    cases = [(stage, 3 - stage, dtype, "AdamW", 4, 8) for stage in STAGES]
+    world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Lion", "Adagrad", "none"])
+def test_a_resumed_run_with_other_optimizers(tmp_path, optimizer):
+    cases = [(stage, (stage + 1) % 4, "fp32", optimizer, 3, 6) for stage in STAGES]
+    world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
+
+
+def test_stopping_at_every_step(tmp_path, release):
+    steps = 40 if release else 8
+    cases = [(at % 4, at % 4, "fp32", "AdamW", at, steps) for at in range(1, steps)]
+    world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
+
+
+# -- other numbers of ranks --------------------------------------------------------------------------------------------
+
+
+def whole_state(engine):
+    """Every parameter and optimizer state, as the engine saves them, gathered by name."""
+    engine.wait_for_checkpoint()
+    return [engine.parameter_digest(), engine.get_lr(), engine.global_steps]
+
+
+def write(folder, stage, dtype):
+    engine = make(stage, dtype)
+    seed(engine)
+    train(engine, 3)
+    engine.save_checkpoint(folder)
+    return whole_state(engine)
+
+
+def read(folder, stage, dtype, out=None):
+    engine = make(stage, dtype)
+    engine.load_checkpoint(folder)
+    state = whole_state(engine)
+    if out is not None:
+        engine.save_checkpoint(out)
+        engine.wait_for_checkpoint()
+    return state
+
+
+def contents(folder):
+    """name and kind -> bytes, read by an independent reader of safetensors and put together by the manifest."""
+    from safetensors import safe_open
+
+    with open(os.path.join(folder, "manifest.json")) as file:
+        manifest = json.load(file)
+    found = {}
+    for tensor in manifest["tensors"]:
+        parts = []
+        for index, begin, end, _, _ in tensor["slices"]:
+            name = manifest["files"][index]["name"]
+            with safe_open(os.path.join(folder, name), "pt") as file:
+                parts.append(file.get_tensor(f"{tensor['kind']}/{tensor['name']}[{begin}:{end}]"))
+        value = torch.cat(parts) if parts else torch.empty(0)
+        assert value.numel() == math.prod(tensor["shape"])
+        key = (tensor["name"], tensor["kind"], tensor["updates"])
+        found[key] = value.view(torch.uint8).numpy().tobytes() if parts else b""
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_any_number_of_ranks_at_any_stage_loads(tmp_path, release, dtype):
+    worlds = [1, 2, 3, 4, 8] if release else [1, 2, 3]
+    steps = itertools.cycle(STAGES)
+    for writers in worlds:
+        source = str(tmp_path / f"from{writers}")
+        stage = next(steps)
+        expected = world.run(writers, write, folder=source, stage=stage, dtype=dtype)[0]
+        before = contents(os.path.join(source, "global_step3"))
+        for readers in worlds:
+            for read_stage in STAGES if release else [next(steps)]:
+                out = str(tmp_path / "again")
+                shutil.rmtree(out, ignore_errors=True)
+                states = world.run(readers, read, folder=source, stage=read_stage, dtype=dtype, out=out)
+                assert all(state == expected for state in states), (writers, stage, readers, read_stage)
+                after = contents(os.path.join(out, "global_step3"))
+                assert before == after, (writers, stage, readers, read_stage)
+        next(steps)
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def load_into(folder, changes, kwargs):
+    class Other(Dropping):
+        def __init__(self):
+            super().__init__()
+            if changes == "shape":
+                self.blocks[1][0] = nn.Linear(24, 37, bias=True)
+                self.blocks[1][2] = nn.Linear(37, 24)
+                self.frozen = nn.Parameter(torch.randn(7, 12), requires_grad=False)
+            if changes == "more":
+                self.more = nn.Linear(24, 3)
+            if changes == "fewer":
+                del self.blocks[2]
+
+    optimizer = "SGD" if changes == "optimizer" else "AdamW"
+    engine, *_ = zeroshard.initialize(model=Other(), config=configuration(3, optimizer=optimizer))
+    path, _ = engine.load_checkpoint(folder, **kwargs)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "way_out"),
+    [
+        ("shape", "'frozen' has the shape [7, 12], in the checkpoint [7, 11]", None),
+        (
+            "more",
+            "the checkpoint does not have: 'more.weight', 'more.bias'",
+            {"load_module_strict": False},
+        ),
+        ("fewer", "parameters that only the checkpoint has: 'blocks.2.0.weight'", {"load_module_strict": False}),
+        ("optimizer", "the checkpoint has no momentum_buffer for", {"load_optimizer_states": False}),
+    ],
+)
+def test_a_checkpoint_of_another_model(tmp_path, changes, message, way_out):
+    world.run(2, write, folder=str(tmp_path), stage=2, dtype="fp32")
+    for rank in world.run_ranks(2, load_into, folder=str(tmp_path), changes=changes, kwargs={}):
+        assert rank.error is not None and message in rank.error, rank.error
+    if way_out:
+        assert None not in world.run(2, load_into, folder=str(tmp_path), changes=changes, kwargs=way_out)
+
+
+def save_something_odd(folder, what):
+    engine = make(1)
+    train(engine, 1)
+    if what == "tags":
+        engine.save_checkpoint(folder, tag=f"of-rank-{engine.rank()}")
+        engine.wait_for_checkpoint()
+    if what == "accumulating":
+        engine.backward(engine(torch.zeros(2, 3, dtype=torch.long)).sum())
+    client = {"a": {"b": [1, object()]}} if what == "object" else {}
+    engine.save_checkpoint(folder, tag="../up" if what == "tag" else None, client_state=client)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("object", "client.client.a.b[1] is a object"),
+        ("tag", "'../up' cannot be the tag of a checkpoint"),
+        ("tags", "rank 1: saves '"),
+        ("accumulating", "save_checkpoint between a backward pass and its step"),
+    ],
+)
+def test_what_cannot_be_saved(tmp_path, what, message):
+    for rank in world.run_ranks(2, save_something_odd, folder=str(tmp_path), what=what):
+        assert rank.error is not None and message in rank.error, rank.error
+
+
+def fail_in_the_background(folder, on_error):
+    engine = make(2, checkpoint={"on_error": on_error})
+    seed(engine)
+    train(engine, 1)
+    if engine.rank() == 0:
+        os.makedirs(folder)
+    engine.save_checkpoint(os.path.join(folder, "good"))
+    engine.wait_for_checkpoint()
+    with open(os.path.join(folder, f"file-{engine.rank()}"), "w"):
+        pass
+    engine.save_checkpoint(os.path.join(folder, "file-0"))  # not a directory
+    said = ""
+    for _ in range(50):
+        try:
+            train(engine, 1)
+        except zeroshard.IoError as error:
+            said = str(error)
+            break
+    return [engine.global_steps, said]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_an_error_in_the_background_comes_out_at_a_step(tmp_path, on_error):
+    results = world.run(2, fail_in_the_background, folder=str(tmp_path / "new"), on_error=on_error)
+    assert results[0] == results[1]  # at the same step on all ranks
+    steps, said = results[0]
+    if on_error == "raise":
+        assert "file-0" in said and steps < 51
+    else:
+        assert said == "" and steps == 51
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def stop_at_a_signal(folder):
+    import signal
+
+    engine = make(3)
+    seed(engine)
+    if engine.rank() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: engine.request_stop())
+    for step in range(100):
+        if step == 4 and engine.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        train(engine, 1)
+        if engine.stop_requested:
+            break
+    engine.save_checkpoint(folder)
+    return engine.global_steps
+
+
+def test_a_stop_on_one_rank_stops_all_at_the_same_step(tmp_path):
+    assert world.run(3, stop_at_a_signal, folder=str(tmp_path)) == [5, 5, 5]
+    assert os.path.exists(tmp_path / "global_step5" / "manifest.json")  # a process that ends has waited
+
+
+# -- the data position -------------------------------------------------------------------------------------------------
+
+
+def consume(folder, stop, epochs):
+    data = [(torch.tensor([index % 50] * 3), index) for index in range(23)]
+    config = configuration(2)
+    engine, _, loader, _ = zeroshard.initialize(model=Dropping(), config=config, training_data=data)
+    if os.path.exists(folder):
+        engine.load_checkpoint(folder)
+    seen = []
+    for _ in range(epochs):
+        for ids, index in loader:
+            engine.backward(engine(ids.repeat(2, 1)).float().square().mean())
+            engine.step()
+            seen += index.tolist()
+            if stop is not None and engine.global_steps == stop:
+                engine.save_checkpoint(folder)
+                return seen
+    return seen
+
+
+@pytest.mark.parametrize("second", [1, 2, 3])
+def test_no_sample_is_lost_or_repeated_when_an_epoch_goes_on(tmp_path, second):
+    folder = str(tmp_path / "checkpoint")
+    first = world.run(2, consume, folder=folder, stop=3, epochs=1)
+    rest = world.run(second, consume, folder=folder, stop=None, epochs=1)
+    samples = list(itertools.chain(*first, *rest))
+    assert len(samples) - 23 < max(2, second), samples  # padded so that every rank has as many
+    assert set(samples) == set(range(23))
