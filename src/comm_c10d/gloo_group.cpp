@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -56,7 +57,15 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
+// Gloo writes to sockets of peers that may have died: the signal for that would end this rank without a word. (Python
+// ignores it anyway.) A handler that somebody has set stays.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 std::shared_ptr<gloo::transport::Device> make_device() {
+  ignore_broken_pipes();
   using Gloo = c10d::ProcessGroupGloo;
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
