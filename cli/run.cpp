@@ -15,7 +15,8 @@ namespace {
 
 // Options as text: the messages about wrong numbers are ours.
 struct RunArguments {
-  std::optional<std::string> nproc, num_gpus, master_port, nnodes, node_rank, grace_period, stall_timeout;
+  std::optional<std::string> nproc, num_gpus, master_port, nnodes, node_rank, grace_period, stall_timeout, hang_timeout,
+      max_restarts, min_ranks;
   std::optional<std::string> master_addr;
   std::string log_dir;
   bool module = false, no_python = false;
@@ -65,6 +66,9 @@ LaunchOptions to_options(const RunArguments& arguments, std::vector<std::string>
   options.master_port = parse_int("--master_port", arguments.master_port, 0, 0);
   options.grace_period_s = parse_seconds("--grace-period", arguments.grace_period, options.grace_period_s);
   options.stall_timeout_s = parse_seconds("--stall-timeout", arguments.stall_timeout, options.stall_timeout_s);
+  options.hang_timeout_s = parse_seconds("--hang-timeout", arguments.hang_timeout, options.hang_timeout_s);
+  options.max_restarts = parse_int("--max-restarts", arguments.max_restarts, 0, 0);
+  options.min_ranks = parse_int("--min-ranks", arguments.min_ranks, 1, 0);
   options.log_dir = arguments.log_dir;
   if (options.nnodes > 1 && !arguments.master_addr) {
     throw ValueError("--nnodes is " + std::to_string(options.nnodes) + ": give --master_addr, the host of rank 0");
@@ -96,6 +100,12 @@ void add_run_command(CLI::App& app) {
                   "Seconds that ranks have to end after a signal before they are killed (default: 30)");
   run->add_option("--stall-timeout,--stall_timeout", a.stall_timeout,
                   "Seconds after which a stopped rank ends the job (default: 10; 0: never)");
+  run->add_option("--hang-timeout,--hang_timeout", a.hang_timeout,
+                  "Seconds without progress of the ranks after which the job ends, with a report (default: 0, never)");
+  run->add_option("--max-restarts,--max_restarts", a.max_restarts,
+                  "How often a job that fails or hangs starts again, all ranks anew (default: 0)");
+  run->add_option("--min-ranks,--min_ranks", a.min_ranks,
+                  "With how few ranks it may start again, when one keeps failing (default: as many as before)");
   run->add_option("--log-dir,--log_dir", a.log_dir, "Folder for rank-N.log, all that each rank writes");
   run->add_option("--nnodes", a.nnodes, "Hosts of the job (default: 1)");
   run->add_option("--node_rank,--node-rank", a.node_rank, "This host's number (default: 0)");

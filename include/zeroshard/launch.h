@@ -13,6 +13,9 @@ struct LaunchOptions {
   int master_port = 0;             // 0: a free one; several hosts need one that all know
   double grace_period_s = 30;      // from a signal to SIGKILL
   double stall_timeout_s = 10;     // how long a rank may be stopped; 0: for ever
+  double hang_timeout_s = 0;       // how long ranks that have reported a step may make no progress; 0: for ever
+  int max_restarts = 0;            // how often a job that fails starts again; one host alone
+  int min_ranks = 0;               // with how few ranks it may; 0: with as many as before
   std::string log_dir;             // gets rank-N.log with all that rank N writes; empty: none
   std::vector<std::string> argv;   // of every rank; argv[0] is the path of the program
   bool signal_whole_group = true;  // signals go to all processes of a rank, not to its first alone

@@ -7,12 +7,15 @@
 #include <map>
 #include <string_view>
 
+#include "launch/heartbeat_layout.h"
+#include "launch/stack_dump.h"
+
 namespace zeroshard {
 namespace {
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
-Variables variables_of(const LaunchOptions& options, int local_rank, int port) {
+Variables variables_of(const LaunchOptions& options, int local_rank, const Start& start) {
   const auto text = [](int value) { return std::to_string(value); };
   const int rank = options.node_rank * options.nproc + local_rank;
   const int world_size = options.nnodes * options.nproc;
@@ -26,11 +29,14 @@ Variables variables_of(const LaunchOptions& options, int local_rank, int port) {
                       {"ROLE_RANK", text(rank)},
                       {"ROLE_WORLD_SIZE", text(world_size)},
                       {"MASTER_ADDR", options.master_addr},
-                      {"MASTER_PORT", text(port)},
-                      {"TORCHELASTIC_RESTART_COUNT", "0"},
-                      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                      {"MASTER_PORT", text(start.port)},
+                      {"TORCHELASTIC_RESTART_COUNT", text(start.restarts)},
+                      {"TORCHELASTIC_MAX_RESTARTS", text(options.max_restarts)},
                       {"TORCHELASTIC_RUN_ID", "none"},
+                      {"ZEROSHARD_RESTART_COUNT", text(start.restarts)},
+                      {"ZEROSHARD_STACK_SIGNAL", text(stack_dump_signal())},
                       {"ZEROSHARD_LAUNCHER", "1"}};
+  if (start.heartbeat_fd >= 0) variables[heartbeat::kVariable] = text(start.heartbeat_fd);
   if (const int threads = omp_num_threads(options); threads > 0) variables["OMP_NUM_THREADS"] = text(threads);
   if (options.nnodes == 1) {  // nothing should listen beyond this host
     for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
@@ -47,13 +53,14 @@ int omp_num_threads(const LaunchOptions& options) {
   return std::max(1, count_cpus() / options.nproc);
 }
 
-std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, int port) {
-  const Variables variables = variables_of(options, local_rank, port);
+std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start) {
+  const Variables variables = variables_of(options, local_rank, start);
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name(*entry, std::string_view(*entry).find('='));
-    // Rank 0 serves the store itself, whatever an outer torchrun does.
-    if (!variables.contains(name) && name != "TORCHELASTIC_USE_AGENT_STORE") result.emplace_back(*entry);
+    // Rank 0 serves the store itself, whatever an outer torchrun does; an outer launcher's memory is not ours.
+    const bool foreign = name == "TORCHELASTIC_USE_AGENT_STORE" || name == heartbeat::kVariable;
+    if (!variables.contains(name) && !foreign) result.emplace_back(*entry);
   }
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
   return result;

@@ -6,6 +6,7 @@
 // launcher, which forwards every signal it gets.
 #include "zeroshard/launch.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -17,12 +18,14 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <type_traits>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "launch/descendants.h"
 #include "launch/environment.h"
 #include "launch/port.h"
+#include "launch/restart.h"
 #include "launch/supervisor.h"
 
 namespace zeroshard {
@@ -41,6 +44,17 @@ void check(const LaunchOptions& options) {
   ZS_CHECK(options.master_port >= 0 && options.master_port < 65536, "master_port is ", options.master_port,
            ", expected 1 to 65535, or 0 for a free one");
   ZS_CHECK(options.grace_period_s >= 0, "grace period is ", options.grace_period_s, ", expected seconds >= 0");
+  ZS_CHECK(options.hang_timeout_s >= 0, "hang timeout is ", options.hang_timeout_s, ", expected seconds >= 0");
+  ZS_CHECK(options.max_restarts >= 0, "max_restarts is ", options.max_restarts, ", expected at least 0");
+  ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1, "--max-restarts is ", options.max_restarts,
+           " but the job has ", options.nnodes,
+           " hosts, whose launchers do not know of each other; restart all of them");
+  ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc, "--min-ranks is ", options.min_ranks,
+           " but the job has ", options.nproc, " ranks (--nproc)");
+  ZS_CHECK(options.min_ranks == 0 || options.nnodes == 1, "--min-ranks is ", options.min_ranks, " but the job has ",
+           options.nnodes, " hosts: it works on one");
+  ZS_CHECK(options.min_ranks == 0 || options.max_restarts > 0, "--min-ranks is ", options.min_ranks,
+           ": give --max-restarts too, without which nothing is started again");
   ZS_CHECK(options.stall_timeout_s >= 0, "stall timeout is ", options.stall_timeout_s, ", expected seconds >= 0");
 }
 
@@ -109,19 +123,33 @@ class Subreaper {
   int was_ = 0;
 };
 
-[[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs) {
+// What follows when a rank could not be started.
+Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, const RankStartError& error) {
+  std::cerr << "zeroshard: " << error.what() << std::endl;
+  const JobFailure failure{.kind = JobFailure::Kind::kNoStart, .rank = error.rank(), .code = 1};
+  const RestartDecision decision = decide_restart(options, attempt, failure);
+  if (!decision.text.empty()) log(LogLevel::kInfo, decision.text);
+  return {1, decision.next};
+}
+
+// Writes the Conclusion to `result` and exits; without one it has failed.
+[[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs, int result) {
   ::setpgid(0, 0);
   ::signal(SIGTTOU, SIG_IGN);  // in the background, and yet it writes
   ::signal(SIGPIPE, SIG_IGN);
   ::prctl(PR_SET_NAME, "zs-supervisor");  // `killall -9 zeroshard` must not take both
-  int code = 1;
+  Conclusion conclusion{.code = 1, .next = {}};
   try {
     Supervisor supervisor(options, inputs);
-    code = supervisor.run();
+    conclusion = supervisor.run();
+  } catch (const RankStartError& error) {
+    conclusion = without_start(options, inputs.attempt, error);
   } catch (const std::exception& error) {
     std::cerr << "zeroshard: " << error.what() << std::endl;
   }
-  ::_exit(code);
+  static_assert(std::is_trivially_copyable_v<Conclusion> && sizeof(Conclusion) <= PIPE_BUF);
+  [[maybe_unused]] const ssize_t written = ::write(result, &conclusion, sizeof conclusion);
+  ::_exit(conclusion.code);
 }
 
 // What became of the supervisor, once it has ended.
@@ -136,7 +164,12 @@ std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   return 128 + info.si_status;
 }
 
-int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreaper& subreaper) {
+bool stops(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGQUIT || signal == SIGHUP;
+}
+
+// Returns the supervisor's exit code; `stop_signal` becomes the last one that asks the job to end.
+int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreaper& subreaper, int& stop_signal) {
   for (;;) {
     siginfo_t info{};
     const int signal = ::sigwaitinfo(&signals.taken(), &info);
@@ -145,9 +178,58 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
       if (const auto code = exit_of(supervisor, subreaper)) return *code;
       continue;
     }
+    if (stops(signal)) stop_signal = signal;
     ::kill(supervisor, signal);
     if (signal == SIGTSTP) ::raise(SIGSTOP);
   }
+}
+
+// A signal that asks the job to end and that nobody has taken yet; 0: none.
+int pending_stop(const TakenSignals& signals) {
+  const timespec now{};
+  for (;;) {
+    const int signal = ::sigtimedwait(&signals.taken(), nullptr, &now);
+    if (signal < 0 && errno != EINTR) return 0;
+    if (signal > 0 && stops(signal)) return signal;
+  }
+}
+
+struct Ports {
+  explicit Ports(const LaunchOptions& options) : fixed(options.master_port) {
+    if (options.nnodes == 1) reservation.emplace(options.master_port);
+  }
+  int port() const { return reservation ? reservation->port() : (fixed == 0 ? kDefaultPort : fixed); }
+  // Connections of the last start may linger on its port.
+  void renew() {
+    if (reservation && fixed == 0) reservation = PortReservation(0);
+  }
+
+  int fixed;
+  std::optional<PortReservation> reservation;
+};
+
+// Starts the ranks once, in a supervisor of their own. Sets `stop_signal` when the user asked the job to end.
+Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, int port, const TakenSignals& signals,
+                       int& stop_signal) {
+  const Subreaper subreaper;
+  Pipe lifeline = make_pipe(), result = make_pipe();
+  std::fflush(nullptr);
+  const pid_t supervisor = ::fork();
+  if (supervisor < 0) throw_errno("cannot start the supervisor");
+  if (supervisor == 0) {
+    lifeline.write_end.reset();
+    run_supervisor(options, {lifeline.read_end.get(), port, attempt, signals.taken(), signals.old_mask()},
+                   result.write_end.get());
+  }
+  ::setpgid(supervisor, supervisor);
+  lifeline.read_end.reset();
+  result.write_end.reset();
+  const int code = forward_signals(supervisor, signals, subreaper, stop_signal);
+  Conclusion conclusion;
+  // A killed supervisor leaves nothing to read, and nothing that could start again.
+  if (::read(result.read_end.get(), &conclusion, sizeof conclusion) != sizeof conclusion) conclusion = {};
+  conclusion.code = code;
+  return conclusion;
 }
 
 }  // namespace
@@ -155,27 +237,27 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
 int launch(const LaunchOptions& options) {
   check(options);
   if (!options.log_dir.empty()) make_log_dir(options.log_dir);
-  std::optional<PortReservation> reservation;
-  if (options.nnodes == 1) reservation.emplace(options.master_port);
-  const int given_port = options.master_port == 0 ? kDefaultPort : options.master_port;
-  const int port = reservation ? reservation->port() : given_port;
+  Ports ports(options);
   if (const int threads = omp_num_threads(options); threads > 0) {
     log(LogLevel::kInfo, concat("OMP_NUM_THREADS=", threads, " for each of ", options.nproc, " ranks (", count_cpus(),
                                 " CPUs); set it to choose another"));
   }
   const TakenSignals signals;
-  const Subreaper subreaper;
-  Pipe lifeline = make_pipe();
-  std::fflush(nullptr);
-  const pid_t supervisor = ::fork();
-  if (supervisor < 0) throw_errno("cannot start the supervisor");
-  if (supervisor == 0) {
-    lifeline.write_end.reset();
-    run_supervisor(options, {lifeline.read_end.get(), port, signals.taken(), signals.old_mask()});
+  LaunchOptions current = options;
+  Attempt attempt{.nproc = options.nproc, .last_failure = {}};
+  for (;;) {
+    current.nproc = attempt.nproc;
+    int stop_signal = 0;
+    const Conclusion conclusion = run_attempt(current, attempt, ports.port(), signals, stop_signal);
+    if (!conclusion.next) return conclusion.code;
+    if (stop_signal == 0) stop_signal = pending_stop(signals);
+    if (stop_signal != 0) {
+      log(LogLevel::kInfo, concat(signal_name(stop_signal), ": not started again"));
+      return 128 + stop_signal;
+    }
+    attempt = *conclusion.next;
+    ports.renew();
   }
-  ::setpgid(supervisor, supervisor);
-  lifeline.read_end.reset();
-  return forward_signals(supervisor, signals, subreaper);
 }
 
 }  // namespace zeroshard

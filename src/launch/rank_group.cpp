@@ -13,7 +13,6 @@
 #include <cerrno>
 
 #include "launch/descendants.h"
-#include "launch/environment.h"
 
 namespace zeroshard {
 
@@ -44,20 +43,23 @@ std::vector<pid_t> ExitOrder::ended() {
   }
 }
 
-RankGroup::RankGroup(const LaunchOptions& options, int port, const sigset_t& signal_mask)
+RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigset_t& signal_mask)
     : start_(std::chrono::steady_clock::now()), signal_whole_group_(options.signal_whole_group) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  int local_rank = 0;
   try {
-    for (int local_rank = 0; local_rank < options.nproc; ++local_rank) start(options, local_rank, port, signal_mask);
-  } catch (...) {
+    for (; local_rank < options.nproc; ++local_rank) start(options, local_rank, how, signal_mask);
+  } catch (const std::exception& error) {
+    streams_.clear();  // descriptors to read /proc with, if it was for want of them
+    for (const RankProcess& rank : ranks_) ::kill(-rank.pid, SIGKILL);
     signal_descendants(SIGKILL);
     while (::waitpid(-1, nullptr, 0) > 0) {
     }
-    throw;
+    throw RankStartError(options.node_rank * options.nproc + local_rank, error.what());
   }
 }
 
-void RankGroup::start(const LaunchOptions& options, int local_rank, int port, const sigset_t& signal_mask) {
+void RankGroup::start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask) {
   const int rank = options.node_rank * options.nproc + local_rank;
   // A terminal cannot be read from a process group in the background; a file or pipe goes to one reader.
   const bool has_stdin = local_rank == 0 && ::isatty(STDIN_FILENO) != 1 && ::fcntl(STDIN_FILENO, F_GETFD) >= 0;
@@ -74,7 +76,8 @@ void RankGroup::start(const LaunchOptions& options, int local_rank, int port, co
     }
     streams_.push_back({rank, stream, mode, std::move(pipe.read_end)});
   }
-  const pid_t pid = spawn({options.argv, environment_of(options, local_rank, port), stdio, signal_mask});
+  const pid_t pid =
+      spawn({options.argv, environment_of(options, local_rank, how), stdio, signal_mask, how.heartbeat_fd});
   ranks_.push_back({.rank = rank, .pid = pid, .exit = {}, .stopped_since_s = {}});
   exit_order_.add(pid);
 }

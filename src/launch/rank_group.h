@@ -2,9 +2,11 @@
 #include <chrono>
 #include <vector>
 
+#include "launch/environment.h"
 #include "launch/rank_output.h"
 #include "launch/rank_process.h"
 #include "launch/unique_fd.h"
+#include "zeroshard/error.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard {
@@ -22,12 +24,22 @@ class ExitOrder {
   std::vector<std::pair<pid_t, UniqueFd>> pidfds_;
 };
 
+// The process of a rank could not be started.
+class RankStartError : public Error {
+ public:
+  RankStartError(int rank, const std::string& message) : Error(message), rank_(rank) {}
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
+
 // The processes of this host's ranks, and all that they start: this process becomes their "subreaper", so that whatever
 // loses its parent becomes its child. Use it in a process without other children.
 class RankGroup {
  public:
-  // Starts the ranks. When one cannot be started, kills the others and throws Error.
-  RankGroup(const LaunchOptions& options, int port, const sigset_t& signal_mask);
+  // Starts the ranks. When one cannot be started, kills the others and throws RankStartError.
+  RankGroup(const LaunchOptions& options, const Start& how, const sigset_t& signal_mask);
 
   // What the ranks write, to be read by the caller: once.
   std::vector<RankStream> take_streams() { return std::move(streams_); }
@@ -51,7 +63,7 @@ class RankGroup {
   void signal_descendants(int signal) const;
 
  private:
-  void start(const LaunchOptions& options, int local_rank, int port, const sigset_t& signal_mask);
+  void start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask);
   bool reap_rank(RankProcess& rank);
   void update_stopped(RankProcess& rank);
   void reap_others();

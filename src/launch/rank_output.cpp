@@ -25,9 +25,9 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
-UniqueFd open_log(const std::string& folder, int rank) {
+UniqueFd open_log(const std::string& folder, int rank, bool append) {
   const std::string path = concat(folder, "/rank-", rank, ".log");
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | (append ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0644));
   if (!file) throw_errno(("cannot write " + path).c_str());
   return file;
 }
@@ -42,11 +42,12 @@ OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream)
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;
 }
 
-RankOutput::RankOutput(const LaunchOptions& options, std::vector<RankStream> streams) : buffer_(kReadBytes) {
+RankOutput::RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs)
+    : buffer_(kReadBytes) {
   for (RankStream& from : streams) {
     if (from.source) ::fcntl(from.source.get(), F_SETFL, O_NONBLOCK);
     if (!options.log_dir.empty() && from.stream == STDOUT_FILENO) {
-      logs_.push_back({from.rank, open_log(options.log_dir, from.rank)});
+      logs_.push_back({from.rank, open_log(options.log_dir, from.rank, append_logs)});
     }
     const std::string prefix = from.mode == OutputMode::kPrefixed ? concat("[rank ", from.rank, "] ") : "";
     streams_.push_back({std::move(from), LineBuffer(prefix), Tail(), {}});

@@ -37,8 +37,8 @@ struct RankStream {
 // stops reading: see Note [Slow consoles].
 class RankOutput {
  public:
-  // Starts threads: construct it after the ranks.
-  RankOutput(const LaunchOptions& options, std::vector<RankStream> streams);
+  // Starts threads: construct it after the ranks. Appends to logs that are there if asked to.
+  RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs);
 
   // The streams to wait for; none while the console is full.
   void add_to(std::vector<pollfd>& fds) const;

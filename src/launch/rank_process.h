@@ -14,6 +14,7 @@ struct ProcessSpec {
   const std::vector<std::string>& environment;  // "NAME=value"
   std::array<int, 3> stdio;                     // what becomes its descriptors 0, 1 and 2
   sigset_t signal_mask;
+  int inherited_fd = -1;  // stays open in it, under its number
 };
 
 // Starts a process in a group of its own, which the kernel kills when this process dies. argv[0] is the path. Throws

@@ -45,10 +45,12 @@ std::string describe_stop(const RankProcess& rank, double seconds) {
   return text;
 }
 
-std::string failure_report(const RankProcess& first, const std::vector<LaterFailure>& later,
-                           const std::vector<std::string>& last_lines) {
+std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
+                           const std::vector<LaterFailure>& later, const std::vector<std::string>& last_lines) {
   std::ostringstream out;
-  out << "job failed: " << describe_exit(first) << "\n";
+  out << "job failed: " << describe_exit(first);
+  if (last_step) out << ", last step " << *last_step;
+  out << "\n";
   if (first.exit->signal == SIGKILL) {
     out << "  the launcher did not send it: if nobody did by hand, the kernel did for want of memory (see dmesg)\n";
   }

@@ -1,4 +1,6 @@
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,8 +19,9 @@ struct LaterFailure {
   std::string last_line;  // of its stderr
 };
 
-// Several lines: what happened first, what followed from it, and the last lines that the first rank wrote.
-std::string failure_report(const RankProcess& first, const std::vector<LaterFailure>& later,
-                           const std::vector<std::string>& last_lines);
+// Several lines, the first with the last step that the rank has reported, if any: what happened first, what followed
+// from it, and the last lines that the first rank wrote.
+std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
+                           const std::vector<LaterFailure>& later, const std::vector<std::string>& last_lines);
 
 }  // namespace zeroshard

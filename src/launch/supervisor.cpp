@@ -16,6 +16,7 @@ namespace {
 constexpr double kFailureGraceS = 5;    // from a rank's failure to SIGKILL for the others
 constexpr double kLingerS = 2;          // what a job that ended well leaves behind may take to end by itself
 constexpr double kEndS = 1;             // and then, once told
+constexpr double kDumpS = 2;            // for ranks that hang to print their stacks
 constexpr double kGiveUpS = 20;         // for processes that even SIGKILL does not end (waiting for a device)
 constexpr double kLaterFailureS = 1;    // how long after the first failure others are still reported
 constexpr double kDoublePressS = 0.25;  // a shell may deliver one Ctrl-C twice
@@ -28,13 +29,14 @@ Supervisor::Supervisor(const LaunchOptions& options, const SupervisorInputs& inp
     : options_(options),
       inputs_(inputs),
       signals_(::signalfd(-1, &inputs.handled, SFD_CLOEXEC | SFD_NONBLOCK)),
-      group_(options, inputs.port, inputs.rank_mask),
-      output_(options, group_.take_streams()),
+      hang_watch_(options),
+      group_(options, {inputs.port, inputs.attempt.restarts, hang_watch_.heartbeat_fd()}, inputs.rank_mask),
+      output_(options, group_.take_streams(), inputs.attempt.restarts > 0),
       deadline_s_(kNever) {
   if (!signals_) throw_errno("signalfd");
 }
 
-int Supervisor::run() {
+Conclusion Supervisor::run() {
   while (!finished()) {
     wait();
     handle_signals();
@@ -42,6 +44,7 @@ int Supervisor::run() {
     output_.read_some();
     handle_exits();
     check_stalls();
+    check_hang();
     check_deadline();
     output_.flush_stale();
   }
@@ -56,6 +59,7 @@ void Supervisor::wait() {
   double wait_s = std::min({1.0, deadline_s_ - now, output_.throttled() ? 0.02 : 1.0});
   if (phase_ != Phase::kRunning) wait_s = std::min(wait_s, 0.02);  // orphans' ends are not always signalled to us
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
+  if (options_.hang_timeout_s > 0) wait_s = std::min(wait_s, options_.hang_timeout_s / 8);
   ::poll(fds.data(), fds.size(), static_cast<int>(std::max(0.0, wait_s) * 1000) + 1);
 }
 
@@ -85,6 +89,7 @@ void Supervisor::handle_signal(int signal) {
 
 void Supervisor::stop_for(int signal) {
   const double now = group_.elapsed_s();
+  stop_signal_ = signal;
   if (phase_ == Phase::kKilling) return;
   if (cause_.kind == Cause::Kind::kNone) {
     cause_.kind = Cause::Kind::kSignal;
@@ -110,6 +115,7 @@ void Supervisor::suspend() {
 void Supervisor::resume() {
   if (!suspended_) return;
   group_.signal_descendants(SIGCONT);
+  hang_watch_.forgive();
   suspended_ = false;
 }
 
@@ -124,17 +130,15 @@ void Supervisor::handle_exits() {
   for (const RankProcess& ended : group_.reap()) {
     if (!ended.exit->failed() || cause_.kind != Cause::Kind::kNone) continue;
     cause_ = {.kind = Cause::Kind::kFailure, .rank = ended.rank, .text = {}};
-    signalled_at_s_ = group_.elapsed_s();
     if (!group_.all_exited()) output_.notice(describe_exit(ended) + "; ending the other ranks");
-    group_.end(SIGTERM);
-    enter(Phase::kStopping, std::min(kFailureGraceS, options_.grace_period_s));
+    end_ranks();
   }
   if (!group_.all_exited()) return;
   if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
   // A shell that ran the rank may die of the signal at once, while the rank itself, told as well, still saves.
   const bool still_ending =
       cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
-  if (phase_ == Phase::kStopping && !still_ending) enter(Phase::kEnding, kEndS);
+  if ((phase_ == Phase::kStopping || phase_ == Phase::kDumping) && !still_ending) enter(Phase::kEnding, kEndS);
 }
 
 void Supervisor::check_stalls() {
@@ -144,12 +148,28 @@ void Supervisor::check_stalls() {
     const double stopped_s = group_.elapsed_s() - *rank.stopped_since_s;
     if (stopped_s < options_.stall_timeout_s) continue;
     cause_ = {.kind = Cause::Kind::kStall, .rank = rank.rank, .text = describe_stop(rank, stopped_s)};
-    signalled_at_s_ = group_.elapsed_s();
     output_.notice(cause_.text + "; ending the job");
-    group_.end(SIGTERM);
-    enter(Phase::kStopping, std::min(kFailureGraceS, options_.grace_period_s));
+    end_ranks();
     return;
   }
+}
+
+void Supervisor::check_hang() {
+  if (phase_ == Phase::kDumping && hang_watch_.stacks_printed()) end_ranks();
+  if (phase_ != Phase::kRunning || suspended_ || cause_.kind != Cause::Kind::kNone) return;
+  const auto finding = hang_watch_.check(group_.ranks());
+  if (!finding) return;
+  cause_ = {.kind = Cause::Kind::kHang, .rank = finding->rank, .text = finding->report};
+  signalled_at_s_ = group_.elapsed_s();
+  output_.notice(finding->report);
+  hang_watch_.ask_for_stacks(group_.ranks());
+  enter(Phase::kDumping, kDumpS);
+}
+
+void Supervisor::end_ranks() {
+  signalled_at_s_ = group_.elapsed_s();
+  group_.end(SIGTERM);
+  enter(Phase::kStopping, std::min(kFailureGraceS, options_.grace_period_s));
 }
 
 void Supervisor::enter(Phase phase, double seconds) {
@@ -171,7 +191,13 @@ void Supervisor::check_deadline() {
   if (phase_ == Phase::kStopping && cause_.kind == Cause::Kind::kSignal) {
     output_.notice(concat("killing what is left after ", options_.grace_period_s, " s"));
   }
-  phase_ == Phase::kLingering ? enter(Phase::kEnding, kEndS) : enter(Phase::kKilling, kGiveUpS);
+  if (phase_ == Phase::kDumping) {
+    end_ranks();
+  } else if (phase_ == Phase::kLingering) {
+    enter(Phase::kEnding, kEndS);
+  } else {
+    enter(Phase::kKilling, kGiveUpS);
+  }
 }
 
 bool Supervisor::finished() const {
@@ -199,37 +225,61 @@ std::vector<LaterFailure> Supervisor::later_failures() const {
   return result;
 }
 
-void Supervisor::leave_ranks_behind() {
-  for (const pid_t pid : descendants(::getpid())) {
+bool Supervisor::leave_ranks_behind() {
+  const std::vector<pid_t> left = descendants(::getpid());
+  for (const pid_t pid : left) {
     output_.notice(concat("cannot kill pid ", pid, " (", process_name(pid), "): it waits inside the kernel"));
   }
+  return !left.empty();
 }
 
-int Supervisor::conclude() {
-  output_.drain();
-  leave_ranks_behind();
-  int code = 0;
+// Returns the exit code.
+int Supervisor::report_cause() {
   switch (cause_.kind) {
     case Cause::Kind::kNone:
-      break;
+      return 0;
     case Cause::Kind::kSignal:
-      code = 128 + cause_.signal;
-      break;
+      return 128 + cause_.signal;
     case Cause::Kind::kStall:
-      output_.notice("job failed: " + cause_.text);
-      code = 1;
-      break;
+    case Cause::Kind::kHang:
+      output_.notice("job failed: " + cause_.text.substr(0, cause_.text.find('\n')));
+      return 1;
     case Cause::Kind::kLauncherGone:
       output_.notice("the launcher was killed: all ranks were killed too");
-      code = 1;
-      break;
+      return 1;
     case Cause::Kind::kFailure:
-      code = rank(cause_.rank).exit->shell_code();
-      output_.notice(
-          failure_report(rank(cause_.rank), later_failures(), output_.last_stderr_lines(cause_.rank, kReportedLines)));
+      break;
   }
+  const RankProcess& first = rank(cause_.rank);
+  output_.notice(failure_report(first, hang_watch_.last_step(first.rank), later_failures(),
+                                output_.last_stderr_lines(first.rank, kReportedLines)));
+  return first.exit->shell_code();
+}
+
+std::optional<Attempt> Supervisor::next_attempt() {
+  const bool exited = cause_.kind == Cause::Kind::kFailure;
+  if (!exited && cause_.kind != Cause::Kind::kStall && cause_.kind != Cause::Kind::kHang) return {};
+  if (stop_signal_ != 0) return {};  // the user wants it to end
+  JobFailure failure{.rank = cause_.rank, .any_step = hang_watch_.any_step(), .after_s = signalled_at_s_};
+  if (exited) {
+    const ProcessExit& exit = *rank(cause_.rank).exit;
+    failure.code = exit.code;
+    failure.signal = exit.signal;
+  } else {
+    failure.kind = JobFailure::Kind::kHang;
+  }
+  const RestartDecision decision = decide_restart(options_, inputs_.attempt, failure);
+  if (!decision.text.empty()) output_.notice(decision.text);
+  return decision.next;
+}
+
+Conclusion Supervisor::conclude() {
+  output_.drain();
+  const bool left = leave_ranks_behind();
+  const int code = report_cause();
+  const auto next = left ? std::nullopt : next_attempt();
   output_.finish();
-  return code;
+  return {code, next};
 }
 
 }  // namespace zeroshard

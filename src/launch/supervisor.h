@@ -1,22 +1,32 @@
 #pragma once
 #include <signal.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "launch/hang_watch.h"
 #include "launch/rank_group.h"
 #include "launch/rank_output.h"
 #include "launch/report.h"
+#include "launch/restart.h"
 #include "launch/unique_fd.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard {
 
 struct SupervisorInputs {
-  int lifeline;        // readable at its end when the launcher is gone
-  int port;            // of rank 0's store
+  int lifeline;  // readable at its end when the launcher is gone
+  int port;      // of rank 0's store
+  Attempt attempt;
   sigset_t handled;    // signals to act on; blocked
   sigset_t rank_mask;  // the mask ranks start with
+};
+
+// How the ranks ended. Travels between processes as bytes: no pointers.
+struct Conclusion {
+  int code = 0;                 // of the job, if it ends here
+  std::optional<Attempt> next;  // it starts again
 };
 
 // Starts the ranks and stays until none of their processes is left. Runs in a process of its own: see
@@ -24,12 +34,12 @@ struct SupervisorInputs {
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs);
-  // Returns the job's exit code.
-  int run();
+  Conclusion run();
 
  private:
   enum class Phase {
     kRunning,
+    kDumping,    // ranks that hang print their stacks
     kStopping,   // ranks were told to end; the deadline is when they are killed
     kLingering,  // all ranks have ended, something they started has not
     kEnding,     // that was told to end
@@ -37,10 +47,10 @@ class Supervisor {
   };
   // Why the job ends, if not because every rank has ended well.
   struct Cause {
-    enum class Kind { kNone, kFailure, kSignal, kStall, kLauncherGone } kind = Kind::kNone;
-    int rank = -1;     // kFailure, kStall
+    enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kLauncherGone } kind = Kind::kNone;
+    int rank = -1;     // kFailure, kStall, kHang
     int signal = 0;    // kSignal
-    std::string text;  // kStall
+    std::string text;  // kStall, kHang
   };
 
   void wait();
@@ -52,23 +62,29 @@ class Supervisor {
   void handle_exits();
   void check_lifeline();
   void check_stalls();
+  void check_hang();
+  void end_ranks();
   void check_deadline();
   void enter(Phase phase, double seconds);
-  void leave_ranks_behind();
+  bool leave_ranks_behind();
   bool finished() const;
   const RankProcess& rank(int number) const;
   std::vector<LaterFailure> later_failures() const;
-  int conclude();
+  int report_cause();
+  std::optional<Attempt> next_attempt();
+  Conclusion conclude();
 
   const LaunchOptions& options_;
   const SupervisorInputs inputs_;
   UniqueFd signals_;
+  HangWatch hang_watch_;
   RankGroup group_;
   RankOutput output_;
   Phase phase_ = Phase::kRunning;
   double deadline_s_ = 0;
   double signalled_at_s_ = 0;
   bool suspended_ = false;  // by SIGTSTP, with the launcher
+  int stop_signal_ = 0;     // from the user, whatever the cause
   Cause cause_;
 };
 

@@ -1,0 +1,51 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/hang.h"
+#include "launch/heartbeat_board.h"
+#include "launch/rank_process.h"
+#include "zeroshard/launch.h"
+
+namespace zeroshard {
+
+// Gives the ranks of this host memory to beat in, finds out when they hang and asks them for their stacks.
+class HangWatch {
+ public:
+  struct Finding {
+    int rank;  // the most likely cause
+    std::string report;
+  };
+
+  // Without shared memory from the kernel there are no heartbeats: throws Error if --hang-timeout needs them.
+  explicit HangWatch(const LaunchOptions& options);
+
+  int heartbeat_fd() const { return board_ ? board_->fd() : -1; }
+  bool any_step() const { return board_ && board_->any_step(); }
+  std::optional<int64_t> last_step(int rank) const;
+  // Silence up to now does not count.
+  void forgive();
+
+  // Looks a few times per --hang-timeout; never finds anything when that is 0.
+  std::optional<Finding> check(const std::vector<RankProcess>& ranks);
+
+  // Asks all ranks that can for the stacks of their first thread and of the one that waits: they come as their stderr.
+  void ask_for_stacks(const std::vector<RankProcess>& ranks);
+  bool stacks_printed() const;
+
+ private:
+  struct Asked {
+    int local_rank;
+    uint32_t dumps;  // of the rank once it has printed them
+  };
+  std::vector<WatchedRank> look(const std::vector<RankProcess>& ranks) const;
+
+  double timeout_s_;
+  int first_rank_;
+  std::optional<HeartbeatBoard> board_;
+  int64_t since_ns_, last_check_ns_;
+  std::vector<Asked> asked_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,45 @@
+#pragma once
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+namespace zeroshard {
+
+namespace heartbeat {
+struct Slot;
+}
+
+// Tells `zeroshard run` that this rank makes progress, and where it waits, through memory shared with it: no system
+// call but getpid, no network, no locks. All methods may be called from any thread; in a forked child they do nothing.
+class Heartbeat {
+ public:
+  // Connects to the launcher that ZEROSHARD_HEARTBEAT_FD names, in the slot LOCAL_RANK, and installs the stack dump of
+  // stack_dump.h. Without a launcher, with wrong variables, or when another living process already speaks for this
+  // rank, the result does nothing. Never throws.
+  static Heartbeat from_environment() noexcept;
+
+  Heartbeat() = default;  // does nothing
+  ~Heartbeat();           // from here on no progress is expected of this rank
+  Heartbeat(Heartbeat&&) noexcept = default;
+  Heartbeat& operator=(Heartbeat&& other) noexcept;
+
+  bool connected() const { return slot_ != nullptr; }
+
+  // Step `step` is done.
+  void beat(int64_t step) noexcept;
+  // This thread waits for other ranks from here on: `where` names the collective and its parameter; the first 200 bytes
+  // are kept. Of several threads that wait the latest is shown.
+  void waiting(std::string_view where) noexcept;
+  // It waits no more, which is progress too.
+  void done_waiting() noexcept;
+
+ private:
+  bool mine() const noexcept;  // false in a forked child
+
+  std::shared_ptr<heartbeat::Slot> slot_;  // keeps its mapping; the handler of the stack dump holds one as well
+  pid_t pid_ = 0;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,44 @@
+#pragma once
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "launch/unique_fd.h"
+
+namespace zeroshard {
+
+// What a rank last said through its Heartbeat.
+struct HeartbeatState {
+  enum class Activity { kNone, kBeating, kFinished } activity = Activity::kNone;  // kNone: no step yet
+  pid_t owner = 0;                                                                // 0: it has not connected
+  uint32_t dumps = 0;                                                             // stacks printed
+  int64_t step = 0;
+  int64_t progress_ns = 0;  // CLOCK_MONOTONIC
+  pid_t waiting_thread = 0;
+  int64_t waiting_since_ns = 0;  // 0: it does not wait
+  std::string where;             // it waits; printable
+};
+
+// The launcher's side of the memory that its ranks beat in.
+class HeartbeatBoard {
+ public:
+  // Throws Error when the kernel has no sealed memory files.
+  explicit HeartbeatBoard(int slots);
+  ~HeartbeatBoard();
+  HeartbeatBoard(const HeartbeatBoard&) = delete;
+
+  // Closes on exec unless told otherwise.
+  int fd() const { return fd_.get(); }
+  int slots() const { return slots_; }
+  HeartbeatState read(int local_rank) const;
+  // True once any rank has reported a step.
+  bool any_step() const;
+
+ private:
+  UniqueFd fd_;
+  int slots_;
+  void* board_ = nullptr;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,56 @@
+#include "launch/restart.h"
+
+#include "base/format.h"
+#include "launch/rank_process.h"
+
+namespace zeroshard {
+namespace {
+
+// Loading a model takes minutes, an error in the script a second.
+constexpr double kFirstMomentsS = 60;
+
+bool early(const JobFailure& failure) {
+  return !failure.any_step && failure.after_s < kFirstMomentsS;
+}
+
+bool crash_loop(const JobFailure& last, const JobFailure& failure) {
+  return early(last) && early(failure) && last.kind == failure.kind && last.code == failure.code &&
+         last.signal == failure.signal;
+}
+
+std::string describe(const JobFailure& failure) {
+  const std::string rank = concat("rank ", failure.rank, " ");
+  if (failure.kind == JobFailure::Kind::kNoStart) return rank + "could not be started";
+  if (failure.kind == JobFailure::Kind::kHang) return rank + "made no progress";
+  return failure.signal != 0 ? concat(rank, "was killed by ", signal_name(failure.signal))
+                             : concat(rank, "ended with exit code ", failure.code);
+}
+
+}  // namespace
+
+RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure) {
+  if (options.max_restarts == 0) return {};
+  const std::string what = describe(failure);
+  if (attempt.restarts >= options.max_restarts) {
+    return {{}, concat("not started again: ", what, " and --max-restarts ", options.max_restarts, " is used up")};
+  }
+  const bool twice = attempt.last_failure && attempt.last_failure->rank == failure.rank;
+  const bool no_start = failure.kind == JobFailure::Kind::kNoStart;
+  // Where the first rank cannot be started, fewer ranks do not help.
+  const bool may_drop = twice || (no_start && failure.rank > 0);
+  const bool fewer = may_drop && options.min_ranks > 0 && attempt.nproc > options.min_ranks;
+  if (no_start && !fewer) return {{}, concat("not started again: ", what)};
+  if (twice && !fewer && crash_loop(*attempt.last_failure, failure)) {
+    return {{}, concat("not started again: ", what, " before any step, twice in a row: it would do so again")};
+  }
+  Attempt next{
+      .restarts = attempt.restarts + 1, .nproc = fewer ? attempt.nproc - 1 : attempt.nproc, .last_failure = {}};
+  if (!fewer) next.last_failure = failure;
+  const char* again = fewer && twice ? " twice in a row, so there is one rank fewer"
+                      : fewer        ? ", so there is one rank fewer"
+                                     : "";
+  return {next, concat(what, again, ": restart ", next.restarts, " of ", options.max_restarts, " begins, with ",
+                       next.nproc, next.nproc == 1 ? " rank" : " ranks")};
+}
+
+}  // namespace zeroshard

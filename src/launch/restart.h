@@ -1,0 +1,34 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "zeroshard/launch.h"
+
+namespace zeroshard {
+
+// How the ranks of one start failed. Travels between processes as bytes: no pointers.
+struct JobFailure {
+  enum class Kind { kExit, kHang, kNoStart } kind = Kind::kExit;  // kNoStart: its process could not be started
+  int rank = 0;                                                   // the first that failed
+  int code = 0, signal = 0;                                       // of its end; the signal that killed it or 0
+  bool any_step = false;                                          // some rank had reported a step
+  double after_s = 0;
+};
+
+// One start of the job.
+struct Attempt {
+  int restarts = 0;  // before this one
+  int nproc = 1;
+  // Of the start before, if it had as many ranks.
+  std::optional<JobFailure> last_failure;
+};
+
+struct RestartDecision {
+  std::optional<Attempt> next;  // empty: the job ends
+  std::string text;             // one line for the user; empty when the user asked for no restarts
+};
+
+// Whether to start again, by --max-restarts and --min-ranks, and with how many ranks.
+RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure);
+
+}  // namespace zeroshard

@@ -1,0 +1,99 @@
+#include "launch/stack_dump.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <string_view>
+
+#include "launch/heartbeat_layout.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int kMaxFrames = 64;
+
+// A signal handler has no arguments of ours. Set once, never freed: the handler may run until the process is gone.
+struct Target {
+  std::shared_ptr<heartbeat::Slot> slot;
+  struct sigaction previous {};
+  pid_t pid = 0;
+};
+std::atomic<const Target*> target{nullptr};
+
+void append(std::array<char, 160>& line, size_t& size, std::string_view text) {
+  const size_t count = std::min(text.size(), line.size() - size);
+  std::memcpy(line.data() + size, text.data(), count);
+  size += count;
+}
+
+void append(std::array<char, 160>& line, size_t& size, long number) {
+  std::array<char, 24> digits;
+  const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), number);
+  append(line, size, std::string_view(digits.data(), static_cast<size_t>(end - digits.data())));
+}
+
+// Only calls that are allowed in a signal handler; backtrace() is one once it has run before, see install_stack_dump().
+void print_stack() {
+  std::array<char, 160> line;
+  std::array<char, 16> name{};
+  size_t size = 0;
+  ::prctl(PR_GET_NAME, name.data());
+  append(line, size, "zeroshard: native stack of thread ");
+  append(line, size, ::syscall(SYS_gettid));
+  append(line, size, " (");
+  append(line, size, name.data());
+  append(line, size, "):\n");
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), size);
+  std::array<void*, kMaxFrames> frames;
+  const int count = ::backtrace(frames.data(), kMaxFrames);
+  ::backtrace_symbols_fd(frames.data(), count, STDERR_FILENO);
+}
+
+void call(const struct sigaction& action, int signal, siginfo_t* info, void* context) {
+  if ((action.sa_flags & SA_SIGINFO) != 0) {
+    if (action.sa_sigaction != nullptr) action.sa_sigaction(signal, info, context);
+  } else if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) {
+    action.sa_handler(signal);
+  }
+}
+
+void handle(int signal, siginfo_t* info, void* context) {
+  const int error = errno;
+  print_stack();
+  if (const Target* to = target.load(); to != nullptr) {
+    call(to->previous, signal, info, context);
+    if (::getpid() == to->pid) to->slot->dumps.fetch_add(1);
+  }
+  errno = error;
+}
+
+}  // namespace
+
+int stack_dump_signal() {
+  return SIGRTMIN + 9;
+}
+
+void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
+  if (target.load() != nullptr) return;
+  std::array<void*, 1> frame;
+  ::backtrace(frame.data(), 1);  // loads libgcc, which needs malloc
+  auto mine = std::make_unique<Target>(Target{slot, {}, ::getpid()});
+  ::sigaction(stack_dump_signal(), nullptr, &mine->previous);
+  const Target* nobody = nullptr;
+  if (!target.compare_exchange_strong(nobody, mine.get())) return;  // another thread was first
+  mine.release();
+  struct sigaction action {};
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+  ::sigaction(stack_dump_signal(), &action, nullptr);
+}
+
+}  // namespace zeroshard
