@@ -319,6 +319,8 @@ TEST(Safetensors, MakesNothingThatItWouldRefuse) {
       {"a", "U8", {1}, 0, INT64_MAX},    {"a", "U8", {1}, -1, 0},
   };
   for (const SafetensorsEntry& entry : bad) EXPECT_THROW(make_safetensors_header({{entry}}, {}), ValueError);
+  const std::string message = message_of<ValueError>([&] { make_safetensors_header({{bad[0]}}, {}); });
+  EXPECT_NE(message.find("'__metadata__' cannot be the name of a tensor"), message.npos) << message;
   const SafetensorsEntry twice[] = {good, {"a", "U8", {1}, 1, 2}};
   EXPECT_THROW(make_safetensors_header(twice, {}), ValueError);
   EXPECT_THROW(make_safetensors_header({{good}}, {{"\xff", ""}}), ValueError);
