@@ -123,11 +123,13 @@ Heartbeat Heartbeat::from_environment() noexcept {
   try {
     const auto fd = number_in(heartbeat::kVariable), local_rank = number_in("LOCAL_RANK");
     if (!fd || !local_rank) return {};
-    Heartbeat result;
-    result.slot_ = map_slot(*fd, *local_rank);
-    result.pid_ = ::getpid();
-    if (!result.slot_ || !claim(*result.slot_, result.pid_)) return {};
-    install_stack_dump(result.slot_);
+    const pid_t pid = ::getpid();
+    std::shared_ptr<Slot> slot = map_slot(*fd, *local_rank);
+    if (!slot || !claim(*slot, pid)) return {};
+    install_stack_dump(slot);
+    Heartbeat result;  // not before: its end is a message
+    result.slot_ = std::move(slot);
+    result.pid_ = pid;
     return result;
   } catch (...) {  // out of memory
     return {};

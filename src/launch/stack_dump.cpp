@@ -28,6 +28,10 @@ struct Target {
 };
 std::atomic<const Target*> target{nullptr};
 
+// True in a thread that runs the handler. In a process forked from another rank handlers may call each other in a
+// circle. In static memory, since a signal handler must not allocate.
+[[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
+
 void append(std::array<char, 160>& line, size_t& size, std::string_view text) {
   const size_t count = std::min(text.size(), line.size() - size);
   std::memcpy(line.data() + size, text.data(), count);
@@ -66,6 +70,8 @@ void call(const struct sigaction& action, int signal, siginfo_t* info, void* con
 }
 
 void handle(int signal, siginfo_t* info, void* context) {
+  if (inside != 0) return;
+  inside = 1;
   const int error = errno;
   print_stack();
   if (const Target* to = target.load(); to != nullptr) {
@@ -73,6 +79,7 @@ void handle(int signal, siginfo_t* info, void* context) {
     if (::getpid() == to->pid) to->slot->dumps.fetch_add(1);
   }
   errno = error;
+  inside = 0;
 }
 
 }  // namespace
@@ -82,14 +89,17 @@ int stack_dump_signal() {
 }
 
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
-  if (target.load() != nullptr) return;
+  const Target* old = target.load();
+  if (old != nullptr && old->pid == ::getpid()) return;  // else it is that of the process that forked this one
   std::array<void*, 1> frame;
   ::backtrace(frame.data(), 1);  // loads libgcc, which needs malloc
   auto mine = std::make_unique<Target>(Target{slot, {}, ::getpid()});
   ::sigaction(stack_dump_signal(), nullptr, &mine->previous);
-  const Target* nobody = nullptr;
-  if (!target.compare_exchange_strong(nobody, mine.get())) return;  // another thread was first
+  const bool installed = (mine->previous.sa_flags & SA_SIGINFO) != 0 && mine->previous.sa_sigaction == handle;
+  if (installed) mine->previous = old->previous;
+  if (!target.compare_exchange_strong(old, mine.get())) return;  // another thread was first
   mine.release();
+  if (installed) return;
   struct sigaction action {};
   action.sa_sigaction = handle;
   action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;

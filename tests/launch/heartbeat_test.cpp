@@ -1,0 +1,284 @@
+// Heartbeat and HeartbeatBoard: two mappings of one file, here in one process or in a child.
+#include "launch/heartbeat.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launch/heartbeat_board.h"
+#include "launch/heartbeat_layout.h"
+
+namespace zeroshard {
+namespace {
+
+using Activity = HeartbeatState::Activity;
+
+// Sets a variable while it lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Variable() { old_ ? ::setenv(name_, old_->c_str(), 1) : ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+Heartbeat connect(const std::string& fd, const std::string& local_rank) {
+  const Variable first("ZEROSHARD_HEARTBEAT_FD", fd), second("LOCAL_RANK", local_rank);
+  return Heartbeat::from_environment();
+}
+
+Heartbeat connect(const HeartbeatBoard& board, int local_rank) {
+  return connect(std::to_string(board.fd()), std::to_string(local_rank));
+}
+
+// What `body` returns in a child of this process.
+int in_child(const std::function<int()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(body());
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST(Heartbeat, TheLauncherSeesStepsAndWaits) {
+  const HeartbeatBoard board(3);
+  Heartbeat rank = connect(board, 1);
+  ASSERT_TRUE(rank.connected());
+  EXPECT_FALSE(board.any_step());
+  EXPECT_EQ(board.read(1).activity, Activity::kNone);
+  EXPECT_EQ(board.read(1).owner, ::getpid());
+
+  const int64_t before = heartbeat::now_ns();
+  rank.beat(41);
+  rank.waiting("all_gather layer.3.weight");
+  HeartbeatState state = board.read(1);
+  EXPECT_TRUE(board.any_step());
+  EXPECT_EQ(state.activity, Activity::kBeating);
+  EXPECT_EQ(state.step, 41);
+  EXPECT_EQ(state.where, "all_gather layer.3.weight");
+  EXPECT_EQ(state.waiting_thread, ::gettid());
+  EXPECT_THAT(state.progress_ns, testing::AllOf(testing::Ge(before), testing::Le(heartbeat::now_ns())));
+  EXPECT_EQ(state.waiting_since_ns, state.progress_ns);
+
+  rank.done_waiting();
+  state = board.read(1);
+  EXPECT_EQ(state.where, "");
+  EXPECT_EQ(state.waiting_since_ns, 0);
+  EXPECT_EQ(board.read(0).step, 0);
+  EXPECT_EQ(board.read(2).owner, 0);
+}
+
+TEST(Heartbeat, LongAndOddTextsAreCutAndPrintable) {
+  const HeartbeatBoard board(1);
+  Heartbeat rank = connect(board, 0);
+  rank.waiting(std::string(1000, 'x'));
+  EXPECT_EQ(board.read(0).where, std::string(200, 'x'));
+  rank.waiting("");
+  EXPECT_EQ(board.read(0).where, "");
+  EXPECT_NE(board.read(0).waiting_since_ns, 0);
+  rank.waiting(std::string("a\n\x1b[2J\0b", 8));
+  EXPECT_EQ(board.read(0).where, "a??[2J?b");
+}
+
+TEST(Heartbeat, WhatEndsIsNotExpectedToBeat) {
+  const HeartbeatBoard board(2);
+  {
+    Heartbeat rank = connect(board, 0);
+    rank.beat(7);
+    Heartbeat moved = std::move(rank);
+    rank = Heartbeat();
+    EXPECT_EQ(board.read(0).activity, Activity::kBeating);
+  }
+  EXPECT_EQ(board.read(0).activity, Activity::kFinished);
+  EXPECT_EQ(board.read(0).step, 7);
+  { const Heartbeat idle = connect(board, 1); }
+  EXPECT_EQ(board.read(1).activity, Activity::kNone);
+}
+
+TEST(Heartbeat, OneProcessSpeaksForARank) {
+  const HeartbeatBoard board(1);
+  Heartbeat rank = connect(board, 0);
+  rank.beat(1);
+  const int code = in_child([&] {
+    rank.beat(2);  // inherited: does nothing
+    rank.waiting("child");
+    rank = Heartbeat();
+    return connect(board, 0).connected() ? 1 : 0;
+  });
+  EXPECT_EQ(code, 0);
+  const HeartbeatState state = board.read(0);
+  EXPECT_EQ(state.step, 1);
+  EXPECT_EQ(state.where, "");
+  EXPECT_EQ(state.activity, Activity::kBeating);
+}
+
+TEST(Heartbeat, AnOwnerThatHasEndedIsReplaced) {
+  const HeartbeatBoard board(1);
+  EXPECT_EQ(in_child([&] { return connect(board, 0).connected() ? 0 : 1; }), 0);
+  EXPECT_GT(board.read(0).owner, 0);
+  EXPECT_TRUE(connect(board, 0).connected());
+  EXPECT_EQ(board.read(0).owner, ::getpid());
+}
+
+TEST(Heartbeat, WithoutALauncherNothingHappens) {
+  Heartbeat none = Heartbeat::from_environment();
+  EXPECT_FALSE(none.connected());
+  none.beat(1);
+  none.waiting("x");
+  none.done_waiting();
+}
+
+TEST(Heartbeat, WrongVariablesAreNoLauncher) {
+  const HeartbeatBoard board(2);
+  const std::string fd = std::to_string(board.fd());
+  for (const char* number : {"", "-1", "x", "99999", "1e3", "4294967397", " 7", "7 "}) {
+    SCOPED_TRACE(number);
+    EXPECT_FALSE(connect(number, "0").connected());
+    EXPECT_FALSE(connect(fd, number).connected());
+  }
+  EXPECT_FALSE(connect(fd, "2").connected());
+  EXPECT_TRUE(connect(fd, "1").connected());
+}
+
+// The number of the descriptor may be that of any file by now. A board with one byte changed is none either.
+TEST(Heartbeat, OtherFilesAreNotMapped) {
+  const size_t bytes = heartbeat::board_bytes(1);
+  const auto refused = [](int fd) {
+    EXPECT_FALSE(connect(std::to_string(fd), "0").connected());
+    ::close(fd);
+  };
+  refused(::open("/dev/null", O_RDWR));
+  refused(::open("/dev/zero", O_RDWR));
+  refused(::open("/", O_RDONLY));
+  refused(::open("/proc/self/exe", O_RDONLY));
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  refused(pipe[0]);
+  refused(pipe[1]);
+
+  const auto memory_file = [](size_t size, const heartbeat::Header* header, int seals) {
+    const int fd = ::memfd_create("test", MFD_ALLOW_SEALING);
+    EXPECT_EQ(::ftruncate(fd, static_cast<off_t>(size)), 0);
+    struct stat file {};
+    ::fstat(fd, &file);
+    heartbeat::Header copy = header != nullptr ? *header : heartbeat::Header{};
+    if (copy.inode == 1) copy.inode = file.st_ino;
+    EXPECT_EQ(::pwrite(fd, &copy, sizeof copy, 0), static_cast<ssize_t>(sizeof copy));
+    EXPECT_EQ(::fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+  };
+  const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
+  const heartbeat::Header good{heartbeat::kMagic, 1, 1, sizeof(heartbeat::Slot)};
+  const int right = memory_file(bytes, &good, sealed);
+  EXPECT_TRUE(connect(std::to_string(right), "0").connected());  // so that what follows is about the differences
+  ::close(right);
+  refused(memory_file(bytes, &good, F_SEAL_GROW));  // may be cut: a store would be a SIGBUS
+  refused(memory_file(bytes + 64, &good, sealed));
+  refused(memory_file(heartbeat::board_bytes(2), &good, sealed));
+  refused(memory_file(sizeof(heartbeat::Header), &good, sealed));
+  refused(memory_file(bytes, &good, sealed | F_SEAL_WRITE));
+  refused(memory_file(bytes, nullptr, sealed));
+  heartbeat::Header other = good;
+  other.magic ^= 1;
+  refused(memory_file(bytes, &other, sealed));
+  other = good;
+  other.inode = 2;
+  refused(memory_file(bytes, &other, sealed));
+  other = good;
+  other.slot_bytes = 256;
+  refused(memory_file(bytes, &other, sealed));
+}
+
+TEST(Heartbeat, NobodyCanCutTheBoard) {
+  const HeartbeatBoard board(1);
+  EXPECT_NE(::ftruncate(board.fd(), 0), 0);
+  EXPECT_NE(::fcntl(board.fd(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+  EXPECT_GE(board.fd(), 100);  // out of the way of shell scripts
+}
+
+// A reader sees one whole text, whatever the writers do meanwhile.
+TEST(Heartbeat, TextsAreNeverMixed) {
+  const HeartbeatBoard board(1);
+  Heartbeat rank = connect(board, 0);
+  rank.waiting("a");
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> writers;
+  for (const char letter : {'a', 'b', 'c'}) {
+    writers.emplace_back([&, letter] {
+      for (size_t i = 0; !stop; ++i) {
+        rank.waiting(std::string(1 + (i * 37) % 200, letter));
+        rank.beat(static_cast<int64_t>(i));
+        if (i % 3 == 0) rank.done_waiting();
+      }
+    });
+  }
+  int seen = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const HeartbeatState state = board.read(0);
+    if (state.waiting_since_ns == 0) continue;
+    ++seen;
+    ASSERT_FALSE(state.where.empty());
+    ASSERT_EQ(state.where.find_first_not_of(state.where[0]), std::string::npos) << state.where;
+  }
+  stop = true;
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_GT(seen, 0);
+}
+
+// A rank that dies inside a write leaves the lock closed: neither the launcher nor its successor waits for ever.
+TEST(Heartbeat, ADeathInsideAWriteStopsNobody) {
+  const HeartbeatBoard board(1);
+  void* memory = ::mmap(nullptr, heartbeat::board_bytes(1), PROT_READ | PROT_WRITE, MAP_SHARED, board.fd(), 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  heartbeat::Slot& slot = *heartbeat::slot_at(memory, 0);
+  slot.sequence = 3;
+  slot.waiting_since_ns = 5;
+  slot.length = uint64_t{1} << 60;
+  EXPECT_EQ(board.read(0).where.size(), heartbeat::kTextBytes);
+  Heartbeat rank = connect(board, 0);
+  rank.waiting("x");
+  rank.done_waiting();
+  rank.beat(3);
+  EXPECT_EQ(board.read(0).step, 3);
+  ::munmap(memory, heartbeat::board_bytes(1));
+}
+
+// The launcher reads what any process of the job may have written.
+TEST(HeartbeatBoard, RandomBytesDoNoHarm) {
+  const HeartbeatBoard board(2);
+  const size_t bytes = heartbeat::board_bytes(2);
+  auto* memory = static_cast<unsigned char*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, board.fd(), 0));
+  ASSERT_NE(memory, MAP_FAILED);
+  std::mt19937 random(7);
+  for (int round = 0; round < 300; ++round) {
+    for (size_t i = 0; i < bytes; ++i) memory[i] = static_cast<unsigned char>(random());
+    for (const int rank : {0, 1}) {
+      const std::string where = board.read(rank).where;
+      EXPECT_LE(where.size(), heartbeat::kTextBytes);
+      for (const char c : where) EXPECT_FALSE(c >= 0 && c < 0x20) << round;
+    }
+  }
+  ::munmap(memory, bytes);
+}
+
+}  // namespace
+}  // namespace zeroshard

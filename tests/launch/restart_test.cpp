@@ -1,0 +1,112 @@
+#include "launch/restart.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <random>
+
+namespace zeroshard {
+namespace {
+
+using Kind = JobFailure::Kind;
+using testing::HasSubstr;
+
+LaunchOptions options(int max_restarts, int min_ranks = 0) {
+  LaunchOptions result;
+  result.nproc = 4;
+  result.max_restarts = max_restarts;
+  result.min_ranks = min_ranks;
+  return result;
+}
+
+JobFailure exit_of(int rank, int code, bool any_step = false, double after_s = 1) {
+  return {.kind = Kind::kExit, .rank = rank, .code = code, .any_step = any_step, .after_s = after_s};
+}
+
+Attempt first() {
+  return {.restarts = 0, .nproc = 4, .last_failure = {}};
+}
+
+Attempt after(const JobFailure& failure) {
+  return {.restarts = 1, .nproc = 4, .last_failure = failure};
+}
+
+TEST(Restart, OnlyWhenAskedFor) {
+  const RestartDecision decision = decide_restart(options(0), first(), exit_of(1, 7));
+  EXPECT_FALSE(decision.next);
+  EXPECT_EQ(decision.text, "");
+}
+
+TEST(Restart, SaysWhatHappenedAndWhatFollows) {
+  const RestartDecision decision = decide_restart(options(3), first(), exit_of(1, 7));
+  ASSERT_TRUE(decision.next);
+  EXPECT_EQ(decision.next->restarts, 1);
+  EXPECT_EQ(decision.next->nproc, 4);
+  EXPECT_EQ(decision.text, "rank 1 ended with exit code 7: restart 1 of 3 begins, with 4 ranks");
+  JobFailure killed = exit_of(2, 0);
+  killed.signal = SIGKILL;
+  EXPECT_THAT(decide_restart(options(3), first(), killed).text, HasSubstr("rank 2 was killed by SIGKILL: restart 1"));
+  killed.kind = Kind::kHang;
+  EXPECT_THAT(decide_restart(options(3), first(), killed).text, HasSubstr("rank 2 made no progress: restart 1 of 3"));
+}
+
+TEST(Restart, TheSameEarlyFailureTwiceIsTheLast) {
+  const JobFailure failure = exit_of(1, 7);
+  EXPECT_FALSE(decide_restart(options(9), after(failure), failure).next);
+  EXPECT_THAT(decide_restart(options(9), after(failure), failure).text, HasSubstr("twice in a row"));
+  JobFailure killed = exit_of(1, 7);
+  killed.signal = SIGSEGV;
+  for (const JobFailure& other : {exit_of(0, 7), exit_of(1, 8), exit_of(1, 7, /*any_step=*/true),
+                                  exit_of(1, 7, /*any_step=*/false, /*after_s=*/600), killed}) {
+    EXPECT_TRUE(decide_restart(options(9), after(failure), other).next);
+    EXPECT_TRUE(decide_restart(options(9), after(other), failure).next);
+  }
+}
+
+TEST(Restart, FewerRanksWhenOneFailsTwice) {
+  const JobFailure failure = exit_of(1, 7, /*any_step=*/true);
+  const RestartDecision decision = decide_restart(options(9, /*min_ranks=*/2), after(failure), failure);
+  ASSERT_TRUE(decision.next);
+  EXPECT_EQ(decision.next->nproc, 3);
+  EXPECT_FALSE(decision.next->last_failure);  // with three ranks nothing has failed yet
+  EXPECT_THAT(decision.text, HasSubstr("with 3 ranks"));
+  EXPECT_EQ(decide_restart(options(9, 2), after(exit_of(0, 7)), failure).next->nproc, 4);
+  EXPECT_EQ(decide_restart(options(9), after(failure), failure).next->nproc, 4);
+  EXPECT_EQ(decide_restart(options(9, 4), after(failure), failure).next->nproc, 4);
+}
+
+TEST(Restart, ARankThatCannotStartIsLeftOut) {
+  const JobFailure failure{.kind = Kind::kNoStart, .rank = 3};
+  EXPECT_EQ(decide_restart(options(9, /*min_ranks=*/1), first(), failure).next->nproc, 3);
+  EXPECT_FALSE(decide_restart(options(9), first(), failure).next);
+  EXPECT_FALSE(decide_restart(options(9, 4), first(), failure).next);
+  EXPECT_FALSE(decide_restart(options(9, 1), first(), {.kind = Kind::kNoStart, .rank = 0}).next);
+}
+
+// Whatever fails: at most max_restarts starts more, never fewer ranks than min_ranks, never more than before.
+TEST(Restart, TheBudgetHolds) {
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto below = [&random](unsigned n) { return static_cast<int>(random() % n); };
+    const LaunchOptions asked = options(below(6), below(5));
+    Attempt attempt = first();
+    int starts = 1;
+    for (;; ++starts) {
+      ASSERT_LE(starts, asked.max_restarts + 1);
+      JobFailure failure = exit_of(below(static_cast<unsigned>(attempt.nproc)), below(2), below(2) == 0, below(100));
+      failure.kind = static_cast<Kind>(below(3));
+      const RestartDecision decision = decide_restart(asked, attempt, failure);
+      EXPECT_EQ(decision.text.empty(), asked.max_restarts == 0);
+      if (!decision.next) break;
+      EXPECT_EQ(decision.next->restarts, attempt.restarts + 1);
+      EXPECT_LE(decision.next->nproc, attempt.nproc);
+      EXPECT_GE(decision.next->nproc, asked.min_ranks > 0 ? asked.min_ranks : 4);
+      attempt = *decision.next;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
