@@ -16,6 +16,7 @@ struct Exit {
 };
 
 void add_config_command(CLI::App& app);
+void add_checkpoint_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_run_command(CLI::App& app);
 

@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// Checkpoints as files, without a model or ranks: what `zeroshard checkpoint` does. A path is that of one checkpoint
+// (ROOT/TAG), or of a ROOT, which stands for its newest. Throws ValueError or IoError.
+namespace zeroshard {
+
+struct CheckpointSummary {
+  std::string tag;
+  int64_t step = 0;
+  int world_size = 0;   // of the ranks that wrote it
+  int64_t bytes = 0;    // of its data files
+  bool latest = true;   // loading without a tag may choose it
+  std::string problem;  // why it cannot be used; empty: its manifest is sound and its files have their sizes
+};
+// Newest step first, those with a problem last.
+std::vector<CheckpointSummary> list_checkpoints(const std::string& root);
+
+struct StoredTensor {
+  std::string name, kind, dtype;
+  std::vector<std::string> aliases;
+  std::vector<int64_t> shape;
+  bool trainable = false;
+  int64_t updates = 0, bytes = 0;
+};
+struct CheckpointDetails {
+  CheckpointSummary summary;
+  std::string path, config_digest, state;  // `state` is JSON
+  std::map<std::string, std::string> versions;
+  std::vector<StoredTensor> tensors;
+};
+CheckpointDetails inspect_checkpoint(const std::string& path);
+
+// Reads every byte and compares the checksums. One line per thing that is wrong; empty: nothing.
+std::vector<std::string> verify_checkpoint(const std::string& path);
+
+struct ExportOptions {
+  std::string dtype = "F32";               // F32, BF16 or F16, of floating-point tensors
+  int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has a file of its own
+  std::string file_stem = "model";
+};
+// Writes the weights and buffers as Hugging Face keeps them: STEM.safetensors, or several files and an index. Tied
+// parameters are written once. Needs memory for one piece of 16 MiB. Returns the files; each appears whole or not at
+// all, the index last.
+std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
+                                        const ExportOptions& options = {});
+
+// One line per tensor that is missing on a side, or differs in shape, dtype or value; empty: the same tensors.
+std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other);
+
+}  // namespace zeroshard

@@ -1,0 +1,244 @@
+#include "zeroshard/checkpoint_files.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/check.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
+#include "file/durable.h"
+#include "file/safetensors.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
+  return "[" + text + "]";
+}
+
+// A checkpoint that a path names, opened.
+struct Opened {
+  std::string path, tag;
+  CheckpointReader reader;
+};
+
+// The directory and the tag in a path that ends in a checkpoint; the newest of a root otherwise.
+Opened open_checkpoint(const std::string& path) {
+  std::filesystem::path given = std::filesystem::absolute(path).lexically_normal();
+  if (!given.has_filename()) given = given.parent_path();
+  const Directory directory = Directory::open(posix_io(), given.string());
+  if (directory.exists(std::string(kManifestName))) {
+    const Directory root = Directory::open(posix_io(), given.parent_path().string());
+    const std::string tag = given.filename().string();
+    return {given.string(), tag, CheckpointReader(root, tag)};
+  }
+  const StoreListing listing = list_store(directory);
+  ZS_CHECK(!listing.committed.empty(), path, " is no checkpoint, and there is none in it",
+           listing.bad.empty() ? "" : concat(": '", listing.bad[0].first, "': ", listing.bad[0].second));
+  const std::string& tag = listing.committed.front().tag;
+  return {(given / tag).string(), tag, CheckpointReader(directory, tag)};
+}
+
+CheckpointSummary summarise(const std::string& tag, const Manifest& manifest) {
+  CheckpointSummary summary{tag, manifest.step, manifest.world_size(), 0, manifest.latest, {}};
+  for (const FileRecord& file : manifest.files) summary.bytes += file.size;
+  return summary;
+}
+
+bool is_float(const std::string& dtype) {
+  return convertible(dtype, "F32");
+}
+
+// Calls with consecutive ranges of at most a piece.
+template <typename Function>
+void for_each_piece(const TensorRecord& tensor, Function&& function) {
+  const int64_t step = kPieceBytes / 8;  // elements of any dtype that fit
+  for (int64_t at = 0; at < tensor.numel(); at += step) function(Range{at, std::min(at + step, tensor.numel())});
+}
+
+// One file of an export: tensors in order, written to a temporary name first.
+class ExportFile {
+ public:
+  ExportFile(Directory& directory, std::string name) : directory_(directory), name_(std::move(name)) {}
+
+  int64_t bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+  void set_name(std::string name) { name_ = std::move(name); }
+  void add(const TensorRecord& tensor, const std::string& dtype) {
+    const int64_t end = bytes_ + tensor.numel() * dtype_bytes(dtype);
+    entries_.push_back({tensor.name, dtype, tensor.shape, bytes_, end});
+    tensors_.push_back(&tensor);
+    bytes_ = end;
+  }
+  void write(CheckpointReader& reader) const {
+    const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
+    const std::string temporary = temporary_name(name_);
+    FileWriter writer(directory_, temporary, int64_t(header.size()) + bytes_);
+    writer.append(header.data(), int64_t(header.size()));
+    std::vector<std::byte> piece(static_cast<size_t>(kPieceBytes));
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      for_each_piece(*tensors_[i], [&](Range range) {
+        reader.read(*tensors_[i], range, entries_[i].dtype, piece.data());
+        writer.append(piece.data(), range.size() * dtype_bytes(entries_[i].dtype));
+      });
+    }
+    writer.finish();
+    directory_.rename(temporary, name_);
+  }
+  template <typename Map>
+  void list(Map& weight_map) const {
+    for (const SafetensorsEntry& entry : entries_) weight_map[entry.name] = name_;
+  }
+
+ private:
+  Directory& directory_;
+  std::string name_;
+  std::vector<SafetensorsEntry> entries_;
+  std::vector<const TensorRecord*> tensors_;
+  int64_t bytes_ = 0;
+};
+
+std::string numbered(const std::string& stem, size_t index, size_t count) {
+  const auto digits = [](size_t number) {
+    const std::string text = std::to_string(number);
+    return std::string(text.size() < 5 ? 5 - text.size() : 0, '0') + text;
+  };
+  return concat(stem, "-", digits(index + 1), "-of-", digits(count), ".safetensors");
+}
+
+// How two tensors of the same name, kind and shape differ.
+std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
+                                      CheckpointReader& second) {
+  if (a.dtype != b.dtype && !(is_float(a.dtype) && is_float(b.dtype)))
+    return concat("dtype ", a.dtype, " and ", b.dtype);
+  const std::string dtype = a.dtype == b.dtype ? a.dtype : "F64";
+  const bool compare_values = is_float(dtype);
+  std::vector<std::byte> left(static_cast<size_t>(kPieceBytes)), right(left.size());
+  std::vector<double> x(static_cast<size_t>(kPieceBytes / 8)), y(x.size());
+  int64_t differing = 0;
+  double largest = 0;
+  for_each_piece(a, [&](Range range) {
+    first.read(a, range, dtype, left.data());
+    second.read(b, range, dtype, right.data());
+    const int64_t width = dtype_bytes(dtype);
+    if (std::memcmp(left.data(), right.data(), size_t(range.size() * width)) == 0) return;
+    if (compare_values) {
+      convert(left.data(), dtype, x.data(), "F64", range.size());
+      convert(right.data(), dtype, y.data(), "F64", range.size());
+    }
+    for (int64_t i = 0; i < range.size(); ++i) {
+      if (std::memcmp(left.data() + i * width, right.data() + i * width, size_t(width)) == 0) continue;
+      ++differing;
+      if (compare_values) largest = std::max(largest, std::abs(x[size_t(i)] - y[size_t(i)]));
+    }
+  });
+  if (differing == 0 && a.updates == b.updates) return std::nullopt;
+  if (differing == 0) return concat("updated ", a.updates, " and ", b.updates, " times");
+  return concat(differing, " of ", a.numel(), " elements differ",
+                compare_values ? concat(", by at most ", largest) : std::string());
+}
+
+}  // namespace
+
+std::vector<CheckpointSummary> list_checkpoints(const std::string& path) {
+  const Directory root = Directory::open(posix_io(), path);
+  const StoreListing listing = list_store(root);
+  std::vector<CheckpointSummary> summaries;
+  for (const FoundCheckpoint& found : listing.committed) {
+    try {
+      summaries.push_back(summarise(found.tag, CheckpointReader(root, found.tag).manifest()));
+    } catch (const Error& error) {
+      summaries.push_back({.tag = found.tag, .step = found.step, .problem = error.what()});
+    }
+  }
+  for (const auto& [tag, problem] : listing.bad) summaries.push_back({.tag = tag, .problem = problem});
+  std::stable_partition(summaries.begin(), summaries.end(), [](const auto& each) { return each.problem.empty(); });
+  return summaries;
+}
+
+CheckpointDetails inspect_checkpoint(const std::string& path) {
+  const Opened opened = open_checkpoint(path);
+  const Manifest& manifest = opened.reader.manifest();
+  CheckpointDetails details{
+      summarise(opened.tag, manifest), opened.path, manifest.config_digest, manifest.state, manifest.versions, {}};
+  for (const TensorRecord& tensor : manifest.tensors)
+    details.tensors.push_back({tensor.name, tensor.kind, tensor.dtype, tensor.aliases, tensor.shape, tensor.trainable,
+                               tensor.updates, tensor.numel() * dtype_bytes(tensor.dtype)});
+  return details;
+}
+
+std::vector<std::string> verify_checkpoint(const std::string& path) {
+  return open_checkpoint(path).reader.verify();
+}
+
+std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
+                                        const ExportOptions& options) {
+  ZS_CHECK(options.dtype == "F32" || options.dtype == "BF16" || options.dtype == "F16", "dtype '", options.dtype,
+           "': an export is in F32, BF16 or F16");
+  ZS_CHECK(options.max_file_bytes > 0, "the largest size of a file is ", options.max_file_bytes, " bytes");
+  check_tag(options.file_stem);
+  Opened opened = open_checkpoint(path);
+  Directory out = Directory::create(posix_io(), directory);
+  std::vector<ExportFile> files;
+  int64_t total = 0;
+  for (const TensorRecord& tensor : opened.reader.manifest().tensors) {
+    if (tensor.kind != kWeight && tensor.kind != kBuffer) continue;
+    const std::string dtype = is_float(tensor.dtype) ? options.dtype : tensor.dtype;
+    const int64_t bytes = tensor.numel() * dtype_bytes(dtype);
+    if (files.empty() || (files.back().bytes() > 0 && files.back().bytes() + bytes > options.max_file_bytes))
+      files.emplace_back(out, "");
+    files.back().add(tensor, dtype);
+    total += bytes;
+  }
+  ZS_CHECK(!files.empty(), opened.path, " has no weights");
+  nlohmann::json weight_map = nlohmann::json::object();
+  std::vector<std::string> written;
+  for (size_t i = 0; i < files.size(); ++i) {
+    files[i].set_name(files.size() == 1 ? options.file_stem + ".safetensors"
+                                        : numbered(options.file_stem, i, files.size()));
+    files[i].write(opened.reader);
+    files[i].list(weight_map);
+    written.push_back(out.path_of(files[i].name()));
+  }
+  out.sync();
+  if (files.size() > 1) {
+    const nlohmann::json index{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    const std::string name = options.file_stem + ".safetensors.index.json";
+    write_small_file(out, name, index.dump(2) + "\n");
+    written.push_back(out.path_of(name));
+  }
+  return written;
+}
+
+std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other) {
+  Opened first = open_checkpoint(one), second = open_checkpoint(other);
+  std::vector<std::string> lines;
+  const auto line = [&](const TensorRecord& tensor, const std::string& what) {
+    lines.push_back(concat(tensor.name, " (", tensor.kind, "): ", what));
+  };
+  for (const TensorRecord& tensor : first.reader.manifest().tensors) {
+    const TensorRecord* const match = second.reader.index().find(tensor.name, tensor.kind);
+    if (match == nullptr) {
+      line(tensor, concat("only in ", first.path));
+    } else if (match->shape != tensor.shape) {
+      line(tensor, concat("shape ", shape_text(tensor.shape), " and ", shape_text(match->shape)));
+    } else if (const auto what = difference(tensor, first.reader, *match, second.reader)) {
+      line(tensor, *what);
+    }
+  }
+  for (const TensorRecord& tensor : second.reader.manifest().tensors)
+    if (first.reader.index().find(tensor.name, tensor.kind) == nullptr) line(tensor, concat("only in ", second.path));
+  return lines;
+}
+
+}  // namespace zeroshard
