@@ -48,7 +48,7 @@ std::vector<SafetensorsEntry> random_entries(std::mt19937_64& random) {
 }
 
 TEST(Safetensors, ReadsWhatItMakes) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const std::vector<SafetensorsEntry> entries = random_entries(random);
@@ -232,7 +232,10 @@ TEST(Safetensors, DepthIsLimited) {
   }
 }
 
-TEST(Safetensors, NumbersOfTensorsDimensionsAndKeysAreLimited) {
+TEST(Safetensors, NumberOfTensorsIsLimited) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "one thread alone works here, for a minute";
+#endif
   const auto of_tensors = [](int64_t count) {
     std::string json = "{";
     for (int64_t i = 0; i < count; ++i) {
@@ -246,7 +249,9 @@ TEST(Safetensors, NumbersOfTensorsDimensionsAndKeysAreLimited) {
   EXPECT_EQ(parse(of_tensors(most), most).entries.size(), size_t(most));
   const std::string message = message_of<ValueError>([&] { parse(of_tensors(most + 1), most + 1); });
   EXPECT_NE(message.find("more than 1000000 tensors"), message.npos) << message;
+}
 
+TEST(Safetensors, NumbersOfDimensionsAndKeysAreLimited) {
   const auto of_dims = [](int dims) {
     std::string shape = "1";
     for (int i = 1; i < dims; ++i) shape += ",1";
@@ -266,7 +271,7 @@ TEST(Safetensors, NumbersOfTensorsDimensionsAndKeysAreLimited) {
 
 TEST(Safetensors, MutatedHeadersAreRefusedOrSound) {
   int accepted = 0;
-  for (uint64_t seed = 0; seed < 20'000; ++seed) {
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const std::vector<SafetensorsEntry> entries = random_entries(random);
@@ -306,8 +311,8 @@ TEST(Safetensors, MutatedHeadersAreRefusedOrSound) {
     } catch (const ValueError&) {
     }
   }
-  EXPECT_GT(accepted, 200);  // or the sample shows little
-  EXPECT_LT(accepted, 15'000);
+  EXPECT_GT(accepted, 50);  // or the sample shows little
+  EXPECT_LT(accepted, 3000);
 }
 
 TEST(Safetensors, MakesNothingThatItWouldRefuse) {

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 
@@ -35,8 +35,10 @@ class TemporaryDirectory {
 };
 
 inline std::string contents_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::string contents(file ? size_t(file.tellg()) : 0, '\0');
+  file.seekg(0).read(contents.data(), std::streamsize(contents.size()));
+  return contents;
 }
 
 inline void put(const std::string& path, const std::string& contents) {
