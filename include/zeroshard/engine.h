@@ -131,6 +131,11 @@ class Engine {
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });
 
+  // Writes the parameters in their own dtype, and `buffers` of rank 0, as one safetensors file: the unsharded model,
+  // for transformers and others. Needs memory for one unit. Tied parameters are written once. Collective.
+  void save_weights(const std::string& directory, const std::string& name, bool exclude_frozen = false,
+                    const std::vector<TensorState>& buffers = {});
+
   // Lets every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
   void request_stop() noexcept;
 

@@ -174,6 +174,14 @@ void bind_engine(py::module_& m) {
             return lines;
           },
           "(category, planned bytes, measured peak) per category.")
+      .def(
+          "save_weights",
+          [](OwningEngine& o, const std::string& directory, const std::string& name, bool exclude_frozen,
+             const std::vector<TensorState>& buffers) {
+            o.engine->save_weights(directory, name, exclude_frozen, buffers);
+          },
+          py::arg("directory"), py::arg("name"), py::kw_only(), py::arg("exclude_frozen"), py::arg("buffers"),
+          Release())
       .def("request_stop", [](OwningEngine& o) { o.engine->request_stop(); })
       .def(
           "save_checkpoint",

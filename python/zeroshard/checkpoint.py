@@ -191,6 +191,16 @@ def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
+def save_weights(engine: Engine, save_dir: str | os.PathLike, name: str, exclude_frozen_parameters: bool) -> None:
+    stem, extension = os.path.splitext(name)
+    engine._core.save_weights(
+        os.fspath(save_dir),
+        (stem if extension in (".bin", ".pt", ".pth") else name.removesuffix(".safetensors")) + ".safetensors",
+        exclude_frozen=exclude_frozen_parameters,
+        buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(engine.module)],
+    )
+
+
 def _own_buffers(engine: Engine) -> list[_C.TensorState]:
     """The buffers that this rank saves: rank 0 all, the others those whose values differ among ranks."""
     buffers = _buffers(engine.module)

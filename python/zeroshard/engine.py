@@ -308,6 +308,19 @@ class Engine(nn.Module):
             strict,
         )
 
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike,
+        save_filename: str = "model.safetensors",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Writes the whole model in the dtype it trains in as one safetensors file, unit by unit. Collective.
+
+        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead: no pickle is written.
+        """
+        checkpoint.save_weights(self, save_dir, save_filename, exclude_frozen_parameters)
+        return True
+
     def request_stop(self) -> None:
         """Lets ``stop_requested`` become true on every rank after the next ``step()``. For signal handlers."""
         self._core.request_stop()

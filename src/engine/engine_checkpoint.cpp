@@ -11,6 +11,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
 #include "device/host_copy.h"
+#include "device/safetensors_dtype.h"
 #include "engine/impl.h"
 #include "zeroshard/version.h"
 
@@ -20,33 +21,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kWeight[] = "weight";
-
-std::string safetensors_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return "F32";
-    case at::kDouble:
-      return "F64";
-    case at::kBFloat16:
-      return "BF16";
-    case at::kHalf:
-      return "F16";
-    case at::kLong:
-      return "I64";
-    case at::kInt:
-      return "I32";
-    case at::kShort:
-      return "I16";
-    case at::kChar:
-      return "I8";
-    case at::kByte:
-      return "U8";
-    case at::kBool:
-      return "BOOL";
-    default:
-      throw ValueError(concat("tensors of type ", c10::toString(type), " cannot be saved"));
-  }
-}
 
 std::vector<std::string> moment_names(OptimizerConfig::Type type) {
   using Type = OptimizerConfig::Type;

@@ -375,3 +375,34 @@ def test_no_sample_is_lost_or_repeated_when_an_epoch_goes_on(tmp_path, second):
     samples = list(itertools.chain(*first, *rest))
     assert len(samples) - 23 < max(2, second), samples  # padded so that every rank has as many
     assert set(samples) == set(range(23))
+
+
+# -- the whole model ---------------------------------------------------------------------------------------------------
+
+
+def export(folder, stage, dtype):
+    engine = make(stage, dtype)
+    train(engine, 2)
+    engine.save_16bit_model(os.path.join(folder, "whole"), "pytorch_model.bin")
+    engine.save_16bit_model(os.path.join(folder, "part"), exclude_frozen_parameters=True)
+    with zeroshard.gathered(engine.module.parameters()):
+        expected = {name: param.detach().clone() for name, param in engine.module.named_parameters()}
+    expected["seen"] = engine.module.seen.clone()
+    if engine.rank() == 0:
+        from safetensors.torch import load_file
+
+        whole = load_file(os.path.join(folder, "whole", "pytorch_model.safetensors"))
+        assert whole.keys() == expected.keys()
+        assert all(
+            whole[name].dtype == value.dtype and torch.equal(whole[name], value) for name, value in expected.items()
+        )
+        part = load_file(os.path.join(folder, "part", "model.safetensors"))
+        assert part.keys() == expected.keys() - {"frozen"}
+    train(engine, 1)  # goes on
+    return engine.parameter_digest()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_whole_model_as_one_file(tmp_path, stage):
+    for dtype in ("fp32", "bf16"):
+        world.run(2, export, folder=str(tmp_path / dtype), stage=stage, dtype=dtype)
