@@ -155,8 +155,8 @@ class FileWriter::Impl {
   }
 
   [[noreturn]] void fail_reserve(int result) {
-    throw_io_error("reserve space for", path_, result,
-                   concat("the file has ", reserved_, " bytes", space_details(io_, fd_.get(), result, reserved_)));
+    const std::string full = space_details(io_, fd_.get(), result, reserved_);
+    throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
   // Gives the full buffer to the thread, as soon as that is done with the other one.

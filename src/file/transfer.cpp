@@ -22,8 +22,8 @@ void write_all_direct(Io& io, int fd, std::string_view path, const void* data, i
       check_io(retry_interrupted([&] { return io.set_direct(fd, false); }), "write", path);
     } else {
       const int64_t error = result == 0 ? -EIO : result;
-      throw_io_error("write", path, error,
-                     concat("at byte ", offset + done, space_details(io, fd, error, bytes - done)));
+      const std::string full = space_details(io, fd, error, bytes - done);
+      throw_io_error("write", path, error, concat("at byte ", offset + done, full.empty() ? "" : ", ", full));
     }
   }
 }
@@ -31,7 +31,7 @@ void write_all_direct(Io& io, int fd, std::string_view path, const void* data, i
 std::string space_details(Io& io, int fd, int64_t result, int64_t needed_bytes) {
   if (result != -ENOSPC && result != -EDQUOT) return {};
   const int64_t free = io.free_bytes(fd);
-  return concat(", needs ", needed_bytes, " bytes", free < 0 ? "" : concat(", ", free, " are free"));
+  return concat("needs ", needed_bytes, " bytes", free < 0 ? "" : concat(", ", free, " are free"));
 }
 
 }  // namespace zeroshard
