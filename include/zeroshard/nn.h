@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -88,17 +89,26 @@ class ModuleEngine : public Engine {
   // once per Config::grad_accumulation_steps calls of backward().
   StepResult step();
   double lr() const;  // of the next step
+  int64_t steps() const { return steps_; }
+
+  // Engine's, with the model's buffers, the schedule and the random numbers of this process besides. The tag is
+  // global_step<N>; `client` is JSON of the caller's. Python's engine can load it, and the other way round.
+  void save(const std::string& root, const std::string& client = "{}", const SaveOptions& save = {});
+  // Returns `client` as saved, or nothing when there is no checkpoint (and no tag was asked for).
+  std::optional<std::string> load(const std::string& root, const LoadOptions& load = {});
 
   const ModuleUnits& units() const { return units_; }
 
  private:
-  ModuleEngine(ModuleUnits units, const ParsedConfig& parsed, World& world);
+  ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world);
   void apply_schedule();
 
   ModuleUnits units_;
   ParamGroupOptions group_;
   std::unique_ptr<LRSchedule> schedule_;  // null: a constant rate
-  int64_t iteration_ = -1;
+  int64_t iteration_ = -1, steps_ = 0;
+  std::vector<std::pair<std::string, at::Tensor>> buffers_;
+  int rank_;
 };
 
 }  // namespace zeroshard

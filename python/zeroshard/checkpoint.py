@@ -104,7 +104,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
     state = decode(saved, {})
-    random.setstate(state["python"])
+    if "python" in state:  # not from a C++ program
+        random.setstate(state["python"])
     torch.set_rng_state(_from_text(state["torch"]))
     if "numpy" in state:
         import numpy
@@ -297,10 +298,10 @@ def load(
         if with_optimizer:
             _restore_optimizer(engine, state, states, [json.loads(text) for text in loaded.rank_states])
         if load_lr_scheduler_states:
-            _restore(engine.lr_scheduler, state["lr_scheduler"])
-        _restore(engine.training_dataloader, state["data"])
+            _restore(engine.lr_scheduler, state.get("lr_scheduler"))
+        _restore(engine.training_dataloader, state.get("data"))
         for name in ("global_steps", "micro_steps", "global_samples", "skipped_steps"):
-            setattr(engine, name, state[name])
+            setattr(engine, name, state.get(name, 0))
         _restore_random(engine, loaded.rank_states)
     return os.path.join(os.fspath(load_dir), loaded.tag), state["client"]
 
@@ -340,6 +341,8 @@ def _restore_optimizer(
     rank_states: list[dict[str, Any]],
 ) -> None:
     groups = engine.optimizer.param_groups
+    if "param_groups" not in state:  # saved by a C++ program, which has one group and no other settings than its file's
+        return
     if len(groups) != len(state["param_groups"]):
         raise ValueError(
             f"the optimizer has {len(groups)} param groups, the checkpoint {len(state['param_groups'])}: "
@@ -351,7 +354,7 @@ def _restore_optimizer(
         return
     scalars: dict[str, dict[str, Any]] = {}
     for rank_state in rank_states:
-        scalars.update(decode(rank_state["optimizer"], {}))
+        scalars.update(decode(rank_state.get("optimizer", {}), {}))
     for param, kind, tensor in states:
         engine._external.state[param][kind] = tensor
     for part, param in engine._external_params():

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/log.h"
 
@@ -46,11 +48,11 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   return staging_;
 }
 
-void AsyncSaver::start(SaveRequest request, const Copy& copy) {
+void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_bytes) {
   wait();
   int64_t bytes = 0;
   for (const StateSlice& slice : request.slices) bytes += slice.bytes();
-  std::byte* to = reserve(bytes);
+  std::byte* to = reserve(std::max(bytes, staging_bytes));
   // Slices that are neighbours in memory stay so: few large copies.
   std::vector<StateSlice>& slices = request.slices;
   for (size_t i = 0; i < slices.size();) {

@@ -27,8 +27,9 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Waits for the previous save, copies the slices and starts to write them. Throws the error of the previous save.
-  void start(SaveRequest request, const Copy& copy);
+  // Waits for the previous save, copies the slices (into `staging_bytes`, or more when they need more) and starts to
+  // write them. Throws the error of the previous save.
+  void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();
   bool busy() const;

@@ -13,6 +13,7 @@
 #include "device/host_copy.h"
 #include "device/safetensors_dtype.h"
 #include "engine/impl.h"
+#include "plan/state_rules.h"
 #include "zeroshard/version.h"
 
 namespace zeroshard {
@@ -50,6 +51,13 @@ std::string some_of(const std::vector<std::string>& names) {
   std::string text;
   for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += concat(i > 0 ? ", '" : "'", names[i], "'");
   return names.size() > kShown ? concat(text, " and ", names.size() - kShown, " more") : text;
+}
+
+int64_t bytes_of(const CheckpointContents& contents) {
+  int64_t bytes = 0;
+  for (const TensorState& state : contents.buffers) bytes += int64_t(state.tensor.nbytes());
+  for (const TensorState& state : contents.optimizer) bytes += int64_t(state.tensor.nbytes());
+  return bytes;
 }
 
 StateSlice to_slice(const TensorState& state) {
@@ -318,9 +326,12 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
     zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
     return;
   }
-  saver.start(std::move(request), [&](void* to, const void* from, int64_t bytes, bool from_host) {
+  const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
+  impl.planned.at(Category::kCheckpointStaging, Tier::kHost) = staging;
+  const auto copy = [&](void* to, const void* from, int64_t bytes, bool from_host) {
     copy_to_host(to, from, bytes, from_host ? at::Device(at::kCPU) : impl.options.device);
-  });
+  };
+  saver.start(std::move(request), copy, staging);
   if (!impl.options.config.checkpoint.async) saver.wait();
 }
 

@@ -28,13 +28,16 @@ void check_buffers(const torch::nn::Module& model, at::Device device) {
 }  // namespace
 
 ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world)
-    : ModuleEngine((check_buffers(model, world.device()), ModuleUnits(model, parsed.config.unit_classes)), parsed,
-                   world) {}
+    : ModuleEngine((check_buffers(model, world.device()), model), ModuleUnits(model, parsed.config.unit_classes),
+                   parsed, world) {}
 
-ModuleEngine::ModuleEngine(ModuleUnits units, const ParsedConfig& parsed, World& world)
+ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world)
     : Engine(units.definitions(), engine_options(parsed, world), world.gather(), world.reduce(), world.checkpoint()),
       units_(std::move(units)),
-      group_(ParamGroupOptions::from(optimizer_of(parsed))) {
+      group_(ParamGroupOptions::from(optimizer_of(parsed))),
+      rank_(world.rank()) {
+  for (const auto& item : model.named_buffers())
+    if (item.value().defined()) buffers_.emplace_back(item.key(), item.value());
   // The tensors belong to the engine now.
   for (UnitDefinition& unit : units_.definitions()) unit.tensors = nullptr;
   if (parsed.config.scheduler) {
@@ -56,6 +59,7 @@ void ModuleEngine::apply_schedule() {
 
 StepResult ModuleEngine::step() {
   const StepResult result = Engine::step({group_});
+  ++steps_;
   if (result.applied) {
     ++iteration_;
     apply_schedule();

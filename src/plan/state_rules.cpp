@@ -105,6 +105,17 @@ int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, const PlanOpti
   return largest * (options.overlap ? 2 : 1);
 }
 
+int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
+  int64_t bytes = 0;
+  for (const UnitLayout& unit : units) {
+    for (const FlatGroup& group : unit.groups) {
+      const int64_t trained = element_size(DType::kFloat32) * (1 + options.optimizer_slots);
+      bytes += group.layout.shard_numel() * (group.requires_grad ? trained : element_size(group.dtype));
+    }
+  }
+  return bytes;
+}
+
 void check_plan_options(const PlanOptions& options) {
   ZS_CHECK(options.world_size >= 1 && options.world_size <= kMaxPlannedWorldSize, "world_size must be 1 to ",
            kMaxPlannedWorldSize, ", got ", options.world_size);

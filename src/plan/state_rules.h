@@ -73,6 +73,10 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, const Plan
 // stage exchanges, so every stage has it; 0 when the transport needs none or there are no peers.
 int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
+// Held on the host from the first asynchronous save on: a copy of what a rank saves, which is its shard of the weights
+// (fp32 where they are trained) and of the optimizer's states, at every stage. Buffers of the model are not counted.
+int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
+
 // Throws ValueError for options that no run can have.
 void check_plan_options(const PlanOptions& options);
 

@@ -1,0 +1,134 @@
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "zeroshard/error.h"
+#include "zeroshard/nn.h"
+
+namespace zeroshard {
+namespace {
+
+namespace nn = torch::nn;
+
+struct BlockImpl : nn::Module {
+  nn::Linear linear = register_module("linear", nn::Linear(6, 6));
+  nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(6));
+  at::Tensor forward(const at::Tensor& x) { return at::dropout(norm(linear(x)), 0.3, is_training()); }
+};
+
+struct ModelImpl : nn::Module {
+  nn::ModuleList blocks = register_module("blocks", nn::ModuleList());
+  ModelImpl() {
+    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<BlockImpl>());
+  }
+};
+
+ParsedConfig parsed(int stage) {
+  return parse_config(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+                          "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 9}},
+                          "zero_optimization": {"stage": )" +
+                      std::to_string(stage) + "}}");
+}
+
+// A model with its engine, in a world of one.
+struct TrainingRun {
+  explicit TrainingRun(int stage, uint64_t seed) : config(parsed(stage)), world(config.config) {
+    torch::manual_seed(seed);
+    model = std::make_shared<ModelImpl>();
+    engine = std::make_unique<ModuleEngine>(*model, config, world);
+  }
+  // The losses of some steps on random data, and what is left at the end.
+  std::vector<double> train(int steps) {
+    std::vector<double> result;
+    for (int step = 0; step < steps; ++step) {
+      engine->begin_forward(true);
+      at::Tensor x = at::randn({5, 6});
+      for (size_t i = 0; i < model->blocks->size(); ++i) x = engine->call(model->blocks->ptr<BlockImpl>(i), x);
+      const at::Tensor loss = at::mse_loss(x, at::randn({5, 6}));
+      engine->backward(loss);
+      engine->step();
+      result.push_back(loss.item<double>());
+    }
+    result.push_back(engine->lr());
+    for (const auto& item : model->named_buffers()) result.push_back(item.value().to(at::kDouble).sum().item<double>());
+    return result;
+  }
+
+  ParsedConfig config;
+  World world;
+  std::shared_ptr<ModelImpl> model;
+  std::unique_ptr<ModuleEngine> engine;
+};
+
+class ModuleCheckpoint : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "zeroshard-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    path = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+TEST_F(ModuleCheckpoint, AResumedRunGoesOnBitByBit) {
+  for (const int stage : {0, 2, 3}) {
+    TrainingRun run(stage, 1);
+    run.train(3);
+    run.engine->save(path, R"({"epoch":4})");
+    const std::vector<double> expected = run.train(4);
+    run.engine->wait_for_checkpoint();
+
+    TrainingRun again(3 - stage, 2);
+    again.train(1);
+    EXPECT_EQ(again.engine->load(path), R"({"epoch":4})");
+    EXPECT_EQ(again.engine->steps(), 3);
+    EXPECT_EQ(again.train(4), expected) << "stage " << stage;
+  }
+}
+
+TEST_F(ModuleCheckpoint, NothingToLoad) {
+  TrainingRun run(1, 1);
+  EXPECT_EQ(run.engine->load(path), std::nullopt);
+  EXPECT_THROW(run.engine->load(path, {.tag = "global_step9"}), IoError);
+}
+
+TEST_F(ModuleCheckpoint, AnErrorInTheBackgroundComesOutAtAStep) {
+  TrainingRun run(2, 1);
+  run.train(1);
+  std::ofstream(path + "/file") << "not a directory";
+  run.engine->save(path + "/file");
+  EXPECT_THROW(
+      {
+        for (int i = 0; i < 1000; ++i) run.train(1);
+      },
+      IoError);
+  run.train(1);  // the error came after the step was taken
+  run.engine->save(path);
+  run.engine->wait_for_checkpoint();
+}
+
+TEST_F(ModuleCheckpoint, StagingIsInTheLedger) {
+  TrainingRun run(3, 1);
+  run.engine->save(path);
+  run.engine->wait_for_checkpoint();
+  int64_t staging = 0;
+  for (const MemoryLine& line : run.engine->memory())
+    if (line.category == "checkpoint staging") {
+      staging = line.measured_peak;
+      EXPECT_EQ(line.planned, line.measured_peak);
+    }
+  EXPECT_GE(staging, 3 * 3 * (36 + 6 + 6 + 6) * 4);  // weights and two moments
+}
+
+}  // namespace
+}  // namespace zeroshard
