@@ -61,14 +61,17 @@ Wait load_wait(const heartbeat::Slot& slot) {
 }
 
 // The reader's side of Note [Sequence lock]. A rank that died while it wrote leaves the lock closed: then what is there
-// has to do.
+// has to do. One that writes all the time does not hang; its text does not matter.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
+  const uint32_t first = slot.sequence.load(std::memory_order_acquire);
+  uint32_t before = first;
   for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-    const uint32_t before = slot.sequence.load(std::memory_order_acquire);
+    before = slot.sequence.load(std::memory_order_acquire);
     wait = load_wait(slot);
-    if (before % 2 == 0 && slot.sequence.load(std::memory_order_relaxed) == before) break;
+    if (before % 2 == 0 && slot.sequence.load(std::memory_order_relaxed) == before) return wait;
   }
+  if (before != first) wait.where = "(changing)";
   return wait;
 }
 

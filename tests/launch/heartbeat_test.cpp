@@ -228,20 +228,21 @@ TEST(Heartbeat, TextsAreNeverMixed) {
         rank.waiting(std::string(1 + (i * 37) % 200, letter));
         rank.beat(static_cast<int64_t>(i));
         if (i % 3 == 0) rank.done_waiting();
+        std::this_thread::yield();
       }
     });
   }
-  int seen = 0;
+  int seen = 0, mixed = 0;
   for (int i = 0; i < 20'000; ++i) {
     const HeartbeatState state = board.read(0);
-    if (state.waiting_since_ns == 0) continue;
+    if (state.waiting_since_ns == 0 || state.where == "(changing)") continue;
     ++seen;
-    ASSERT_FALSE(state.where.empty());
-    ASSERT_EQ(state.where.find_first_not_of(state.where[0]), std::string::npos) << state.where;
+    mixed += state.where.empty() || state.where.find_first_not_of(state.where[0]) != std::string::npos;
   }
   stop = true;
   for (std::thread& writer : writers) writer.join();
   EXPECT_GT(seen, 0);
+  EXPECT_EQ(mixed, 0);
 }
 
 // A rank that dies inside a write leaves the lock closed: neither the launcher nor its successor waits for ever.

@@ -1,0 +1,376 @@
+"""`zeroshard run` when ranks fail: restarts, fewer ranks, kills at any time, hostile input.
+
+ZEROSHARD_FAULT_RUNS=200 for the counts of a release.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from test_launcher import (
+    CLI,
+    DAEMON,
+    NOTE,
+    WAIT,
+    alive,
+    launch,
+    listening_addresses,
+    pids_in,
+    run,
+    script,  # noqa: F401 - a fixture
+    supervisor_of,
+    wait_for,
+)
+
+pytestmark = [
+    pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built"),
+    pytest.mark.fault,
+]
+RUNS = int(os.environ.get("ZEROSHARD_FAULT_RUNS", "0"))
+RESTART = "restart = int(os.environ['ZEROSHARD_RESTART_COUNT'])\n"
+ENVIRONMENT = (
+    "import json\nnames = ['RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_PORT', 'ZEROSHARD_RESTART_COUNT',"
+    " 'TORCHELASTIC_RESTART_COUNT', 'TORCHELASTIC_MAX_RESTARTS']\n"
+    "os.write(1, (json.dumps({n: os.environ[n] for n in names}) + '\\n').encode())\n"
+)
+
+
+def environments(out):
+    """What ENVIRONMENT printed, by (restart, rank)."""
+    found = [json.loads(line[line.index("{") :]) for line in out.splitlines() if "{" in line]
+    return {(int(env["ZEROSHARD_RESTART_COUNT"]), int(env["RANK"])): env for env in found}
+
+
+def no_process_left(folder):
+    """Nobody that runs a script in `folder`."""
+    left = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (path / "cmdline").read_bytes() and alive(int(path.name)):
+                left.append(path.name)
+        except OSError:
+            pass
+    return left == []
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_starts_again(script, tmp_path):  # noqa: F811
+    """All ranks anew, on another port, with torchrun's variables; the log has both starts."""
+    body = RESTART + ENVIRONMENT + "if restart < 2 and rank == restart: sys.exit(5)\nif restart < 2: time.sleep(60)\n"
+    code, out, err = run("--nproc", "2", "--max-restarts", "3", "--log-dir", str(tmp_path / "logs"), script(body))
+    assert code == 0, err
+    envs = environments(out)
+    assert len(envs) == 6 or len(envs) == 5  # a rank may be ended before it has printed
+    for (restart, _), env in envs.items():
+        assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == (str(restart), "3")
+        assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("2", "2")
+    assert len({env["MASTER_PORT"] for env in envs.values()}) == 3
+    assert "[zeroshard] rank 0 ended with exit code 5: restart 1 of 3 begins, with 2 ranks\n" in err
+    assert "[zeroshard] rank 1 ended with exit code 5: restart 2 of 3 begins, with 2 ranks\n" in err
+    assert (tmp_path / "logs/rank-1.log").read_text().count('"RANK": "1"') >= 2
+
+
+def test_a_port_of_the_user_stays(script):  # noqa: F811
+    """Rank 0 can listen on it again at once."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    body = RESTART + ENVIRONMENT
+    body += "import socket\ns = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
+    body += "c = socket.create_connection(s.getsockname()); s.accept()[0].close()\nif restart == 0: sys.exit(1)\n"
+    code, out, err = run("--nproc", "1", "--max-restarts", "1", "--master_port", port, script(body))
+    assert code == 0, err
+    assert {env["MASTER_PORT"] for env in environments(out).values()} == {port}
+
+
+def test_the_last_failure_gives_the_code(script):  # noqa: F811
+    code, _, err = run("--nproc", "1", "--max-restarts", "2", script(RESTART + "sys.exit(10 + restart)"))
+    assert code == 12
+    assert "not started again: rank 0 ended with exit code 12 and --max-restarts 2 is used up" in err
+    assert err.count("begins, with 1 rank\n") == 2
+
+
+def test_a_crash_loop_ends(script):  # noqa: F811
+    code, _, err = run("--nproc", "1", "--max-restarts", "1000", script("sys.exit(3)"))
+    assert code == 3
+    assert err.count("restart 1 of 1000 begins") == err.count("begins") == 1
+    assert "not started again: rank 0 ended with exit code 3 before any step, twice in a row" in err
+
+
+def test_without_max_restarts_nothing_starts_again(script):  # noqa: F811
+    code, _, err = run("--nproc", "1", script("sys.exit(3)"))
+    assert code == 3
+    assert "begins" not in err and "again" not in err
+
+
+def test_fewer_ranks(script):  # noqa: F811
+    """Rank 2 always fails: after its second failure the job goes on without it."""
+    body = ENVIRONMENT + "if rank == 2: sys.exit(4)\nif os.environ['WORLD_SIZE'] == '3': time.sleep(60)\n"
+    code, out, err = run("--nproc", "3", "--max-restarts", "5", "--min-ranks", "2", script(body))
+    assert code == 0, err
+    last = [env for (restart, _), env in environments(out).items() if restart == 2]
+    assert [env["WORLD_SIZE"] for env in last] == ["2", "2"]
+    assert "rank 2 ended with exit code 4 twice in a row, so there is one rank fewer: restart 2 of 5 begins" in err
+
+
+def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
+    """For want of file descriptors: the launcher needs some for each rank."""
+    body = ENVIRONMENT
+    limit = ["sh", "-c", 'ulimit -n 45; exec "$@"', "-"]
+    args = ["run", "--nproc", "16", "--max-restarts", "15", "--min-ranks", "1", script(body)]
+    done = subprocess.run([*limit, CLI, *args], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"rank \d+ could not be started, so there is one rank fewer: restart 1 of 15 begins", done.stderr)
+    restart = max(restart for restart, _ in environments(done.stdout))
+    assert restart >= 1
+    assert environments(done.stdout)[restart, 0]["WORLD_SIZE"] == str(16 - restart)
+    strict = subprocess.run([*limit, CLI, *args[:3], *args[-1:]], capture_output=True, text=True, timeout=60)
+    assert strict.returncode == 1
+    assert "Too many open files" in strict.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_users_signal_is_the_end(script, tmp_path, number):  # noqa: F811
+    """Also when the ranks fail because of it."""
+    body = f"signal.signal({int(number)}, lambda *_: os._exit(9))\n" + NOTE + WAIT
+    process = launch("--nproc", "2", "--max-restarts", "5", script(body))
+    pids = pids_in(tmp_path, 2)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert b"begins" not in err
+    assert not any(map(alive, pids))
+
+
+def test_a_signal_while_failed_ranks_end_is_the_end(script, tmp_path):  # noqa: F811
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NOTE
+    body += "while rank == 1 and not os.path.exists(os.path.dirname(__file__) + '/go'): time.sleep(0.01)\n"
+    path = script(body + "if rank == 1: sys.exit(6)\n" + WAIT)
+    process = launch("--nproc", "2", "--max-restarts", "5", "--grace-period", "1", path)
+    pids_in(tmp_path, 2)
+    (tmp_path / "go").touch()
+    line = process.stderr.readline
+    wait_for(lambda: b"ending the other ranks" in line(), "the failure")
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 6
+    assert b"begins" not in err
+
+
+def test_a_stopped_rank_starts_again(script, tmp_path):  # noqa: F811
+    body = RESTART + NOTE + "if restart == 0: time.sleep(60)\n"
+    process = launch("--nproc", "2", "--stall-timeout", "0.5", "--max-restarts", "1", script(body))
+    os.kill(pids_in(tmp_path, 2)[0], signal.SIGSTOP)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert b"has been stopped by SIGSTOP for" in err
+    assert re.search(rb"rank \d made no progress: restart 1 of 1 begins", err)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "supervisor"])
+def test_kill_9_of_the_launcher_is_the_end(script, tmp_path, victim):  # noqa: F811
+    """After a restart too; and nobody starts again."""
+    body = RESTART + "if restart == 0: sys.exit(1)\n" + DAEMON + NOTE + WAIT
+    process = launch("--nproc", "2", "--max-restarts", "9", script(body))
+    pids = pids_in(tmp_path, 4)
+    os.kill(process.pid if victim == "launcher" else supervisor_of(process), signal.SIGKILL)
+    wait_for(lambda: not any(map(alive, pids)), "all processes to be gone", seconds=5)
+    _, err = process.communicate(timeout=5)
+    assert err.count(b"begins") == 1
+    assert no_process_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--max-restarts", "-1"], "--max-restarts is '-1', expected a whole number >= 0"),
+        (["--max-restarts", "many"], "--max-restarts is 'many', expected a whole number >= 0"),
+        (["--max-restarts", "99999999999"], "--max-restarts is '99999999999', expected a whole number >= 0"),
+        (["--max-restarts", "1", "--min-ranks", "5"], "--min-ranks is 5 but the job has 2 ranks (--nproc)"),
+        (["--min-ranks", "5"], "--min-ranks is 5 but the job has 2 ranks (--nproc)"),
+        (["--min-ranks", "0"], "--min-ranks is '0', expected a whole number >= 1"),
+        (["--min-ranks", "1"], "--min-ranks is 1: give --max-restarts too"),
+        (["--hang-timeout", "x"], "--hang-timeout is 'x', expected seconds >= 0"),
+        (["--hang-timeout", "-1"], "--hang-timeout is '-1', expected seconds >= 0"),
+        (["--hang-timeout", "inf"], "--hang-timeout is 'inf', expected seconds >= 0"),
+        (["--max-restarts", "1", "--nnodes", "2", "--master_addr", "a"], "--max-restarts is 1 but the job has 2 hosts"),
+    ],
+)
+def test_wrong_options(args, message):
+    code, out, err = run("--nproc", "2", *args, "true")
+    assert (code, out) == (2, "")
+    assert err.startswith("zeroshard: " + message), err
+    assert err.count("\n") == 1
+
+
+# --- kills at any time ------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_killed_at_any_time(script, tmp_path):  # noqa: F811
+    """SIGKILL of a random rank at a random time: one line names it, all others end, and the restart completes."""
+    body = RESTART + "print('up', rank, os.getpid(), flush=True)\n"
+    body += "if restart == 0:\n    subprocess.Popen([sys.executable, '-c', 'input()', __file__], stdin=-1)\n"
+    path = script(body + "    time.sleep(60)\ntime.sleep(0.1)\nprint('done', rank)\n")
+    took = []
+    for seed in range(RUNS or 6):
+        rng = random.Random(seed)
+        process = launch("--nproc", "4", "--max-restarts", "1", path)
+        up = [process.stdout.readline().split() for _ in range(4)]
+        pids = {int(words[3]): int(words[4]) for words in up}
+        time.sleep(rng.random() * 0.2)
+        victim = rng.randrange(4)
+        start = time.monotonic()
+        os.kill(pids[victim], signal.SIGKILL)
+        out, err = process.communicate(timeout=20)
+        took.append(time.monotonic() - start)
+        err = err.decode()
+        assert process.returncode == 0, (seed, err)
+        failed = [line for line in err.splitlines() if "job failed: " in line]
+        assert len(failed) == 1, (seed, err)
+        assert f"job failed: rank {victim} (pid {pids[victim]} on " in failed[0], (seed, err)
+        assert "was killed by SIGKILL" in failed[0], (seed, err)
+        assert err.count(f"rank {victim} was killed by SIGKILL: restart 1 of 1 begins, with 4 ranks\n") == 1, seed
+        assert sorted(line.split()[-2:] for line in out.decode().splitlines() if "done" in line) == [
+            ["done", str(rank)] for rank in range(4)
+        ], seed
+        assert not any(map(alive, pids.values())), seed
+        assert no_process_left(tmp_path), seed
+    assert max(took) < 10, took
+
+
+def test_a_rank_killed_while_the_job_starts(script, tmp_path):  # noqa: F811
+    """Before the launcher has started all others, too: whatever happens, the code is not 0 and nobody is left."""
+    path = script(NOTE + WAIT)
+    for seed in range(RUNS or 6):
+        rng = random.Random(seed)
+        process = launch("--nproc", "4", path)
+        supervisor = wait_for(lambda p=process: first_child(p.pid), "the supervisor")
+        rank = wait_for(lambda s=supervisor: first_child(s), "a rank")
+        time.sleep(rng.random() * 0.03)
+        os.kill(rank, signal.SIGKILL)
+        _, err = process.communicate(timeout=20)
+        # A child that dies before it has become the program looks as if it could not be started.
+        assert process.returncode in (1, 137), (seed, err)
+        assert b"SIGKILL" in err or b"cannot run" in err, (seed, err)
+        assert no_process_left(tmp_path), seed
+
+
+def first_child(pid):
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else None
+
+
+# --- many jobs, much output, hostile input ----------------------------------------------------------------------------
+
+
+def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
+    """Each rank 0 listens on its port, in both starts."""
+    body = RESTART + ENVIRONMENT
+    body += "import socket\ns = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\ntime.sleep(0.1)\n"
+    path = script(body + "sys.exit(1 - restart)\n")
+    jobs = [launch("--nproc", "1", "--max-restarts", "1", path) for _ in range(min(RUNS, 100) or 10)]
+    outputs = [job.communicate(timeout=120) for job in jobs]
+    assert all(job.returncode == 0 for job in jobs), outputs
+    envs = [environments(out.decode()) for out, _ in outputs]
+    assert all(set(env) == {(0, 0), (1, 0)} for env in envs)
+
+
+def test_hostile_arguments_arrive_in_every_start(script, tmp_path):  # noqa: F811
+    body = RESTART + "open(f'{sys.argv[1]}.{restart}', 'wb').write(b'\\0'.join(map(os.fsencode, sys.argv[2:])))\n"
+    path = script(body + "sys.exit(1 - restart)\n")
+    rng = random.Random(2)
+    pieces = [b";", b"$(touch canary)", b"`touch canary`", b"\n", b"'", b'"', b"\\", b"|", b"&", b"*", b"~", b"\xff"]
+    pieces += [b"--nproc", b"=", b"--", b"-o", b"{}", b"$RANK", b"%s", b" ", b"\t", b"\x01", "é€".encode()]
+    arguments = [b"".join(rng.choices(pieces, k=rng.randrange(6))) for _ in range(10_000 if RUNS else 1000)]
+    result = tmp_path / "argv"
+    code, _, err = run("--nproc", "1", "--max-restarts", "1", path, str(result), *arguments, cwd=tmp_path)
+    assert code == 0, err
+    for restart in range(2):
+        assert Path(f"{result}.{restart}").read_bytes().split(b"\0") == arguments
+    assert not list(tmp_path.glob("canary*"))
+
+
+def test_hostile_variables_arrive(script):  # noqa: F811
+    """What the launcher sets wins over what it inherits, an outer job's heartbeat included."""
+    body = "print([os.environ[n] for n in ('ZEROSHARD_RESTART_COUNT', 'WORLD_SIZE', 'ODD')], flush=True)\n"
+    body += "fd = int(os.environ['ZEROSHARD_HEARTBEAT_FD'])\nprint(os.readlink(f'/proc/self/fd/{fd}').split()[0])\n"
+    odd = "$(touch x)\n;`y`'\""
+    env = {**os.environ, "ZEROSHARD_RESTART_COUNT": "x; y", "WORLD_SIZE": "-1", "ODD": odd, "VIRTUAL_ENV": sys.prefix}
+    env["ZEROSHARD_HEARTBEAT_FD"] = "0"
+    code, out, err = run("--nproc", "1", script(body), env=env)
+    assert code == 0, err
+    assert out.splitlines() == [str(["0", "1", odd]), "/memfd:zeroshard-heartbeat"]
+
+
+def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path):  # noqa: F811
+    """Four ranks, megabytes each: rank 0 never reads its input, rank 3 is stopped in the midst of its output, and the
+    log of rank 2 is on a full disk."""
+    megabytes = 50 if RUNS else 4
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank-2.log").symlink_to("/dev/full")
+    body = "line = 'x' * 999 + '\\n'\nif rank == 3:\n    sys.stdout.write(line * 100 + 'half')\n"
+    body += "    sys.stdout.flush()\n"
+    body += "    " + NOTE + "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    body += f"for _ in range({megabytes}): sys.stdout.write(line * 1000)\n"
+    body += "open(f'{os.path.dirname(__file__)}/done.{rank}', 'w').close()\n"
+    process = launch(
+        "--nproc", "4", "--stall-timeout", "0", "--log-dir", str(logs), script(body), stdin=subprocess.PIPE
+    )
+    feeder = threading.Thread(target=feed, args=(process,), daemon=True)
+    feeder.start()
+    counts = dict.fromkeys(range(4), 0)
+    reader = threading.Thread(target=count_lines, args=(process.stdout, counts))
+    reader.start()
+    err = []
+    threading.Thread(target=lambda: err.append(process.stderr.read()), daemon=True).start()
+    wait_for(lambda: len(list(tmp_path.glob("done.*"))) == 3, "three ranks to be done", seconds=120)
+    assert not (tmp_path / "done.3").exists()
+    os.kill(pids_in(tmp_path, 1)[0], signal.SIGCONT)
+    assert process.wait(timeout=120) == 0
+    reader.join(timeout=20)
+    assert [counts[rank] for rank in range(3)] == [1000 * megabytes] * 3
+    assert counts[3] == 1000 * megabytes + 100
+    assert os.path.getsize(logs / "rank-1.log") == 10**6 * megabytes
+    wait_for(lambda: err, "stderr")
+    assert b"the log of rank 2 ends here: No space left on device" in err[0]
+
+
+def feed(process):
+    try:
+        while True:
+            process.stdin.write(b"y" * 65536)
+    except (BrokenPipeError, ValueError):
+        pass
+
+
+def count_lines(stream, counts):
+    for line in stream:
+        rank = int(re.match(rb"\[rank (\d)\] (?:half)?x{999}\n", line)[1])
+        counts[rank] += 1
+
+
+def test_nothing_listens_beyond_loopback(script, tmp_path):  # noqa: F811
+    """Neither of the launcher's processes listens at all, in a second start with heartbeats neither; rank 0 does on
+    loopback."""
+    body = RESTART + "if restart == 0: sys.exit(1)\n"
+    body += "import socket\nif rank == 0:\n    s = socket.create_server((os.environ['MASTER_ADDR'],"
+    body += " int(os.environ['MASTER_PORT'])))\n"
+    process = launch("--nproc", "2", "--max-restarts", "1", "--hang-timeout", "5", script(body + NOTE + WAIT))
+    pids = pids_in(tmp_path, 2)
+    assert listening_addresses([process.pid, supervisor_of(process)]) == set()
+    assert listening_addresses(pids) == {"0100007F"}
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
