@@ -45,7 +45,8 @@ demo: build
 
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done
-	$(BIN)/python bench/step.py
+	@test -x .venv-peers/bin/python || bench/setup_peers.sh $(PYTHON)
+	.venv-peers/bin/python bench/step.py
 
 asan: $(DEPS)
 	cmake --workflow --preset asan-ubsan
