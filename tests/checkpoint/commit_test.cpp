@@ -1,0 +1,167 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/format.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "checkpoint/store.h"
+#include "file/faulty_io.h"
+#include "file/support.h"
+#include "support/comm_world.h"
+
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::TemporaryDirectory;
+
+constexpr int64_t kNumel = 10;  // five for each of two ranks
+
+struct Save {
+  std::string root, tag;
+  int64_t step = 0;
+  int keep = 0;
+  bool latest = true;
+};
+
+// Two ranks save a tensor whose elements are all `step`; rank `victim` by way of `io`.
+std::vector<std::string> save(const Save& options, Io& io = posix_io(), int victim = 0) {
+  return testing::run_local_world(2, [&](Comm& comm) {
+    std::vector<float> values(kNumel / 2, float(options.step));
+    SaveRequest request;
+    request.root = options.root;
+    request.tag = options.tag;
+    request.step = options.step;
+    request.keep = options.keep;
+    request.latest = options.latest;
+    request.slices.push_back({.name = "x",
+                              .kind = "weight",
+                              .dtype = "F32",
+                              .aliases = {},
+                              .shape = {kNumel},
+                              .elements = {comm.rank() * kNumel / 2, (comm.rank() + 1) * kNumel / 2},
+                              .data = values.data()});
+    save_checkpoint(request, comm, comm.rank() == victim ? io : posix_io());
+  });
+}
+
+// The step of the checkpoint that is found without a tag, or what is wrong with it.
+std::string load(const std::string& root) {
+  std::string found = "nothing";
+  const auto errors = testing::run_local_world(1, [&](Comm& comm) {
+    std::vector<float> values(kNumel, -1);
+    StateSlice slice{.name = "x",
+                     .kind = "weight",
+                     .dtype = "F32",
+                     .aliases = {},
+                     .shape = {kNumel},
+                     .elements = {0, kNumel},
+                     .data = values.data()};
+    const LoadRequest request{root, {}, false, [&](const Manifest&, const TensorIndex&) { return std::vector{slice}; }};
+    const auto loaded = load_checkpoint(request, comm, posix_io());
+    if (!loaded) return;
+    EXPECT_THAT(values, Each(float(loaded->manifest.step)));
+    found = std::to_string(loaded->manifest.step);
+  });
+  return errors[0].empty() ? found : errors[0];
+}
+
+std::vector<std::string> names_in(const std::string& root) {
+  return Directory::open(posix_io(), root).list();
+}
+
+TEST(Commit, TheHintFollowsTheCheckpointAndDeletionTheHint) {
+  const TemporaryDirectory root;
+  ASSERT_THAT(save({root.path(), "old", 1}), Each(""));
+  FaultyIo recording(posix_io());
+  ASSERT_THAT(save({root.path(), "new", 2, /*keep=*/1}, recording), Each(""));
+  std::vector<std::string> events;  // renames in the root, and when it is made durable
+  for (const IoCall& call : recording.log()) {
+    if (call.op == IoOp::kSync && call.path == root.path()) events.emplace_back("sync");
+    if (call.op != IoOp::kRename || fs::path(call.path).parent_path() != root.path()) continue;
+    const std::string name = fs::path(call.path).filename();
+    events.push_back(name.starts_with(".trash-") ? ".trash-" : name);
+  }
+  EXPECT_THAT(events, ElementsAre("sync", "new", "sync", "latest", "sync", ".trash-", "sync"));
+}
+
+TEST(Commit, ACheckpointThatIsNotTheNewestIsDurableToo) {
+  const TemporaryDirectory root;
+  ASSERT_THAT(save({root.path(), "a", 1}), Each(""));
+  FaultyIo recording(posix_io());
+  ASSERT_THAT(save({root.path(), "b", 2, 0, /*latest=*/false}, recording), Each(""));
+  EXPECT_THAT(recording.not_durable(), IsEmpty());
+  EXPECT_THAT(recording.early_renames(), IsEmpty());
+  EXPECT_EQ(load(root.path()), "1");
+  EXPECT_EQ(testing::contents_of(root / "latest"), "a");
+}
+
+TEST(Commit, AFailedSaveLeavesNoTrace) {
+  const TemporaryDirectory root;
+  ASSERT_THAT(save({root.path(), "a", 1}), Each(""));
+  for (const int victim : {0, 1}) {
+    FaultyIo faulty(posix_io());
+    faulty.fail({IoOp::kAllocate, 1, ENOSPC, true});
+    const std::string who = concat("rank ", victim);
+    EXPECT_THAT(save({root.path(), "b", 2}, faulty, victim), Each(HasSubstr(who)));
+    EXPECT_THAT(names_in(root.path()), ElementsAre("a", "latest"));
+  }
+}
+
+// Whatever call fails while a checkpoint takes the place of another of its tag, one of them is there.
+TEST(Commit, ReplacingATagNeverLeavesNeither) {
+  for (int64_t n = 1;; ++n) {
+    SCOPED_TRACE(n);
+    ASSERT_LT(n, 1000);
+    const TemporaryDirectory root;
+    ASSERT_THAT(save({root.path(), "same", 1}), Each(""));
+    FaultyIo faulty(posix_io());
+    faulty.fail({.op = std::nullopt, .nth = n, .error = EIO, .sticky = true});
+    const auto errors = save({root.path(), "same", 2}, faulty);
+    const std::string found = load(root.path());
+    EXPECT_TRUE(found == "2" || (found == "1" && !errors[0].empty())) << found << "; " << errors[0];
+    if (!faulty.has_failed()) break;
+  }
+}
+
+TEST(Commit, OnlyWhatDeadProcessesOfThisHostLeftIsSwept) {
+  const TemporaryDirectory root;
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
+  const std::string own = private_name(".tmp-", "t"), process = concat(".", ::getpid(), ".");
+  const size_t at = own.rfind(process);
+  ASSERT_NE(at, std::string::npos);
+  const auto of = [&](const std::string& name, pid_t pid) { return concat(name, ".", pid, ".7"); };
+  const std::string host = own.substr(0, at), trash = ".trash-" + host.substr(5);
+  const std::vector<std::string> kept = {of(host, ::getpid()), of(host + "x", dead), ".tmp-unknown"};
+  for (const std::string& name : kept) fs::create_directory(root / name);
+  for (const std::string& name : {of(host, dead), of(trash, dead)}) {
+    fs::create_directories(root / name + "/deep");
+    testing::put(root / name + "/deep/file", "x");
+  }
+  ASSERT_THAT(save({root.path(), "a", 1}), Each(""));
+  std::vector<std::string> expected = {"a", "latest"};
+  expected.insert(expected.end(), kept.begin(), kept.end());
+  EXPECT_THAT(names_in(root.path()), ::testing::UnorderedElementsAreArray(expected));
+}
+
+TEST(Load, AFileThatHasGrownIsDamaged) {
+  const TemporaryDirectory root;
+  ASSERT_THAT(save({root.path(), "a", 1}), Each(""));
+  ASSERT_THAT(save({root.path(), "b", 2}), Each(""));
+  std::ofstream(root / "b/rank-00001.safetensors", std::ios::app) << 'x';
+  EXPECT_EQ(load(root.path()), "1");
+}
+
+}  // namespace
+}  // namespace zeroshard

@@ -1,0 +1,60 @@
+"""System calls of a running process, traced or made to fail; for tests."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+
+def require():
+    """Skips the test where strace is missing or must not attach to the ranks."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    child = subprocess.Popen(["sleep", "30"])
+    try:
+        with attached(child.pid, "all"):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextlib.contextmanager
+def attached(pid, calls, *options):
+    """Traces `calls` of the main thread of a process while the block runs, which ends or outlives it.
+
+    Gives a function that returns the lines of the trace afterwards.
+    """
+    with tempfile.TemporaryDirectory(prefix="zeroshard-strace-") as folder:
+        out, said = os.path.join(folder, "trace"), os.path.join(folder, "said")
+        with open(said, "w") as messages:
+            command = ["strace", "-p", str(pid), "-o", out, "-e", f"trace={calls}", *options]
+            tracer = subprocess.Popen(command, stderr=messages, stdin=subprocess.DEVNULL)
+        lines = []
+        try:
+            wait_for_attachment(tracer, said)
+            yield lambda: lines
+        finally:
+            if tracer.poll() is None:
+                time.sleep(0.01)
+                tracer.terminate()  # detaches
+            tracer.wait(10)
+            with contextlib.suppress(FileNotFoundError), open(out, errors="replace") as trace:
+                lines += [line for line in trace.read().splitlines() if re.match(r"\w+\(", line)]
+
+
+def wait_for_attachment(tracer, said):
+    deadline = time.monotonic() + 10
+    while True:
+        with open(said) as messages:
+            text = messages.read()
+        if " attached" in text:
+            return
+        if tracer.poll() is not None or time.monotonic() > deadline:
+            pytest.skip(f"strace cannot attach: {text.strip()}")
+        time.sleep(0.002)

@@ -1,0 +1,197 @@
+"""Crashes around checkpoints: whatever dies and whenever, what is on disk is the old or the new checkpoint, whole."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import time
+
+import pytest
+import strace
+import world
+from test_checkpoint import facts, make, seed, train
+from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
+
+pytestmark = pytest.mark.fault
+END_S = 10  # after a death every other rank has ended by then
+STEPS, EVERY, KEEP = 18, 3, 2
+
+
+def train_and_save(folder, stage, asynchronous, steps=STEPS):
+    """Goes on from what is in `folder`, if anything, to `steps`."""
+    engine = make(stage, timeout_s=8, stall_timeout_s=3, checkpoint={"async": asynchronous, "keep": KEEP})
+    seed(engine)
+    if folder is not None:
+        engine.load_checkpoint(folder)
+    first, losses = engine.global_steps, []
+    print(f"step {first}.", flush=True)
+    while engine.global_steps < steps:
+        losses += train(engine, 1)
+        print(f"step {engine.global_steps}.", flush=True)
+        if folder is not None and engine.global_steps % EVERY == 0:
+            engine.save_checkpoint(folder)
+    engine.wait_for_checkpoint()
+    return [first, losses, facts(engine)]
+
+
+# -- a rank dies at a random moment ------------------------------------------------------------------------------------
+
+
+def kill_a_rank(ranks, folder, stage, asynchronous, generator):
+    """Kills a random rank at a random moment. False when the run had ended before."""
+    victim, at = generator.randrange(ranks), generator.randrange(STEPS - 2)
+    trained = world.World(ranks, train_and_save, folder=folder, stage=stage, asynchronous=asynchronous)
+    try:
+        deadline = time.monotonic() + 40
+        while f"step {at}." not in trained.log(victim):
+            assert time.monotonic() < deadline and trained.processes[victim].is_alive(), trained.log(victim)
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.04))
+        trained.processes[victim].kill()
+        died = time.monotonic()
+        trained.join(END_S)
+        took = time.monotonic() - died
+        ends = trained.results()
+    finally:
+        trained.kill()
+    if ends[victim].exit_code == 0:
+        return False
+    assert took < END_S
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in trained.pids)
+    # A rank that had nothing left to ask of the dead one may have ended well: only after the last step.
+    late = f"step {STEPS}." in ends[victim].log
+    for end in ends:
+        assert end.exit_code != 0 or late, (victim, end)
+    return True
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """By number of ranks: what a run gives that nothing stops."""
+    known = {}
+
+    def find(ranks):
+        if ranks not in known:
+            known[ranks] = world.run(ranks, train_and_save, folder=None, stage=0, asynchronous=False)
+        return known[ranks]
+
+    return find
+
+
+def test_a_run_that_was_killed_goes_on_bit_by_bit(tmp_path, release, uninterrupted):
+    first_seed = random.SystemRandom().randrange(10**6)
+    resumed, kills = set(), 0
+    for index in range(200 if release else 6):
+        generator = random.Random(first_seed + index)
+        ranks, stage, asynchronous = 3 + index % 2, index % 4, generator.random() < 0.7
+        folder = str(tmp_path / str(index))
+        arguments = {"folder": folder, "stage": stage, "asynchronous": asynchronous}
+        print(f"seed {first_seed + index}: {ranks} ranks, {arguments}")
+        for _ in range(generator.choice([1, 1, 2])):  # a second time after it has gone on
+            kills += kill_a_rank(ranks, folder, stage, asynchronous, generator)
+        for end, whole in zip(world.run(ranks, train_and_save, **arguments), uninterrupted(ranks), strict=True):
+            start, losses, found = end
+            assert start % EVERY == 0
+            assert losses == whole[1][start:]
+            assert found == whole[2]
+            resumed.add(start)
+        newest = [f"global_step{step}" for step in (STEPS - EVERY, STEPS)]
+        assert sorted(os.listdir(folder)) == [*sorted(newest), "latest"], "something was left behind"
+        shutil.rmtree(folder)
+    assert kills >= (200 if release else 6) / 2, "most runs had ended before they were killed"
+    assert resumed != {0}, "no run was far enough to leave a checkpoint"
+
+
+# -- a rank dies at a system call of a save ----------------------------------------------------------------------------
+
+CALLS = "openat,openat2,pwrite64,fdatasync,fsync,rename,renameat,renameat2,mkdir,mkdirat,unlinkat,ftruncate,fallocate"
+
+
+def save_when_told(folder, tag, keep):
+    """One more step than what is in `folder`, saved under `tag`; nothing but the save happens between go and end."""
+    engine = make(2, timeout_s=8, stall_timeout_s=3, checkpoint={"async": False, "keep": keep})
+    engine.load_checkpoint(folder)
+    train(engine, 1)
+    print("ready", flush=True)
+    while not os.path.exists(folder + ".go"):
+        time.sleep(0.002)
+    engine.save_checkpoint(folder, tag=tag)
+    os._exit(0)
+
+
+def load_and_tell(folder):
+    engine = make(1)
+    train(engine, 1)
+    path, _ = engine.load_checkpoint(folder)
+    return [os.path.basename(path), facts(engine)]
+
+
+def write_first(folder, tag):
+    """A checkpoint of two steps; the facts then, and after the next step."""
+    engine = make(2, checkpoint={"async": False})
+    seed(engine)
+    train(engine, 2)
+    engine.save_checkpoint(folder, tag=tag)
+    before = facts(engine)
+    train(engine, 1)
+    return [before, facts(engine)]
+
+
+def traced_save(folder, tag, keep, victim, *options):
+    """The lines of the trace of `victim`'s system calls, and the exit codes of the ranks."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(folder + ".go")
+    saved = world.World(2, save_when_told, folder=folder, tag=tag, keep=keep)
+    try:
+        saved.wait_for("ready")
+        with strace.attached(saved.pids[victim], CALLS, *options) as trace:
+            with open(folder + ".go", "w"):
+                pass
+            died = time.monotonic()
+            saved.join(END_S)
+            assert time.monotonic() - died < END_S
+        return trace(), [end.exit_code for end in saved.results()]
+    finally:
+        saved.kill()
+
+
+def verified(path):
+    command = [shutil.which("zeroshard") or "zeroshard", "checkpoint", "verify", path]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("old", "new"), [("first", "second"), ("same", "same")])
+def test_death_at_every_system_call_of_a_save(tmp_path, release, old, new):
+    strace.require()
+    template, folder = str(tmp_path / "template"), str(tmp_path / "work")
+    expected = world.run(2, write_first, folder=template, tag=old)
+    steps = {expected[0][0][3]: 0, expected[0][1][3]: 1}  # global_steps -> before or after
+
+    def attempt(victim, *options):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder)
+        return traced_save(folder, new, 1, victim, *options)
+
+    outcomes = set()
+    for victim in (0, 1):
+        lines, codes = attempt(victim)
+        assert codes == [0, 0] and len(lines) > 10, lines
+        stride = 1 if release else max(1, len(lines) // 5)
+        start = 1 if release else random.SystemRandom().randrange(1, stride + 1)
+        for at in range(start, len(lines) + 1, stride):
+            where = f"rank {victim}, call {at} of {len(lines)}: {lines[at - 1]}"
+            name = lines[at - 1].split("(")[0]  # strace counts each call by itself
+            count = sum(line.startswith(name + "(") for line in lines[:at])
+            _, codes = attempt(victim, "-e", f"inject={name}:signal=SIGKILL:when={count}")
+            assert codes[victim] == -9, (where, codes)
+            ends = world.run(2, load_and_tell, folder=folder)
+            which = {steps[found[3]] for _, found in ends}
+            assert len(which) == 1 and len({tag for tag, _ in ends}) == 1, (where, ends)
+            after = which.pop()
+            assert ends[0][0] == (new if after else old), where
+            assert [found for _, found in ends] == [facts[after] for facts in expected], where
+            outcomes.add(after)
+            check = verified(os.path.join(folder, ends[0][0]))
+            assert check.returncode == 0, (where, check)
+    assert not release or outcomes == {0, 1}
