@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import faulthandler
 import hashlib
 import os
 import sys
@@ -63,6 +64,8 @@ class Engine(nn.Module):
         self._applied = False
         self._stop = False
         self._print_start()
+        if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
+            faulthandler.register(_C.stack_dump_signal(), all_threads=True, chain=True)
 
     # -- construction ------------------------------------------------------------------------------------------------
 

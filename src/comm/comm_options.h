@@ -1,14 +1,18 @@
 #pragma once
 #include <cstdint>
+#include <memory>
+
+#include "comm/wait_listener.h"
 
 namespace zeroshard {
 
 struct CommOptions {
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
-  Transport transport = Transport::kAuto;     // read by make_comm alone
-  int64_t timeout_ms = 600'000;               // a collective that makes no progress for this long fails
-  int64_t stall_timeout_ms = 10'000;          // a peer that is stopped (SIGSTOP, a debugger) for this long fails
-  int64_t staging_bytes = int64_t{16} << 30;  // shm: address space, not memory, for inputs outside of allocate()
+  Transport transport = Transport::kAuto;       // read by make_comm alone
+  int64_t timeout_ms = 600'000;                 // a collective that makes no progress for this long fails
+  int64_t stall_timeout_ms = 10'000;            // a peer that is stopped (SIGSTOP, a debugger) for this long fails
+  int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
+  std::shared_ptr<WaitListener> wait_listener;  // null: nobody asks
 };
 
 }  // namespace zeroshard

@@ -131,6 +131,7 @@ void DirectCore::await(int peer, const Op& mine, const std::function<bool(const 
   RankControl& other = control_.rank(peer);
   if (spin(other, ready)) return;
   const Waiting waiting(other);
+  LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0;
   auto last = std::chrono::steady_clock::now();
   while (true) {
@@ -145,6 +146,8 @@ void DirectCore::await(int peer, const Op& mine, const std::function<bool(const 
     }
     if (waited_ms >= options_.timeout_ms)
       fail(concat(watch_.name(peer), " made no progress for ", waited_ms, " ms") + waiting_text(mine, peer));
+    if (waited_ms >= kPollMs)
+      wait.lasts([&] { return concat("#", mine.seq, " ", mine.text(), ", for ", watch_.name(peer)); });
     futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
     const auto now = std::chrono::steady_clock::now();
     // A longer gap means that this process itself was stopped: not the peer's fault.

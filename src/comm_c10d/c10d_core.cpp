@@ -83,6 +83,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
   }
   const auto start = Clock::now();
   auto last = start, looked = start;
+  LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0;
   while (!work.isCompleted()) {
     // Sleeps for a sixteenth of the time waited so far: small against it, and few wake-ups in a long wait.
@@ -94,6 +95,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     // Longer gaps mean that this process was stopped: not the peers' fault.
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
+    wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
     for (int peer = 0; peer < world_size_; ++peer)
       if (const auto trouble = watch_.check(peer); trouble && !work.isCompleted()) fail(op, *trouble);
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));

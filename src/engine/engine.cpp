@@ -149,6 +149,7 @@ void Engine::finish_step(const StepResult& result) {
   }
   impl.reducer->end_step();
   impl.unapplied = false;
+  impl.heartbeat.beat(++impl.steps);
   if (impl.consensus.signals.save_failed) impl.report_failed_save();
 }
 

@@ -11,6 +11,7 @@
 #include "engine/consensus.h"
 #include "engine/executor.h"
 #include "hooks/autograd_hooks.h"
+#include "launch/heartbeat.h"
 #include "memory/ledger.h"
 #include "optim/sharded_optimizer.h"
 #include "plan/plan_ledger.h"
@@ -62,6 +63,8 @@ struct Engine::Impl {
   std::vector<GradHook> hooks;
   BackwardHooks backward_hooks;
   LossScaler scaler;
+  Heartbeat heartbeat = Heartbeat::from_environment();
+  int64_t steps = 0;              // finished by this engine
   bool pending_backward = false;  // gradients have come since the last end_backward()
   bool unapplied = false;         // gradients have come since the last step
   bool sync = true;

@@ -11,12 +11,23 @@
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
 #include "device/dtype.h"
+#include "launch/heartbeat.h"
 #include "zeroshard/rank_environment.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kCheckpointTimeoutMs = 3'600'000;
+
+// Tells `zeroshard run` where this rank waits.
+class HeartbeatListener final : public WaitListener {
+ public:
+  void waiting(std::string_view where) noexcept override { heartbeat_.waiting(where); }
+  void done_waiting() noexcept override { heartbeat_.done_waiting(); }
+
+ private:
+  Heartbeat heartbeat_ = Heartbeat::from_environment();
+};
 
 CommOptions comm_options(const Config& config) {
   using Transport = CommOptions::Transport;
@@ -26,6 +37,7 @@ CommOptions comm_options(const Config& config) {
                                                                              : Transport::kAuto;
   options.timeout_ms = config.timeout_ms;
   options.stall_timeout_ms = config.stall_timeout_ms;
+  options.wait_listener = std::make_shared<HeartbeatListener>();
   return options;
 }
 
