@@ -214,6 +214,38 @@ def test_wrong_options(args, message):
     assert err.count("\n") == 1
 
 
+# --- hangs, of a real training; tests/launch/hang_watch_test.cpp has the rest ------------------------------------------
+
+TRAIN = """
+import torch, zeroshard
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+config = {'train_micro_batch_size_per_gpu': 2, 'optimizer': {'type': 'Adam'}, 'zero_optimization': {'stage': 3}}
+engine, *_ = zeroshard.initialize(model=model, config=config)
+def stuck(): time.sleep(100)
+for step in range(5):
+    if restart == 0 and rank == 1 and step == 3: stuck()
+    engine.backward(engine(torch.ones(2, 8)).sum())
+    engine.step()
+print('done')
+"""
+
+
+def test_a_hung_rank_is_found_and_shown(script):  # noqa: F811
+    """With where each rank waits, its Python and its native stack; then the job starts again."""
+    pytest.importorskip("torch")
+    pytest.importorskip("zeroshard._C")
+    code, out, err = run("--nproc", "2", "--hang-timeout", "2", "--max-restarts", "1", script(RESTART + TRAIN))
+    assert code == 0, err
+    assert "no progress for 2 s (--hang-timeout); most likely because of rank 1\n" in err
+    assert re.search(r"rank 0 \(pid \d+\): step 3, last progress \S+ s ago; waits in .*all_gather", err)
+    assert re.search(r"rank 1 \(pid \d+\): step 3, last progress \S+ s ago; waits for no rank; S \(sleeping\)", err)
+    assert re.search(r'\[rank 1\]   File ".*train.py", line \d+ in stuck\n', err)
+    for rank in range(2):
+        assert f"[rank {rank}] zeroshard: native stack of thread " in err
+    assert "rank 1 made no progress: restart 1 of 1 begins, with 2 ranks\n" in err
+    assert len(re.findall(r"^\[rank \d\] done$", out, re.M)) == 2
+
+
 # --- kills at any time ------------------------------------------------------------------------------------------------
 
 
