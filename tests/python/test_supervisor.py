@@ -214,7 +214,7 @@ def test_wrong_options(args, message):
     assert err.count("\n") == 1
 
 
-# --- hangs, of a real training; tests/launch/hang_watch_test.cpp has the rest ------------------------------------------
+# --- hangs, of a real training; tests/launch/hang_watch_test.cpp has the rest -----------------------------------------
 
 TRAIN = """
 import torch, zeroshard
@@ -234,8 +234,9 @@ def test_a_hung_rank_is_found_and_shown(script):  # noqa: F811
     """With where each rank waits, its Python and its native stack; then the job starts again."""
     pytest.importorskip("torch")
     pytest.importorskip("zeroshard._C")
-    code, out, err = run("--nproc", "2", "--hang-timeout", "2", "--max-restarts", "1", script(RESTART + TRAIN))
-    assert code == 0, err
+    process = launch("--nproc", "2", "--hang-timeout", "2", "--max-restarts", "1", script(RESTART + TRAIN))
+    out, err = (text.decode() for text in process.communicate(timeout=120))  # torch is loaded four times
+    assert process.returncode == 0, err
     assert "no progress for 2 s (--hang-timeout); most likely because of rank 1\n" in err
     assert re.search(r"rank 0 \(pid \d+\): step 3, last progress \S+ s ago; waits in .*all_gather", err)
     assert re.search(r"rank 1 \(pid \d+\): step 3, last progress \S+ s ago; waits for no rank; S \(sleeping\)", err)
