@@ -58,14 +58,14 @@ cuda-check: $(DEPS)
 	tools/cuda_check.sh
 
 lint: $(DEPS)
-	clang-format --dry-run --Werror $(CPP)
+	@clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python tools/check_layers.py
 	ruff check -q .
 	ruff format -q --check .
 	@echo "lint: clean"
 
 format: $(DEPS)
-	clang-format -i $(CPP)
+	@clang-format -i $(CPP)
 	ruff check -q --fix-only .
 	ruff format -q .
 

@@ -28,8 +28,8 @@ struct LaunchOptions {
 int launch(const LaunchOptions& options);
 
 // The real-time signal by which launch() asks a rank for its stack; ZEROSHARD_STACK_SIGNAL has the same number. Python
-// code may register its faulthandler on it too: with chain=True once an engine or world is there, so that its handler is
-// called as well; with chain=False before, lest it fall back on what was there first, the end of the process.
+// code may register its faulthandler on it too: with chain=True once an engine or world is there, so that its handler
+// is called as well; with chain=False before, lest it fall back on what was there first, the end of the process.
 int stack_dump_signal();
 
 // CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible; needs no driver.

@@ -25,7 +25,9 @@ std::string to_base64(std::span<const std::byte> bytes) {
 std::vector<std::byte> from_base64(std::string_view text) {
   ZS_CHECK(text.size() % 4 == 0, "not base64: ", text.size(), " characters");
   const size_t padding = text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0;
+  const size_t size = text.size() / 4 * 3 - padding;
   std::vector<std::byte> bytes;
+  bytes.reserve(size);
   for (size_t at = 0; at < text.size(); at += 4) {
     uint32_t group = 0;
     for (size_t i = 0; i < 4; ++i) {
@@ -34,9 +36,9 @@ std::vector<std::byte> from_base64(std::string_view text) {
       ZS_CHECK(digit != std::string_view::npos, "not base64: character ", at + i);
       group = group << 6 | uint32_t(digit);
     }
-    for (int shift = 16; shift >= 0; shift -= 8) bytes.push_back(std::byte(group >> shift & 255));
+    for (int shift = 16; shift >= 0 && bytes.size() < size; shift -= 8)
+      bytes.push_back(std::byte(group >> shift & 255));
   }
-  bytes.resize(bytes.size() - padding);
   return bytes;
 }
 

@@ -14,6 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kPollMs = 100;
+constexpr int64_t kLookMs = 1000;  // between looks at what the other ranks called
 
 uint64_t extend(uint64_t hash, const Op& op) {
   // The fields that must agree lie at the front of Op.
@@ -40,12 +41,14 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       watch_(std::move(watch)),
       options_(options),
       rank_(group_ ? group_->getRank() : 0),
-      world_size_(group_ ? group_->getSize() : 1) {}
+      world_size_(group_ ? group_->getSize() : 1),
+      divergence_(group_ ? group_->getStore() : nullptr, rank_, world_size_) {}
 
 c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   throw_if_failed();
   op.seq = ++history_.seq;
   history_.hash = extend(history_.hash, op);
+  divergence_.note(op, history_.hash);
   try {
     return start();
   } catch (const std::exception& error) {
@@ -69,8 +72,15 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   try {
     work.wait();  // done: throws its error, if any
   } catch (const std::exception& error) {
-    const std::string dead = dead_peers();
-    fail(op, dead.empty() ? text_of(error) : dead + ": " + text_of(error));
+    const std::string message = text_of(error);
+    // A rank that waits for this one tells what it called within a second. Of one that died the connection breaks
+    // before the process is gone.
+    for (int attempt = 0; attempt < 12; ++attempt) {
+      if (const auto difference = divergence_.look()) fail(op, concat(*difference, ": ", message));
+      if (const std::string dead = dead_peers(); !dead.empty()) fail(op, concat(dead, ": ", message));
+      std::this_thread::sleep_for(std::chrono::milliseconds(110));
+    }
+    fail(op, message);
   }
 }
 
@@ -84,7 +94,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
   const auto start = Clock::now();
   auto last = start, looked = start;
   LongWait wait(options_.wait_listener);
-  int64_t waited_ms = 0;
+  int64_t waited_ms = 0, looks = 0;
   while (!work.isCompleted()) {
     // Sleeps for a sixteenth of the time waited so far: small against it, and few wake-ups in a long wait.
     const auto nap = (Clock::now() - start) / 16;
@@ -98,20 +108,19 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
     for (int peer = 0; peer < world_size_; ++peer)
       if (const auto trouble = watch_.check(peer); trouble && !work.isCompleted()) fail(op, *trouble);
+    if (waited_ms / kLookMs > looks) {
+      looks = waited_ms / kLookMs;
+      if (const auto difference = divergence_.look(); difference && !work.isCompleted()) fail(op, *difference);
+    }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }
 }
 
 std::string C10dCore::dead_peers() {
-  // The connection breaks before the process is gone, and check() looks every 100 ms only.
-  for (int attempt = 0; attempt < 4; ++attempt) {
-    std::string dead;
-    for (int peer = 0; peer < world_size_; ++peer)
-      if (const auto trouble = watch_.check(peer)) dead += (dead.empty() ? "" : ", ") + *trouble;
-    if (!dead.empty()) return dead;
-    std::this_thread::sleep_for(std::chrono::milliseconds(110));
-  }
-  return {};
+  std::string dead;
+  for (int peer = 0; peer < world_size_; ++peer)
+    if (const auto trouble = watch_.check(peer)) dead += (dead.empty() ? "" : ", ") + *trouble;
+  return dead;
 }
 
 void C10dCore::complete_all() {

@@ -10,6 +10,7 @@
 #include "comm/comm_options.h"
 #include "comm/op.h"
 #include "comm/peer_watch.h"
+#include "comm_c10d/divergence.h"
 
 namespace zeroshard {
 
@@ -64,6 +65,7 @@ class C10dCore {
   CommOptions options_;
   int rank_, world_size_;
   History history_;
+  Divergence divergence_;
   std::string failure_;  // empty: none
   std::vector<Pending*> pending_;
 };

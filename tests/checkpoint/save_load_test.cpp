@@ -231,7 +231,7 @@ TEST(Checkpoint, GarbageInTheHintIsIgnored) {
   const TempDir dir;
   ASSERT_THAT(save_as(2, dir.path(), 6), Each(""));
   for (const std::string& text : {std::string(), std::string("../../etc"), std::string("/etc"), std::string("step5"),
-                                 std::string(1 << 20, 'x'), std::string("a\0b", 3)}) {
+                                  std::string(1 << 20, 'x'), std::string("a\0b", 3)}) {
     fs::remove(dir.path() + "/latest");
     std::ofstream(dir.path() + "/latest", std::ios::binary) << text;
     expect_loads(dir.path(), 2, 6);

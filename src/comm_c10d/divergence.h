@@ -1,0 +1,39 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/op.h"
+
+namespace zeroshard {
+
+// Finds out whether ranks that wait for one another have called different collectives: each writes its latest ones into
+// the group's store, which they compare. Costs nothing while nobody waits for long.
+class Divergence {
+ public:
+  // `store` may be null: then nothing is ever found.
+  Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
+
+  // This rank has called `op`; `hash` is that of its history up to here.
+  void note(const Op& op, uint64_t hash);
+  // Tells the others, and compares with those that have told. The first collective in which some rank differs from
+  // this one, naming both; nothing when there is none or the store cannot be reached.
+  std::optional<std::string> look();
+
+ private:
+  struct Call {
+    uint64_t seq = 0, hash = 0;
+    Op op;
+  };
+  std::string table() const;
+  std::optional<std::string> compare(int peer, const std::string& theirs) const;
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_, world_size_;
+  std::array<Call, 64> calls_{};  // the latest, by seq
+  uint64_t last_ = 0, told_ = 0;  // seq
+};
+
+}  // namespace zeroshard
