@@ -30,8 +30,9 @@ std::string hex(uint64_t value) {
 uint64_t from_hex(std::string_view text, const std::string& source) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size(), source, ": '",
-           text.substr(0, 32), "' is not a checksum of ", kHashDigits, " hexadecimal digits");
+  // Without the text, which need not be UTF-8.
+  ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size(), source,
+           " is damaged: a checksum in it does not have ", kHashDigits, " hexadecimal digits");
   return value;
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "zeroshard/error.h"
@@ -71,6 +72,10 @@ TEST(Manifest, EveryDamagedByteIsNoticed) {
     damaged[at] = char(damaged[at] ^ 1);
     EXPECT_THROW(parse_manifest(damaged, "m"), ValueError) << "byte " << at;
     EXPECT_THROW(parse_manifest(text.substr(0, at), "m"), ValueError) << "cut at " << at;
+    damaged[at] = char(text[at] ^ 0x80);  // no longer UTF-8, as the message has to be
+    const std::string message = error_of([&] { parse_manifest(damaged, "m"); });
+    EXPECT_TRUE(std::all_of(message.begin(), message.end(), [](char c) { return c >= ' '; })) << message;
+    EXPECT_THAT(message, HasSubstr("m"));
   }
 }
 

@@ -1,0 +1,422 @@
+"""Damaged and hostile checkpoints, full disks: every rank takes the same older one, or says what is wrong."""
+
+import ctypes
+import ctypes.util
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import stat
+import subprocess
+import time
+
+import pytest
+import strace
+import torch.distributed as dist
+import world
+import zeroshard
+from test_checkpoint import facts, make, seed, train
+from test_checkpoint_faults import verified
+from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
+
+pytestmark = pytest.mark.fault
+OLD, NEW = "global_step2", "global_step4"
+SHARDS = [f"rank-0000{rank}.safetensors" for rank in (0, 1)]
+REFUSED_S = 1
+
+
+def write_two(folder):
+    """Checkpoints of steps 2 and 4. The facts of each; of the buffers, rank 0's and 1's own."""
+    engine = make(2, checkpoint={"async": False})
+    seed(engine)
+    found = []
+    for _ in range(2):
+        train(engine, 2)
+        engine.save_checkpoint(folder)
+        found.append(facts(engine))
+    return found
+
+
+def written(folder):
+    """As write_two(), for three ranks that load: the third has rank 0's buffers. Old first."""
+    ranks = world.run(2, write_two, folder=folder)
+    return [[ranks[rank][which] for rank in (0, 1, 0)] for which in (0, 1)]
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def damage(folder, kind, name, at):
+    """Changes the newer checkpoint."""
+    new, old = os.path.join(folder, NEW), os.path.join(folder, OLD)
+    path = os.path.join(new, name)
+    if kind == "flip":
+        with open(path, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ (1 << (at % 8))]))
+    elif kind == "cut":
+        os.truncate(path, at)
+    elif kind == "grow":
+        with open(path, "ab") as file:
+            file.write(b"\0" * at)
+    elif kind == "delete":
+        os.unlink(path)
+    elif kind == "older":
+        shutil.copyfile(os.path.join(old, name), path)
+    elif kind == "swap":
+        other = os.path.join(new, SHARDS[1 - SHARDS.index(name)])
+        os.rename(path, path + "x")
+        os.rename(other, path)
+        os.rename(path + "x", other)
+    else:
+        assert kind == "place"
+        os.unlink(path)
+        make_special(at, path)
+
+
+def make_special(what, path):
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "device":
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
+    elif what == "directory":
+        os.mkdir(path)
+    else:
+        os.symlink(what, path)
+
+
+def load_damaged(folder, pristine, damages):
+    """For each damage: what a load finds, how long it takes, and what a strict one says."""
+    engine = make(3, timeout_s=10)
+    train(engine, 1)
+    answers = []
+    for each in damages:
+        if engine.rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(pristine, folder, symlinks=True)
+            damage(folder, *each)
+        dist.barrier()
+        began = time.monotonic()
+        path, _ = engine.load_checkpoint(folder)
+        took = time.monotonic() - began
+        found, said = facts(engine), None
+        try:
+            engine.load_checkpoint(folder, strict=True)
+        except (zeroshard.IoError, zeroshard.ValueError) as error:
+            said = str(error)
+        answers.append([os.path.basename(path), found, said, took])
+        dist.barrier()
+    return answers
+
+
+def check_damages(tmp_path, damages):
+    pristine, folder = str(tmp_path / "pristine"), str(tmp_path / "work")
+    old, _ = written(pristine)
+    damages = damages(pristine) if callable(damages) else damages
+    ranks = world.run(3, load_damaged, folder=folder, pristine=pristine, damages=damages, timeout_s=3000)
+    for rank, answers in enumerate(ranks):
+        for each, (tag, found, said, took) in zip(damages, answers, strict=True):
+            assert tag == OLD and found == old[rank], (each, rank, tag)
+            if each[:2] != ["delete", "manifest.json"]:  # without one a directory is no checkpoint, and no damage
+                # Either file may be named when two do not belong together.
+                named = SHARDS if each[0] == "swap" or each[:2] == ["older", "manifest.json"] else [each[1]]
+                assert said is not None and any(f"{NEW}/{name}" in said for name in named), (each, rank, said)
+            assert took < REFUSED_S, (each, rank, took)
+    return damages
+
+
+def header_bytes(path):
+    with open(path, "rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def test_damage_is_noticed_by_all_ranks(tmp_path, release):
+    first_seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {first_seed}")
+    generator = random.Random(first_seed)
+
+    def damages(pristine):
+        chosen = []
+        for name in [*SHARDS, "manifest.json"]:
+            path = os.path.join(pristine, NEW, name)
+            size = os.path.getsize(path)
+            header = header_bytes(path) if name in SHARDS else 100
+            heads = range(header) if release else [0, 7, 8, 15, header - 1, *generator.sample(range(header), 6)]
+            bodies = generator.sample(range(header, size), 500 if release else 12)
+            cuts = {0, 1, 7, 8, header, size - 1, *generator.sample(range(size), 58 if release else 2)}
+            chosen += [["flip", name, at] for at in [*heads, *bodies]]
+            chosen += [["cut", name, at] for at in cuts]
+            chosen += [["grow", name, 1], ["grow", name, 4096], ["delete", name, 0], ["older", name, 0]]
+        return [*chosen, *(["swap", name, 0] for name in SHARDS)]
+
+    check_damages(tmp_path, damages)
+
+
+def test_only_regular_files_are_read(tmp_path):
+    special = ["fifo", "directory", f"../{OLD}/{SHARDS[0]}", "/etc/hostname", "/dev/zero"]
+    try:
+        make_special("device", str(tmp_path / "device"))
+        special.append("device")
+    except PermissionError:
+        pass  # the links to one remain
+    check_damages(tmp_path, [["place", name, what] for name in [*SHARDS, "manifest.json"] for what in special])
+
+
+def xxh3(data):
+    library = ctypes.util.find_library("xxhash")
+    if library is None:
+        pytest.skip("libxxhash.so is not installed: a hostile manifest needs its checksum")
+    function = ctypes.CDLL(library).XXH3_64bits
+    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_char_p, ctypes.c_size_t]
+    return function(data, len(data))
+
+
+def load_hostile(folder):
+    engine = make(3, timeout_s=10)
+    began = time.monotonic()
+    try:
+        engine.load_checkpoint(folder, tag=NEW)
+    except (zeroshard.IoError, zeroshard.ValueError) as error:
+        return [str(error), time.monotonic() - began]
+    return ["", 0]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "deep/../../secret", f"../{OLD}/{SHARDS[0]}", ".", ""])
+def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path, name):
+    folder = tmp_path / "root"
+    written(str(folder))
+    path = folder / NEW / "manifest.json"
+    first, body = path.read_bytes().split(b"\n", 1)
+    assert b'"%016x"' % xxh3(body) in first  # so the one below is accepted
+    changed = body.replace(json.dumps(SHARDS[1]).encode(), json.dumps(name).encode())
+    assert changed != body
+    (folder / "secret").write_bytes((folder / NEW / SHARDS[1]).read_bytes())
+    path.write_bytes(b'{"xxh3_64": "%016x",\n' % xxh3(changed) + changed)
+    for said, took in world.run(3, load_hostile, folder=str(folder)):
+        assert "is not the name of a file of a checkpoint" in said and took < REFUSED_S, (said, took)
+
+
+# -- what loading may do -----------------------------------------------------------------------------------------------
+
+
+def load_when_told(folder):
+    engine = make(3)
+    print("ready", flush=True)
+    while not os.path.exists(folder + ".go"):
+        time.sleep(0.002)
+    engine.load_checkpoint(folder)
+    engine.load_checkpoint(folder, tag=OLD)
+    os._exit(0)
+
+
+def test_loading_runs_no_code(tmp_path):
+    strace.require()
+    folder = str(tmp_path / "root")
+    written(folder)
+    loading = world.World(2, load_when_told, folder=folder)
+    try:
+        loading.wait_for("ready")
+        calls = "execve,execveat,fork,vfork,clone,clone3,mmap,mprotect,open,openat,openat2"
+        with strace.attached(loading.pids[0], calls) as trace:
+            with open(folder + ".go", "w"):
+                pass
+            loading.join(20)
+        assert [end.exit_code for end in loading.results()] == [0, 0]
+    finally:
+        loading.kill()
+    lines = trace()
+    assert sum("rank-0000" in line for line in lines) >= 2, lines  # it is the load that was traced
+    bad = [line for line in lines if re.match(r"(execve|execveat|fork|vfork)\(", line) or "PROT_EXEC" in line]
+    bad += [line for line in lines if re.match(r"clone", line) and "CLONE_THREAD" not in line]
+    bad += [line for line in lines if re.match(r"open", line) and re.search(r'\.(so|py|pyc|pt|pkl)[."]', line)]
+    assert not bad, bad
+    for directory, _, names in os.walk(folder):
+        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700, directory
+        for name in names:
+            assert stat.S_IMODE(os.stat(os.path.join(directory, name)).st_mode) == 0o600, name
+
+
+# -- disks that are full or may not be written -------------------------------------------------------------------------
+
+
+class Mounts:
+    """A mount namespace of its own with file systems in memory; ranks go there by enter()."""
+
+    def __init__(self, folder, script):
+        command = ["unshare", "-Urm", "sh", "-ec", f"{script}\necho mounted\nread _"]
+        pipe = subprocess.PIPE
+        self.holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, cwd=folder)
+        said = self.holder.stdout.readline().decode()
+        if said != "mounted\n":
+            self.close()
+            pytest.skip(f"no file system can be mounted here: {said.strip()}")
+
+    def close(self):
+        self.holder.kill()
+        self.holder.wait()
+
+
+@pytest.fixture
+def mounts(tmp_path):
+    made = []
+
+    def mount(script):
+        made.append(Mounts(tmp_path, script))
+        return made[-1].holder.pid
+
+    yield mount
+    for each in made:
+        each.close()
+
+
+def enter(holder):
+    """Sees the mounts of Mounts. Before there are threads."""
+    clone_newns, clone_newuser = 0x20000, 0x10000000
+    process = os.pidfd_open(holder)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.setns(process, clone_newns | clone_newuser) == 0, os.strerror(ctypes.get_errno())
+    os.close(process)
+
+
+def try_to_save(engine, folder):
+    """What is said when a checkpoint cannot be written; '' when it can."""
+    try:
+        engine.save_checkpoint(folder)
+        engine.wait_for_checkpoint()
+    except zeroshard.IoError as error:
+        return str(error)
+    return ""
+
+
+def loaded(engine, folder):
+    path, _ = engine.load_checkpoint(folder)
+    return [os.path.basename(path), facts(engine)]
+
+
+def used(folder):
+    """Bytes on disk of what is in a folder."""
+    names = [os.path.join(folder, name) for name in os.listdir(folder)]
+    return sum(os.stat(name).st_blocks * 512 for name in names)
+
+
+def save_on_small_disks(holder, folder, percents):
+    enter(holder)
+    answers = []
+    for index, percent in enumerate(percents):
+        engine = make(2, timeout_s=10, checkpoint={"async": index % 2 == 0, "keep": 3})
+        root, filler = os.path.join(folder, "disk", str(percent)), os.path.join(folder, "disk", "filler")
+        seed(engine)
+        train(engine, 1)
+        assert try_to_save(engine, root) == ""
+        old = facts(engine)
+        train(engine, 1)
+        new = facts(engine)
+        if engine.rank() == 0:
+            disk = os.statvfs(root)
+            room = used(os.path.join(root, "global_step1")) * percent // 100
+            with open(filler, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - room)
+        dist.barrier()
+        said = try_to_save(engine, root)
+        first = loaded(engine, root)
+        train(engine, 1 if first[0] == "global_step1" else 0)
+        same = facts(engine) == new  # the step that could not be saved, again
+        if engine.rank() == 0:
+            os.unlink(filler)
+        dist.barrier()
+        later = try_to_save(engine, root)
+        second = loaded(engine, root)
+        left = sorted(os.listdir(root))
+        answers.append([said, first == ["global_step1", old], same, later, second == ["global_step2", new], left])
+        dist.barrier()
+        if engine.rank() == 0:
+            shutil.rmtree(root)
+    return answers
+
+
+def test_a_full_disk(tmp_path, mounts, release):
+    holder = mounts("mkdir disk && mount -t tmpfs -o size=4m tmpfs disk")
+    percents = list(range(10, 111, 5)) if release else [10, 50, 95, 110]
+    ranks = world.run(2, save_on_small_disks, holder=holder, folder=str(tmp_path), percents=percents)
+    assert [answer[0] for answer in ranks[0]] == [answer[0] for answer in ranks[1]]
+    for rank in ranks:
+        for percent, (said, kept, same, later, saved, left) in zip(percents, rank, strict=True):
+            where = (percent, said)
+            if percent < 100:
+                assert "No space left on device" in said and "are free" in said, where
+                assert re.search(r"rank [01]: ", said) and f"disk/{percent}/.tmp-global_step2" in said, where
+            if percent >= 110:
+                assert said == "", where
+            assert kept == (said != ""), where
+            assert same and later == "" and saved, where
+            assert left == ["global_step1", "global_step2", "latest"], where
+
+
+def save_past_limits(holder, folder, what):
+    """Saves a second step where something forbids it, then again where nothing does."""
+    enter(holder)
+    disk = os.path.join(folder, "disk")
+    root, allowed = os.path.join(disk, "view"), os.path.join(disk, "free")
+    engine = make(1, timeout_s=10)
+    seed(engine)
+    train(engine, 1)
+    assert try_to_save(engine, allowed) == ""
+    old = facts(engine)
+    train(engine, 1)
+    new = facts(engine)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    filler = []
+    if what == "file size" and engine.rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
+    if what == "inodes" and engine.rank() == 0:
+        while os.statvfs(allowed).f_favail > 4:
+            filler.append(os.path.join(disk, f"filler{len(filler)}"))
+            with open(filler[-1], "w"):
+                pass
+    dist.barrier()
+    said = try_to_save(engine, root if what == "read-only" else allowed)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    first = loaded(engine, root if what == "read-only" else allowed)
+    for path in filler:
+        os.unlink(path)
+    dist.barrier()
+    train(engine, 1)
+    same = facts(engine) == new
+    later = try_to_save(engine, allowed)
+    second = loaded(engine, allowed)
+    left = sorted(os.listdir(allowed))
+    return [said, first == ["global_step1", old], same, later, second == ["global_step2", new], left]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("read-only", ["rank 0: ", "disk/view/.tmp-global_step2", "Read-only file system", "Choose a directory"]),
+        ("file size", ["rank 1: ", "disk/free/.tmp-global_step2", "File too large", "ulimit -f"]),
+        ("inodes", ["disk/free/.tmp-global_step2", "No space left on device"]),
+    ],
+)
+def test_a_disk_that_may_not_be_written(tmp_path, mounts, what, expected):
+    script = "mkdir disk && mount -t tmpfs -o size=16m,nr_inodes=100 tmpfs disk && mkdir -m 700 disk/free disk/view"
+    script += " && mount --bind disk/free disk/view && mount -o remount,ro,bind disk/view"
+    holder = mounts(script)
+    ranks = world.run(2, save_past_limits, holder=holder, folder=str(tmp_path), what=what)
+    assert ranks[0][0] == ranks[1][0]
+    for said, kept, same, later, saved, left in ranks:
+        assert all(part in said for part in expected), said
+        assert kept and same and later == "" and saved
+        assert left == ["global_step1", "global_step2", "latest"], left
+
+
+def test_verify_finds_what_loading_finds(tmp_path):
+    written(str(tmp_path))
+    path = str(tmp_path / NEW)
+    assert verified(path).returncode == 0
+    at = os.path.getsize(os.path.join(path, SHARDS[1])) - 3
+    damage(str(tmp_path), "flip", SHARDS[1], at)
+    check = verified(path)
+    assert check.returncode == 1 and SHARDS[1] in check.stdout + check.stderr, check
