@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Times checkpoints of zeroshard, torch.save, DCP and DeepSpeed, interleaved in one run, beside what the disk can do.
+
+    bench/setup_peers.sh        # once
+    bench/checkpoint.py         # writes a table and a JSON file under bench/results/
+
+The processes of all peers live through the whole run and idle on a pipe. Ratios are taken per round, against a memcpy
+and O_DIRECT probes of the same bytes in the same round.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import checkpoint_report
+from checkpoint_peers import CHECKPOINT_SHAPES, PEERS
+from checkpoint_probe import drop_cache
+from step import cpu_name
+from stepbench.fleet import ROOT, PeerWorld
+
+SEED = 1234
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=sorted(CHECKPOINT_SHAPES), default="m110")
+    parser.add_argument(
+        "--train-shape", choices=sorted(CHECKPOINT_SHAPES), default="small", help="overhead and reshard"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=5, help="pairs of 20 steps with and without a save")
+    parser.add_argument("--steps", type=int, default=20, help="steps from save to save")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument(
+        "--directory", help="where checkpoints go; its file system must know O_DIRECT (default: temporary)"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds one command to a peer may take")
+    parser.add_argument("--peers-python", default=str(ROOT / ".venv-peers/bin/python"))
+    parser.add_argument("--zeroshard-python", default=str(ROOT / ".venv/bin/python"))
+    parser.add_argument("--out", default=str(ROOT / "bench/results/checkpoint.json"), help="JSON file; .md beside it")
+    options = parser.parse_args()
+    options.peers = options.peers.split(",")
+    unknown = sorted(set(options.peers) - set(PEERS))
+    if unknown:
+        parser.error(f"no peers: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    if options.rounds < 1 or options.blocks < 1 or options.steps < 1:
+        parser.error("--rounds, --blocks and --steps must be at least 1")
+    return options
+
+
+class World(PeerWorld):
+    """The ranks of one peer, rank r pinned to core r, one thread each."""
+
+    def __init__(self, peer, world, shape, options, scratch):
+        self.shape, self.timeout = shape, options.timeout
+        python = options.zeroshard_python if peer in ("zeroshard", "probe") else options.peers_python
+        if not Path(python).exists():
+            raise SystemExit(f"checkpoint.py: {python} does not exist: build zeroshard, run bench/setup_peers.sh")
+        super().__init__(peer, python, argparse.Namespace(world=world), scratch)
+
+    def _start(self, python, index, port):
+        world = self.options.world
+        read_end, write_end = os.pipe()
+        cores = sorted(os.sched_getaffinity(0))
+        command = [python, "-u", str(ROOT / "bench/checkpoint_worker.py"), "--peer", self.peer, "--shape", self.shape]
+        command += ["--seed", str(SEED), "--rank", str(index), "--world", str(world)]
+        command += ["--store", str(self.scratch / "store"), "--answers", str(write_end)]
+        command += ["--core", str(cores[index % len(cores)])]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), str(ROOT / "python")]),
+            "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RANK": str(index), "LOCAL_RANK": str(index),
+            "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
+        with open(self._log(index), "wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
+            )
+        os.close(write_end)
+        self.processes.append(process)
+        self.answers.append(read_end)
+        self.buffers.append(b"")
+
+    def do(self, command, **arguments):
+        return self.ask(self.timeout, command=command, **arguments)
+
+    def seconds(self, command, **arguments):
+        """Of the slowest rank."""
+        return max(answer["seconds"] for answer in self.do(command, **arguments))
+
+
+class Race:
+    """The main part: save and load of the same model by all peers."""
+
+    def __init__(self, options, scratch, directory):
+        self.options, self.directory = options, directory
+        self.worlds = {peer: World(peer, 2, options.shape, options, scratch) for peer in options.peers}
+        self.probe = World("probe", 2, options.shape, options, scratch)
+        self.params = [world.do("setup")[0]["params"] for world in self.worlds.values()][0]
+        self.state_bytes = self.params * 12
+        self.probe_bytes = -(-self.state_bytes // 2 // 4096) * 4096  # of a rank
+        self.probe.do("probe_setup", size=self.probe_bytes)
+        self.warmup, self.rounds, self.checks = {}, [], {}
+
+    def run(self):
+        self.warmup = self._round(check=True)
+        for index in range(self.options.rounds):
+            start = time.monotonic()
+            self.rounds.append(self._round())
+            print(f"round {index + 1}/{self.options.rounds}: {time.monotonic() - start:.1f} s", file=sys.stderr)
+
+    def _probe(self):
+        folder = self.directory / "probe"
+        folder.mkdir()
+        memcpy = [self.probe.seconds("probe_memcpy") for _ in range(3)]
+        write = self.probe.seconds("probe_write", directory=str(folder))
+        drop_cache(folder)
+        read = self.probe.seconds("probe_read", directory=str(folder))
+        shutil.rmtree(folder)
+        return {"memcpy": sorted(memcpy)[1], "write": write, "read": read, "bytes": 2 * self.probe_bytes}
+
+    def _round(self, check=False):
+        result = {"probe": self._probe()}
+        for peer, world in self.worlds.items():
+            for mode in PEERS[peer].MODES:
+                result[mode] = self._save_and_load(world, mode, check)
+        result["probe_after"] = self._probe()
+        return result
+
+    def _save_and_load(self, world, mode, check):
+        folder = self.directory / mode
+        saved = world.do("save", mode=mode, directory=str(folder))
+        written = drop_cache(folder)
+        if written < self.state_bytes:
+            raise SystemExit(f"checkpoint.py: {mode} wrote {written} bytes of a state of {self.state_bytes}")
+        losses = world.do("losses", steps=2) if check else None
+        loaded = world.seconds("load", mode=mode, directory=str(folder))
+        if check:
+            again = world.do("losses", steps=2)
+            # The second loss depends on the moments, too.
+            self.checks[mode] = max(
+                abs(one - other) / abs(one)
+                for rank, same in zip(losses, again, strict=True)
+                for one, other in zip(rank["losses"], same["losses"], strict=True)
+            )
+        shutil.rmtree(folder)
+        staging = {key: [answer[key] for answer in saved] for key in saved[0] if key.startswith("staging")}
+        return staging | {
+            "stall": max(answer["stall"] for answer in saved),
+            "durable": max(answer["durable"] for answer in saved),
+            "peak_bytes": max(answer["peak_bytes"] for answer in saved),
+            "load": loaded,
+            "bytes": written,
+        }
+
+    def stop(self):
+        for world in [*self.worlds.values(), self.probe]:
+            world.stop()
+
+
+def measure_overhead(options, scratch, directory):
+    """Blocks of steps with a save before the first of them, and without, in turn."""
+    world = World("zeroshard", 2, options.train_shape, options, scratch)
+    folder = directory / "overhead"
+    try:
+        params = world.do("setup")[0]["params"]
+        world.do("train", steps=2, directory=str(folder))
+        shutil.rmtree(folder)
+        pairs = []
+        for pair in range(options.blocks):
+            entry = {}
+            for saves in (True, False) if pair % 2 == 0 else (False, True):
+                answers = world.do("train", steps=options.steps, directory=str(folder) if saves else None)
+                kind = "with" if saves else "without"
+                entry[kind] = max(answer["seconds"] for answer in answers)
+                if saves:
+                    entry["stall"] = max(answer["stall"] for answer in answers)
+                    entry["waited"] = max(answer["waited"] for answer in answers)
+                    shutil.rmtree(folder)
+            pairs.append(entry)
+            print(f"overhead {pair + 1}/{options.blocks}: {entry['with'] / entry['without'] - 1:+.2%}", file=sys.stderr)
+    finally:
+        world.stop()
+    return {"params": params, "steps": options.steps, "pairs": pairs}
+
+
+def measure_reshard(options, scratch, directory):
+    """Saved by 4 ranks, loaded by 2: what is on disk before and after, and whether the parameters are the same."""
+    folder = directory / "reshard"
+    four = World("zeroshard", 4, options.train_shape, options, scratch)
+    try:
+        params = four.do("setup")[0]["params"]
+        saved = four.do("save", mode="zeroshard", directory=str(folder))
+        digest = four.do("digest")[0]["digest"]
+    finally:
+        four.stop()
+    before = drop_cache(folder)
+    two = World("zeroshard", 2, options.train_shape, options, scratch)
+    try:
+        two.do("setup")
+        other = two.do("digest")[0]["digest"]
+        seconds = two.seconds("load", mode="zeroshard", directory=str(folder))
+        loaded = two.do("digest")[0]["digest"]
+    finally:
+        two.stop()
+    after = drop_cache(folder)
+    shutil.rmtree(folder)
+    return {
+        "params": params, "save_seconds": max(answer["durable"] for answer in saved), "load_seconds": seconds,
+        "disk_before": before, "disk_after": after, "same": loaded == digest, "differed_before_load": other != digest,
+    }  # fmt: skip
+
+
+def measure(options, scratch, directory):
+    machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+    race = Race(options, scratch, directory)
+    try:
+        race.run()
+    finally:
+        race.stop()
+    overhead = measure_overhead(options, scratch, directory)
+    reshard = measure_reshard(options, scratch, directory)
+    machine["load_after"] = os.getloadavg()[0]
+    kept = ("shape", "train_shape", "rounds", "blocks", "steps", "peers")
+    return {
+        "command": shlex.join(["bench/checkpoint.py", *sys.argv[1:]]),
+        "options": {name: getattr(options, name) for name in kept},
+        "machine": machine,
+        "params": race.params,
+        "state_bytes": race.state_bytes,
+        "warmup": race.warmup,
+        "rounds": race.rounds,
+        "checks": race.checks,
+        "overhead": overhead,
+        "reshard": reshard,
+    }
+
+
+def main():
+    options = parse_arguments()
+    with (
+        tempfile.TemporaryDirectory(prefix="zeroshard-bench-") as scratch,
+        tempfile.TemporaryDirectory(prefix="zeroshard-checkpoints-", dir=options.directory) as directory,
+    ):
+        result = measure(options, scratch, Path(directory))
+    result["figures"] = checkpoint_report.figures(result)
+    result["goals"] = checkpoint_report.goals(result)
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    table = checkpoint_report.markdown(result)
+    out.with_suffix(".md").write_text(table)
+    print(table)
+    print(f"written: {out} and {out.with_suffix('.md').name}", file=sys.stderr)
+    return 0 if checkpoint_report.correct(result) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
