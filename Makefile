@@ -10,11 +10,12 @@ CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help setup build test demo bench cuda-check asan tsan lint format clean
+.PHONY: help setup build test test-faults demo bench cuda-check asan tsan lint format clean
 
 help:
 	@echo "make build       install what is needed, compile, put the package and the command zeroshard into $(VENV)"
 	@echo "make test        build, then the C++ and the Python tests"
+	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes half an hour"
 	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3"
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
@@ -39,6 +40,9 @@ build: $(DEPS)
 test: build
 	ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure
 	$(BIN)/python -m pytest
+
+test-faults: build
+	$(BIN)/python -m pytest -m fault --release
 
 demo: build
 	$(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json

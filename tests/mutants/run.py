@@ -8,7 +8,6 @@ Slow (each mutant is a build): not part of `make test`. Exits with 1 when a muta
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import pathlib
 import shutil
@@ -16,19 +15,27 @@ import subprocess
 import sys
 import tempfile
 
+import checkpoint_mutants
+import python_mutants
+from mutant import Mutant
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COPIED = ("CMakeLists.txt", "VERSION", "cmake", "src", "include", "tests", "cli", "python", "bench", "examples", "docs")
+COPIED = (
+    "CMakeLists.txt",
+    "VERSION",
+    "cmake",
+    "src",
+    "include",
+    "tests",
+    "cli",
+    "python",
+    "bench",
+    "examples",
+    "docs",
+    "pyproject.toml",
+)
 TEST_TIMEOUT_S = 120
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    name: str
-    file: str
-    old: str  # occurs exactly once
-    new: str
-    program: str  # test_<program>
-    test: str  # gtest filter of the tests that must fail
+TORCH_FREE = {"layout", "schedule", "file", "checkpoint"}  # programs that build without LibTorch, in a minute
 
 
 MUTANTS = [
@@ -192,7 +199,14 @@ MUTANTS = [
         "unit",
         "Unit.ReshardWaitsForAGatherUnderWay",
     ),
+    *checkpoint_mutants.MUTANTS,
+    *python_mutants.MUTANTS,
 ]
+
+# The installed package is found by an import hook; the tests of a mutant need the tree's own.
+WITHOUT_INSTALLED_PACKAGE = """import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__name__.startswith("ScikitBuild")]
+"""
 
 
 def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
@@ -200,9 +214,9 @@ def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
 
 
 class Tree:
-    """A copy of the sources with a build directory of its own."""
+    """A copy of the sources, built on its own as far as `programs` need it."""
 
-    def __init__(self, path: pathlib.Path, jobs: int) -> None:
+    def __init__(self, path: pathlib.Path, jobs: int, programs: set[str]) -> None:
         self.path, self.jobs = path, jobs
         for name in COPIED:
             source = ROOT / name
@@ -211,36 +225,52 @@ class Tree:
             elif source.exists():
                 shutil.copy2(source, path / name)
         self.env = os.environ | {"CCACHE_BASEDIR": str(path), "CCACHE_NOHASHDIR": "1"}
-        configure = run(
-            [
-                "cmake",
-                "-S",
-                str(path),
-                "-B",
-                str(path / "build"),
-                "-G",
-                "Ninja",
-                "-DCMAKE_BUILD_TYPE=Release",
-                f"-DPython_EXECUTABLE={sys.executable}",
-            ],
-            env=self.env,
-        )
-        if configure.returncode != 0:
-            raise SystemExit(configure.stdout)
+        if "python" in programs:
+            self.use_own_package()
+        if programs - {"python"}:
+            self.configure(with_torch=not programs <= TORCH_FREE | {"python"})
+
+    def configure(self, with_torch: bool) -> None:
+        command = ["cmake", "-S", str(self.path), "-B", str(self.path / "build"), "-G", "Ninja"]
+        options = {"CMAKE_BUILD_TYPE": "Release", "Python_EXECUTABLE": sys.executable}
+        options["ZEROSHARD_WITH_TORCH"] = "ON" if with_torch else "OFF"
+        command += [f"-D{name}={value}" for name, value in options.items()]
+        result = run(command, env=self.env)
+        if result.returncode != 0:
+            raise SystemExit(result.stdout)
+
+    def use_own_package(self) -> None:
+        """Python finds the tree's package, with the installed compiled part."""
+        python = self.path / "python"
+        (python / "sitecustomize.py").write_text(WITHOUT_INSTALLED_PACKAGE)
+        compiled = run([sys.executable, "-c", "import torch, zeroshard._C as c; print(c.__file__)"]).stdout.strip()
+        shutil.copy2(compiled, python / "zeroshard")
+        self.env |= {"PYTHONPATH": str(python), "PYTHONDONTWRITEBYTECODE": "1"}
+        where = run(
+            [sys.executable, "-c", "import torch, zeroshard; print(zeroshard.__file__)"], env=self.env
+        ).stdout.strip()
+        if where != str(python / "zeroshard" / "__init__.py"):
+            raise SystemExit(f"the package under test would be {where}")
 
     def build(self, program: str) -> str | None:
         """The compiler's messages when the build failed."""
+        if program == "python":
+            return None
         result = run(["ninja", "-C", str(self.path / "build"), f"-j{self.jobs}", f"test_{program}"], env=self.env)
         return None if result.returncode == 0 else result.stdout[-3000:]
 
     def passes(self, program: str, test: str) -> bool:
-        binary = self.path / "build" / "tests" / f"test_{program}"
+        if program == "python":
+            command = [sys.executable, "-m", "pytest", "-q", "-x", test]
+        else:
+            command = [str(self.path / "build" / "tests" / f"test_{program}"), f"--gtest_filter={test}"]
+            command.append("--gtest_brief=1")
         try:
-            result = run([str(binary), f"--gtest_filter={test}", "--gtest_brief=1"], timeout=TEST_TIMEOUT_S)
+            result = run(command, timeout=TEST_TIMEOUT_S, env=self.env, cwd=self.path)
         except subprocess.TimeoutExpired:
             return False
-        if "] 0 tests from" in result.stdout:
-            raise SystemExit(f"test_{program} has no test '{test}'")
+        if "] 0 tests from" in result.stdout or (program == "python" and result.returncode not in (0, 1)):
+            raise SystemExit(f"test_{program} has no test '{test}':\n{result.stdout[-2000:]}")
         return result.returncode == 0
 
     def check(self, mutant: Mutant) -> str:
@@ -260,28 +290,28 @@ class Tree:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="a whole name or its beginning")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name in arguments.only]
+    chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name.startswith(tuple(arguments.only))]
     if arguments.list:
         for mutant in chosen:
-            print(f"{mutant.name:26} test_{mutant.program} {mutant.test}")
+            print(f"{mutant.name:36} {mutant.program:10} {mutant.test}")
         return 0
     failures = 0
     with tempfile.TemporaryDirectory(prefix="zeroshard-mutants-") as path:
-        tree = Tree(pathlib.Path(path), arguments.jobs)
+        tree = Tree(pathlib.Path(path), arguments.jobs, {mutant.program for mutant in chosen})
         for program in dict.fromkeys(mutant.program for mutant in chosen):
             if messages := tree.build(program):
                 raise SystemExit(f"test_{program} does not build without mutants:\n{messages}")
-            for mutant in (mutant for mutant in chosen if mutant.program == program):
-                if not tree.passes(program, mutant.test):
-                    raise SystemExit(f"test_{program} {mutant.test} fails without mutants")
+            for test in dict.fromkeys(mutant.test for mutant in chosen if mutant.program == program):
+                if not tree.passes(program, test):
+                    raise SystemExit(f"test_{program} {test} fails without mutants")
             for mutant in (mutant for mutant in chosen if mutant.program == program):
                 problem = tree.check(mutant)
                 failures += bool(problem)
-                print(f"{mutant.name:26} {problem or 'killed'}", flush=True)
+                print(f"{mutant.name:36} {problem or 'killed'}", flush=True)
             tree.build(program)  # the sources are as they were again
     print(f"{len(chosen) - failures} of {len(chosen)} mutants killed")
     return 1 if failures else 0

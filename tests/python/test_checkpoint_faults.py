@@ -96,8 +96,9 @@ def test_a_run_that_was_killed_goes_on_bit_by_bit(tmp_path, release, uninterrupt
             assert losses == whole[1][start:]
             assert found == whole[2]
             resumed.add(start)
-        newest = [f"global_step{step}" for step in (STEPS - EVERY, STEPS)]
-        assert sorted(os.listdir(folder)) == [*sorted(newest), "latest"], "something was left behind"
+        if start < STEPS:  # it has saved again, and so cleaned up
+            newest = [f"global_step{step}" for step in (STEPS - EVERY, STEPS)]
+            assert sorted(os.listdir(folder)) == [*sorted(newest), "latest"], "something was left behind"
         shutil.rmtree(folder)
     assert kills >= (200 if release else 6) / 2, "most runs had ended before they were killed"
     assert resumed != {0}, "no run was far enough to leave a checkpoint"
