@@ -210,7 +210,9 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__nam
 
 
 def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    return subprocess.run(
+        command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+    )
 
 
 class Tree:

@@ -173,7 +173,7 @@ def resume_with_changed_settings(folder, stage, outside):
     def fresh():
         model, config = Dropping(), configuration(stage, optimizer="none" if outside else "AdamW")
         config.pop("scheduler", None)
-        own = torch.optim.AdamW(model.parameters(), lr=1e-3) if outside else None
+        own = torch.optim.NAdam(model.parameters(), lr=1e-3) if outside else None  # it counts its steps
         engine, *_ = zeroshard.initialize(model=model, config=config, optimizer=own)
         return engine
 
