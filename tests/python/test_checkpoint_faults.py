@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -38,14 +39,18 @@ def train_and_save(folder, stage, asynchronous, steps=STEPS):
 # -- a rank dies at a random moment ------------------------------------------------------------------------------------
 
 
+def last_step(log):
+    return max((int(step) for step in re.findall(r"step (\d+)\.", log)), default=-1)
+
+
 def kill_a_rank(ranks, folder, stage, asynchronous, generator):
     """Kills a random rank at a random moment. False when the run had ended before."""
     victim, at = generator.randrange(ranks), generator.randrange(STEPS - 2)
     trained = world.World(ranks, train_and_save, folder=folder, stage=stage, asynchronous=asynchronous)
     try:
         deadline = time.monotonic() + 40
-        while f"step {at}." not in trained.log(victim):
-            assert time.monotonic() < deadline and trained.processes[victim].is_alive(), trained.log(victim)
+        while last_step(trained.log(victim)) < at and trained.processes[victim].is_alive():
+            assert time.monotonic() < deadline, trained.log(victim)
             time.sleep(0.001)
         time.sleep(generator.uniform(0, 0.04))
         trained.processes[victim].kill()
