@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -221,6 +222,7 @@ def measure_reshard(options, scratch, directory):
 def measure(options, scratch, directory):
     machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
     race = Race(options, scratch, directory)
+    print("all peers are set up", file=sys.stderr)
     try:
         race.run()
     finally:
@@ -245,6 +247,7 @@ def measure(options, scratch, directory):
 
 def main():
     options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that gigabytes of checkpoints do not stay
     with (
         tempfile.TemporaryDirectory(prefix="zeroshard-bench-") as scratch,
         tempfile.TemporaryDirectory(prefix="zeroshard-checkpoints-", dir=options.directory) as directory,

@@ -106,6 +106,12 @@ def _text(entry, scale=1.0, digits=2):
     return f"{entry['median'] * scale:.{digits}f} ({entry['q1'] * scale:.{digits}f}-{entry['q3'] * scale:.{digits}f})"
 
 
+def _load_note(machine):
+    if machine["load_before"] < machine["cores"] / 2:
+        return ""
+    return "The machine did other work before and perhaps during the run: the figures are those of a shared machine."
+
+
 def markdown(result):
     """The tables for people; everything in them is also in the JSON."""
     options, machine, figs = result["options"], result["machine"], result["figures"]
@@ -123,6 +129,7 @@ def markdown(result):
         f"{machine['load_after']:.1f} after. Probes of the same bytes by 2 processes at once, before and after the "
         f"peers of every round, GB/s: memcpy {_text(probes['memcpy_gb_s_per_rank'])} a rank, O_DIRECT write "
         f"{_text(probes['write_gb_s'])}, O_DIRECT read {_text(probes['read_gb_s'])}.",
+        _load_note(machine),
         "",
         "| peer | stall s | stall / memcpy | durable s | save GB/s | / write probe | cold load s | load GB/s "
         "| / read probe | GB on disk | peak MB of a save (first) | losses after load |",
