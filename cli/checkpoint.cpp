@@ -1,4 +1,8 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 #include <iomanip>
 #include <iostream>
 #include <memory>
@@ -7,6 +11,7 @@
 #include "commands.h"
 #include "zeroshard/checkpoint_files.h"
 #include "zeroshard/error.h"
+#include "zeroshard/launch.h"
 #include "zeroshard/plan.h"
 
 namespace zeroshard::cli {
@@ -157,16 +162,49 @@ void add_diff(CLI::App& parent) {
   });
 }
 
+// In Python: the files of others are pickles, which need the restricted reader of zeroshard.convert.
+void add_convert(CLI::App& parent) {
+  CLI::App* const app =
+      parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed ZeRO 1 to 3 or PyTorch DCP");
+  struct Arguments {
+    std::string source, out, tag;
+    std::vector<std::string> buffers;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  app->add_option("SOURCE", arguments->source, "A directory with 'latest' or *_optim_states.pt, or with .metadata")
+      ->required();
+  app->add_option("OUT", arguments->out, "The directory that gets OUT/global_step<N>")->required();
+  app->add_option("--tag", arguments->tag, "The name below OUT (default: global_step<N>)");
+  app->add_option("--buffer", arguments->buffers, "Pattern of names that are buffers; DCP does not tell (repeatable)")
+      ->allow_extra_args(false);
+  app->callback([=] {
+    Program program{.script = "zeroshard.convert", .module = true};
+    if (!arguments->tag.empty()) program.arguments.push_back("--tag=" + arguments->tag);
+    for (const std::string& pattern : arguments->buffers) program.arguments.push_back("--buffer=" + pattern);
+    for (const std::string& text : {std::string("--"), arguments->source, arguments->out})
+      program.arguments.push_back(text);
+    std::vector<std::string> argv = resolve(program);
+    std::vector<char*> pointers;
+    for (std::string& argument : argv) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    std::cout.flush();
+    ::execv(pointers[0], pointers.data());
+    throw Error("cannot start '" + argv[0] + "': " + std::strerror(errno));
+  });
+}
+
 }  // namespace
 
 void add_checkpoint_command(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("checkpoint", "Lists, checks, compares and exports checkpoints");
+  CLI::App* const command =
+      app.add_subcommand("checkpoint", "Lists, checks, compares, exports and imports checkpoints");
   command->require_subcommand(1);
   add_list(*command);
   add_inspect(*command);
   add_verify(*command);
   add_export(*command);
   add_diff(*command);
+  add_convert(*command);
 }
 
 }  // namespace zeroshard::cli

@@ -48,6 +48,22 @@ struct ExportOptions {
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 
+// A checkpoint that comes from elsewhere than an engine. `state` and `rank_state` are JSON: `state` and one of `ranks` in
+// docs/format.md. `data` holds each tensor's elements, contiguous, until write_checkpoint returns.
+struct NewTensor {
+  StoredTensor description;  // `bytes` is not read
+  const void* data = nullptr;
+};
+struct NewCheckpoint {
+  std::string root, tag;
+  int64_t step = 0;
+  std::string state, rank_state = "{}";
+  std::map<std::string, std::string> versions;
+  std::vector<NewTensor> tensors;
+};
+// Commits it as one rank's save would; see save_checkpoint.
+void write_checkpoint(const NewCheckpoint& checkpoint);
+
 // One line per tensor that is missing on a side, or differs in shape, dtype or value; empty: the same tensors.
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other);
 

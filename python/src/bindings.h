@@ -9,6 +9,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& m);
 void bind_config(py::module_& m);
 void bind_launch(py::module_& m);
+void bind_checkpoint_files(py::module_& m);
 void bind_engine(py::module_& m);
 
 }  // namespace zeroshard

@@ -1,0 +1,191 @@
+"""``zeroshard checkpoint convert``: makes a checkpoint of zeroshard out of one of DeepSpeed's or of PyTorch DCP's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import mmap
+import os
+import sys
+import tempfile
+from typing import Any
+
+import torch
+
+from . import _C
+from .checkpoint import encode
+from .importing import dcp, deepspeed
+from .importing.contents import Contents, Entry, whole
+from .importing.pickles import Placeholder
+
+_SAFETENSORS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def convert(
+    source: str | os.PathLike, out: str | os.PathLike, tag: str | None = None, buffers: list[str] | None = None
+) -> tuple[str, list[str]]:
+    """Writes the checkpoint ``source`` of DeepSpeed or of DCP to ``out``; returns its path and what did not translate.
+
+    ``buffers`` are patterns of names that are buffers, not frozen parameters: DCP does not tell. ``out`` must have room
+    for the new checkpoint twice. Raises ``ValueError`` for a source that is neither, is damaged or is not whole.
+    """
+    source, out = os.fspath(source), os.fspath(out)
+    try:
+        return _convert(source, out, tag, buffers or [])
+    except (AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+        if isinstance(error, _C.Error):
+            raise
+        kind = type(error).__name__  # of values that are not what they should be
+        raise ValueError(f"{source} is damaged or of a form that is not known: {kind}: {error}") from error
+
+
+def _convert(source: str, out: str, tag: str | None, buffers: list[str]) -> tuple[str, list[str]]:
+    directory = deepspeed.find(source)
+    if directory is not None:
+        contents = deepspeed.read(directory)
+    elif dcp.is_checkpoint(source):
+        contents = dcp.read(source, buffers)
+    else:
+        raise ValueError(
+            f"{source} is no checkpoint that can be imported: expected *_optim_states.pt (DeepSpeed ZeRO 1 to 3), "
+            "'latest' that names a directory with them, or .metadata (PyTorch DCP)"
+        )
+    tag = f"global_step{contents.step}" if tag is None else tag
+    notes = contents.notes
+    state, more = _state(contents)
+    entries = contents.entries + more
+    _check(entries)
+    os.makedirs(out, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out) as scratch:
+        tensors = _assemble(entries, scratch)
+        _C.write_checkpoint(
+            root=out,
+            tag=tag,
+            step=contents.step,
+            state=json.dumps(state, allow_nan=False),
+            rank_state=json.dumps({"random": None, "optimizer": {}}),
+            versions={"torch": torch.__version__, "imported from": contents.source},
+            tensors=tensors,
+        )
+    return os.path.join(out, tag), notes
+
+
+def _check(entries: list[Entry]) -> None:
+    seen = set()
+    for entry in entries:
+        if (entry.name, entry.kind) in seen or not isinstance(entry.name, str):
+            raise ValueError(f"the source has two '{entry.name}' ({entry.kind})")
+        seen.add((entry.name, entry.kind))
+        if entry.dtype not in _SAFETENSORS or not all(isinstance(size, int) and size >= 0 for size in entry.shape):
+            raise ValueError(f"'{entry.name}' ({entry.kind}) is {entry.dtype} {list(entry.shape)}: it cannot be kept")
+
+
+def _assemble(entries: list[Entry], scratch: Any) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
+    """Whole tensors in a mapped file, so that memory need not hold them all."""
+    begins, end = [], 0
+    for entry in entries:
+        begins.append(end)
+        end += -(-entry.bytes // 64) * 64
+    if end:
+        os.posix_fallocate(scratch.fileno(), 0, end)  # a full disk is an error here, and not a signal later
+    mapped = mmap.mmap(scratch.fileno(), end) if end else None
+    tensors = []
+    for entry, begin in zip(entries, begins, strict=True):
+        numel = math.prod(entry.shape)
+        flat = torch.empty(0, dtype=entry.dtype)
+        if numel:
+            flat = torch.frombuffer(mapped, dtype=entry.dtype, count=numel, offset=begin)
+        tensor = flat.view(entry.shape)
+        if numel:
+            entry.fill(tensor)
+        description = _C.StoredTensor(
+            name=entry.name,
+            kind=entry.kind,
+            dtype=_SAFETENSORS[entry.dtype],
+            shape=list(entry.shape),
+            aliases=entry.aliases,
+            trainable=entry.trainable,
+            updates=entry.updates,
+        )
+        tensors.append((description, tensor))
+    return tensors
+
+
+def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
+    """The state of the run, as ``engine.load_checkpoint`` reads it, and the tensors in it."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def encoded(value: Any, what: str, where: str) -> Any:
+        try:
+            return encode(_plain(value), where, tensors)
+        except (ValueError, RecursionError) as error:
+            contents.notes.append(f"{what}: {error}")
+            return None
+
+    front = {key: encoded(value, f"'{key}'", f"client.{key}") for key, value in contents.state.items()}
+    if front.get("param_groups") is None:
+        front.pop("param_groups", None)
+    client = {}
+    for key, value in contents.client.items():
+        before = len(contents.notes)
+        result = encoded(value, f"client state '{key}'", f"client.client.{key}")
+        if len(contents.notes) == before:
+            client[str(key)] = result
+    front |= {"client": client, "data": None}
+    frozen = any(entry.kind == "weight" and not entry.trainable for entry in contents.entries)
+    core = {**_loss_scale(contents), "skipped_in_a_row": 0, "excludes_frozen": not frozen}
+    return {"core": core, "front": front}, [whole(name, "client", tensor) for name, tensor in tensors.items()]
+
+
+def _plain(value: Any) -> Any:
+    """Raises ``ValueError`` when ``value`` holds an object of a class that was not loaded."""
+    if isinstance(value, (Placeholder, type)):
+        raise ValueError(f"it holds {value!r}, which is not loaded")
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item) for item in value)
+    return value
+
+
+def _loss_scale(contents: Contents) -> dict[str, Any]:
+    saved = contents.loss_scale
+    numbers = [saved.get(key) for key in ("iteration", "last_overflow", "hysteresis_left")]
+    usable = all(isinstance(number, int) for number in numbers) and 0 < saved["scale"] <= 2.0**127
+    usable = usable and -1 <= numbers[1] <= numbers[0] and numbers[2] >= 1
+    if saved.get("dynamic") and not usable:
+        contents.notes.append(f"the loss scaler's state: {saved}")
+    known = usable and bool(saved.get("dynamic"))
+    # Without one, a run in fp16 that goes on from here starts as a new one does.
+    return {
+        "loss_scale": float(saved["scale"]) if known else 65536.0,
+        "loss_scale_iteration": numbers[0] if known else 0,
+        "loss_scale_last_overflow": numbers[1] if known else -1,
+        "loss_scale_hysteresis_left": numbers[2] if known else 1,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("zeroshard checkpoint convert", description=__doc__)
+    parser.add_argument("source", help="a directory of a DeepSpeed checkpoint (ZeRO 1 to 3) or of PyTorch DCP")
+    parser.add_argument("out", help="the directory that gets OUT/global_step<N>")
+    parser.add_argument("--tag", help="the name below OUT")
+    parser.add_argument("--buffer", action="append", default=[], help="pattern of names that are buffers (DCP)")
+    arguments = parser.parse_args()
+    try:
+        path, notes = convert(arguments.source, arguments.out, arguments.tag, arguments.buffer)
+    except (ValueError, OSError, _C.IoError) as error:
+        print(f"zeroshard: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    for note in notes:
+        print(f"zeroshard: not imported: {note}", file=sys.stderr)
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

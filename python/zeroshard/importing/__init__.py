@@ -1,0 +1,1 @@
+"""Checkpoints of others, read without running anything that is in them."""

@@ -1,0 +1,56 @@
+"""What an import found, whatever it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum")  # kinds of docs/format.md
+GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov")
+
+
+@dataclass
+class Entry:
+    """One tensor of the new checkpoint; ``fill`` writes its elements into a tensor of ``dtype`` and ``shape``."""
+
+    name: str
+    kind: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    fill: Callable[[torch.Tensor], Any]
+    aliases: list[str] = field(default_factory=list)
+    trainable: bool = False
+    updates: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass
+class Contents:
+    source: str  # what wrote it, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
+    step: int
+    entries: list[Entry] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)  # counts, param_groups, lr_scheduler: not encoded
+    client: dict[str, Any] = field(default_factory=dict)
+    loss_scale: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what did not translate
+
+
+def copy_of(tensor: torch.Tensor) -> Callable[[torch.Tensor], Any]:
+    return lambda out: out.copy_(tensor.detach().reshape(out.shape))
+
+
+def whole(name: str, kind: str, tensor: torch.Tensor, **more: Any) -> Entry:
+    return Entry(name, kind, tensor.dtype, tuple(tensor.shape), copy_of(tensor), **more)
+
+
+def count(value: Any) -> int:
+    """A number of steps, kept as an int, a float or a tensor of one element; 0 for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**53 else 0
