@@ -48,8 +48,8 @@ struct ExportOptions {
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 
-// A checkpoint that comes from elsewhere than an engine. `state` and `rank_state` are JSON: `state` and one of `ranks` in
-// docs/format.md. `data` holds each tensor's elements, contiguous, until write_checkpoint returns.
+// A checkpoint that comes from elsewhere than an engine. `state` and `rank_state` are JSON: `state` and one of `ranks`
+// in docs/format.md. `data` holds each tensor's elements, contiguous, until write_checkpoint returns.
 struct NewTensor {
   StoredTensor description;  // `bytes` is not read
   const void* data = nullptr;

@@ -369,7 +369,7 @@ def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
 def _restore_random(engine: Engine, rank_states: list[str]) -> None:
     """Each rank goes on with its own numbers; ranks that were not there before start a stream of their own."""
     rank, saved_ranks = engine.rank(), len(rank_states)
-    saved = json.loads(rank_states[rank % saved_ranks])["random"]
+    saved = json.loads(rank_states[rank % saved_ranks]).get("random")
     if saved is None:  # imported: the run's own seed holds
         return
     restore_random_state(saved, engine.device)

@@ -67,7 +67,7 @@ def _convert(source: str, out: str, tag: str | None, buffers: list[str]) -> tupl
             tag=tag,
             step=contents.step,
             state=json.dumps(state, allow_nan=False),
-            rank_state=json.dumps({"random": None, "optimizer": {}}),
+            rank_state=json.dumps({"optimizer": {}}),
             versions={"torch": torch.__version__, "imported from": contents.source},
             tensors=tensors,
         )

@@ -15,14 +15,14 @@ import pytest
 import torch
 import world
 import zeroshard
-from data.convert.make_fixtures import STEPS, Net, batch, loss_of
+from data.convert.make_fixtures import STEPS, Net, batch, groups_of, loss_of
 from safetensors import safe_open
 from safetensors.torch import load_file
 from zeroshard.convert import convert
 from zeroshard.importing import pickles
 
 DATA = Path(__file__).parent / "data" / "convert"
-DEEPSPEED = ["ds1_fp16", "ds2_bf16", "ds3_fp32"]
+DEEPSPEED = ["ds1_fp16", "ds2_bf16", "ds3_fp32", "ds2_groups", "ds3_groups"]  # groups: 2 of them, 3 ranks, bf16
 ALL = [*DEEPSPEED, "dcp"]
 BUFFERS = ["mean", "count"]
 
@@ -58,7 +58,7 @@ def test_values_are_those_that_the_writer_reports(name, tmp_path):
     assert path == str(tmp_path / f"global_step{STEPS}")
     found = values(path)
     expected = reported(name)
-    assert len(expected) >= 15
+    assert len(expected) >= (5 if name == "ds2_groups" else 15)
     for key, value in expected.items():
         if key.removeprefix("weight/") in BUFFERS:
             key = f"buffer/{key.removeprefix('weight/')}"
@@ -85,8 +85,13 @@ def test_state_of_deepspeed(name, tmp_path):
     front = state["front"]
     assert front["client"] == {"epoch": 4, "note": "hi", "best": {"__tuple__": [1.5, None]}}
     assert front["lr_scheduler"] == {"last_batch_iteration": STEPS - 1}
-    assert (front["global_steps"], front["global_samples"], front["skipped_steps"]) == (STEPS, 4 * STEPS, 0)
-    assert front["param_groups"][0]["weight_decay"] == 0.01
+    assert (front["global_steps"], front["global_samples"], front["skipped_steps"]) == (
+        STEPS,
+        (6 if "groups" in name else 4) * STEPS,
+        0,
+    )
+    decays = [0.1, 0.0] if "groups" in name else [0.01]
+    assert [group["weight_decay"] for group in front["param_groups"]] == decays
     if name == "ds1_fp16":
         assert state["core"]["loss_scale"] == 512.0
         assert state["core"]["loss_scale_iteration"] == STEPS
@@ -108,13 +113,14 @@ def continue_one(root, name, stage):
     if name != "dcp":
         config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 10}}
         config["gradient_clipping"] = 1.0  # DeepSpeed's default
-        precision = name.partition("_")[2]
+        precision = name.partition("_")[2].replace("groups", "bf16")
         config |= {precision: {"enabled": True}} if precision != "fp32" else {}
     model = Net()
     with torch.no_grad():
         for param in model.parameters():
             param.fill_(7.0)  # nothing is right by chance
-    engine, *_ = zeroshard.initialize(model=model, config=config)
+    groups = groups_of(model) if "groups" in name else None
+    engine, *_ = zeroshard.initialize(model=model, model_parameters=groups, config=config)
     path, client = engine.load_checkpoint(os.path.join(root, name), strict=True)
     assert path is not None and client["note"] == "hi"
     assert engine.global_steps == STEPS
@@ -125,15 +131,17 @@ def continue_one(root, name, stage):
         engine.step()
         total = loss.detach().clone()
         torch.distributed.all_reduce(total)
-        losses.append(total.item() / 2)
+        losses.append(total.item() / engine.world_size())
     return losses
 
 
-def test_training_goes_on_as_it_did(tmp_path):
-    for name in ALL:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_training_goes_on_as_it_did(tmp_path, ranks):
+    names = [name for name in ALL if ("groups" in name) == (ranks == 3)]
+    for name in names:
         converted(name, tmp_path / name)
-    cases = [{"name": name, "stage": stage} for name in ALL for stage in (1, 3)]
-    for results in world.run(2, continue_training, root=str(tmp_path), cases=cases):
+    cases = [{"name": name, "stage": stage} for name in names for stage in (1, 3)]
+    for results in world.run(ranks, continue_training, root=str(tmp_path), cases=cases):
         for case, losses in zip(cases, results, strict=True):
             expected = json.loads((DATA / f"{case['name']}.json").read_text())["losses"]
             # fp32: another order of sums. 16 bits: the first loss is of the same weights, later ones round otherwise.

@@ -1,6 +1,7 @@
 """Makes the checkpoints that test_convert.py reads, and what DeepSpeed and PyTorch say is in them. Run once, by hand:
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 make_fixtures.py deepspeed STAGE PRECISION    (DeepSpeed 0.19.8)
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 3 make_fixtures.py deepspeed STAGE bf16 groups
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 make_fixtures.py dcp                          (torch 2.13)
 
 Writes NAME/ (the checkpoint) and NAME.safetensors (parameters, moments as KIND/PARAMETER) beside this file, and
@@ -43,6 +44,13 @@ class Net(nn.Module):
         return self.head(x + self.down(torch.tanh(hidden)) + self.mean.to(x.dtype))
 
 
+def groups_of(model):
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    decay = [param for name, param in trained if "bias" not in name and name != "gain"]
+    rest = [param for name, param in trained if "bias" in name or name == "gain"]
+    return [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+
+
 def batch(step, rank):
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randint(0, 11, (2, 4), generator=generator)
@@ -52,7 +60,7 @@ def loss_of(model, ids):
     return nn.functional.cross_entropy(model(ids).float(), ids[:, 0])
 
 
-def with_deepspeed(stage, precision):
+def with_deepspeed(stage, precision, groups=""):
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -67,21 +75,26 @@ def with_deepspeed(stage, precision):
         config[precision] = {"enabled": True}
     if precision == "fp16":
         config["fp16"] |= {"initial_scale_power": 8, "loss_scale_window": 2}
-    engine, *_ = deepspeed.initialize(model=Net(), config=config)
+    model = Net()
+    parameters = None
+    if groups:
+        config["zero_optimization"]["sub_group_size"] = 30  # stage 3: several vectors
+        parameters = groups_of(model)
+    name = f"ds{stage}_{groups or precision}"
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
     losses = []
     for step in range(2 * STEPS):
         if step == STEPS:
-            save_deepspeed(engine, stage, precision, safe_get_full_fp32_param, safe_get_full_optimizer_state)
+            save_deepspeed(engine, name, safe_get_full_fp32_param, safe_get_full_optimizer_state)
         loss = loss_of(engine, batch(step, dist.get_rank()))
         engine.backward(loss)
         engine.step()
         dist.all_reduce(loss := loss.detach().clone())
-        losses.append(loss.item() / 2)
-    finish(f"ds{stage}_{precision}", losses[STEPS:])
+        losses.append(loss.item() / dist.get_world_size())
+    finish(name, losses[STEPS:])
 
 
-def save_deepspeed(engine, stage, precision, full_param, full_state):
-    name = f"ds{stage}_{precision}"
+def save_deepspeed(engine, name, full_param, full_state):
     if dist.get_rank() == 0:
         shutil.rmtree(os.path.join(HERE, name), ignore_errors=True)
     dist.barrier()
@@ -90,7 +103,8 @@ def save_deepspeed(engine, stage, precision, full_param, full_state):
     for param_name, param in engine.module.named_parameters():
         if param.requires_grad:
             reported[f"weight/{param_name}"] = full_param(param)
-            for kind in ("exp_avg", "exp_avg_sq"):
+            # At stage 2 DeepSpeed's function does not find those of a second param group.
+            for kind in ("exp_avg", "exp_avg_sq") if name != "ds2_groups" else ():
                 reported[f"{kind}/{param_name}"] = full_state(param, kind)
     if dist.get_rank() == 0:
         save_file(
@@ -146,4 +160,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "dcp":
         with_dcp()
     else:
-        with_deepspeed(int(sys.argv[2]), sys.argv[3])
+        with_deepspeed(int(sys.argv[2]), *sys.argv[3:])
