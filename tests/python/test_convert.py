@@ -150,6 +150,50 @@ def test_training_goes_on_as_it_did(tmp_path, ranks):
             assert losses[0] == pytest.approx(expected[0], rel=1e-5 if tolerance == 1e-5 else 4e-3), case
 
 
+# -- other ways to save with DCP -------------------------------------------------------------------------------------
+
+
+def save_with_dcp(folder, what):
+    """The model and its moments after a step, saved by this process alone."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    model = Net()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    loss_of(model, batch(0, 0)).backward()
+    optimizer.step()
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = {
+        "flattened": lambda: dict(zip(("model", "optim"), get_state_dict(model, optimizer, options=flat), strict=True)),
+        "numbered": lambda: {"model": model.state_dict(), "optim": optimizer.state_dict()},
+        "weights": model.state_dict,
+    }[what]()
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    moments = {param: optimizer.state[param] for param in optimizer.param_groups[0]["params"]}
+    return model, moments
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("what", ["flattened", "numbered", "weights"])
+def test_other_forms_of_dcp(tmp_path, what):
+    model, moments = save_with_dcp(tmp_path / "source", what)
+    path, notes = convert(tmp_path / "source", tmp_path / "out", buffers=BUFFERS)
+    found = values(path)
+    expected = {f"weight/{name}": param.detach() for name, param in model.named_parameters()}
+    expected |= {f"buffer/{name}": buffer for name, buffer in model.named_buffers()}
+    if what == "flattened":
+        for name, param in model.named_parameters():
+            if param in moments:
+                expected |= {f"{kind}/{name}": moments[param][kind] for kind in ("exp_avg", "exp_avg_sq")}
+    else:  # without moments nothing tells that a parameter is tied
+        expected["weight/head.weight"] = model.head.weight.detach()
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    assert any("numbers its parameters" in note for note in notes) == (what == "numbered")
+    assert any("frozen" in note for note in notes) == (what == "flattened")
+
+
 # -- sources that are not whole --------------------------------------------------------------------------------------
 
 

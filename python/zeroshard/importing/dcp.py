@@ -128,7 +128,7 @@ class _Import:
 
     def contents(self) -> Contents:
         contents, store = self._contents, self._store
-        if any(isinstance(name, int) for name in self._states):
+        if self._states and all(str(name).isdigit() for name in self._states):
             contents.notes.append(
                 "the optimizer's states: it numbers its parameters (save what get_state_dict() of "
                 "torch.distributed.checkpoint.state_dict returns, and they have names)"
