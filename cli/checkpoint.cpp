@@ -178,7 +178,9 @@ void add_convert(CLI::App& parent) {
   app->add_option("--buffer", arguments->buffers, "Pattern of names that are buffers; DCP does not tell (repeatable)")
       ->allow_extra_args(false);
   app->callback([=] {
-    Program program{.script = "zeroshard.convert", .module = true};
+    Program program;
+    program.script = "zeroshard.convert";
+    program.module = true;
     if (!arguments->tag.empty()) program.arguments.push_back("--tag=" + arguments->tag);
     for (const std::string& pattern : arguments->buffers) program.arguments.push_back("--buffer=" + pattern);
     for (const std::string& text : {std::string("--"), arguments->source, arguments->out})

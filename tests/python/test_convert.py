@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -235,6 +236,25 @@ def test_other_directories_are_refused(tmp_path):
         convert(tmp_path, tmp_path / "out")
 
 
+def test_flipped_bytes_are_errors_or_other_values(tmp_path):
+    """Their formats have no checksums; whatever comes, it is a ValueError or a checkpoint."""
+    generator = random.Random(1)
+    for name in ("ds3_groups", "ds1_fp16", "dcp"):
+        shutil.rmtree(tmp_path / "source", ignore_errors=True)
+        source = copy_of(name, tmp_path)
+        victims = sorted(path for path in source.rglob("*") if path.is_file() and path.name != "latest")
+        for _ in range(25):
+            victim = generator.choice(victims)
+            good = victim.read_bytes()
+            flipped = bytearray(good)
+            flipped[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
+            victim.write_bytes(flipped)
+            with contextlib.suppress(ValueError):
+                path, _ = convert(source, tmp_path / "out")
+                assert os.path.exists(os.path.join(path, "manifest.json"))
+            victim.write_bytes(good)
+
+
 # -- hostile pickles -------------------------------------------------------------------------------------------------
 
 
@@ -368,11 +388,12 @@ def write_archive(path, model, value):
 def test_command(tmp_path):
     from test_launcher import CLI
 
-    run = [CLI, "checkpoint", "convert", str(DATA / "ds3_fp32"), str(tmp_path / "out"), "--tag", "begin"]
+    run = [CLI, "checkpoint", "convert", str(DATA / "dcp"), str(tmp_path / "out"), "--tag", "begin", "--buffer", "mean"]
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix}
     done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "out" / "begin")
+    assert "whether frozen are frozen parameters" in done.stderr and "mean" not in done.stderr
     verified = subprocess.run([CLI, "checkpoint", "verify", tmp_path / "out" / "begin"], capture_output=True)
     assert verified.returncode == 0, verified.stderr
     run[3] = str(tmp_path)
