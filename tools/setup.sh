@@ -32,6 +32,7 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/de
   optional=()
   command -v ccache >/dev/null || optional+=(ccache)
   command -v mold >/dev/null || optional+=(mold)
+  command -v strace >/dev/null || optional+=(strace)  # some tests kill ranks at a system call
 }
 
 find_missing

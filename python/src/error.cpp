@@ -4,6 +4,38 @@
 #include "zeroshard/version.h"
 
 namespace zeroshard {
+namespace {
+
+// A message may hold bytes that are no UTF-8 (a path, or text cut in the middle of a character), which pybind11's own
+// translation turns into a UnicodeDecodeError.
+void raise(const char* name, const std::exception& error) {
+  const std::string what = error.what();
+  const auto text =
+      py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(what.data(), Py_ssize_t(what.size()), "backslashreplace"));
+  PyErr_SetObject(py::module_::import("zeroshard._C").attr(name).ptr(), text.ptr());
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const ConfigError& error) {
+    raise("ConfigError", error);
+  } catch (const ValueError& error) {
+    raise("ValueError", error);
+  } catch (const CommError& error) {
+    raise("CommError", error);
+  } catch (const IoError& error) {
+    raise("IoError", error);
+  } catch (const StateError& error) {
+    raise("StateError", error);
+  } catch (const InternalError& error) {
+    raise("InternalError", error);
+  } catch (const Error& error) {
+    raise("Error", error);
+  }
+}
+
+}  // namespace
 
 void bind_errors(py::module_& m) {
   m.attr("__version__") = kVersion;
@@ -18,6 +50,7 @@ void bind_errors(py::module_& m) {
   py::register_exception<IoError>(m, "IoError", io_bases);
   py::register_exception<StateError>(m, "StateError", error);
   py::register_exception<InternalError>(m, "InternalError", error);
+  py::register_exception_translator(&translate);  // the last one comes first
 }
 
 }  // namespace zeroshard

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
-#include <cstring>
+#include "comm/copy.h"
 
 namespace zeroshard {
 
@@ -12,7 +12,7 @@ void copy_to_host(void* to, const void* from, int64_t bytes, c10::Device device)
   constexpr int64_t kGrain = int64_t{4} << 20;
   if (device.is_cpu()) {
     at::parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
-      std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, size_t(end - begin));
+      copy_bytes(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin);
     });
     return;
   }

@@ -1,6 +1,7 @@
 """Options and markers of the Python tests."""
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: ranks inherit it, and there are more ranks than cores
 
@@ -12,6 +13,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so in every rank
     config.addinivalue_line("markers", "matrix: large matrices; run by -m matrix or --release alone")
     config.addinivalue_line("markers", "fault: ranks that die, stop, diverge or are misconfigured")
 

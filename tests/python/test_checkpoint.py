@@ -467,3 +467,14 @@ def export(folder, stage, dtype):
 def test_the_whole_model_as_one_file(tmp_path, stage):
     for dtype in ("fp32", "bf16"):
         world.run(2, export, folder=str(tmp_path / dtype), stage=stage, dtype=dtype)
+
+
+def load_from_a_path_that_is_no_text(folder):
+    try:
+        make(1).load_checkpoint(os.fsencode(folder) + b"/caf\xe9", tag="none")
+    except zeroshard.IoError as error:
+        return str(error)
+
+
+def test_an_error_about_a_path_that_is_no_text(tmp_path):
+    assert "caf\\xe9" in world.run(1, load_from_a_path_that_is_no_text, folder=str(tmp_path))[0]
