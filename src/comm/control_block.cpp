@@ -1,12 +1,20 @@
 #include "comm/control_block.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 
 #include "comm/futex.h"
 
 namespace zeroshard {
+namespace {
+
+constexpr std::chrono::milliseconds kTelling(1000);
+
+}  // namespace
 
 void OpRecord::store(const Op& op) {
   std::array<uint64_t, kWords> words{};
@@ -46,7 +54,12 @@ void ControlBlock::create(void* memory, int world_size) {
 
 void ControlBlock::abort(int rank, std::string_view reason) noexcept {
   uint32_t expected = kRunning;
-  if (!header_->state.compare_exchange_strong(expected, kWriting)) return;
+  if (!header_->state.compare_exchange_strong(expected, kWriting)) {
+    // Another rank is about to tell its reason, or was killed at just that.
+    const auto end = std::chrono::steady_clock::now() + kTelling;
+    while (!aborted() && std::chrono::steady_clock::now() < end) ::sched_yield();
+    return;
+  }
   const size_t size = std::min(reason.size(), sizeof header_->reason - 1);
   std::memcpy(header_->reason, reason.data(), size);
   header_->reason[size] = 0;

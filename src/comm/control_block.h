@@ -58,7 +58,7 @@ class ControlBlock {
   int world_size() const { return world_size_; }
   RankControl& rank(int rank) { return reinterpret_cast<RankControl*>(header_ + 1)[rank]; }
 
-  // The first reason wins; wakes every rank.
+  // The first reason wins; wakes every rank. Afterwards aborted() gives the same text to every rank.
   void abort(int rank, std::string_view reason) noexcept;
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);

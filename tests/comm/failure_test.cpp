@@ -1,12 +1,18 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <thread>
 
+#include "comm/control_block.h"
 #include "comm/peer_watch.h"
 #include "comm/test_comms.h"
 #include "support/comm_conformance.h"
@@ -100,6 +106,33 @@ TEST(Mismatch, OfKindDtypeRootAndReduction) {
     for (const std::string& error :
          testing::run_local_world(2, [&](Comm& comm) { comm.rank() == 0 ? first(comm) : second(comm); }))
       expect_contains(error, {"ranks disagree", "rank 0 called", "rank 1 called", "collective #1"});
+}
+
+TEST(Abort, GivesEveryRankTheSameReasonHoweverTheyRace) {
+  constexpr int kWorld = 4, kRounds = 2000;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::byte> memory(ControlBlock::bytes(kWorld) + 64);
+    void* aligned = memory.data();
+    size_t space = memory.size();
+    std::align(64, ControlBlock::bytes(kWorld), aligned, space);
+    ControlBlock::create(aligned, kWorld);
+    std::atomic<int> ready{0};
+    std::array<std::optional<std::string>, kWorld> reasons;
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < kWorld; ++rank)
+      ranks.emplace_back([&, rank] {
+        ControlBlock control(aligned, kWorld);
+        ready.fetch_add(1);
+        while (ready.load() < kWorld) std::this_thread::yield();
+        control.abort(rank, std::string(1000, static_cast<char>('a' + rank)));
+        reasons[static_cast<size_t>(rank)] = control.aborted();
+      });
+    for (std::thread& each : ranks) each.join();
+    for (const auto& reason : reasons) {
+      ASSERT_TRUE(reason.has_value()) << "in round " << round;
+      ASSERT_EQ(reason, reasons[0]);
+    }
+  }
 }
 
 TEST(Abort, ReachesRanksThatWaitAndLaterCalls) {
