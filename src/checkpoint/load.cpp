@@ -53,13 +53,15 @@ std::vector<std::string> agree_on_candidates(Directory* root, const LoadRequest&
   return split_lines(broadcast_text(comm, lines, 0, "load"));
 }
 
-void fill(CheckpointReader& reader, const std::vector<StateSlice>& wanted) {
-  for (const StateSlice& slice : wanted) {
+void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices) {
+  std::vector<WantedElements> wanted;
+  for (const StateSlice& slice : slices) {
     if (slice.elements.size() == 0) continue;
     const TensorRecord* const tensor = reader.index().find(slice.name, slice.kind);
     ZS_ASSERT(tensor != nullptr, "a tensor is wanted that the checkpoint does not have");
-    reader.read(*tensor, slice.elements, slice.dtype, slice.data);
+    wanted.push_back({tensor, slice.elements, slice.dtype, slice.data});
   }
+  reader.read(wanted);
 }
 
 }  // namespace

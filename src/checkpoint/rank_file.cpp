@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/format.h"
+#include "file/direct_buffer.h"
 #include "file/hash.h"
 #include "file/safetensors.h"
 
@@ -33,7 +34,7 @@ RankTable write_rank_file(Directory& directory, const std::string& name, std::sp
     entries.push_back({entry_name(slice), slice.dtype, {slice.elements.size()}, bytes, bytes + slice.bytes()});
     bytes += slice.bytes();
   }
-  const std::string header = make_safetensors_header(entries, {{"format", "zeroshard checkpoint"}});
+  const std::string header = make_safetensors_header(entries, {{"format", "zeroshard checkpoint"}}, kDirectAlignment);
   const auto header_bytes = int64_t(header.size());
   RankTable table;
   table.file = {name, header_bytes + bytes, header_bytes, hash_bytes(header.data(), header_bytes)};
@@ -49,7 +50,7 @@ RankTable write_rank_file(Directory& directory, const std::string& name, std::sp
       for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
         const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
         written.hashes.push_back(hash_bytes(data + at, size));
-        writer.append(data + at, size);
+        writer.append_stable(data + at, size);
       }
       offset += slice.bytes();
       record.slices.push_back(std::move(written));

@@ -1,20 +1,40 @@
 #include "checkpoint/reader.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/store.h"
 #include "file/hash.h"
+#include "file/read_ahead.h"
 
 namespace zeroshard {
+namespace {
+
+// Unwanted bytes between pieces that are read along: cheaper than another read.
+constexpr int64_t kLargestGap = int64_t{64} << 10;
+
+}  // namespace
+
+// What one checksum covers.
+struct CheckpointReader::Piece {
+  size_t file = 0;
+  int64_t offset = 0, bytes = 0;
+  uint64_t hash = 0;
+  const TensorRecord* tensor = nullptr;  // null: the file's header
+  Range elements{};                      // of the tensor
+  Range wanted{};                        // those of them that go to `out`, as `dtype`
+  std::string_view dtype{};
+  std::byte* out = nullptr;
+};
 
 CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag)
     : directory_(root.open_directory(tag)),
       manifest_(read_manifest(root, tag)),
       index_(manifest_),
-      where_(concat(root.path(), "/", tag)) {
-  files_.resize(manifest_.files.size());
+      where_(concat(root.path(), "/", tag)),
+      header_checked_(manifest_.files.size(), false) {
   for (const FileRecord& file : manifest_.files) {
     const int64_t size = directory_.file_size(file.name);
     if (size != file.size)
@@ -22,70 +42,110 @@ CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag
   }
 }
 
-FileReader& CheckpointReader::open(size_t file) {
-  if (!files_[file]) {
-    const FileRecord& record = manifest_.files[file];
-    FileReader opened(directory_, record.name);
-    std::vector<std::byte> header(size_t(record.header_bytes));
-    opened.read(0, header.data(), record.header_bytes);
-    if (hash_bytes(header.data(), record.header_bytes) != record.header_hash)
-      throw IoError(concat(where_, "/", record.name, " is damaged: the checksum of its header differs"));
-    files_[file] = std::move(opened);
-  }
-  return *files_[file];
+void CheckpointReader::read(std::span<const WantedElements> wanted) {
+  std::vector<Piece> pieces;
+  for (const WantedElements& each : wanted) add_pieces(each, pieces);
+  read_pieces(std::move(pieces), [](const IoError& error) { throw error; });
 }
 
 void CheckpointReader::read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out) {
-  const int64_t width = dtype_bytes(tensor.dtype), out_width = dtype_bytes(dtype);
-  const int64_t piece_elements = kPieceBytes / width;
+  read(std::array{WantedElements{&tensor, elements, dtype, out}});
+}
+
+std::vector<std::string> CheckpointReader::verify() {
+  std::fill(header_checked_.begin(), header_checked_.end(), false);
+  std::vector<Piece> pieces;
+  for (const TensorRecord& tensor : manifest_.tensors)
+    add_pieces({&tensor, {0, tensor.numel()}, tensor.dtype, nullptr}, pieces);
+  std::vector<std::string> wrong;
+  read_pieces(std::move(pieces), [&](const IoError& error) { wrong.emplace_back(error.what()); });
+  std::sort(wrong.begin(), wrong.end());
+  wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
+  return wrong;
+}
+
+void CheckpointReader::add_pieces(const WantedElements& wanted, std::vector<Piece>& pieces) const {
+  const TensorRecord& tensor = *wanted.tensor;
+  const int64_t width = dtype_bytes(tensor.dtype), out_width = dtype_bytes(wanted.dtype);
+  const int64_t step = kPieceBytes / width;
   for (const FileSlice& slice : tensor.slices) {
-    const Range common = intersect(slice.elements, elements);
+    const Range common = intersect(slice.elements, wanted.elements);
     if (common.size() == 0) continue;
-    FileReader& file = open(slice.file);
-    for (int64_t at = common.begin; at < common.end;) {
-      const int64_t piece = (at - slice.elements.begin) / piece_elements;
-      const int64_t begin = slice.elements.begin + piece * piece_elements;
-      const int64_t end = std::min(begin + piece_elements, slice.elements.end);
-      const int64_t bytes = (end - begin) * width, offset = slice.offset + piece * kPieceBytes;
-      auto* const target = static_cast<std::byte*>(out) + (at - elements.begin) * out_width;
-      const int64_t stop = std::min(end, common.end);
-      // A piece that is wanted as it is goes straight to its place.
-      const bool direct = dtype == tensor.dtype && at == begin && stop == end;
-      if (!direct) scratch_.resize(size_t(std::max(bytes, int64_t(scratch_.size()))));
-      std::byte* const read = direct ? target : scratch_.data();
-      file.read(offset, read, bytes);
-      if (hash_bytes(read, bytes) != slice.hashes[size_t(piece)])
-        throw IoError(concat(where_, "/", manifest_.files[slice.file].name, " is damaged: the checksum of '",
-                             tensor.name, "' (", tensor.kind, "), elements ", begin, " to ", end, ", differs"));
-      if (!direct) convert(read + (at - begin) * width, tensor.dtype, target, dtype, stop - at);
-      at = stop;
+    const int64_t first = (common.begin - slice.elements.begin) / step;
+    for (int64_t i = first; slice.elements.begin + i * step < common.end; ++i) {
+      const int64_t begin = slice.elements.begin + i * step;
+      Piece piece{.file = slice.file, .hash = slice.hashes[size_t(i)], .tensor = &tensor, .dtype = wanted.dtype};
+      piece.elements = {begin, std::min(begin + step, slice.elements.end)};
+      piece.offset = slice.offset + i * kPieceBytes;
+      piece.bytes = piece.elements.size() * width;
+      piece.wanted = intersect(piece.elements, common);
+      if (wanted.out != nullptr)
+        piece.out = static_cast<std::byte*>(wanted.out) + (piece.wanted.begin - wanted.elements.begin) * out_width;
+      pieces.push_back(piece);
     }
   }
 }
 
-std::vector<std::string> CheckpointReader::verify() {
-  std::vector<std::string> wrong;
-  const auto attempt = [&](const auto& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      wrong.emplace_back(error.what());
-    }
-  };
-  for (size_t file = 0; file < files_.size(); ++file) attempt([&] { open(file); });
-  std::vector<std::byte> piece(static_cast<size_t>(kPieceBytes));
-  for (const TensorRecord& tensor : manifest_.tensors) {
-    const int64_t step = kPieceBytes / dtype_bytes(tensor.dtype);
-    for (const FileSlice& slice : tensor.slices) {
-      for (int64_t at = slice.elements.begin; at < slice.elements.end; at += step) {
-        const Range range{at, std::min(at + step, slice.elements.end)};
-        attempt([&] { read(tensor, range, tensor.dtype, piece.data()); });
-      }
+void CheckpointReader::read_pieces(std::vector<Piece> pieces, const OnDamage& on_damage) {
+  std::vector<bool> used(manifest_.files.size(), false);
+  for (const Piece& piece : pieces) used[piece.file] = true;
+  for (size_t i = 0; i < used.size(); ++i) {
+    const FileRecord& file = manifest_.files[i];
+    if (used[i] && !header_checked_[i])
+      pieces.push_back({.file = i, .bytes = file.header_bytes, .hash = file.header_hash});
+  }
+  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  });
+  std::vector<ReadAhead::Stretch> stretches;
+  std::vector<size_t> ends;  // of each stretch's pieces
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const int64_t end = piece.offset + piece.bytes;
+    ReadAhead::Stretch* const last = stretches.empty() ? nullptr : &stretches.back();
+    if (last != nullptr && piece.file == pieces[i - 1].file &&
+        piece.offset <= last->offset + last->bytes + kLargestGap &&
+        end - last->offset <= std::max(kPieceBytes, last->bytes)) {
+      last->bytes = std::max(last->bytes, end - last->offset);
+      ends.back() = i + 1;
+    } else {
+      stretches.push_back({manifest_.files[piece.file].name, piece.offset, piece.bytes});
+      ends.push_back(i + 1);
     }
   }
-  std::sort(wrong.begin(), wrong.end());
-  wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
-  return wrong;
+  const auto attempt = [&](const auto& step) {
+    try {
+      step();
+      return true;
+    } catch (const IoError& error) {
+      on_damage(error);
+      return false;
+    }
+  };
+  ReadAhead ahead(directory_, stretches);
+  for (size_t i = 0, piece = 0; i < stretches.size(); ++i) {
+    std::span<const std::byte> bytes;
+    if (!attempt([&] { bytes = ahead.next(); })) piece = ends[i];
+    for (; piece < ends[i]; ++piece)
+      attempt([&] { take(pieces[piece], bytes.data() + (pieces[piece].offset - stretches[i].offset)); });
+  }
+}
+
+void CheckpointReader::take(const Piece& piece, const std::byte* bytes) {
+  const bool whole = hash_bytes(bytes, piece.bytes) == piece.hash;
+  const std::string& name = manifest_.files[piece.file].name;
+  if (piece.tensor == nullptr) {
+    if (!whole) throw IoError(concat(where_, "/", name, " is damaged: the checksum of its header differs"));
+    header_checked_[piece.file] = true;
+    return;
+  }
+  const TensorRecord& tensor = *piece.tensor;
+  if (!whole)
+    throw IoError(concat(where_, "/", name, " is damaged: the checksum of '", tensor.name, "' (", tensor.kind,
+                         "), elements ", piece.elements.begin, " to ", piece.elements.end, ", differs"));
+  if (piece.out == nullptr) return;
+  const int64_t skipped = (piece.wanted.begin - piece.elements.begin) * dtype_bytes(tensor.dtype);
+  convert(bytes + skipped, tensor.dtype, piece.out, piece.dtype, piece.wanted.size());
 }
 
 }  // namespace zeroshard

@@ -1,16 +1,26 @@
 #pragma once
 #include <cstddef>
-#include <optional>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/manifest.h"
 #include "file/durable.h"
+#include "zeroshard/error.h"
 
 namespace zeroshard {
 
-// The checkpoint's own tensors, piece by piece: for export and verification. Not collective.
+// Elements of a tensor of the checkpoint, and where they go, converted to `dtype`.
+struct WantedElements {
+  const TensorRecord* tensor = nullptr;
+  Range elements;
+  std::string_view dtype;
+  void* out = nullptr;
+};
+
+// The checkpoint's own tensors, each byte checked before it is used. Not collective.
 class CheckpointReader {
  public:
   // Throws ValueError or IoError unless the manifest is sound and the files have their sizes.
@@ -18,20 +28,26 @@ class CheckpointReader {
   const Manifest& manifest() const { return manifest_; }
   const TensorIndex& index() const { return index_; }
 
-  // Elements of a tensor into `out`, as `dtype`. Throws IoError naming file and tensor when a checksum differs.
+  // In the order of the files, in long reads: best all at once. Beside what it fills it needs 32 MiB. Throws IoError
+  // naming file and tensor when a checksum differs.
+  void read(std::span<const WantedElements> wanted);
   void read(const TensorRecord& tensor, Range elements, std::string_view dtype, void* out);
   // Checks every byte of every file. Returns what is wrong, one line per file or tensor; empty: nothing.
   std::vector<std::string> verify();
 
  private:
-  FileReader& open(size_t file);
+  struct Piece;
+  using OnDamage = std::function<void(const IoError&)>;
+
+  void add_pieces(const WantedElements& wanted, std::vector<Piece>& pieces) const;
+  void read_pieces(std::vector<Piece> pieces, const OnDamage& on_damage);
+  void take(const Piece& piece, const std::byte* bytes);
 
   Directory directory_;
   Manifest manifest_;
   TensorIndex index_;
   std::string where_;
-  std::vector<std::optional<FileReader>> files_;  // opened when first used
-  std::vector<std::byte> scratch_;
+  std::vector<bool> header_checked_;  // of each file
 };
 
 }  // namespace zeroshard

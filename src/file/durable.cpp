@@ -33,16 +33,8 @@ FileReader::FileReader(const Directory& directory, const std::string& name)
 
 void FileReader::read(int64_t offset, void* data, int64_t bytes) const {
   ZS_CHECK(offset >= 0 && bytes >= 0, "offset and bytes must not be negative, got ", offset, " and ", bytes);
-  for (int64_t done = 0; done < bytes;) {
-    auto* const to = static_cast<std::byte*>(data) + done;
-    const int64_t result =
-        retry_interrupted([&] { return io_->pread(fd_.get(), to, size_t(bytes - done), offset + done); });
-    if (result == 0)
-      throw IoError(concat(path_, " is too short: it ends at byte ", offset + done, ", and ", bytes,
-                           " bytes were to be read at ", offset));
-    if (result < 0) throw_io_error("read", path_, result, concat("at byte ", offset + done));
-    done += result;
-  }
+  bool direct = false;
+  read_at_least(*io_, fd_.get(), path_, data, bytes, bytes, offset, direct);
 }
 
 std::string temporary_name(std::string_view name) {

@@ -66,6 +66,9 @@ class FileWriter {
 
   // Takes a copy. Also throws what went wrong in the background.
   void append(const void* data, int64_t bytes);
+  // The same for memory that does not change before finish() or destruction: what begins at a multiple of 4096 in
+  // memory and in the file, and goes on in memory from call to call, is written from where it lies.
+  void append_stable(const void* data, int64_t bytes);
   // Writes the rest, makes the file durable (its name needs Directory::sync()) and closes it. After an error of this
   // or of append() the file is of no use: the system may have dropped pages that it could not write.
   void finish();

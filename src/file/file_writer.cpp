@@ -1,97 +1,17 @@
 #include <algorithm>
-#include <condition_variable>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <functional>
-#include <mutex>
-#include <new>
-#include <system_error>
-#include <thread>
 
 #include "base/align.h"
 #include "base/check.h"
+#include "file/background.h"
+#include "file/direct_buffer.h"
 #include "file/durable.h"
 #include "file/transfer.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kAlignment = 4096;  // O_DIRECT's, of memory, offset and length, on any usual device
-
-struct FreeMemory {
-  void operator()(std::byte* data) const { std::free(data); }
-};
-using Buffer = std::unique_ptr<std::byte, FreeMemory>;
-
-Buffer allocate_buffer(int64_t bytes) {
-  Buffer buffer(static_cast<std::byte*>(std::aligned_alloc(size_t{kAlignment}, size_t(bytes))));
-  if (!buffer) throw std::bad_alloc();
-  return buffer;
-}
-
-// A thread that runs one job at a time; it is started by the first.
-class Background {
- public:
-  ~Background() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  // After wait() alone.
-  void start(std::function<void()> job) {
-    if (!thread_.joinable()) {
-      try {
-        thread_ = std::thread([this] { run(); });
-      } catch (const std::system_error&) {
-        return job();  // the process may have no more threads: slower, but written
-      }
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      job_ = std::move(job);
-    }
-    changed_.notify_all();
-  }
-
-  // Until the job is done. Throws what it threw, each time.
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !job_; });
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return job_ || stopping_; });
-      if (!job_) return;
-      lock.unlock();
-      std::exception_ptr error;
-      try {
-        job_();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      lock.lock();
-      if (error) error_ = error;
-      job_ = nullptr;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::function<void()> job_;  // empty: none
-  std::exception_ptr error_;
-  bool stopping_ = false;
-  std::thread thread_;
-};
+constexpr int64_t kRunBytes = int64_t{16} << 20;  // of one write: larger ones are no faster
 
 }  // namespace
 
@@ -102,22 +22,20 @@ class FileWriter::Impl {
         path_(directory.path_of(name)),
         fd_(directory.create_file(name)),
         reserved_(expected_bytes),
-        capacity_(align_up(std::clamp(expected_bytes, int64_t{1}, kBufferBytes), kAlignment)),
-        filling_(allocate_buffer(capacity_)) {
+        capacity_(align_up(std::clamp(expected_bytes, int64_t{1}, kBufferBytes), kDirectAlignment)),
+        filling_(allocate_direct(capacity_)) {
     reserve();
     direct_ = retry_interrupted([&] { return io_.set_direct(fd_.get(), true); }) == 0;
   }
 
-  void append(const std::byte* data, int64_t bytes) {
+  void append(const std::byte* data, int64_t bytes, bool stable) {
     ZS_CHECK(state_ == State::kOpen, "append() to ", path_, ", which is finished or has failed");
     try {
-      while (bytes > 0) {
-        if (filled_ == capacity_) hand_over();
-        const int64_t size = std::min(bytes, capacity_ - filled_);
-        std::memcpy(filling_.get() + filled_, data, size_t(size));
-        filled_ += size;
-        data += size;
-        bytes -= size;
+      if (stable) {
+        lengthen_run(data, bytes);
+      } else {
+        end_run();
+        copy(data, bytes);
       }
     } catch (...) {
       state_ = State::kFailed;
@@ -128,6 +46,7 @@ class FileWriter::Impl {
   void finish() {
     ZS_CHECK(state_ == State::kOpen, "finish() of ", path_, ", which is finished or has failed");
     state_ = State::kFailed;  // until it has succeeded
+    end_run();
     background_.wait();
     write_rest();
     if (offset_ < reserved_)
@@ -159,11 +78,51 @@ class FileWriter::Impl {
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
-  // Gives the full buffer to the thread, as soon as that is done with the other one.
+  // The run is what comes next in the file and lies in one stretch of the caller's memory: written from there.
+  void lengthen_run(const std::byte* data, int64_t bytes) {
+    if (run_bytes_ == 0 || data != run_ + run_bytes_) {
+      end_run();
+      if (filled_ % kDirectAlignment != 0 || reinterpret_cast<uintptr_t>(data) % kDirectAlignment != 0)
+        return copy(data, bytes);
+      if (filled_ > 0) hand_over();
+      run_ = data;
+    }
+    run_bytes_ += bytes;
+    while (run_bytes_ >= kRunBytes) write_run(kRunBytes);
+  }
+
+  void end_run() {
+    const int64_t whole = run_bytes_ / kDirectAlignment * kDirectAlignment;
+    if (whole > 0) write_run(whole);
+    copy(run_, std::exchange(run_bytes_, 0));
+  }
+
+  void write_run(int64_t bytes) {
+    background_.wait();
+    background_.start([this, data = run_, bytes, offset = offset_] {
+      write_all_direct(io_, fd_.get(), path_, data, bytes, offset, direct_);
+    });
+    offset_ += bytes;
+    run_ += bytes;
+    run_bytes_ -= bytes;
+  }
+
+  void copy(const std::byte* data, int64_t bytes) {
+    while (bytes > 0) {
+      if (filled_ == capacity_) hand_over();
+      const int64_t size = std::min(bytes, capacity_ - filled_);
+      std::memcpy(filling_.get() + filled_, data, size_t(size));
+      filled_ += size;
+      data += size;
+      bytes -= size;
+    }
+  }
+
+  // Gives the filled buffer to the thread, as soon as that is done with what it writes.
   void hand_over() {
     background_.wait();
     std::swap(filling_, writing_);
-    if (!filling_) filling_ = allocate_buffer(capacity_);
+    if (!filling_) filling_ = allocate_direct(capacity_);
     background_.start([this, size = filled_, offset = offset_] {
       write_all_direct(io_, fd_.get(), path_, writing_.get(), size, offset, direct_);
     });
@@ -172,7 +131,7 @@ class FileWriter::Impl {
   }
 
   void write_rest() {
-    const int64_t whole = direct_ ? filled_ / kAlignment * kAlignment : filled_;
+    const int64_t whole = direct_ ? filled_ / kDirectAlignment * kDirectAlignment : filled_;
     write_all_direct(io_, fd_.get(), path_, filling_.get(), whole, offset_, direct_);
     if (whole < filled_ && direct_) {
       direct_ = false;
@@ -188,10 +147,12 @@ class FileWriter::Impl {
   OpenFd fd_;
   int64_t reserved_;
   int64_t capacity_;
-  Buffer filling_, writing_;
+  DirectBuffer filling_, writing_;
   int64_t filled_ = 0;
-  int64_t offset_ = 0;   // in the file, of the first byte of filling_
-  bool direct_ = false;  // of fd_; the thread's while it has a job
+  const std::byte* run_ = nullptr;
+  int64_t run_bytes_ = 0;  // not both this and filled_ are above 0
+  int64_t offset_ = 0;     // in the file, of the first byte of filling_ or of the run
+  bool direct_ = false;    // of fd_; the thread's while it has a job
   State state_ = State::kOpen;
   Background background_;  // last: its thread ends before what it uses
 };
@@ -205,7 +166,12 @@ FileWriter::~FileWriter() = default;
 
 void FileWriter::append(const void* data, int64_t bytes) {
   ZS_CHECK(bytes >= 0, "bytes must not be negative, got ", bytes);
-  impl_->append(static_cast<const std::byte*>(data), bytes);
+  impl_->append(static_cast<const std::byte*>(data), bytes, false);
+}
+
+void FileWriter::append_stable(const void* data, int64_t bytes) {
+  ZS_CHECK(bytes >= 0, "bytes must not be negative, got ", bytes);
+  impl_->append(static_cast<const std::byte*>(data), bytes, true);
 }
 
 void FileWriter::finish() {

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <random>
 
+#include "file/direct_buffer.h"
 #include "file/hash.h"
+#include "file/read_ahead.h"
 #include "file/support.h"
 
 namespace zeroshard {
@@ -19,13 +21,26 @@ using testing::TemporaryDirectory;
 
 constexpr int64_t kBuffer = FileWriter::kBufferBytes;
 
-// Appends `data` in pieces of random sizes.
+DirectBuffer aligned_copy(const std::string& data) {
+  DirectBuffer copy = allocate_direct(int64_t(data.size() / kDirectAlignment + 1) * kDirectAlignment);
+  std::memcpy(copy.get(), data.data(), data.size());
+  return copy;
+}
+
+// Appends `data` in pieces of random sizes, whole pages or not, some as stable memory.
 void write_file(Directory& directory, const std::string& name, const std::string& data, int64_t expected,
                 std::mt19937_64& random) {
+  const DirectBuffer memory = aligned_copy(data);
   FileWriter writer(directory, name, expected);
   for (size_t at = 0; at < data.size();) {
-    const size_t piece = std::min(data.size() - at, size_t(random()) % (data.size() / 3 + 2));
-    writer.append(data.data() + at, int64_t(piece));
+    size_t piece = size_t(random()) % (data.size() / 3 + 2);
+    if (random() % 2 == 0) piece = piece / size_t{kDirectAlignment} * size_t{kDirectAlignment};
+    piece = std::min(data.size() - at, piece);
+    if (random() % 3 == 0) {
+      writer.append(memory.get() + at, int64_t(piece));
+    } else {
+      writer.append_stable(memory.get() + at, int64_t(piece));
+    }
     at += piece;
   }
   writer.finish();
@@ -47,6 +62,22 @@ TEST(FileWriter, WritesWhatWasAppended) {
       directory.remove("file");
     }
   }
+}
+
+TEST(FileWriter, WritesAlignedStableMemoryFromWhereItLies) {
+  const TemporaryDirectory root;
+  FaultyIo io(posix_io());
+  Directory directory = Directory::open(io, root.path());
+  std::mt19937_64 random(5);
+  const std::string data = random_bytes(random, 5 * kBuffer + 4100);
+  const DirectBuffer memory = aligned_copy(data);
+  FileWriter writer(directory, "file", int64_t(data.size()));
+  writer.append(memory.get(), 4096);
+  for (int64_t at = 4096; at < int64_t(data.size()); at += 1'000'000)
+    writer.append_stable(memory.get() + at, std::min(int64_t{1'000'000}, int64_t(data.size()) - at));
+  writer.finish();
+  EXPECT_TRUE(contents_of(root / "file") == data);
+  EXPECT_EQ(io.calls(IoOp::kWrite), 5);  // a page, 16 MiB twice, what is left of whole pages, the last 4 bytes
 }
 
 TEST(FileWriter, ShortWritesAndInterruptionsChangeNothing) {
@@ -237,6 +268,96 @@ TEST(FileReader, NamesFileAndOffsetWhenTheFileIsShort) {
   fs::resize_file(root / "file", 3);  // while it is open
   EXPECT_THROW(reader.read(0, data, 10), IoError);
   EXPECT_THROW(reader.read(-1, data, 1), ValueError);
+}
+
+// Files "a" and "b", and stretches of both in order, some overlapping.
+struct Stretches {
+  explicit Stretches(const TemporaryDirectory& root) {
+    std::mt19937_64 random(11);
+    for (std::string* data : {&a, &b}) *data = random_bytes(random, 300'001);
+    put(root / "a", a);
+    put(root / "b", b);
+    for (const char* name : {"a", "b"})
+      for (int64_t at = 0; at < int64_t(a.size()); at += int64_t(random() % 50'000))
+        list.push_back({name, at, std::min(int64_t(a.size()) - at, int64_t(1 + random() % 60'000))});
+  }
+  std::string expected(const ReadAhead::Stretch& stretch) const {
+    return (stretch.file == "a" ? a : b).substr(size_t(stretch.offset), size_t(stretch.bytes));
+  }
+  std::string a, b;
+  std::vector<ReadAhead::Stretch> list;
+};
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+TEST(ReadAhead, GivesEveryStretchWhateverTheFileSystemCanDo) {
+  const TemporaryDirectory root;
+  FaultyIo io(posix_io());
+  const Directory directory = Directory::open(io, root.path());
+  const Stretches stretches(root);
+  const std::vector<std::optional<IoFault>> faults = {
+      std::nullopt,
+      IoFault{IoOp::kSetDirect, 1, EINVAL, true},
+      IoFault{IoOp::kRead, 1, EINVAL, false},
+      IoFault{IoOp::kRead, 4, EINTR, false},
+  };
+  for (const int64_t most : {int64_t{-1}, int64_t{10'000}}) {
+    io.limit_transfers(most);
+    for (const auto& fault : faults) {
+      if (fault) io.fail(*fault);
+      {
+        ReadAhead ahead(directory, stretches.list);
+        for (const ReadAhead::Stretch& each : stretches.list)
+          ASSERT_TRUE(text_of(ahead.next()) == stretches.expected(each)) << each.file << " at " << each.offset;
+      }
+      if (fault) {
+        EXPECT_TRUE(io.has_failed());
+      }
+      EXPECT_EQ(io.open_files(), 1);
+      io.heal();
+    }
+  }
+}
+
+TEST(ReadAhead, AStretchThatFailsLeavesTheOthers) {
+  const TemporaryDirectory root;
+  FaultyIo io(posix_io());
+  const Directory directory = Directory::open(io, root.path());
+  const Stretches stretches(root);
+  for (const IoOp op : {IoOp::kRead, IoOp::kOpen}) {
+    for (int64_t n = 1;; ++n) {
+      SCOPED_TRACE(concat("operation ", int(op), ", call ", n));
+      io.fail({op, n, EIO, false});
+      size_t failed = 0;
+      ReadAhead ahead(directory, stretches.list);
+      for (const ReadAhead::Stretch& each : stretches.list) {
+        try {
+          ASSERT_TRUE(text_of(ahead.next()) == stretches.expected(each)) << each.file << " at " << each.offset;
+        } catch (const IoError& error) {
+          ++failed;
+          EXPECT_NE(std::string(error.what()).find(root / std::string(each.file)), std::string::npos) << error.what();
+        }
+      }
+      EXPECT_EQ(failed, io.has_failed() ? 1u : 0u);
+      const bool more = io.has_failed();
+      io.heal();
+      if (!more) break;
+    }
+  }
+}
+
+TEST(ReadAhead, NamesTheFileThatEndsEarly) {
+  const TemporaryDirectory root;
+  const Directory directory = Directory::open(posix_io(), root.path());
+  put(root / "file", std::string(10'000, 'x'));
+  ReadAhead ahead(directory, {{"file", 9'000, 1'000}, {"file", 9'000, 1'001}, {"file", 20'000, 1}});
+  EXPECT_EQ(ahead.next().size(), 1'000u);
+  for (int i = 0; i < 2; ++i) {
+    const std::string message = message_of<IoError>([&] { ahead.next(); });
+    EXPECT_NE(message.find(root / "file is too short"), message.npos) << message;
+  }
 }
 
 TEST(SmallFile, HasTheOldOrTheNewContentsWhateverFails) {

@@ -1,0 +1,55 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "file/background.h"
+#include "file/direct_buffer.h"
+#include "file/durable.h"
+
+namespace zeroshard {
+
+// Reads stretches of files one after the other: while the caller works on one, a second thread reads the next, past
+// the page cache where the file system allows. It holds two buffers of the longest stretch, and one open file; so
+// stretches of a file belong together.
+class ReadAhead {
+ public:
+  struct Stretch {
+    std::string_view file;          // a name in the directory
+    int64_t offset = 0, bytes = 0;  // bytes > 0
+  };
+  // `directory` and the names outlive it.
+  ReadAhead(const Directory& directory, std::vector<Stretch> stretches);
+
+  // The next stretch's bytes, until the next call. Throws IoError when it cannot be read whole; those after it still
+  // can be.
+  std::span<const std::byte> next();
+
+ private:
+  struct Slot {
+    DirectBuffer memory;
+    std::span<const std::byte> bytes;
+    std::exception_ptr error;
+  };
+  void fetch(size_t index) noexcept;
+  void read(const Stretch& stretch, Slot& slot);
+  void open(std::string_view name);
+
+  const Directory& directory_;
+  std::vector<Stretch> stretches_;
+  int64_t capacity_ = 0;  // of a slot
+  std::array<Slot, 2> slots_;
+  size_t taken_ = 0;
+  // The thread's while it has a job.
+  std::string open_name_;
+  OpenFd fd_;
+  bool direct_ = false;
+  Background background_;  // last: its thread ends before what it uses
+};
+
+}  // namespace zeroshard
