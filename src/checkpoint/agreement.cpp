@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t{1} << 18;  // a transport may have to copy what it sends: little at a time
 constexpr int64_t kMaxMessage = 2000;
 
-enum Outcome : int64_t { kDone = 0, kWrongValue = 1, kFailed = 2 };
+enum Outcome : int64_t { kDone = 0, kWrongValue = 1, kWrongState = 2, kFailed = 3 };
 
 int64_t all_reduce_max(Comm& comm, int64_t value, std::string_view tag) {
   comm.all_reduce({&value, 1, DType::kOther8}, ReduceOp::kMax, tag)->wait();
@@ -42,6 +42,9 @@ void together(Comm& comm, std::string_view tag, const std::function<void()>& ste
   } catch (const ValueError& error) {
     outcome = kWrongValue;
     message = error.what();
+  } catch (const StateError& error) {
+    outcome = kWrongState;
+    message = error.what();
   } catch (const std::exception& error) {
     outcome = kFailed;
     message = error.what();
@@ -54,7 +57,14 @@ void together(Comm& comm, std::string_view tag, const std::function<void()>& ste
   outcome = all_reduce_max(comm, comm.rank() == root ? outcome : 0, tag);
   if (comm.world_size() > 1) message = concat("rank ", root, ": ", message);
   if (outcome == kWrongValue) throw ValueError(message);
+  if (outcome == kWrongState) throw StateError(message);
   throw IoError(message);
+}
+
+void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag) {
+  const std::string first = broadcast_text(comm, mine, 0, tag);
+  together(comm, tag,
+           [&] { ZS_CHECK(mine == first, verb, " '", mine, "', rank 0 '", first, "': pass the same on every rank"); });
 }
 
 bool all_of_ranks(Comm& comm, bool mine, std::string_view tag) {

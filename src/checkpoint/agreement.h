@@ -12,8 +12,11 @@ namespace zeroshard {
 std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view tag);
 
 // Runs `step` on this rank and waits until every rank has done so. When it threw anywhere, throws the first failing
-// rank's message on every rank, prefixed with that rank: ValueError for one, IoError for anything else.
+// rank's message on every rank, prefixed with that rank: ValueError or StateError for one, IoError for anything else.
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step);
+
+// Throws ValueError on every rank unless all ask for the same: "rank 1: VERB 'MINE', rank 0 'FIRST': ...".
+void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag);
 
 // Whether `mine` is true on every rank.
 bool all_of_ranks(Comm& comm, bool mine, std::string_view tag);

@@ -1,6 +1,7 @@
 #include "checkpoint/async_saver.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -9,22 +10,27 @@
 
 namespace zeroshard {
 
-AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger) : comm_(comm), io_(io), ledger_(ledger) {
-  thread_ = std::thread([this] { run(); });
+AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger)
+    : comm_(comm), io_(io), ledger_(ledger), process_(::getpid()) {
+  worker_->thread = std::thread([this] { run(); });
 }
 
 AsyncSaver::~AsyncSaver() {
+  if (::getpid() != process_) {
+    static_cast<void>(worker_.release());
+    return;
+  }
   try {
     wait();
   } catch (const std::exception& error) {
     log(LogLevel::kError, concat("the last checkpoint was not saved: ", error.what()));
   }
   {
-    const std::scoped_lock lock(mutex_);
-    stop_ = true;
+    const std::scoped_lock lock(worker_->mutex);
+    worker_->stop = true;
   }
-  changed_.notify_all();
-  thread_.join();
+  worker_->changed.notify_all();
+  worker_->thread.join();
   reserve(0);
 }
 
@@ -70,44 +76,45 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
     to += run;
   }
   {
-    const std::scoped_lock lock(mutex_);
-    request_ = std::move(request);
+    const std::scoped_lock lock(worker_->mutex);
+    worker_->request = std::move(request);
   }
-  changed_.notify_all();
+  worker_->changed.notify_all();
 }
 
 void AsyncSaver::wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !request_; });
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  std::unique_lock lock(worker_->mutex);
+  worker_->changed.wait(lock, [&] { return !worker_->request; });
+  if (worker_->error) std::rethrow_exception(std::exchange(worker_->error, nullptr));
 }
 
 bool AsyncSaver::busy() const {
-  const std::scoped_lock lock(mutex_);
-  return request_.has_value();
+  const std::scoped_lock lock(worker_->mutex);
+  return worker_->request.has_value();
 }
 
 bool AsyncSaver::failed() const {
-  const std::scoped_lock lock(mutex_);
-  return error_ != nullptr;
+  const std::scoped_lock lock(worker_->mutex);
+  return worker_->error != nullptr;
 }
 
 void AsyncSaver::run() {
-  std::unique_lock lock(mutex_);
+  Worker& worker = *worker_;
+  std::unique_lock lock(worker.mutex);
   while (true) {
-    changed_.wait(lock, [&] { return stop_ || request_; });
-    if (!request_) return;
+    worker.changed.wait(lock, [&] { return worker.stop || worker.request; });
+    if (!worker.request) return;
     lock.unlock();
     std::exception_ptr error;
     try {
-      save_checkpoint(*request_, comm_, io_);
+      save_checkpoint(*worker.request, comm_, io_);
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
-    error_ = error;
-    request_.reset();
-    changed_.notify_all();
+    worker.error = error;
+    worker.request.reset();
+    worker.changed.notify_all();
   }
 }
 

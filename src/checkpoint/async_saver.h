@@ -1,4 +1,6 @@
 #pragma once
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -22,7 +24,8 @@ class AsyncSaver {
 
   // `comm` and `io` outlive it.
   AsyncSaver(Comm& comm, Io& io, Ledger& ledger);
-  // Waits for a save that is under way; an error that nobody asked for is logged.
+  // Waits for a save that is under way; an error that nobody asked for is logged. In a forked child, which does not
+  // have the thread, nothing is waited for or freed.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
@@ -46,12 +49,17 @@ class AsyncSaver {
   std::byte* staging_ = nullptr;  // kept from save to save: fresh memory costs as much as the copy
   int64_t staging_bytes_ = 0;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<SaveRequest> request_;  // set: under way
-  std::exception_ptr error_;
-  bool stop_ = false;
-  std::thread thread_;
+  // What the thread shares. Apart, since a forked child can neither join the thread nor destroy what it waits on.
+  struct Worker {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<SaveRequest> request;  // set: under way
+    std::exception_ptr error;
+    bool stop = false;
+    std::thread thread;
+  };
+  std::unique_ptr<Worker> worker_ = std::make_unique<Worker>();
+  pid_t process_;
 };
 
 }  // namespace zeroshard

@@ -245,6 +245,10 @@ std::string to_text(const Manifest& manifest) {
   return concat(kFirstLineStart, hex(hash_bytes(text.data(), int64_t(text.size()))), kFirstLineEnd, text);
 }
 
+bool starts_like_manifest(std::string_view text) {
+  return text.starts_with(kFirstLineStart);
+}
+
 Manifest parse_manifest(std::string_view text, const std::string& source) {
   const size_t first_line = kFirstLineStart.size() + kHashDigits + kFirstLineEnd.size();
   ZS_CHECK(text.size() > first_line && text.starts_with(kFirstLineStart) &&
@@ -259,6 +263,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   ZS_CHECK(schema == kSchema, source, " has schema ", schema, "; this version reads ", kSchema,
            ": use the version of zeroshard that wrote it, or a newer one");
   Manifest manifest;
+  manifest.text_hash = expected;
   manifest.step = reader["step"].count();
   manifest.latest = reader["latest"].boolean();
   manifest.config_digest = reader["config_digest"].text();
@@ -266,6 +271,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
       [&](const std::string& name, const Reader& version) { manifest.versions[name] = version.text(); });
   manifest.state = reader["state"].dump();
   reader["ranks"].each([&](const Reader& rank) { manifest.rank_states.push_back(rank.dump()); });
+  ZS_CHECK(manifest.world_size() > 0, source, ": 'ranks' is empty");
   reader["files"].each([&](const Reader& file) { manifest.files.push_back(read_file_record(file)); });
   reader["tensors"].each([&](const Reader& tensor) { manifest.tensors.push_back(read_tensor(tensor)); });
   check(manifest, source);

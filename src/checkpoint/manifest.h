@@ -52,6 +52,7 @@ struct Manifest {
   std::vector<std::string> rank_states;  // JSON: of each rank that wrote it
   std::vector<FileRecord> files;
   std::vector<TensorRecord> tensors;
+  uint64_t text_hash = 0;  // of the text it was parsed from
 
   int world_size() const { return int(rank_states.size()); }
 };
@@ -67,6 +68,8 @@ class TensorIndex {
 };
 
 std::string to_text(const Manifest& manifest);
+// Whether `text` begins as every manifest does.
+bool starts_like_manifest(std::string_view text);
 // Throws ValueError, naming `source` and the tensor, for text that is damaged (its checksum differs), is of another
 // schema, or describes tensors that its files cannot hold.
 Manifest parse_manifest(std::string_view text, const std::string& source);

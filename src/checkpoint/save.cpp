@@ -25,11 +25,8 @@ class Save {
   void run() {
     try {
       const std::string asked = concat(request_.root, " / ", request_.tag, " / step ", request_.step);
-      const std::string first = broadcast_text(comm_, asked, 0, "save");
-      together(comm_, "save", [&] {
-        ZS_CHECK(asked == first, "saves '", asked, "', rank 0 '", first, "': pass the same on every rank");
-        prepare();
-      });
+      check_same(comm_, "saves", asked, "save");
+      together(comm_, "save", [&] { prepare(); });
       temporary_ = broadcast_text(comm_, temporary_, 0, "save");
       together(comm_, "save", [&] { write_own(); });
       together(comm_, "save", [&] { commit_all(); });
@@ -47,6 +44,7 @@ class Save {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
+    replaces(*root_, request_.tag);  // or throws, before anything is written
     temporary_ = private_name(".tmp-", request_.tag);
     root_->create_directory(temporary_);
     root_->sync();
@@ -77,7 +75,7 @@ class Save {
     for (int rank = 0; rank < comm_.world_size(); ++rank) directory.remove(table_name(rank));
     write_small_file(directory, std::string(kManifestName), to_text(manifest));
     placed_ = true;  // from here on `temporary_` may be the checkpoint that is replaced
-    commit(*root_, temporary_, request_.tag);
+    replaced_ = commit(*root_, temporary_, request_.tag);
   }
 
   // After the commit: nothing here can undo it, so nothing here fails the save.
@@ -89,6 +87,7 @@ class Save {
         log(LogLevel::kWarning, concat("checkpoint '", request_.tag, "' is saved, but: ", error.what()));
       }
     };
+    if (replaced_) attempt([&] { root_->remove_tree(temporary_); });
     if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });
     attempt([&] { retain(*root_, request_.keep, request_.tag); });
     attempt([&] { sweep(*root_); });
@@ -109,6 +108,7 @@ class Save {
   std::optional<Directory> root_;
   std::string temporary_;
   bool placed_ = false;
+  bool replaced_ = false;  // `temporary_` is the checkpoint that had the tag before
 };
 
 }  // namespace

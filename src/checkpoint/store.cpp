@@ -1,15 +1,12 @@
 #include "checkpoint/store.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <charconv>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/process_name.h"
+#include "checkpoint/rank_file.h"
 
 namespace zeroshard {
 namespace {
@@ -24,19 +21,9 @@ bool is_alphanumeric(char c) {
 }
 
 bool is_tag(std::string_view tag) {
-  return !tag.empty() && tag.size() <= kMaxTag && is_alphanumeric(tag[0]) &&
+  return !tag.empty() && tag.size() <= kMaxTag && tag != kLatestName && is_alphanumeric(tag[0]) &&
          std::all_of(tag.begin(), tag.end(),
                      [](char c) { return is_alphanumeric(c) || c == '.' || c == '_' || c == '-'; });
-}
-
-// Without dots, so that the parts of a private name can be told apart.
-std::string host_name() {
-  std::array<char, 256> buffer{};
-  ::gethostname(buffer.data(), buffer.size() - 1);
-  std::string name(buffer.data());
-  for (char& c : name)
-    if (!is_alphanumeric(c)) c = '-';
-  return name;
 }
 
 // Whether a private name is of a process of this host that is no more.
@@ -45,12 +32,38 @@ bool is_abandoned(std::string_view name) {
   const size_t number = name.rfind('.');
   const size_t process = number == std::string_view::npos ? number : name.rfind('.', number - 1);
   const size_t host = process == std::string_view::npos ? process : name.rfind('.', process - 1);
-  if (host == std::string_view::npos || name.substr(host + 1, process - host - 1) != host_name()) return false;
-  const std::string_view digits = name.substr(process + 1, number - process - 1);
-  pid_t pid = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), pid);
-  if (error != std::errc() || end != digits.data() + digits.size() || pid <= 0) return false;
-  return ::kill(pid, 0) != 0 && errno == ESRCH;
+  return host != std::string_view::npos && has_ended(name.substr(host + 1, number - host - 1));
+}
+
+// Of an entry of the root itself: nothing when there is none.
+std::optional<FileStatus::Kind> kind_of(const Directory& root, const std::string& name) {
+  FileStatus status;
+  const int result = retry_interrupted([&] { return root.io().stat_at(root.fd(), name, status); });
+  if (result == -ENOENT) return std::nullopt;
+  check_io(result, "look up", root.path_of(name));
+  return status.kind;
+}
+
+// Whether a directory is a checkpoint, damaged or not: others may have a file of the manifest's name.
+bool is_checkpoint(const Directory& directory) {
+  const std::string manifest(kManifestName);
+  if (!directory.exists(manifest)) return false;
+  if (directory.exists(rank_file_name(0))) return true;
+  return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
+}
+
+// One checkpoint for the listing: nothing when it is not one, or goes away meanwhile.
+void add_to(StoreListing& listing, const Directory& root, const std::string& name) {
+  try {
+    if (kind_of(root, name) != FileStatus::Kind::kDirectory) return;
+    if (!root.open_directory(name).exists(std::string(kManifestName))) return;
+    const Manifest manifest = read_manifest(root, name);
+    listing.committed.push_back({name, manifest.step, manifest.latest});
+  } catch (const Error& error) {
+    FileStatus status;
+    if (root.io().stat_at(root.fd(), name, status) == -ENOENT) return;
+    listing.bad.emplace_back(name, error.what());
+  }
 }
 
 void discard(Directory& root, const std::string& tag) {
@@ -63,13 +76,14 @@ void discard(Directory& root, const std::string& tag) {
 }  // namespace
 
 void check_tag(std::string_view tag) {
+  ZS_CHECK(tag != kLatestName, "'", tag, "' cannot be the tag of a checkpoint: a file of that name has the newest tag");
   ZS_CHECK(is_tag(tag), "'", tag.substr(0, kMaxTag), "' cannot be the tag of a checkpoint: use 1 to ", kMaxTag,
            " letters, digits, '.', '_' and '-', the first a letter or a digit");
 }
 
 std::string private_name(std::string_view prefix, std::string_view tag) {
-  static std::atomic<int> next{0};
-  return concat(prefix, tag, ".", host_name(), ".", ::getpid(), ".", next.fetch_add(1));
+  static std::atomic<int64_t> next{0};
+  return concat(prefix, tag, ".", process_name(), ".", next.fetch_add(1));
 }
 
 Manifest read_manifest(const Directory& root, const std::string& tag) {
@@ -81,21 +95,8 @@ Manifest read_manifest(const Directory& root, const std::string& tag) {
 
 StoreListing list_store(const Directory& root) {
   StoreListing listing;
-  for (const std::string& name : root.list()) {
-    if (!is_tag(name)) continue;
-    try {
-      const Directory directory = root.open_directory(name);
-      if (!directory.exists(std::string(kManifestName))) continue;
-    } catch (const IoError&) {
-      continue;  // not a directory, or a link to one
-    }
-    try {
-      const Manifest manifest = read_manifest(root, name);
-      listing.committed.push_back({name, manifest.step, manifest.latest});
-    } catch (const Error& error) {
-      listing.bad.emplace_back(name, error.what());
-    }
-  }
+  for (const std::string& name : root.list())
+    if (is_tag(name)) add_to(listing, root, name);
   std::sort(listing.committed.begin(), listing.committed.end(),
             [](const auto& a, const auto& b) { return a.step != b.step ? a.step > b.step : a.tag > b.tag; });
   std::sort(listing.bad.begin(), listing.bad.end());
@@ -116,15 +117,25 @@ StoreListing list_store(const Directory& root) {
   return listing;
 }
 
-void commit(Directory& root, const std::string& temporary, const std::string& tag) {
-  if (root.exists(tag)) {
+bool replaces(const Directory& root, const std::string& tag) {
+  const auto kind = kind_of(root, tag);
+  if (!kind) return false;
+  ZS_CHECK(kind == FileStatus::Kind::kDirectory && is_checkpoint(root.open_directory(tag)), root.path_of(tag),
+           " is no checkpoint of zeroshard, and is not replaced by one: choose another tag or directory, or move it "
+           "away first");
+  return true;
+}
+
+bool commit(Directory& root, const std::string& temporary, const std::string& tag) {
+  const bool exchanged = replaces(root, tag);
+  if (exchanged) {
     root.exchange(temporary, tag);
     root.sync();
-    root.remove_tree(temporary);
   } else {
     root.rename(temporary, tag);
     root.sync();
   }
+  return exchanged;
 }
 
 void write_latest(Directory& root, const std::string& tag) {
@@ -133,7 +144,12 @@ void write_latest(Directory& root, const std::string& tag) {
 
 void retain(Directory& root, int keep, const std::string& except) {
   if (keep <= 0) return;
-  const StoreListing listing = list_store(root);
+  StoreListing listing = list_store(root);
+  const auto saved = std::find_if(listing.committed.begin(), listing.committed.end(),
+                                  [&](const FoundCheckpoint& found) { return found.tag == except; });
+  if (saved == listing.committed.end()) return;
+  const int64_t step = saved->step;
+  std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step; });
   for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
     if (listing.committed[i].tag != except) discard(root, listing.committed[i].tag);
 }

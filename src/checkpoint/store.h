@@ -10,17 +10,19 @@
 // The directory that holds the checkpoints of a run:
 //   TAG/manifest.json and TAG/rank-NNNNN.safetensors   a committed checkpoint
 //   latest                                              the newest tag: a hint for people and other tools
-//   .tmp-TAG.HOST.PID.N                                 one that is being written, or was when its process died
-//   .trash-TAG.HOST.PID.N                               one that is being deleted
+//   .tmp-TAG.HOST.PID-RANDOM.N                          one that is being written, or was when its process died
+//   .trash-TAG.HOST.PID-RANDOM.N                        one that is being deleted
 namespace zeroshard {
 
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kLatestName = "latest";
 
-// Throws ValueError unless `tag` is 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit.
+// Throws ValueError unless `tag` is 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit, and not
+// "latest".
 void check_tag(std::string_view tag);
 
-// A name for a temporary or doomed directory that no other process uses: prefix + tag, host, process, number.
+// A name for a temporary or doomed directory that no other process uses or has used: prefix + tag, process_name(),
+// number.
 std::string private_name(std::string_view prefix, std::string_view tag);
 
 struct FoundCheckpoint {
@@ -37,15 +39,20 @@ struct StoreListing {
 
 // Reads and checks the manifest of one checkpoint. Throws ValueError or IoError.
 Manifest read_manifest(const Directory& root, const std::string& tag);
-// Every checkpoint whose manifest is sound. Directories without a manifest are not mentioned.
+// Every checkpoint whose manifest is sound. Directories without a manifest, files and links are not mentioned.
 StoreListing list_store(const Directory& root);
 
-// Puts the directory `temporary`, whose contents are durable, in the place of `tag`, durably.
-void commit(Directory& root, const std::string& temporary, const std::string& tag);
+// Whether a checkpoint `tag` is there, sound or damaged, for a new one to replace. Throws ValueError when anything else
+// has the name.
+bool replaces(const Directory& root, const std::string& tag);
+// Puts the directory `temporary`, whose contents are durable, in the place of `tag`, durably. Returns whether
+// `temporary` is now the checkpoint that was there before. Throws as replaces().
+bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
-// Deletes all but the `keep` newest checkpoints and never `except`; 0 keeps all.
+// Deletes all but the `keep` newest checkpoints and never `except`; 0 keeps all. Those of later steps than `except`
+// neither count nor go: a run that went back before them has left them behind, and they must not push out its own.
 void retain(Directory& root, int keep, const std::string& except);
-// Deletes what processes of this host left behind when they died.
+// Deletes what processes of this host left behind when they died; of other hosts it cannot be known.
 void sweep(Directory& root);
 
 }  // namespace zeroshard

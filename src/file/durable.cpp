@@ -1,28 +1,12 @@
 #include "file/durable.h"
 
-#include <unistd.h>
-
-#include <array>
 #include <atomic>
 
 #include "base/check.h"
+#include "base/process_name.h"
 #include "file/transfer.h"
 
 namespace zeroshard {
-namespace {
-
-// Without dots, so that the parts of a temporary name can be told apart.
-std::string host_name() {
-  std::array<char, 256> buffer{};
-  ::gethostname(buffer.data(), buffer.size() - 1);
-  std::string name(buffer.data());
-  for (char& c : name)
-    if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) c = '-';
-  return name;
-}
-
-}  // namespace
-
 FileReader::FileReader(const Directory& directory, const std::string& name)
     : io_(&directory.io()), fd_(directory.open_file(name)), path_(directory.path_of(name)) {
   FileStatus status;
@@ -39,7 +23,7 @@ void FileReader::read(int64_t offset, void* data, int64_t bytes) const {
 
 std::string temporary_name(std::string_view name) {
   static std::atomic<int64_t> next{0};
-  return concat(".tmp-", name, ".", host_name(), ".", ::getpid(), ".", next.fetch_add(1));
+  return concat(".tmp-", name, ".", process_name(), ".", next.fetch_add(1));
 }
 
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents) {

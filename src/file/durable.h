@@ -95,7 +95,7 @@ class FileReader {
   int64_t size_ = 0;
 };
 
-// A name beside `name` that no other process uses: .tmp-NAME.HOST.PID.N, HOST without dots.
+// A name beside `name` that no process uses or has used: .tmp-NAME.HOST.PID-RANDOM.N, see process_name().
 std::string temporary_name(std::string_view name);
 
 // Replaces or creates `name`, durably: after a crash it has the old or the new contents.

@@ -10,6 +10,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
+#include "checkpoint/support.h"
 #include "file/faulty_io.h"
 #include "file/support.h"
 #include "support/comm_world.h"
@@ -24,60 +25,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::TemporaryDirectory;
 
-constexpr int64_t kNumel = 10;  // five for each of two ranks
-
-struct Save {
-  std::string root, tag;
-  int64_t step = 0;
-  int keep = 0;
-  bool latest = true;
-};
-
-// Two ranks save a tensor whose elements are all `step`; rank `victim` by way of `io`.
-std::vector<std::string> save(const Save& options, Io& io = posix_io(), int victim = 0) {
-  return testing::run_local_world(2, [&](Comm& comm) {
-    std::vector<float> values(kNumel / 2, float(options.step));
-    SaveRequest request;
-    request.root = options.root;
-    request.tag = options.tag;
-    request.step = options.step;
-    request.keep = options.keep;
-    request.latest = options.latest;
-    request.slices.push_back({.name = "x",
-                              .kind = "weight",
-                              .dtype = "F32",
-                              .aliases = {},
-                              .shape = {kNumel},
-                              .elements = {comm.rank() * kNumel / 2, (comm.rank() + 1) * kNumel / 2},
-                              .data = values.data()});
-    save_checkpoint(request, comm, comm.rank() == victim ? io : posix_io());
-  });
-}
-
-// The step of the checkpoint that is found without a tag, or what is wrong with it.
-std::string load(const std::string& root) {
-  std::string found = "nothing";
-  const auto errors = testing::run_local_world(1, [&](Comm& comm) {
-    std::vector<float> values(kNumel, -1);
-    StateSlice slice{.name = "x",
-                     .kind = "weight",
-                     .dtype = "F32",
-                     .aliases = {},
-                     .shape = {kNumel},
-                     .elements = {0, kNumel},
-                     .data = values.data()};
-    const LoadRequest request{root, {}, false, [&](const Manifest&, const TensorIndex&) { return std::vector{slice}; }};
-    const auto loaded = load_checkpoint(request, comm, posix_io());
-    if (!loaded) return;
-    EXPECT_THAT(values, Each(float(loaded->manifest.step)));
-    found = std::to_string(loaded->manifest.step);
-  });
-  return errors[0].empty() ? found : errors[0];
-}
-
-std::vector<std::string> names_in(const std::string& root) {
-  return Directory::open(posix_io(), root).list();
-}
+using testing::load;
+using testing::names_in;
+using testing::save;
 
 TEST(Commit, TheHintFollowsTheCheckpointAndDeletionTheHint) {
   const TemporaryDirectory root;
@@ -138,12 +88,12 @@ TEST(Commit, OnlyWhatDeadProcessesOfThisHostLeftIsSwept) {
   const pid_t dead = ::fork();
   if (dead == 0) ::_exit(0);
   ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
-  const std::string own = private_name(".tmp-", "t"), process = concat(".", ::getpid(), ".");
+  const std::string own = private_name(".tmp-", "t"), process = concat(".", ::getpid(), "-");
   const size_t at = own.rfind(process);
   ASSERT_NE(at, std::string::npos);
-  const auto of = [&](const std::string& name, pid_t pid) { return concat(name, ".", pid, ".7"); };
+  const auto of = [&](const std::string& name, pid_t pid) { return concat(name, ".", pid, "-0123.7"); };
   const std::string host = own.substr(0, at), trash = ".trash-" + host.substr(5);
-  const std::vector<std::string> kept = {of(host, ::getpid()), of(host + "x", dead), ".tmp-unknown"};
+  const std::vector<std::string> kept = {own, of(host + "x", dead), ".tmp-unknown"};
   for (const std::string& name : kept) fs::create_directory(root / name);
   for (const std::string& name : {of(host, dead), of(trash, dead)}) {
     fs::create_directories(root / name + "/deep");

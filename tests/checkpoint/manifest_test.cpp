@@ -116,6 +116,7 @@ TEST(Manifest, HostileContents) {
   EXPECT_THAT(reject([](Manifest& m) { m.tensors[0].slices[0].file = 1; }), HasSubstr("lies in file 1 of 1"));
   EXPECT_THAT(reject([](Manifest& m) { m.tensors[0].slices[0].hashes.clear(); }), HasSubstr("digits of checksums"));
   EXPECT_THAT(reject([](Manifest& m) { m.tensors[0].slices[0].elements.end = INT64_MAX; }), HasSubstr("too large"));
+  EXPECT_THAT(reject([](Manifest& m) { m.rank_states.clear(); }), HasSubstr("'ranks' is empty"));
   EXPECT_THAT(reject([](Manifest& m) { m.step = -1; }), HasSubstr("step is not a whole number"));
   EXPECT_THAT(reject([](Manifest& m) { m.state = "[" + std::string(80, '[') + std::string(80, ']') + "]"; }),
               HasSubstr("nested deeper"));
