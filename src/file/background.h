@@ -34,6 +34,7 @@ class Background {
       job_ = std::move(job);
     }
     changed_.notify_all();
+    std::this_thread::yield();  // on a shared core, the device gets its work before the caller goes on
   }
 
   // Until the job is done. Throws what it threw, each time.

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
 
 namespace zeroshard {
 
@@ -14,10 +13,8 @@ struct FreeMemory {
 };
 using DirectBuffer = std::unique_ptr<std::byte, FreeMemory>;
 
-inline DirectBuffer allocate_direct(int64_t bytes) {
-  DirectBuffer buffer(static_cast<std::byte*>(std::aligned_alloc(size_t{kDirectAlignment}, size_t(bytes))));
-  if (!buffer) throw std::bad_alloc();
-  return buffer;
-}
+// `bytes`, not initialised, for O_DIRECT. Large buffers are in huge pages where the system has them: a device takes
+// fewer, longer stretches then. Throws std::bad_alloc.
+DirectBuffer allocate_direct(int64_t bytes);
 
 }  // namespace zeroshard
