@@ -1,12 +1,17 @@
 #include "comm_c10d/divergence.h"
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
+#include <system_error>
+#include <thread>
 
 #include "base/format.h"
 
 namespace zeroshard {
 namespace {
+
+constexpr std::chrono::milliseconds kPatience(200);
 
 std::string key_of(int rank) {
   return concat("zeroshard/calls/", rank);
@@ -50,17 +55,42 @@ std::optional<std::string> Divergence::compare(int peer, const std::string& thei
   return std::nullopt;
 }
 
+// On a thread of its own, which is left behind when the store does not answer: its host may be stopped.
+void Divergence::start_exchange() {
+  exchange_ = std::make_shared<Exchange>();
+  const auto run = [exchange = exchange_, store = store_, own = told_ == last_ ? std::string() : table(), rank = rank_,
+                    world_size = world_size_] {
+    std::vector<std::pair<int, std::string>> theirs;
+    try {
+      if (!own.empty()) store->set(key_of(rank), own);
+      for (int peer = 0; peer < world_size; ++peer)
+        if (peer != rank && store->check({key_of(peer)})) theirs.emplace_back(peer, store->get_to_str(key_of(peer)));
+    } catch (const std::exception&) {  // the store's host is gone: others notice that better
+    }
+    const std::scoped_lock lock(exchange->mutex);
+    exchange->theirs = std::move(theirs);
+    exchange->done = true;
+    exchange->changed.notify_all();
+  };
+  told_ = last_;
+  try {
+    std::thread(run).detach();
+  } catch (const std::system_error&) {
+    exchange_.reset();  // the process may have no more threads
+    told_ = 0;
+  }
+}
+
 std::optional<std::string> Divergence::look() {
   if (!store_ || last_ == 0) return std::nullopt;
-  try {
-    if (told_ != last_) store_->set(key_of(rank_), table());
-    told_ = last_;
-    for (int peer = 0; peer < world_size_; ++peer) {
-      if (peer == rank_ || !store_->check({key_of(peer)})) continue;
-      if (auto difference = compare(peer, store_->get_to_str(key_of(peer)))) return difference;
-    }
-  } catch (const std::exception&) {  // the store's host is gone: others notice that better
-  }
+  if (!exchange_) start_exchange();
+  if (!exchange_) return std::nullopt;
+  const std::shared_ptr<Exchange> exchange = exchange_;
+  std::unique_lock lock(exchange->mutex);
+  if (!exchange->changed.wait_for(lock, kPatience, [&] { return exchange->done; })) return std::nullopt;
+  exchange_.reset();
+  for (const auto& [peer, theirs] : exchange->theirs)
+    if (auto difference = compare(peer, theirs)) return difference;
   return std::nullopt;
 }
 

@@ -1,9 +1,15 @@
 #pragma once
 #include <array>
+#include <condition_variable>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <utility>
+#include <vector>
 
 #include "comm/op.h"
 
@@ -19,7 +25,8 @@ class Divergence {
   // This rank has called `op`; `hash` is that of its history up to here.
   void note(const Op& op, uint64_t hash);
   // Tells the others, and compares with those that have told. The first collective in which some rank differs from
-  // this one, naming both; nothing when there is none or the store cannot be reached.
+  // this one, naming both; nothing when there is none or the store cannot be reached. A store that does not answer
+  // holds it up for a fifth of a second.
   std::optional<std::string> look();
 
  private:
@@ -27,13 +34,21 @@ class Divergence {
     uint64_t seq = 0, hash = 0;
     Op op;
   };
+  struct Exchange {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    std::vector<std::pair<int, std::string>> theirs;  // rank, table
+  };
+  void start_exchange();
   std::string table() const;
   std::optional<std::string> compare(int peer, const std::string& theirs) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
-  std::array<Call, 64> calls_{};  // the latest, by seq
-  uint64_t last_ = 0, told_ = 0;  // seq
+  std::array<Call, 64> calls_{};        // the latest, by seq
+  uint64_t last_ = 0, told_ = 0;        // seq
+  std::shared_ptr<Exchange> exchange_;  // under way
 };
 
 }  // namespace zeroshard

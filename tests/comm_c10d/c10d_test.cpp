@@ -4,12 +4,16 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
+#include <thread>
 
 #include "comm_c10d/c10d_comm.h"
+#include "comm_c10d/divergence.h"
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
 #include "support/comm_conformance.h"
@@ -230,6 +234,36 @@ TEST(C10dComm, DivergenceIsNoticedAtTheNextAllReduce) {
   });
   for (const std::string& error : errors)
     expect_contains(error, {"rank 2 has called other collectives than rank 0", "'step end'"});
+}
+
+// As one whose host is stopped: it answers only once it goes on.
+class StoppableStore final : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    while (stopped) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return c10d::HashStore::check(keys);
+  }
+  std::atomic<bool> stopped{true};
+};
+
+TEST(Divergence, AStoreThatDoesNotAnswerHoldsNobodyUp) {
+  const auto store = c10::make_intrusive<StoppableStore>();
+  Divergence first(store, 0, 2), second(store, 1, 2);
+  Op op;
+  op.seq = 1;
+  first.note(op, 1);
+  op.kind = OpKind::kAllReduce;
+  second.note(op, 2);
+  const auto start = Clock::now();
+  EXPECT_FALSE(first.look());
+  EXPECT_FALSE(second.look());
+  EXPECT_FALSE(first.look());
+  EXPECT_LT(seconds_since(start), 5);
+  store->stopped = false;
+  std::optional<std::string> difference;
+  for (int i = 0; i < 50 && !difference; ++i) difference = first.look();
+  ASSERT_TRUE(difference);
+  expect_contains(*difference, {"ranks disagree: in collective #1 rank 0 called", "rank 1 called all_reduce"});
 }
 
 TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {

@@ -177,9 +177,6 @@ def test_ranks_that_call_differently_over_a_process_group(case):
     assert max(rank.seconds for rank in ranks) < END_S
 
 
-@pytest.mark.xfail(
-    strict=True, reason="over Gloo, ranks that call different collectives learn no more than the time-out"
-)
 def test_errors_over_a_process_group_name_both_sides():
     ranks = world.run_ranks(3, skip_backward, stage=3, transport="process_group", timeout_s=40)
     for rank in ranks:
@@ -243,10 +240,10 @@ def train_forever(stage, transport):
     train(engine, 10**9)
 
 
-def disturb(signal_number, stage, transport, seed):
+def disturb(signal_number, stage, transport, seed, victim=None):
     """Sends a signal to one rank at a random moment; every other rank ends with an error that names it."""
     generator = random.Random(seed)
-    victim = generator.randrange(3)
+    victim = generator.randrange(3) if victim is None else victim
     trained = world.World(3, train_forever, stage=stage, transport=transport)
     try:
         trained.wait_for("training")
@@ -275,6 +272,10 @@ def test_a_rank_that_dies_or_stops(name, transport, release):
         stage = (seed + index) % 4
         took = disturb(getattr(signal, name), stage, transport, seed + index)
         assert took < (END_S if name == "SIGSTOP" else 10), (took, seed + index, stage)
+
+
+def test_the_rank_that_hosts_the_store_stops():
+    disturb(signal.SIGSTOP, 3, "process_group", random.SystemRandom().randrange(1000), victim=0)
 
 
 @pytest.mark.matrix
