@@ -43,8 +43,9 @@ struct ExportOptions {
   std::string file_stem = "model";
 };
 // Writes the weights and buffers as Hugging Face keeps them: STEM.safetensors, or several files and an index. Tied
-// parameters are written once. Needs memory for one piece of 16 MiB. Returns the files; each appears whole or not at
-// all, the index last.
+// parameters are written once. Needs memory for one piece of 16 MiB. All files are written before any gets its name, so
+// that a failure leaves the directory as it was; then what an earlier export of the same stem had besides is deleted:
+// its index, its single file, its files in another number. Returns the files, the index last.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 

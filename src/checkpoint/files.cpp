@@ -4,11 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "base/check.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/export_names.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "file/durable.h"
@@ -66,24 +69,33 @@ void for_each_piece(const TensorRecord& tensor, Function&& function) {
   for (int64_t at = 0; at < tensor.numel(); at += step) function(Range{at, std::min(at + step, tensor.numel())});
 }
 
-// One file of an export: tensors in order, written to a temporary name first.
+// One file of an export: tensors in order. Under a temporary name until it is placed; without that it is deleted.
 class ExportFile {
  public:
-  ExportFile(Directory& directory, std::string name) : directory_(directory), name_(std::move(name)) {}
+  explicit ExportFile(Directory& directory) : directory_(directory) {}
+  ExportFile(const ExportFile&) = delete;
+  ExportFile& operator=(const ExportFile&) = delete;
+  ~ExportFile() {
+    if (temporary_.empty()) return;
+    try {
+      directory_.remove_tree(temporary_);
+    } catch (const Error&) {  // the error that led here matters more
+    }
+  }
 
   int64_t bytes() const { return bytes_; }
   const std::string& name() const { return name_; }
-  void set_name(std::string name) { name_ = std::move(name); }
   void add(const TensorRecord& tensor, const std::string& dtype) {
     const int64_t end = bytes_ + tensor.numel() * dtype_bytes(dtype);
     entries_.push_back({tensor.name, dtype, tensor.shape, bytes_, end});
     tensors_.push_back(&tensor);
     bytes_ = end;
   }
-  void write(CheckpointReader& reader) const {
+  void write(std::string name, CheckpointReader& reader) {
+    name_ = std::move(name);
     const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
-    const std::string temporary = temporary_name(name_);
-    FileWriter writer(directory_, temporary, int64_t(header.size()) + bytes_);
+    temporary_ = temporary_name(name_);
+    FileWriter writer(directory_, temporary_, int64_t(header.size()) + bytes_);
     writer.append(header.data(), int64_t(header.size()));
     std::vector<std::byte> piece(static_cast<size_t>(kPieceBytes));
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -93,7 +105,10 @@ class ExportFile {
       });
     }
     writer.finish();
-    directory_.rename(temporary, name_);
+  }
+  void place() {
+    directory_.rename(temporary_, name_);
+    temporary_.clear();
   }
   template <typename Map>
   void list(Map& weight_map) const {
@@ -102,18 +117,56 @@ class ExportFile {
 
  private:
   Directory& directory_;
-  std::string name_;
+  std::string name_, temporary_;
   std::vector<SafetensorsEntry> entries_;
   std::vector<const TensorRecord*> tensors_;
   int64_t bytes_ = 0;
 };
 
-std::string numbered(const std::string& stem, size_t index, size_t count) {
-  const auto digits = [](size_t number) {
-    const std::string text = std::to_string(number);
-    return std::string(text.size() < 5 ? 5 - text.size() : 0, '0') + text;
-  };
-  return concat(stem, "-", digits(index + 1), "-of-", digits(count), ".safetensors");
+using ExportFiles = std::vector<std::unique_ptr<ExportFile>>;
+
+// The tensors of a model, in files of at most the size asked for.
+ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, Directory& out) {
+  ExportFiles files;
+  for (const TensorRecord& tensor : manifest.tensors) {
+    if (tensor.kind != kWeight && tensor.kind != kBuffer) continue;
+    const std::string dtype = is_float(tensor.dtype) ? options.dtype : tensor.dtype;
+    const int64_t bytes = tensor.numel() * dtype_bytes(dtype);
+    if (files.empty() || (files.back()->bytes() > 0 && files.back()->bytes() + bytes > options.max_file_bytes))
+      files.push_back(std::make_unique<ExportFile>(out));
+    files.back()->add(tensor, dtype);
+  }
+  return files;
+}
+
+// All are written. In an order in which a reader finds one model, the old or the new, or none: never files of both.
+std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
+  std::set<std::string> names;
+  for (const auto& file : files) names.insert(file->name());
+  const std::string index = export_index_name(stem);
+  const bool in_the_way = std::any_of(names.begin(), names.end(), [&](const auto& name) { return out.exists(name); });
+  if (files.size() > 1 && in_the_way && out.exists(index)) {
+    out.remove(index);
+    out.sync();
+  }
+  nlohmann::json weight_map = nlohmann::json::object();
+  int64_t total = 0;
+  std::vector<std::string> paths;
+  for (const auto& file : files) {
+    file->place();
+    file->list(weight_map);
+    total += file->bytes();
+    paths.push_back(out.path_of(file->name()));
+  }
+  out.sync();
+  if (files.size() > 1) {
+    const nlohmann::json json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    write_small_file(out, index, json.dump(2) + "\n");
+    names.insert(index);
+    paths.push_back(out.path_of(index));
+  }
+  remove_earlier_export(out, stem, names);
+  return paths;
 }
 
 // How two tensors of the same name, kind and shape differ.
@@ -189,35 +242,13 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
   check_tag(options.file_stem);
   Opened opened = open_checkpoint(path);
   Directory out = Directory::create(posix_io(), directory);
-  std::vector<ExportFile> files;
-  int64_t total = 0;
-  for (const TensorRecord& tensor : opened.reader.manifest().tensors) {
-    if (tensor.kind != kWeight && tensor.kind != kBuffer) continue;
-    const std::string dtype = is_float(tensor.dtype) ? options.dtype : tensor.dtype;
-    const int64_t bytes = tensor.numel() * dtype_bytes(dtype);
-    if (files.empty() || (files.back().bytes() > 0 && files.back().bytes() + bytes > options.max_file_bytes))
-      files.emplace_back(out, "");
-    files.back().add(tensor, dtype);
-    total += bytes;
-  }
+  ExportFiles files = distribute(opened.reader.manifest(), options, out);
   ZS_CHECK(!files.empty(), opened.path, " has no weights");
-  nlohmann::json weight_map = nlohmann::json::object();
-  std::vector<std::string> written;
-  for (size_t i = 0; i < files.size(); ++i) {
-    files[i].set_name(files.size() == 1 ? options.file_stem + ".safetensors"
-                                        : numbered(options.file_stem, i, files.size()));
-    files[i].write(opened.reader);
-    files[i].list(weight_map);
-    written.push_back(out.path_of(files[i].name()));
-  }
-  out.sync();
-  if (files.size() > 1) {
-    const nlohmann::json index{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-    const std::string name = options.file_stem + ".safetensors.index.json";
-    write_small_file(out, name, index.dump(2) + "\n");
-    written.push_back(out.path_of(name));
-  }
-  return written;
+  const size_t count = files.size();
+  for (size_t i = 0; i < count; ++i)
+    files[i]->write(count == 1 ? export_name(options.file_stem) : export_name(options.file_stem, i, count),
+                    opened.reader);
+  return place(files, options.file_stem, out);
 }
 
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other) {
