@@ -43,6 +43,9 @@ struct LoadOptions {
   bool strict = false;             // a damaged newest checkpoint is an error, not passed over
   bool all_params = true;          // parameters that are missing on either side are an error
   bool optimizer = true;           // optimizer states, step counts and loss scale, too
+  // Sees CheckpointContents::state as it was saved, before anything is read. Throws ValueError to refuse the
+  // checkpoint.
+  std::function<void(const std::string& state)> accept = {};
 };
 
 struct LoadedState {

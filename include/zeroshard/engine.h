@@ -46,10 +46,11 @@ struct EngineOptions {
 };
 
 struct StepResult {
-  bool applied = true;    // false: skipped on all ranks, because a gradient was not finite
-  double grad_norm = 0;   // of the averaged gradients before clipping; not finite when skipped
-  double loss_scale = 1;  // that the gradients of this step carried
-  bool stop = false;      // some rank has asked for the run to end: the same on all ranks
+  bool applied = true;       // false: skipped on all ranks, because a gradient was not finite
+  double grad_norm = 0;      // of the averaged gradients before clipping; not finite when skipped
+  double loss_scale = 1;     // that the gradients of this step carried
+  bool stop = false;         // some rank has asked for the run to end: the same on all ranks
+  bool save_failed = false;  // a save in the background has failed: Engine::report_failed_save() tells; as above
 };
 
 // A stretch of one parameter in this rank's shard, for an optimizer outside: `master` is fp32, 1-D.
@@ -109,6 +110,8 @@ class Engine {
   StepResult prepare_step();
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
+  // Whether a backward pass has left gradients that no step has used yet.
+  bool has_pending_gradients() const;
 
   // Unshards these units until release(): their parameters can be read. With `modify_rank` >= 0 that rank's values
   // are taken on every rank when they are released, master weights included.
@@ -123,6 +126,12 @@ class Engine {
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
   // Waits for a save that is under way. Throws its error.
   void wait_for_checkpoint();
+  // To be called after a step with StepResult::save_failed, once the step is counted: it was applied. Throws the error
+  // of the save on every rank, or with zeroshard.checkpoint.on_error "warn" logs it.
+  void report_failed_save();
+  // Runs `step` on this rank, after a save that is under way. Collective: when it throws on any rank, the first failing
+  // rank's error is thrown on every rank, ValueError and StateError as such and anything else as IoError.
+  void run_together(const std::function<void()>& step);
   // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` is asked for
   // memory for the tensors that the engine does not know. Collective. Nothing is returned when there is no checkpoint
   // and no tag was given. Throws IoError when none is whole, ValueError when it is not of this model; the parameters

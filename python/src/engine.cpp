@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "bindings.h"
+#include "zeroshard/error.h"
 #include "zeroshard/world.h"
 
 namespace zeroshard {
@@ -35,6 +36,33 @@ std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, Eng
 
 at::ScalarType scalar_type(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+// What a Python callback raised, in the core's terms, so that it is told to every rank and not taken for damage of a
+// file.
+[[noreturn]] void throw_as_own(const py::error_already_set& error) {
+  const py::gil_scoped_acquire gil;
+  const auto text_of = [](const py::handle& value) {
+    const auto bytes =
+        py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(py::str(value).ptr(), "utf-8", "backslashreplace"));
+    return std::string(bytes);
+  };
+  const std::string text = text_of(error.value());
+  if (error.matches(PyExc_ValueError)) throw ValueError(text);
+  if (error.matches(py::module_::import("zeroshard._C").attr("StateError"))) throw StateError(text);
+  throw ValueError(text_of(error.type().attr("__name__")) + ": " + text);
+}
+
+template <typename Result, typename... Args>
+std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> callback) {
+  if (!callback) return callback;
+  return [callback = std::move(callback)](Args... args) -> Result {
+    try {
+      return callback(std::forward<Args>(args)...);
+    } catch (const py::error_already_set& error) {
+      throw_as_own(error);
+    }
+  };
 }
 
 void bind_param_groups(py::module_& m) {
@@ -85,7 +113,8 @@ void bind_definitions(py::module_& m) {
       .def_readonly("applied", &StepResult::applied)
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("loss_scale", &StepResult::loss_scale)
-      .def_readonly("stop", &StepResult::stop);
+      .def_readonly("stop", &StepResult::stop)
+      .def_readonly("save_failed", &StepResult::save_failed);
   py::class_<OptimizerSlice>(m, "OptimizerSlice")
       .def_readonly("param", &OptimizerSlice::param)
       .def_readonly("param_group", &OptimizerSlice::param_group)
@@ -194,13 +223,22 @@ void bind_engine(py::module_& m) {
       .def(
           "wait_for_checkpoint", [](OwningEngine& o) { o.engine->wait_for_checkpoint(); }, Release())
       .def(
+          "report_failed_save", [](OwningEngine& o) { o.engine->report_failed_save(); }, Release())
+      .def(
+          "together",
+          [](OwningEngine& o, const std::function<void()>& step) { o.engine->run_together(with_own_errors(step)); },
+          Release())
+      .def_property_readonly("has_pending_gradients", [](OwningEngine& o) { return o.engine->has_pending_gradients(); })
+      .def(
           "load_checkpoint",
           [](OwningEngine& o, const std::string& root, const std::optional<std::string>& tag, bool strict,
-             bool all_params, bool optimizer, const ChooseTensors& others) {
-            return o.engine->load_checkpoint(root, {tag, strict, all_params, optimizer}, others);
+             bool all_params, bool optimizer, const ChooseTensors& others,
+             const std::function<void(const std::string&)>& accept) {
+            return o.engine->load_checkpoint(root, {tag, strict, all_params, optimizer, with_own_errors(accept)},
+                                             with_own_errors(others));
           },
           py::arg("root"), py::kw_only(), py::arg("tag"), py::arg("strict"), py::arg("all_params"),
-          py::arg("optimizer"), py::arg("others"), Release());
+          py::arg("optimizer"), py::arg("others"), py::arg("accept"), Release());
 }
 
 }  // namespace zeroshard

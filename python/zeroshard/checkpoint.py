@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
 import random
 import sys
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from . import _C
+from .encoding import DTYPES, check_tensor, decode, encode
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -27,65 +28,32 @@ _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # kinds of an optimizer outside: "optimizer.exp_avg"
 
 
-# -- values as JSON --------------------------------------------------------------------------------------------------
+# -- ranks -------------------------------------------------------------------------------------------------------------
 
 
-def encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """What ``json`` can write, and how to get ``value`` back; tensors go to ``tensors`` under the name of their place.
+def together(engine: Engine, step: Callable[[], None]) -> None:
+    """Runs ``step``; when it raised on any rank, the first such rank's error is raised on every rank. Collective."""
+    causes = []
 
-    Raises ``ValueError`` naming the place of a value that is no number, text, tensor, list, tuple, dict or None.
-    """
-    if isinstance(value, torch.Tensor):
-        if value.dim() == 0:
-            return {
-                "__scalar__": encode(value.item(), where, tensors),
-                "dtype": str(value.dtype).removeprefix("torch."),
-            }
-        tensors[where] = value.detach().cpu().contiguous()
-        return {"__tensor__": where}
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"__float__": str(value)}
-    if isinstance(value, (list, tuple)):
-        items = [encode(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
-        return items if isinstance(value, list) else {"__tuple__": items}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith("__") for key in value):
-            return {key: encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
-        pairs = [
-            [encode(key, f"{where} (a key)", tensors), encode(item, f"{where}[{key!r}]", tensors)]
-            for key, item in value.items()
-        ]
-        return {"__dict__": pairs}
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
-        return encode(value.item(), where, tensors)
-    raise ValueError(
-        f"{where} is a {type(value).__name__}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "
-        "only (it runs no code when it is loaded): convert it"
-    )
+    def keeping_the_cause() -> None:
+        try:
+            step()
+        except Exception as error:
+            causes.append(error)
+            raise
+
+    try:
+        engine._core.together(keeping_the_cause)
+    except _C.Error as error:
+        raise error from (causes[0] if causes else None)
 
 
-def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The inverse of ``encode``."""
-    if isinstance(value, list):
-        return [decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "__tensor__" in value:
-        return tensors[value["__tensor__"]]
-    if "__scalar__" in value:
-        dtype = getattr(torch, value["dtype"], None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"the checkpoint has a scalar of the unknown dtype {value['dtype']!r}")
-        return torch.tensor(decode(value["__scalar__"], tensors), dtype=dtype)
-    if "__float__" in value:
-        return float(value["__float__"])
-    if "__tuple__" in value:
-        return tuple(decode(item, tensors) for item in value["__tuple__"])
-    if "__dict__" in value:
-        return {decode(key, tensors): decode(item, tensors) for key, item in value["__dict__"]}
-    return {key: decode(item, tensors) for key, item in value.items()}
+def _check_at_boundary(engine: Engine, what: str) -> None:
+    if engine._core.has_pending_gradients:
+        raise _C.StateError(
+            f"{what} between a backward pass and its step: the accumulated gradients would be lost, or join those of "
+            "other parameters. Call it after the step() that applies them"
+        )
 
 
 # -- random numbers --------------------------------------------------------------------------------------------------
@@ -134,40 +102,59 @@ def save(
     save_latest: bool,
     exclude_frozen_parameters: bool,
 ) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    state = encode(
-        {
-            "global_steps": engine.global_steps,
-            "micro_steps": engine.micro_steps,
-            "global_samples": engine.global_samples,
-            "skipped_steps": engine.skipped_steps,
-            "param_groups": [_without_params(group) for group in engine.optimizer.param_groups],
-            "lr_scheduler": _state_of(engine.lr_scheduler),
-            "data": _state_of(engine.training_dataloader),
-            "client": client_state or {},
-        },
-        _CLIENT,
-        tensors,
-    )
-    slices, scalars = _external_states(engine)
-    buffers = _own_buffers(engine)
-    if engine.rank() == 0:
-        buffers += [_whole(name, _CLIENT, tensor) for name, tensor in tensors.items()]
-    rank_state = {"random": random_state(engine.device), "optimizer": encode(scalars, "optimizer", {})}
-    contents = _C.CheckpointContents(
-        state=json.dumps(state, allow_nan=False),
-        rank_state=json.dumps(rank_state, allow_nan=False),
-        buffers=buffers,
-        optimizer=slices,
-    )
+    root, contents = b"", {}
+
+    def collect() -> None:  # what may fail on one rank alone
+        nonlocal root, contents
+        _check_at_boundary(engine, "save_checkpoint")
+        # The working directory may be another by the time that the background writes.
+        root = os.path.abspath(os.fsencode(save_dir))
+        contents = _collect(engine, client_state, exclude_frozen_parameters)
+
+    together(engine, collect)
+    contents["buffers"] = _own_buffers(engine) + contents["buffers"]
     engine._core.save_checkpoint(
-        os.fspath(save_dir),
+        root,
         f"global_step{engine.global_steps}" if tag is None else str(tag),
         engine.global_steps,
-        contents,
+        _C.CheckpointContents(**contents),
         latest=save_latest,
         exclude_frozen=exclude_frozen_parameters,
     )
+
+
+def _collect(engine: Engine, client_state: dict[str, Any] | None, exclude_frozen: bool) -> dict[str, Any]:
+    for name, buffer in _buffers(engine.module):
+        check_tensor(buffer, f"buffer '{name}'", "register it with persistent=False to leave it out")
+    for param in (param for unit in engine._units for param in unit.params):
+        if not (exclude_frozen and not param.tensors[0].requires_grad):
+            check_tensor(param.tensors[0], f"parameter '{param.names[0]}'", "exclude_frozen_parameters leaves it out")
+    tensors: dict[str, torch.Tensor] = {}
+    state = _run_state(engine, client_state, tensors) if engine.rank() == 0 else {}
+    slices, scalars = _external_states(engine)
+    rank_state = {"random": random_state(engine.device), "optimizer": encode(scalars, "optimizer", None)}
+    return {
+        "state": json.dumps(state, allow_nan=False),
+        "rank_state": json.dumps(rank_state, allow_nan=False),
+        "buffers": [_whole(name, _CLIENT, tensor) for name, tensor in tensors.items()],
+        "optimizer": slices,
+    }
+
+
+def _run_state(engine: Engine, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
+    """The state of the run, of which rank 0's is kept."""
+    state = {
+        "global_steps": engine.global_steps,
+        "micro_steps": engine.micro_steps,
+        "global_samples": engine.global_samples,
+        "skipped_steps": engine.skipped_steps,
+        "optimizer": engine.optimizer.kind if engine._trains else None,
+        "param_groups": [_without_params(group) for group in engine.optimizer.param_groups],
+        "lr_scheduler": _state_of(engine.lr_scheduler),
+        "data": _state_of(engine.training_dataloader),
+        "client": client_state or {},
+    }
+    return encode(state, _CLIENT, tensors)
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:
@@ -229,8 +216,16 @@ def _external_states(engine: Engine) -> tuple[list[_C.TensorState], dict[str, di
     for part, param in engine._external_params():
         for kind, value in engine._external.state.get(param, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == param.shape:
+                what = f"the optimizer's state '{kind}' of parameter '{part.param}'"
+                check_tensor(value, what, "it cannot be saved")
                 slices.append(
                     _C.TensorState(part.param, _OPTIMIZER + kind, value.detach().contiguous(), part.shape, part.begin)
+                )
+            elif isinstance(value, torch.Tensor) and value.dim() > 0:
+                raise ValueError(
+                    f"the optimizer's state '{kind}' of parameter '{part.param}' has the shape {list(value.shape)} for "
+                    f"a stretch of {param.numel()} elements: only states with one value per element, and scalars, can "
+                    "be loaded by another number of ranks"
                 )
             else:
                 scalars.setdefault(part.param, {})[kind] = value
@@ -250,6 +245,7 @@ def load(
     load_module_only: bool,
     strict: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
+    together(engine, lambda: _check_at_boundary(engine, "load_checkpoint"))
     with_optimizer = load_optimizer_states and not load_module_only and engine._trains
     tensors: dict[str, torch.Tensor] = {}
     buffers = dict(_buffers(engine.module))
@@ -261,7 +257,7 @@ def load(
         own = {(info.name, info.kind) for info in infos}
         for info in infos:
             if info.kind == _CLIENT:
-                tensors[info.name] = torch.empty(info.shape, dtype=_dtype(info.dtype))
+                tensors[info.name] = torch.empty(info.shape, dtype=_dtype(info))
                 chosen.append(_whole(info.name, _CLIENT, tensors[info.name]))
             elif info.kind == _BUFFER and info.name in buffers:
                 mine = _rank_buffer(engine, info.name)
@@ -281,13 +277,18 @@ def load(
             chosen += _external_wants(engine, infos, states)
         return chosen
 
+    def accept(text: str) -> None:
+        if with_optimizer:
+            _check_optimizer(engine, json.loads(text))
+
     loaded = engine._core.load_checkpoint(
-        os.fspath(load_dir),
+        os.fsencode(load_dir),
         tag=None if tag is None else str(tag),
         strict=strict,
         all_params=load_module_strict,
         optimizer=with_optimizer,
         others=others,
+        accept=accept,
     )
     if loaded is None:
         return None, None
@@ -300,10 +301,12 @@ def load(
         if load_lr_scheduler_states:
             _restore(engine.lr_scheduler, state.get("lr_scheduler"))
         _restore(engine.training_dataloader, state.get("data"))
-        for name in ("global_steps", "micro_steps", "global_samples", "skipped_steps"):
+        for name in ("global_steps", "global_samples", "skipped_steps"):
             setattr(engine, name, state.get(name, 0))
+        # Not the saved number: this run may accumulate over another number of micro-batches.
+        engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
         _restore_random(engine, loaded.rank_states)
-    return os.path.join(os.fspath(load_dir), loaded.tag), state["client"]
+    return os.path.join(os.fsdecode(load_dir), loaded.tag), state["client"]
 
 
 def _restore(thing: Any, state: Any) -> None:
@@ -311,11 +314,10 @@ def _restore(thing: Any, state: Any) -> None:
         thing.load_state_dict(state)
 
 
-def _dtype(name: str) -> torch.dtype:
-    return {
-        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-        "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    }[name]  # fmt: skip
+def _dtype(info: _C.TensorInfo) -> torch.dtype:
+    if info.dtype not in DTYPES:
+        raise ValueError(f"'{info.name}' ({info.kind}) has the dtype {info.dtype}, which this version cannot load")
+    return DTYPES[info.dtype]
 
 
 def _external_wants(
@@ -328,10 +330,32 @@ def _external_wants(
     chosen = []
     for part, param in engine._external_params():
         for info in kinds.get(part.param, []):
-            tensor = torch.empty(param.shape, dtype=_dtype(info.dtype), device=param.device)
+            tensor = torch.empty(param.shape, dtype=_dtype(info), device=param.device)
             states.append((param, info.kind.removeprefix(_OPTIMIZER), tensor))
             chosen.append(_C.TensorState(part.param, info.kind, tensor, part.shape, part.begin))
     return chosen
+
+
+def _check_optimizer(engine: Engine, state: dict[str, Any]) -> None:
+    """Raises ``ValueError`` when ``state`` is of another optimizer. Programs in C++ and imports do not say of which."""
+    saved, mine = decode(state.get("optimizer"), {}), engine.optimizer.kind
+    if saved is not None and saved != mine:
+        raise ValueError(
+            f"the checkpoint was saved with the optimizer {_describe(saved)}, this engine has {_describe(mine)}: "
+            "load_optimizer_states=False takes the weights and lets this one start anew"
+        )
+    groups = len(engine.optimizer.param_groups)
+    if "param_groups" in state and len(state["param_groups"]) != groups:
+        raise ValueError(
+            f"the optimizer has {groups} param groups, the checkpoint {len(state['param_groups'])}: "
+            "load with load_optimizer_states=False to keep this optimizer's settings"
+        )
+
+
+def _describe(kind: Any) -> str:
+    outside = isinstance(kind, dict) and kind.get("outside")
+    name = kind.get("name") if isinstance(kind, dict) else kind
+    return f"{name} (torch's own, outside the engine)" if outside else str(name)
 
 
 def _restore_optimizer(
@@ -340,15 +364,9 @@ def _restore_optimizer(
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
-    groups = engine.optimizer.param_groups
     if "param_groups" not in state:  # saved by a C++ program, which has one group and no other settings than its file's
         return
-    if len(groups) != len(state["param_groups"]):
-        raise ValueError(
-            f"the optimizer has {len(groups)} param groups, the checkpoint {len(state['param_groups'])}: "
-            "load with load_optimizer_states=False to keep this optimizer's settings"
-        )
-    for group, saved in zip(groups, state["param_groups"], strict=True):
+    for group, saved in zip(engine.optimizer.param_groups, state["param_groups"], strict=True):
         group.update(saved)
     if engine._external is None:
         return
@@ -377,3 +395,5 @@ def _restore_random(engine: Engine, rank_states: list[str]) -> None:
         seed = torch.randint(2**62, (1,)).item() + rank
         random.seed(seed)
         torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)

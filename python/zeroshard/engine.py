@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ class Engine(nn.Module):
         self._applied = False
         self._stop = False
         self._print_start()
+        # atexit, for forked processes, too. Whatever holds the engine: a signal handler, a global.
+        Finalize(None, _wait_at_exit, (weakref.ref(self),), exitpriority=0)
         if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
             faulthandler.register(_C.stack_dump_signal(), all_threads=True, chain=True)
 
@@ -181,12 +184,16 @@ class Engine(nn.Module):
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         self._applied = False
+        save_failed = False
         if self.is_gradient_accumulation_boundary():
-            self._take_step(lr_kwargs or {})
+            save_failed = self._take_step(lr_kwargs or {})
         self.micro_steps += 1
         self.global_samples += self.train_micro_batch_size_per_gpu() * self.world_size()
+        if save_failed:  # last: the step was applied, and training may go on
+            self._core.report_failed_save()
 
-    def _take_step(self, lr_kwargs: dict) -> None:
+    def _take_step(self, lr_kwargs: dict) -> bool:
+        """Returns whether a save in the background has failed."""
         if self._unsynced:  # the last micro-batch was under no_sync: its gradients still have to travel
             self._core.begin_backward(True)
             self._core.end_backward()
@@ -215,6 +222,7 @@ class Engine(nn.Module):
                 f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
                 f"grad_norm={self._grad_norm:.4g}"
             )
+        return result.save_failed
 
     def _external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
         """The stretches of parameters that the user's own optimizer updates on this rank, as it knows them."""
@@ -443,6 +451,14 @@ class Engine(nn.Module):
             if module is None:
                 raise
             return getattr(module, name)
+
+
+def _wait_at_exit(engine: weakref.ref[Engine]) -> None:
+    if (alive := engine()) is not None:
+        try:
+            alive.wait_for_checkpoint()
+        except _C.Error as error:
+            _log(f"the last checkpoint was not saved: {error}")
 
 
 def _report_memory(engine: weakref.ref[Engine]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,7 +44,8 @@ class ShardedSampler(Sampler[int]):
 class Loader(DataLoader):
     """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
 
-    Iterating again starts the next epoch; after ``load_state_dict`` the first iteration goes on in the saved one.
+    Iterating again starts the next epoch; after ``load_state_dict`` the first iteration goes on in the saved one. An
+    ``IterableDataset`` starts from its beginning: only it knows how to skip.
     """
 
     def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
@@ -53,13 +55,21 @@ class Loader(DataLoader):
         self._batches = 0  # handed out since the position below
         self._start = 0  # samples of the epoch that all ranks together had before
         super().__init__(
-            dataset, batch_size=micro_batch_size, sampler=self._own_sampler, collate_fn=collate_fn, drop_last=drop_last
+            dataset,
+            batch_size=micro_batch_size,
+            sampler=self._own_sampler,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
+            # Iterating draws a number. From torch's own generator, a run that goes on within an epoch would draw one
+            # more than the run that was not stopped.
+            generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[Any]:
         if self._own_sampler is not None:
             self._own_sampler.epoch, self._own_sampler.consumed = self._epoch, self._start
         self._batches = 0
+        self.generator.manual_seed(self._epoch)
         for batch in super().__iter__():
             self._batches += 1
             yield batch
@@ -72,6 +82,12 @@ class Loader(DataLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
+        if self._own_sampler is None and self._start > 0:
+            warnings.warn(
+                "a checkpoint does not hold the position in an IterableDataset: it starts from its beginning. Keep the "
+                "position in client_state and skip to it",
+                stacklevel=2,
+            )
 
     def _size(self) -> int:
         return len(self.dataset) if self._own_sampler is not None else 2**62

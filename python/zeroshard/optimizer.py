@@ -141,11 +141,18 @@ class Optimizer(torch.optim.Optimizer):
         self.loss_scale = 1.0
         self._inner = setup.inner
         self._kind = setup.type
+        self._outside = setup.external
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The user's own optimizer, if there is one."""
         return self._inner
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Which states there are, for checkpoints: zeroshard's own, or those of an optimizer of the user's."""
+        name = type(self._inner).__name__ if self._outside else self._kind.name
+        return {"name": name, "outside": self._outside}
 
     def options(self) -> list[_C.ParamGroupOptions]:
         return [group_options(group, self._kind) for group in self.param_groups]

@@ -97,6 +97,7 @@ StepResult Engine::prepare_step() {
   result.loss_scale = loss_scale();
   result.applied = impl.consensus.finite;
   result.stop = impl.consensus.signals.stop;
+  result.save_failed = impl.consensus.signals.save_failed;
   result.grad_norm =
       result.applied ? std::sqrt(impl.consensus.squares) / result.loss_scale : std::numeric_limits<double>::quiet_NaN();
   const double clip = impl.options.config.gradient_clipping;
@@ -150,7 +151,10 @@ void Engine::finish_step(const StepResult& result) {
   impl.reducer->end_step();
   impl.unapplied = false;
   impl.heartbeat.beat(++impl.steps);
-  if (impl.consensus.signals.save_failed) impl.report_failed_save();
+}
+
+bool Engine::has_pending_gradients() const {
+  return impl_->unapplied || impl_->pending_backward;
 }
 
 void Engine::request_stop() noexcept {

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "checkpoint/agreement.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
@@ -230,7 +231,9 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
 // What of the checkpoint goes where; throws ValueError when it is not one of this model and optimizer.
 std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const TensorIndex& index,
                                              const LoadOptions& load, const ChooseTensors& others) {
-  const bool excludes_frozen = Json::parse(manifest.state).at("core").at("excludes_frozen").get<bool>();
+  const Json state = Json::parse(manifest.state);
+  if (load.accept) load.accept(state.at("front").dump());
+  const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
   std::vector<std::string> missing;
   std::set<std::pair<std::string_view, std::string_view>> known;
@@ -313,7 +316,7 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
 void Engine::save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
-  if (impl.unapplied)
+  if (has_pending_gradients())
     throw StateError(
         "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
         "Save after step() has applied them");
@@ -339,9 +342,22 @@ void Engine::wait_for_checkpoint() {
   if (impl_->async_saver) impl_->async_saver->wait();
 }
 
+void Engine::report_failed_save() {
+  if (impl_->async_saver) impl_->report_failed_save();
+}
+
+void Engine::run_together(const std::function<void()>& step) {
+  report_failed_save();  // waits: the communicator is the saver's until then
+  zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
+}
+
 std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, const LoadOptions& load,
                                                    const ChooseTensors& others) {
   Impl& impl = *impl_;
+  if (has_pending_gradients())
+    throw StateError(
+        "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
+        "those of the loaded ones. Load after step() has applied them, or into a new engine");
   wait_for_checkpoint();
   std::vector<std::pair<at::Tensor, at::Tensor>> uploads;
   LoadRequest request{root, load.tag, load.strict, [&](const Manifest& manifest, const TensorIndex& index) {

@@ -64,6 +64,7 @@ StepResult ModuleEngine::step() {
     ++iteration_;
     apply_schedule();
   }
+  if (result.save_failed) report_failed_save();  // the step is counted: the caller may go on
   return result;
 }
 

@@ -107,14 +107,38 @@ TEST_F(ModuleCheckpoint, AnErrorInTheBackgroundComesOutAtAStep) {
   run.train(1);
   std::ofstream(path + "/file") << "not a directory";
   run.engine->save(path + "/file");
+  int steps = 1;
   EXPECT_THROW(
       {
-        for (int i = 0; i < 1000; ++i) run.train(1);
+        for (int i = 0; i < 1000; ++i) {
+          ++steps;
+          run.train(1);
+        }
       },
       IoError);
-  run.train(1);  // the error came after the step was taken
+  EXPECT_EQ(run.engine->steps(), steps);  // the error came after the step was taken and counted
+  run.train(1);
   run.engine->save(path);
   run.engine->wait_for_checkpoint();
+}
+
+TEST_F(ModuleCheckpoint, GradientsThatNoStepHasUsedAreNotLost) {
+  for (const bool through_engine : {true, false}) {
+    TrainingRun run(2, 1);
+    run.train(1);
+    run.engine->save(path);
+    run.engine->wait_for_checkpoint();
+    run.engine->begin_forward(true);
+    const at::Tensor loss = run.engine->call(run.model->blocks->ptr<BlockImpl>(0), at::randn({5, 6})).sum();
+    if (through_engine)
+      run.engine->backward(loss);
+    else
+      loss.backward();
+    EXPECT_THROW(run.engine->save(path), StateError);
+    EXPECT_THROW(run.engine->load(path), StateError);
+    run.engine->step();
+    EXPECT_NE(run.engine->load(path), std::nullopt);
+  }
 }
 
 TEST_F(ModuleCheckpoint, StagingIsInTheLedger) {

@@ -313,7 +313,7 @@ def load_into(folder, changes, kwargs):
             {"load_module_strict": False},
         ),
         ("fewer", "parameters that only the checkpoint has: 'blocks.2.0.weight'", {"load_module_strict": False}),
-        ("optimizer", "the checkpoint has no momentum_buffer for", {"load_optimizer_states": False}),
+        ("optimizer", "saved with the optimizer ADAMW, this engine has SGD", {"load_optimizer_states": False}),
     ],
 )
 def test_a_checkpoint_of_another_model(tmp_path, changes, message, way_out):
@@ -472,7 +472,7 @@ def test_the_whole_model_as_one_file(tmp_path, stage):
 def load_from_a_path_that_is_no_text(folder):
     try:
         make(1).load_checkpoint(os.fsencode(folder) + b"/caf\xe9", tag="none")
-    except zeroshard.IoError as error:
+    except zeroshard.Error as error:
         return str(error)
 
 

@@ -1,0 +1,123 @@
+"""Values of Python as JSON, and back: nothing in a checkpoint can run code."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any
+
+import torch
+
+# Of lists and objects of JSON around a value. The core refuses a manifest with more than 64; a few are its own.
+MAX_DEPTH = 56
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_KNOWN = frozenset(DTYPES.values())
+_HALVES = "surrogatepass"
+
+
+def check_tensor(tensor: torch.Tensor, what: str, way_out: str) -> None:
+    """Raises ``ValueError`` naming ``what`` when a checkpoint has no form for the tensor's dtype or layout."""
+    if tensor.dtype not in _KNOWN or tensor.layout != torch.strided:
+        layout = "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
+        raise ValueError(
+            f"{what} is {str(tensor.dtype).removeprefix('torch.')}{layout}, and a checkpoint holds dense tensors of "
+            f"{known} only: {way_out}"
+        )
+
+
+def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, depth: int = 0) -> Any:
+    """What ``json`` can write, and how to get ``value`` back; tensors go to ``tensors`` under a name of their place.
+
+    Without ``tensors`` a tensor must be a scalar. Raises ``ValueError`` naming the place of a value that is no number,
+    text, tensor, list, tuple, dict or None, or lies too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(
+            f"{where} lies in more than {MAX_DEPTH} lists and dicts (a tuple counts as two, a dict whose keys are not "
+            "all text as three), or in itself: a checkpoint cannot hold it"
+        )
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value, where, tensors, depth)
+    if value is None or isinstance(value, (bool, int)):
+        fits = value is None or -(2**63) <= value < 2**63  # else a reader of JSON may round it
+        return value if fits else {"__int__": hex(value)}
+    if isinstance(value, str):
+        # Text from file names may have halves of surrogate pairs, which JSON's readers refuse.
+        return value if _is_text(value) else {"__utf8__": base64.b64encode(value.encode(errors=_HALVES)).decode()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"__float__": str(value)}
+    if isinstance(value, (list, tuple)):
+        inner = depth + (1 if isinstance(value, list) else 2)
+        items = [encode(item, f"{where}[{index}]", tensors, inner) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"__tuple__": items}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("__") and _is_text(key) for key in value):
+            return {key: encode(item, f"{where}.{key}", tensors, depth + 1) for key, item in value.items()}
+        pairs = [
+            [encode(key, f"{where} (a key)", tensors, depth + 3), encode(item, f"{where}[{key!r}]", tensors, depth + 3)]
+            for key, item in value.items()
+        ]
+        return {"__dict__": pairs}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
+        plain = value.item()
+        if type(plain) is not type(value):  # longdouble has no other form
+            return encode(plain, where, tensors, depth)
+    raise ValueError(
+        f"{where} is a {type(value).__name__}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "
+        "only (it runs no code when it is loaded): convert it"
+    )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Tensor] | None, depth: int) -> Any:
+    if value.dim() == 0 and value.layout == torch.strided:
+        number = encode(value.item(), where, None, depth + 1)
+        return {"__scalar__": number, "dtype": str(value.dtype).removeprefix("torch.")}
+    if tensors is None:
+        raise ValueError(f"{where} is a tensor of the shape {list(value.shape)}: only scalars can be saved there")
+    check_tensor(value, where, "convert it")
+    name = base = where.encode(errors="backslashreplace").decode()
+    count = 1
+    while name in tensors:  # {"a.b": one, "a": {"b": another}}
+        count += 1
+        name = f"{base}#{count}"
+    tensors[name] = value.detach().cpu().contiguous()
+    return {"__tensor__": name}
+
+
+def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The inverse of ``encode``."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "__tensor__" in value:
+        return tensors[value["__tensor__"]]
+    if "__scalar__" in value:
+        dtype = getattr(torch, value["dtype"], None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"the checkpoint has a scalar of the unknown dtype {value['dtype']!r}")
+        return torch.tensor(decode(value["__scalar__"], tensors), dtype=dtype)
+    if "__int__" in value:
+        return int(value["__int__"], 16)
+    if "__utf8__" in value:
+        return base64.b64decode(value["__utf8__"]).decode(errors=_HALVES)
+    if "__float__" in value:
+        return float(value["__float__"])
+    if "__tuple__" in value:
+        return tuple(decode(item, tensors) for item in value["__tuple__"])
+    if "__dict__" in value:
+        return {decode(key, tensors): decode(item, tensors) for key, item in value["__dict__"]}
+    return {key: decode(item, tensors) for key, item in value.items()}
