@@ -16,7 +16,7 @@ _TABLE = [
     ("python-no-random-module", 'random.setstate(state["python"])', "pass", _ONE),
     ("python-no-torch-random", 'torch.set_rng_state(_from_text(state["torch"]))', "pass", _ONE),
     ("python-no-lr-schedule", '_restore(engine.lr_scheduler, state.get("lr_scheduler"))', "pass", _ONE),
-    ("python-no-step-count", '("global_steps", "micro_steps"', '("micro_steps"', _ONE),
+    ("python-no-step-count", '("global_steps", "global_samples"', '("global_samples"', _ONE),
     ("python-no-skipped-steps", '"global_samples", "skipped_steps"):', '"global_samples"):', _SKIPPED),
     ("python-no-param-groups", "        group.update(saved)\n", "        pass\n", _SETTINGS),
     # The core's part: moments, each parameter's count of steps, the loss scale.
@@ -43,7 +43,96 @@ _TABLE = [
     ),
 ]
 
+_STATE_TABLE = [
+    (
+        "python-loader-draws-of-the-run",
+        "loader",
+        "generator=torch.Generator()",
+        "generator=torch.default_generator",
+        "test_a_run_that_goes_on_within_an_epoch_has_the_same_bits[3]",
+    ),
+    (
+        "python-micro-steps-as-saved",
+        "checkpoint",
+        "engine.global_steps * engine.gradient_accumulation_steps()",
+        'state["micro_steps"]',
+        "test_another_number_of_accumulation_steps_goes_on_at_a_boundary[2-4]",
+    ),
+    (
+        "python-any-optimizer",
+        "checkpoint",
+        "    if saved is not None and saved != mine:",
+        "    if False:",
+        "test_a_checkpoint_of_another_optimizer_is_refused[Adam-AdamW-]",
+    ),
+    (
+        "python-own-states-of-any-shape",
+        "checkpoint",
+        "            elif isinstance(value, torch.Tensor) and value.dim() > 0:",
+        "            elif isinstance(value, torch.Tensor) and value.dim() > 0:\n                continue\n"
+        "            elif False:",
+        "test_an_optimizers_state_that_cannot_be_cut_is_refused[row]",
+    ),
+    (
+        "python-one-name-for-two-tensors",
+        "encoding",
+        "    while name in tensors:",
+        "    while False:",
+        "test_client_state_comes_back_as_it_was",
+    ),
+    (
+        "python-long-integers-rounded",
+        "encoding",
+        "-(2**63) <= value < 2**63",
+        "-(2**2000) <= value < 2**2000",
+        "test_client_state_comes_back_as_it_was",
+    ),
+    (
+        "python-any-depth",
+        "encoding",
+        "    if depth > MAX_DEPTH:",
+        "    if depth > 80:",
+        "test_a_nesting_too_deep_to_be_loaded_is_refused_by_save",
+    ),
+    (
+        "python-errors-of-one-rank",
+        "checkpoint",
+        "        engine._core.together(keeping_the_cause)",
+        "        keeping_the_cause()",
+        "test_what_only_rank_0_cannot_save_is_said_on_every_rank[2]",
+    ),
+    (
+        "python-new-ranks-draw-the-same",
+        "checkpoint",
+        '            sys.modules["numpy"].random.seed(seed % 2**32)',
+        "            pass",
+        "test_ranks_that_were_not_there_before_draw_numbers_of_their_own",
+    ),
+    (
+        "python-failed-save-before-counting",
+        "engine",
+        "            save_failed = self._take_step(lr_kwargs or {})",
+        "            if self._take_step(lr_kwargs or {}):\n                self._core.report_failed_save()",
+        "test_the_step_that_tells_of_a_failed_save_is_counted[False]",
+    ),
+    (
+        "python-process-ends-without-waiting",
+        "engine",
+        "            alive.wait_for_checkpoint()",
+        "            pass",
+        "test_a_process_that_ends_waits_for_its_save_whatever_holds_the_engine",
+    ),
+]
+
 MUTANTS = [
-    Mutant(name, _CHECKPOINT, old, new, "python", f"tests/python/test_checkpoint.py::{test}")
-    for name, old, new, test in _TABLE
+    *(
+        Mutant(name, _CHECKPOINT, old, new, "python", f"tests/python/test_checkpoint.py::{test}")
+        for name, old, new, test in _TABLE
+    ),
+    *(
+        Mutant(
+            name, f"python/zeroshard/{module}.py", old, new, "python", f"tests/python/test_checkpoint_state.py::{test}"
+        )
+        for name, module, old, new, test in _STATE_TABLE
+    ),
 ]

@@ -273,6 +273,7 @@ def change_the_optimizer(folder, saves, loads):
         ("RMSprop", "Adamax", ["optimizer RMSprop (torch's own", "has Adamax (torch's own"]),
         ("amsgrad", "AdamW", ["optimizer AdamW (torch's own", "has ADAMW:"]),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path, saves, loads, names):
     for said in world.run(2, change_the_optimizer, folder=str(tmp_path), saves=saves, loads=loads):
@@ -321,6 +322,7 @@ def save_odd_states(folder, state):
         ("row", "state 'row' of parameter 'embed.weight' has the shape [2, 3]"),
         ("list", "optimizer.embed.weight.list[0]"),
     ],
+    ids=["row", "list"],
 )
 def test_an_optimizers_state_that_cannot_be_cut_is_refused(tmp_path, state, message):
     for said in world.run(2, save_odd_states, folder=str(tmp_path), state=state):
