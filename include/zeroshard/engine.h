@@ -124,7 +124,8 @@ class Engine {
   // rank; nothing that was saved before is lost.
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
-  // Waits for a save that is under way. Throws its error.
+  // Waits for a save that is under way. Throws its error, or with zeroshard.checkpoint.on_error "warn" logs it, as every
+  // call does that has to wait.
   void wait_for_checkpoint();
   // To be called after a step with StepResult::save_failed, once the step is counted: it was applied. Throws the error
   // of the save on every rank, or with zeroshard.checkpoint.on_error "warn" logs it.
@@ -153,6 +154,10 @@ class Engine {
   const Config& config() const;
   std::vector<MemoryLine> memory() const;
   size_t num_units() const;
+
+ protected:
+  // Which of these tensors have other values on some rank. Collective, after a save that is under way.
+  std::vector<bool> differ_among_ranks(const std::vector<at::Tensor>& tensors);
 
  private:
   struct Impl;

@@ -54,11 +54,16 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   return staging_;
 }
 
-void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_bytes) {
+void AsyncSaver::prepare(const SaveRequest& request, int64_t staging_bytes) {
   wait();
   int64_t bytes = 0;
   for (const StateSlice& slice : request.slices) bytes += slice.bytes();
-  std::byte* to = reserve(std::max(bytes, staging_bytes));
+  reserve(std::max(bytes, staging_bytes));
+}
+
+void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_bytes) {
+  prepare(request, staging_bytes);
+  std::byte* to = staging_;
   // Slices that are neighbours in memory stay so: few large copies.
   std::vector<StateSlice>& slices = request.slices;
   for (size_t i = 0; i < slices.size();) {

@@ -30,6 +30,9 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
+  // Waits for the previous save and gets the memory that start() with the same arguments needs: what can fail on one
+  // rank alone. Throws the error of the previous save, or ValueError.
+  void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
   // Waits for the previous save, copies the slices (into `staging_bytes`, or more when they need more) and starts to
   // write them. Throws the error of the previous save.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);

@@ -1,5 +1,3 @@
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/version.h>
 
 #include <nlohmann/json.hpp>
@@ -14,6 +12,8 @@
 #include "device/host_copy.h"
 #include "device/safetensors_dtype.h"
 #include "engine/impl.h"
+#include "engine/uploads.h"
+#include "file/hash.h"
 #include "plan/state_rules.h"
 #include "zeroshard/version.h"
 
@@ -170,7 +170,7 @@ AsyncSaver& Engine::Impl::saver() {
 void Engine::Impl::report_failed_save() {
   try {
     saver().wait();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     if (options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
     if (reduce_comm.rank() == 0)
       log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
@@ -215,6 +215,7 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   request.versions = {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}};
   const LossScalerState& scale = scaler.state();
   const Json core{{"loss_scale", scale.scale},
+                  {"loss_scale_dynamic", scaler.dynamic()},
                   {"loss_scale_iteration", scale.iteration},
                   {"loss_scale_last_overflow", scale.last_overflow},
                   {"loss_scale_hysteresis_left", scale.hysteresis_left},
@@ -276,20 +277,6 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
   return wanted;
 }
 
-// Device memory is filled by way of the host: {device, host} to be copied once the host's is filled.
-std::vector<std::pair<at::Tensor, at::Tensor>> Engine::Impl::stage_on_host(std::vector<StateSlice>& slices) const {
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged;
-  for (StateSlice& slice : slices) {
-    if (slice.on_host) continue;
-    const auto bytes = at::TensorOptions().dtype(at::kByte);
-    const at::Tensor device = at::from_blob(slice.data, {slice.bytes()}, bytes.device(options.device));
-    staged.emplace_back(device, at::empty({slice.bytes()}, bytes));
-    slice.data = staged.back().second.data_ptr();
-    slice.on_host = true;
-  }
-  return staged;
-}
-
 void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load) {
   const Json core = Json::parse(manifest.state).at("core");
   for (size_t u = 0; u < layouts.size(); ++u) {
@@ -307,8 +294,12 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
   if (options.config.stage > 0) executor->refresh();
   if (!load.optimizer) return;
   skipped = core.at("skipped_in_a_row").get<int>();
+  // The scale of a run without a dynamic one says nothing of gradients. Imported checkpoints do not tell: a dynamic one
+  // has counted.
+  const auto iteration = core.at("loss_scale_iteration").get<int64_t>();
+  if (!core.value("loss_scale_dynamic", iteration > 0)) return;
   scaler.load({.scale = core.at("loss_scale").get<double>(),
-               .iteration = core.at("loss_scale_iteration").get<int64_t>(),
+               .iteration = iteration,
                .last_overflow = core.at("loss_scale_last_overflow").get<int64_t>(),
                .hysteresis_left = core.at("loss_scale_hysteresis_left").get<int>()});
 }
@@ -316,30 +307,31 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
 void Engine::save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
-  if (has_pending_gradients())
-    throw StateError(
-        "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
-        "Save after step() has applied them");
-  check_tag(tag);  // here, not in the background
-  SaveRequest request = impl.make_request(root, tag, step, contents, save);
-  AsyncSaver& saver = impl.saver();
-  const bool on_host = impl.options.device.is_cpu();
-  if (on_host && !impl.options.config.checkpoint.async) {
-    saver.wait();
-    zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
-    return;
-  }
+  const bool async = impl.options.config.checkpoint.async;
+  const bool staged = async || !impl.options.device.is_cpu();
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
+  SaveRequest request;
+  // All that can fail on one rank alone, before the others write or wait in the background.
+  run_together([&] {
+    if (has_pending_gradients())
+      throw StateError(
+          "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
+          "Save after step() has applied them");
+    check_tag(tag);
+    request = impl.make_request(root, tag, step, contents, save);
+    if (staged) impl.saver().prepare(request, staging);
+  });
+  if (!staged) return zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
   impl.planned.at(Category::kCheckpointStaging, Tier::kHost) = staging;
   const auto copy = [&](void* to, const void* from, int64_t bytes, bool from_host) {
     copy_to_host(to, from, bytes, from_host ? at::Device(at::kCPU) : impl.options.device);
   };
-  saver.start(std::move(request), copy, staging);
-  if (!impl.options.config.checkpoint.async) saver.wait();
+  impl.saver().start(std::move(request), copy, staging);
+  if (!async) impl.saver().wait();
 }
 
 void Engine::wait_for_checkpoint() {
-  if (impl_->async_saver) impl_->async_saver->wait();
+  report_failed_save();
 }
 
 void Engine::report_failed_save() {
@@ -351,23 +343,47 @@ void Engine::run_together(const std::function<void()>& step) {
   zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
 }
 
+std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> extremes;  // of the hashes: the highest of h is the lowest of ~h where all are the same
+  run_together([&] {
+    for (const at::Tensor& tensor : tensors) {
+      const at::Tensor host = tensor.detach().cpu().contiguous();
+      const auto hash = int64_t(hash_bytes(host.const_data_ptr(), int64_t(host.nbytes())));
+      extremes.insert(extremes.end(), {hash, ~hash});
+    }
+  });
+  Comm& comm = impl_->checkpoint_comm();
+  if (!extremes.empty())
+    comm.all_reduce({extremes.data(), int64_t(extremes.size()), DType::kOther8}, ReduceOp::kMax, "buffers")->wait();
+  std::vector<bool> result;
+  for (size_t i = 0; i < extremes.size(); i += 2) result.push_back(extremes[i] != ~extremes[i + 1]);
+  return result;
+}
+
 std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, const LoadOptions& load,
                                                    const ChooseTensors& others) {
   Impl& impl = *impl_;
-  if (has_pending_gradients())
-    throw StateError(
-        "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
-        "those of the loaded ones. Load after step() has applied them, or into a new engine");
-  wait_for_checkpoint();
-  std::vector<std::pair<at::Tensor, at::Tensor>> uploads;
-  LoadRequest request{root, load.tag, load.strict, [&](const Manifest& manifest, const TensorIndex& index) {
-                        std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others);
-                        uploads = impl.stage_on_host(wanted);
-                        return wanted;
-                      }};
+  run_together([&] {
+    if (has_pending_gradients())
+      throw StateError(
+          "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
+          "those of the loaded ones. Load after step() has applied them, or into a new engine");
+  });
+  Uploads uploads(impl.options.device, impl.ledger);
+  const LoadRequest request{
+      root, load.tag, load.strict,
+      [&](const Manifest& manifest, const TensorIndex& index) {
+        std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others);
+        uploads.stage(wanted);
+        int64_t& planned = impl.planned.at(Category::kCheckpointStaging, Tier::kHost);
+        planned = std::max(planned, impl.ledger.current().at(Category::kCheckpointStaging, Tier::kHost));
+        return wanted;
+      },
+      concat(load.all_params ? "all" : "some", " parameters ", load.optimizer ? "with" : "without",
+             " optimizer states")};
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
   if (!loaded) return std::nullopt;
-  for (auto& [device, host] : uploads) device.copy_(host);
+  uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                      loaded->manifest.rank_states, load.optimizer};

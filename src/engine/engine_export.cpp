@@ -1,7 +1,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/check.h"
-#include "checkpoint/agreement.h"
+#include "base/log.h"
+#include "checkpoint/export_names.h"
 #include "device/safetensors_dtype.h"
 #include "engine/impl.h"
 #include "file/durable.h"
@@ -10,9 +11,21 @@
 namespace zeroshard {
 namespace {
 
-// A file of weights that rank 0 writes while all ranks gather unit after unit.
+// A file of weights that rank 0 writes while all ranks gather unit after unit. Deleted unless it is finished.
 class WeightFile {
  public:
+  WeightFile() = default;
+  WeightFile(const WeightFile&) = delete;
+  WeightFile& operator=(const WeightFile&) = delete;
+  ~WeightFile() {
+    writer_.reset();
+    if (temporary_.empty()) return;
+    try {
+      directory_->remove_tree(temporary_);
+    } catch (const Error&) {  // the error that led here matters more
+    }
+  }
+
   void declare(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType type) {
     int64_t bytes = int64_t(c10::elementSize(type));
     for (const int64_t size : shape) bytes *= size;
@@ -20,10 +33,10 @@ class WeightFile {
     bytes_ += bytes;
   }
   void open(const std::string& directory, const std::string& name) {
+    const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
     directory_ = Directory::create(posix_io(), directory);
     name_ = name;
     temporary_ = temporary_name(name);
-    const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
     writer_ = std::make_unique<FileWriter>(*directory_, temporary_, int64_t(header.size()) + bytes_);
     writer_->append(header.data(), int64_t(header.size()));
   }
@@ -34,23 +47,41 @@ class WeightFile {
   void finish() {
     writer_->finish();
     directory_->rename(temporary_, name_);
+    temporary_.clear();
     directory_->sync();
+    const std::string_view stem = std::string_view(name_).substr(0, name_.rfind(kExtension));
+    if (name_.ends_with(kExtension)) remove_earlier_export(*directory_, stem, {name_});
   }
-  void discard() noexcept {
-    writer_.reset();
-    if (!directory_) return;
+
+ private:
+  static constexpr std::string_view kExtension = ".safetensors";
+
+  std::vector<SafetensorsEntry> entries_;
+  int64_t bytes_ = 0;
+  std::optional<Directory> directory_;
+  std::string name_, temporary_;  // `temporary_` is empty before open() and after finish()
+  std::unique_ptr<FileWriter> writer_;
+};
+
+// Releases units also when an exception ends the scope: what is not written must not stay gathered.
+class Gathered {
+ public:
+  Gathered(Engine& engine, std::vector<size_t> units) : engine_(engine), units_(std::move(units)) {
+    engine_.gather(units_);
+  }
+  Gathered(const Gathered&) = delete;
+  Gathered& operator=(const Gathered&) = delete;
+  ~Gathered() {
     try {
-      directory_->remove_tree(temporary_);
-    } catch (const Error&) {  // the error that led here matters more
+      engine_.release(units_);
+    } catch (const std::exception& error) {  // frees memory, no more
+      log(LogLevel::kError, concat("parameters stay gathered: ", error.what()));
     }
   }
 
  private:
-  std::vector<SafetensorsEntry> entries_;
-  int64_t bytes_ = 0;
-  std::optional<Directory> directory_;
-  std::string name_, temporary_;
-  std::unique_ptr<FileWriter> writer_;
+  Engine& engine_;
+  std::vector<size_t> units_;
 };
 
 }  // namespace
@@ -58,20 +89,13 @@ class WeightFile {
 void Engine::save_weights(const std::string& directory, const std::string& name, bool exclude_frozen,
                           const std::vector<TensorState>& buffers) {
   Impl& impl = *impl_;
-  wait_for_checkpoint();
-  Comm& comm = impl.checkpoint_comm();
-  const bool leads = comm.rank() == 0;
+  const bool leads = impl.checkpoint_comm().rank() == 0;
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
   WeightFile file;
   const auto phase = [&](const std::function<void()>& step) {
-    try {
-      together(comm, "save_weights", [&] {
-        if (leads) step();
-      });
-    } catch (const Error&) {
-      file.discard();
-      throw;
-    }
+    run_together([&] {
+      if (leads) step();
+    });
   };
   phase([&] {
     for (const UnitLayout& layout : impl.layouts)
@@ -82,12 +106,11 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   });
   for (size_t u = 0; u < impl.layouts.size(); ++u) {
     const UnitLayout& layout = impl.layouts[u];
-    gather({u});
+    const Gathered gathered(*this, {u});
     phase([&] {
       for (size_t i = 0; i < layout.params.size(); ++i)
         if (exported(layout.params[i])) file.append(impl.executor->unit(u).tensors(i).front());
     });
-    release({u});
   }
   phase([&] {
     for (const TensorState& buffer : buffers) file.append(buffer.tensor);

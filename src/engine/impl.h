@@ -43,7 +43,6 @@ struct Engine::Impl {
                            const CheckpointContents& contents, const SaveOptions& save);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                  const ChooseTensors& others);
-  std::vector<std::pair<at::Tensor, at::Tensor>> stage_on_host(std::vector<StateSlice>& slices) const;
   void take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load);
 
   EngineOptions options;
