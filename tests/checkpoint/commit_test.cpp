@@ -93,7 +93,7 @@ TEST(Commit, OnlyWhatDeadProcessesOfThisHostLeftIsSwept) {
   ASSERT_NE(at, std::string::npos);
   const auto of = [&](const std::string& name, pid_t pid) { return concat(name, ".", pid, "-0123.7"); };
   const std::string host = own.substr(0, at), trash = ".trash-" + host.substr(5);
-  const std::vector<std::string> kept = {own, of(host + "x", dead), ".tmp-unknown"};
+  const std::vector<std::string> kept = {own, of(host, ::getppid()), of(host + "x", dead), ".tmp-unknown"};
   for (const std::string& name : kept) fs::create_directory(root / name);
   for (const std::string& name : {of(host, dead), of(trash, dead)}) {
     fs::create_directories(root / name + "/deep");

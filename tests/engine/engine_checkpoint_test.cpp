@@ -35,6 +35,41 @@ std::string message_of(const std::function<void()>& call) {
   return testing::message_of<Error>(call);
 }
 
+// Straight on, and by way of a checkpoint into an engine of another stage that began with other values.
+TEST(EngineCheckpoint, TrainingGoesOnBitByBitAtAnyStage) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(concat("from stage ", stage, ", ", name_of(dtype)));
+      const TemporaryDirectory root;
+      Scenario scenario = make_scenario(2, stage);
+      scenario.config.compute_dtype = dtype;
+      std::vector<at::Tensor> expected(2), loaded(2), found(2);
+      const auto straight = run_saving(scenario, [&](SavingRank& rank) {
+        for (const int step : {0, 1}) rank.train_step(scenario, step);
+        rank.engine->save_checkpoint(root.path(), "a", 2);
+        loaded[size_t(rank.rank)] = rank.values();
+        for (const int step : {2, 3}) rank.train_step(scenario, step);
+        expected[size_t(rank.rank)] = rank.values();
+      });
+      EXPECT_THAT(straight, Each(""));
+      scenario.config.stage = 3 - stage;
+      const auto resumed = run_saving(
+          scenario,
+          [&](SavingRank& rank) {
+            rank.train_step(scenario, 0);
+            EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+            EXPECT_TRUE(rank.values().equal(loaded[size_t(rank.rank)]));
+            for (const int step : {2, 3}) rank.train_step(scenario, step);
+            found[size_t(rank.rank)] = rank.values();
+          },
+          /*first_seed=*/7);
+      EXPECT_THAT(resumed, Each(""));
+      EXPECT_TRUE(found[0].equal(expected[0]));
+      EXPECT_TRUE(found[1].equal(expected[1]));
+    }
+  }
+}
+
 TEST(EngineCheckpoint, ASaveThatOneRankCannotBeginFailsOnAll) {
   const std::vector<std::function<void(std::string & tag, CheckpointContents&)>> defects = {
       [](std::string& tag, CheckpointContents&) { tag = "../up"; },

@@ -59,6 +59,7 @@ inline std::vector<std::string> run_saving(const Scenario& scenario, const std::
       Comm& gathers = decorated[r] ? *decorated[r] : *gather[r];
       ranks[r].make_engine(scenario, gathers, *reduce[r], *checkpoint[r], first_seed);
       body(ranks[r]);
+      ranks[r].engine->wait_for_checkpoint();  // the communicator is its thread's until then
       checkpoint[r]->barrier("end");
     } catch (const std::exception& error) {
       for (const auto* world : {&gather, &reduce, &checkpoint}) (*world)[r]->abort(error.what());

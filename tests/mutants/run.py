@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         "sum-instead-of-mean",
-        "src/engine/engine.cpp",
+        "src/engine/engine_build.cpp",
         "(config.average_gradients ? world_size : 1)",
         "1",
         "world",
