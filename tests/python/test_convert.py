@@ -399,3 +399,15 @@ def test_command(tmp_path):
     run[3] = str(tmp_path)
     done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 2 and "no checkpoint that can be imported" in done.stderr
+
+
+def test_an_import_does_not_replace_what_it_reads(tmp_path):
+    from test_launcher import CLI
+
+    run = Path(shutil.copytree(DATA / "ds2_bf16", tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    environment = {**os.environ, "VIRTUAL_ENV": sys.prefix}
+    command = [CLI, "checkpoint", "convert", str(run), str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 2 and f"{run}/global_step3 is no checkpoint of zeroshard" in done.stderr, done.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
