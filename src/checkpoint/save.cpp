@@ -44,7 +44,8 @@ class Save {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
-    replaces(*root_, request_.tag);  // or throws, before anything is written
+    replaces(*root_, request_.tag);   // or throws, before anything is written
+    attempt([&] { sweep(*root_); });  // first: what dead processes left may be what fills the disk
     temporary_ = private_name(".tmp-", request_.tag);
     root_->create_directory(temporary_);
     root_->sync();
@@ -80,17 +81,19 @@ class Save {
 
   // After the commit: nothing here can undo it, so nothing here fails the save.
   void tidy() {
-    const auto attempt = [&](const auto& step) {
-      try {
-        step();
-      } catch (const Error& error) {
-        log(LogLevel::kWarning, concat("checkpoint '", request_.tag, "' is saved, but: ", error.what()));
-      }
-    };
     if (replaced_) attempt([&] { root_->remove_tree(temporary_); });
     if (request_.latest) attempt([&] { write_latest(*root_, request_.tag); });
     attempt([&] { retain(*root_, request_.keep, request_.tag); });
-    attempt([&] { sweep(*root_); });
+  }
+
+  // For what is no part of the save: a failure is a warning.
+  void attempt(const auto& step) const {
+    try {
+      step();
+    } catch (const Error& error) {
+      const std::string saved = placed_ ? concat("checkpoint '", request_.tag, "' is saved, but: ") : std::string();
+      log(LogLevel::kWarning, concat(saved, error.what()));
+    }
   }
 
   void discard() noexcept {

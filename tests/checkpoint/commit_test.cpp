@@ -105,6 +105,20 @@ TEST(Commit, OnlyWhatDeadProcessesOfThisHostLeftIsSwept) {
   EXPECT_THAT(names_in(root.path()), ::testing::UnorderedElementsAreArray(expected));
 }
 
+// A disk that is full of what dead processes left is not full for good.
+TEST(Commit, WhatDeadProcessesLeftGoesBeforeAnythingIsWritten) {
+  const TemporaryDirectory root;
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
+  const std::string own = private_name(".tmp-", "t");
+  fs::create_directory(root / concat(own.substr(0, own.rfind(concat(".", ::getpid(), "-"))), ".", dead, "-0123.7"));
+  FaultyIo full(posix_io());
+  full.fail({IoOp::kAllocate, 1, ENOSPC, true});
+  EXPECT_THAT(save({root.path(), "a", 1}, full), Each(HasSubstr("rank 0")));
+  EXPECT_THAT(names_in(root.path()), IsEmpty());
+}
+
 TEST(Load, AFileThatHasGrownIsDamaged) {
   const TemporaryDirectory root;
   ASSERT_THAT(save({root.path(), "a", 1}), Each(""));

@@ -162,6 +162,13 @@ CHECKPOINT = [
         "Commit.OnlyWhatDeadProcessesOfThisHostLeftIsSwept",
     ),
     (
+        "save-leftovers-fill-the-disk",
+        _SAVE,
+        "    attempt([&] { sweep(*root_); });",
+        "    //",
+        "Commit.WhatDeadProcessesLeftGoesBeforeAnythingIsWritten",
+    ),
+    (
         "save-sweeps-the-living",
         _PROCESS,
         "::kill(pid, 0) != 0 && errno == ESRCH",
