@@ -24,8 +24,12 @@ std::string gigabytes(double bytes, double unit = 1e9) {
   return format(value >= 100 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3g", value);
 }
 
-const char* kNotCounted =
-    "Not counted: activations and temporary memory of operators, LibTorch and the driver, checkpoint staging.";
+const char* kNotCounted = "Not counted: activations and temporary memory of operators, LibTorch and the driver.";
+
+double staging(const PlanInputs& inputs) {
+  return inputs.model ? checkpoint_staging_bytes(*inputs.model, inputs.options)
+                      : checkpoint_staging_bytes(double(inputs.numel()), inputs.options);
+}
 
 // What the sum of 16 (or other) bytes per parameter consists of.
 std::string convention(const PlanInputs& inputs) {
@@ -115,6 +119,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
+  std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",
+                      gigabytes(staging(inputs)).c_str());
   for (const std::string& note : inputs.notes) std::cout << "Note: " << note << ".\n";
   if (!inputs.device_bytes) return;
   std::cout << "\n";
@@ -167,7 +173,8 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
     json["model_type"] = inputs.model->model_type;
     json["initialisation_extra_bytes"] = number(init_extra_bytes(*inputs.model, inputs.options));
   }
-  json["not_counted"] = {"activations", "operator temporaries", "LibTorch and driver", "checkpoint staging"};
+  json["checkpoint_staging_host_bytes"] = number(staging(inputs));
+  json["not_counted"] = {"activations", "operator temporaries", "LibTorch and driver"};
   if (!inputs.model) json["not_counted"].insert(json["not_counted"].end(), {"padding", "gather ring", "reduce ring"});
   json["notes"] = inputs.notes;
   if (plans.size() == 1) {

@@ -111,6 +111,7 @@ struct Config {
   int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
+  int check_replicas_every = 0;           // steps from comparison to comparison of replicated parameters; 0: never
   CheckpointConfig checkpoint;
 
   // Hash of every value that must agree among ranks.

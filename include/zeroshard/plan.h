@@ -83,6 +83,11 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
 // Initialisation holds at most this much more: the largest unit, full, in the compute dtype.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
+// Host bytes of one rank that a checkpoint in the background takes from the first save on: its share of the fp32
+// weights and the optimizer's states. The same at every stage.
+double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
+double checkpoint_staging_bytes(double numel, const PlanOptions& options);
+
 // The largest world size that fit searches consider.
 inline constexpr int kMaxPlannedWorldSize = 1 << 20;
 

@@ -7,9 +7,10 @@ import dataclasses
 import faulthandler
 import hashlib
 import os
+import signal
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.util import Finalize
@@ -64,6 +65,7 @@ class Engine(nn.Module):
         self._grad_norm: float | None = None
         self._applied = False
         self._stop = False
+        self._last_save: Callable[[], None] | None = None
         self._print_start()
         # atexit, for forked processes, too. Whatever holds the engine: a signal handler, a global.
         Finalize(None, _wait_at_exit, (weakref.ref(self),), exitpriority=0)
@@ -189,8 +191,11 @@ class Engine(nn.Module):
             save_failed = self._take_step(lr_kwargs or {})
         self.micro_steps += 1
         self.global_samples += self.train_micro_batch_size_per_gpu() * self.world_size()
-        if save_failed:  # last: the step was applied, and training may go on
+        if save_failed:  # late: the step was applied, and training may go on
             self._core.report_failed_save()
+        if self._stop and self._last_save is not None:
+            self._last_save()
+            raise SystemExit(128 + signal.SIGTERM)
 
     def _take_step(self, lr_kwargs: dict) -> bool:
         """Returns whether a save in the background has failed."""
@@ -335,6 +340,32 @@ class Engine(nn.Module):
     def request_stop(self) -> None:
         """Lets ``stop_requested`` become true on every rank after the next ``step()``. For signal handlers."""
         self._core.request_stop()
+
+    def save_and_stop_on(
+        self,
+        save_dir: str | os.PathLike,
+        client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        signals: Iterable[signal.Signals] = (signal.SIGTERM,),
+    ) -> None:
+        """From now on a signal to any rank ends the run: all save after the same ``step()``, which exits with 143.
+
+        Call it on every rank, in the main thread. A second signal ends the process at once. A ``client_state`` that is
+        a function is called when it is needed.
+        """
+
+        def stop(number: int, frame: Any) -> None:
+            signal.signal(number, previous[number])
+            self.request_stop()
+
+        def save() -> None:
+            _log(f"asked to stop: saving step {self.global_steps} in {os.fspath(save_dir)}")
+            self.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
+            self.wait_for_checkpoint()
+
+        self._last_save = save
+        previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
+        for number in previous:
+            signal.signal(number, stop)
 
     @property
     def stop_requested(self) -> bool:

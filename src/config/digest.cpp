@@ -71,8 +71,8 @@ uint64_t Config::digest() const {
   digest.all(compute_dtype, fp16, communication_dtype, grad_accum_dtype, prescale, average_gradients);
   digest.all(optimizer, scheduler, allow_untested_optimizer, dataloader_drop_last);
   digest.all(stage, overlap_comm, prefetch_numel, persistence_threshold, gather_16bit_weights_on_save);
-  digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps, checkpoint.async, checkpoint.keep,
-             checkpoint.on_error);
+  digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps, check_replicas_every);
+  digest.all(checkpoint.async, checkpoint.keep, checkpoint.on_error);
   for (const std::string& name : unit_classes) digest.add(name);
   return digest.value();
 }

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/impl.h"
+#include "engine/replica_check.h"
 
 namespace zeroshard {
 
@@ -28,6 +29,20 @@ void Engine::Impl::report_skip(double scale) {
   throw StateError(concat(message, "; ", skipped,
                           " steps in a row were skipped (zeroshard.max_skipped_steps). Lower the "
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
+}
+
+// Before the update: afterwards, stages 1 and 2 have overwritten what other ranks own.
+void Engine::Impl::compare_replicas() {
+  const int every = options.config.check_replicas_every;
+  if (every == 0 || (steps + 1) % every != 0) return;
+  std::vector<std::pair<std::string, at::Tensor>> replicas;
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    const Unit& unit = executor->unit(u);
+    if (unit.placement() != Placement::kReplicated) continue;
+    for (size_t i = 0; i < layouts[u].params.size(); ++i)
+      replicas.emplace_back(layouts[u].params[i].name(), unit.tensors(i).front());
+  }
+  check_replicas(reduce_comm, options.device, replicas);
 }
 
 Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce, Comm* checkpoint)
@@ -93,6 +108,7 @@ StepResult Engine::prepare_step() {
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load()};
   impl.consensus =
       agree_on_step(impl.reduce_comm, impl.options.device, impl.reducer->squares(), std::move(has_grad), signals);
+  impl.compare_replicas();
   StepResult result;
   result.loss_scale = loss_scale();
   result.applied = impl.consensus.finite;

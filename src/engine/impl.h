@@ -32,6 +32,7 @@ struct Engine::Impl {
   Placement placement(const UnitLayout& layout) const;
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   void report_skip(double scale);
+  void compare_replicas();
 
   // engine_checkpoint.cpp
   class States;

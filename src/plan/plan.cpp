@@ -92,6 +92,17 @@ double init_extra_bytes(const ModelShapes& model, const PlanOptions& options) {
   return double(largest);
 }
 
+double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options) {
+  check_plan_options(options);
+  const std::vector<UnitLayout> units = make_unit_layouts(model, options);
+  return double(checkpoint_staging_bytes(std::span<const UnitLayout>(units), options));
+}
+
+double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
+  check_plan_options(options);
+  return numel * double(element_size(DType::kFloat32)) * (1 + options.optimizer_slots) / options.world_size;
+}
+
 int64_t ParamShape::numel() const {
   int64_t product = 1;
   for (const int64_t size : shape) product *= size;

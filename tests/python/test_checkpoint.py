@@ -6,6 +6,7 @@ import math
 import os
 import random
 import shutil
+import signal
 
 import pytest
 import torch
@@ -125,6 +126,7 @@ def stops_and_resumes(folder, cases):
     return [stop_and_resume(folder, *case) for case in cases]
 
 
+@pytest.mark.row("R1", "W1")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_resumed_run_has_the_same_bits_at_every_stage(tmp_path, ranks):
     pairs = [(stage, (stage + shift) % 4) for stage in STAGES for shift in ((0, 1) if ranks == 2 else (3,))]
@@ -133,6 +135,7 @@ def test_a_resumed_run_has_the_same_bits_at_every_stage(tmp_path, ranks):
     assert len({fact[0] for rank in results for fact in rank}) == 1  # at every stage, on every rank
 
 
+@pytest.mark.row("R1", "W1")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_resumed_run_in_16_bits(tmp_path, dtype):
     cases = [(stage, 3 - stage, dtype, "AdamW", 4, 8) for stage in STAGES]
@@ -158,6 +161,7 @@ def resume_with_skipped_steps(folder, stage):
     return [saved, restored, expected, facts(engine)]
 
 
+@pytest.mark.row("R1")
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_resumed_run_keeps_count_of_skipped_steps_and_the_loss_scale(tmp_path, stage):
     for saved, restored, expected, found in world.run(2, resume_with_skipped_steps, folder=str(tmp_path), stage=stage):
@@ -193,6 +197,7 @@ def resume_with_changed_settings(folder, stage, outside):
     return [losses, expected, train(engine, 3), facts(engine)]
 
 
+@pytest.mark.row("R1")
 @pytest.mark.parametrize(("stage", "outside"), [(1, False), (1, True), (3, True)])
 def test_a_resumed_run_keeps_changed_settings_and_the_own_optimizers_counts(tmp_path, stage, outside):
     arguments = {"folder": str(tmp_path), "stage": stage, "outside": outside}
@@ -200,12 +205,14 @@ def test_a_resumed_run_keeps_changed_settings_and_the_own_optimizers_counts(tmp_
         assert (again, found) == (losses, expected)
 
 
+@pytest.mark.row("R1")
 @pytest.mark.parametrize("optimizer", ["SGD", "Lion", "Adagrad", "none"])
 def test_a_resumed_run_with_other_optimizers(tmp_path, optimizer):
     cases = [(stage, (stage + 1) % 4, "fp32", optimizer, 3, 6) for stage in STAGES]
     world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
 
 
+@pytest.mark.row("R1")
 def test_stopping_at_every_step(tmp_path, release):
     steps = 40 if release else 8
     cases = [(at % 4, at % 4, "fp32", "AdamW", at, steps) for at in range(1, steps)]
@@ -261,6 +268,7 @@ def contents(folder):
     return found
 
 
+@pytest.mark.row("W1")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_any_number_of_ranks_at_any_stage_loads(tmp_path, release, dtype):
     worlds = [1, 2, 3, 4, 8] if release else [1, 2, 3]
@@ -371,6 +379,7 @@ def fail_in_the_background(folder, on_error):
     return [engine.global_steps, said]
 
 
+@pytest.mark.row("D1", "D4")
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
 def test_an_error_in_the_background_comes_out_at_a_step(tmp_path, on_error):
     results = world.run(2, fail_in_the_background, folder=str(tmp_path / "new"), on_error=on_error)
@@ -386,8 +395,6 @@ def test_an_error_in_the_background_comes_out_at_a_step(tmp_path, on_error):
 
 
 def stop_at_a_signal(folder):
-    import signal
-
     engine = make(3)
     seed(engine)
     if engine.rank() == 1:
@@ -402,9 +409,38 @@ def stop_at_a_signal(folder):
     return engine.global_steps
 
 
+@pytest.mark.row("P1")
 def test_a_stop_on_one_rank_stops_all_at_the_same_step(tmp_path):
     assert world.run(3, stop_at_a_signal, folder=str(tmp_path)) == [5, 5, 5]
     assert os.path.exists(tmp_path / "global_step5" / "manifest.json")  # a process that ends has waited
+
+
+def save_at_a_signal(folder, twice):
+    engine = make(3)
+    seed(engine)
+    engine.save_and_stop_on(folder, client_state=lambda: {"at": engine.global_steps})
+    for step in range(100):
+        if step == 4 and engine.rank() == 1:
+            for _ in range(1 + twice):
+                os.kill(os.getpid(), signal.SIGTERM)
+        train(engine, 1)
+
+
+@pytest.mark.row("P1")
+def test_a_signal_lets_all_ranks_save_and_end(tmp_path):
+    ranks = world.run_ranks(3, save_at_a_signal, folder=str(tmp_path), twice=False)
+    assert [rank.exit_code for rank in ranks] == [143] * 3, [rank.error for rank in ranks]
+    assert world.run(2, client_state_of, folder=str(tmp_path)) == [{"at": 5}] * 2
+
+
+@pytest.mark.row("P1")
+def test_a_second_signal_ends_a_rank_at_once(tmp_path):
+    ranks = world.run_ranks(3, save_at_a_signal, folder=str(tmp_path), twice=True)
+    assert ranks[1].exit_code == -signal.SIGTERM and not os.listdir(tmp_path)
+
+
+def client_state_of(folder):
+    return make(2).load_checkpoint(folder)[1]
 
 
 # -- the data position -------------------------------------------------------------------------------------------------
@@ -428,6 +464,7 @@ def consume(folder, stop, epochs):
     return seen
 
 
+@pytest.mark.row("R1", "K8")
 @pytest.mark.parametrize("second", [1, 2, 3])
 def test_no_sample_is_lost_or_repeated_when_an_epoch_goes_on(tmp_path, second):
     folder = str(tmp_path / "checkpoint")
@@ -463,6 +500,7 @@ def export(folder, stage, dtype):
     return engine.parameter_digest()
 
 
+@pytest.mark.row("W3")
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_whole_model_as_one_file(tmp_path, stage):
     for dtype in ("fp32", "bf16"):

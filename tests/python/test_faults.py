@@ -70,6 +70,7 @@ def all_wrong_configurations():
     return [initialize_wrongly(blocks) for blocks, _ in WRONG]
 
 
+@pytest.mark.row("F3")
 def test_wrong_configurations_are_refused_on_every_rank():
     for messages in world.run(2, all_wrong_configurations):
         for message, (blocks, expected) in zip(messages, WRONG, strict=True):
@@ -97,6 +98,7 @@ def initialize_differently(what, transport):
     zeroshard.initialize(model=model, config=config)
 
 
+@pytest.mark.row("M1")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "what,expected",
@@ -120,6 +122,7 @@ def other_transport():
     zeroshard.initialize(model=models.stack(), config=config)
 
 
+@pytest.mark.row("M1")
 def test_ranks_with_other_transports():
     ranks = world.run_ranks(2, other_transport, timeout_s=40)
     for rank in ranks:
@@ -155,6 +158,7 @@ def call_another_unit(stage, transport):
     engine.step()
 
 
+@pytest.mark.row("U1")
 @pytest.mark.parametrize(
     "case,stage",
     [(skip_backward, 0), (skip_backward, 2), (skip_backward, 3), (evaluate_once_more, 3)],
@@ -170,6 +174,7 @@ def test_ranks_that_call_differently(case, stage):
 
 # Gloo matches messages by their order alone: what ranks were doing shows at the next small all_reduce, or not before
 # the time-out, or as a size that Gloo answers with std::terminate.
+@pytest.mark.row("U1")
 @pytest.mark.parametrize("case", [skip_backward, evaluate_once_more])
 def test_ranks_that_call_differently_over_a_process_group(case):
     ranks = world.run_ranks(3, case, stage=3, transport="process_group", timeout_s=40)
@@ -177,6 +182,7 @@ def test_ranks_that_call_differently_over_a_process_group(case):
     assert max(rank.seconds for rank in ranks) < END_S
 
 
+@pytest.mark.row("U1")
 def test_errors_over_a_process_group_name_both_sides():
     ranks = world.run_ranks(3, skip_backward, stage=3, transport="process_group", timeout_s=40)
     for rank in ranks:
@@ -206,6 +212,7 @@ def nan_on_one_rank(dtype, stage, transport, bad_steps, max_skipped):
     return [history, engine.skipped_steps, engine.parameter_digest()]
 
 
+@pytest.mark.row("N1")
 @pytest.mark.parametrize(
     "dtype,stage,transport", [("fp32", 3, "shm"), ("bf16", 0, "process_group"), ("fp16", 2, "shm"), ("bf16", 3, "shm")]
 )
@@ -223,12 +230,47 @@ def test_nan_on_one_rank_skips_the_step_everywhere(dtype, stage, transport):
     assert len(lines) == skipped and all("'head." in line or "'blocks." in line for line in lines), lines
 
 
+@pytest.mark.row("N2")
 def test_nan_that_stays_ends_the_run():
     arguments = {"dtype": "bf16", "stage": 3, "transport": "shm"}
     ranks = world.run_ranks(2, nan_on_one_rank, bad_steps=list(range(8)), max_skipped=4, **arguments)
     for rank in ranks:
         assert rank.exit_code == 1 and "4 steps in a row" in rank.error and "max_skipped_steps" in rank.error
         assert "'blocks." in rank.error or "'head." in rank.error, rank.error
+
+
+# -- memory that changes by itself -------------------------------------------------------------------------------------
+
+
+def flip_a_bit(stage, frozen, victim):
+    config = configuration(stage)
+    config["zeroshard"]["check_replicas_every"] = 2
+    model = models.stack()
+    name, param = list(model.named_parameters())[3]
+    param.requires_grad_(not frozen)
+    engine, *_ = zeroshard.initialize(model=model, config=config)
+    for step in range(6):
+        x, y = models.vectors(step, world.rank(), 2)
+        loss = nn.functional.mse_loss(engine(x), y)
+        engine.backward(loss)
+        if step == 3 and world.rank() == victim:
+            with torch.no_grad():
+                param.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+        try:
+            engine.step()
+        except zeroshard.StateError as error:
+            return [step, name, str(error)]
+    return None
+
+
+@pytest.mark.row("N3")
+@pytest.mark.parametrize(("stage", "frozen", "ranks"), [(0, False, 3), (1, False, 3), (2, False, 2), (2, True, 4)])
+def test_a_flipped_bit_is_found_and_its_rank_named(stage, frozen, ranks):
+    for rank in world.run_ranks(ranks, flip_a_bit, stage=stage, frozen=frozen, victim=1):
+        assert rank.value is not None, rank.error
+        step, name, message = rank.value
+        assert step == 3 and f"'{name}'" in message, message
+        assert "rank 1 and" in message or (ranks == 2 and "and rank 1" in message), message
 
 
 # -- ranks that die or stop --------------------------------------------------------------------------------------------
@@ -264,6 +306,7 @@ def disturb(signal_number, stage, transport, seed, victim=None):
     return took
 
 
+@pytest.mark.row("K1", "K5")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_rank_that_dies_or_stops(name, transport, release):
@@ -274,10 +317,12 @@ def test_a_rank_that_dies_or_stops(name, transport, release):
         assert took < (END_S if name == "SIGSTOP" else 10), (took, seed + index, stage)
 
 
+@pytest.mark.row("K5")
 def test_the_rank_that_hosts_the_store_stops():
     disturb(signal.SIGSTOP, 3, "process_group", random.SystemRandom().randrange(1000), victim=0)
 
 
+@pytest.mark.row("K5", "K6")
 @pytest.mark.matrix
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP", "SIGSEGV", "SIGTERM"])
@@ -295,6 +340,7 @@ def leave_early(transport):
     train(engine, 3)
 
 
+@pytest.mark.row("K6")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_leaves_early(transport):
     ranks = world.run_ranks(3, leave_early, transport=transport, timeout_s=30)
@@ -309,6 +355,7 @@ def dies_while_starting():
     zeroshard.initialize(model=models.stack(), config=configuration(timeout_s=4))
 
 
+@pytest.mark.row("K6")
 def test_a_rank_that_dies_while_starting():
     ranks = world.run_ranks(2, dies_while_starting, timeout_s=40)
     assert ranks[0].exit_code == 1 and ranks[0].seconds < 2 * END_S, ranks[0]

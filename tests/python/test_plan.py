@@ -159,6 +159,8 @@ def test_model_counts_padding_and_rings(tmp_path):
     embedding = 32000 * 4096
     assert exact["breakdown"]["gather_ring"] == 2 * (3 * layer + 2 * embedding + 8192)
     assert "activations" in exact["not_counted"]
+    # fp32 weights and two moments of this rank's share, padded
+    assert 0 <= exact["checkpoint_staging_host_bytes"] - ideal["checkpoint_staging_host_bytes"] <= 7 * 12 * 1024
     assert any("default of transformers" in note for note in exact["notes"])
 
 
@@ -170,6 +172,7 @@ def test_config_sets_stage_dtype_and_optimizer(tmp_path):
     }))  # fmt: skip
     planned = plan("--params", 8000, "--world-size", 8, "--config", config)
     assert (planned["stage"], planned["dtype"], planned["optimizer"]) == (2, "fp16", "lion")
+    assert planned["checkpoint_staging_host_bytes"] == (4 + 4) * 1000
     # fp16 weights; fp32 accumulated gradients, master weights and one moment, sharded
     assert planned["model_states_bytes_per_rank"] == 2 * 8000 + (4 + 4 + 4) * 1000
     assert plan("--params", 8000, "--world-size", 8, "--config", config, "--stage", 3)["stage"] == 3

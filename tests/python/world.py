@@ -185,10 +185,13 @@ def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: d
     for name in [name for name in os.environ if _LAUNCHER_VARIABLES.search(name)]:
         del os.environ[name]
     os.environ.update({name: str(value) for name, value in environment.items()})
+    code = 1
     try:
         answer = {"value": case(**kwargs)}
     except BaseException as error:  # noqa: BLE001 (reported, and the exit code tells)
         traceback.print_exc()
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
         answer = {"error": f"{type(error).__name__}: {error}"}
         traceback.clear_frames(error.__traceback__)
     pipe.send_bytes(json.dumps(answer).encode())
@@ -197,6 +200,6 @@ def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: d
 
     if "error" in answer:
         sys.stderr.flush()
-        os._exit(1)  # as an interpreter that ends with an exception, without waiting for peers
+        os._exit(code)  # as an interpreter that ends with an exception, without waiting for peers
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,0 +1,61 @@
+#include "engine/replica_check.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "file/hash.h"
+
+namespace zeroshard {
+namespace {
+
+// "rank 2", "ranks 0, 1, 3"
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += concat(i > 0 ? ", " : "", ranks[i]);
+  return text;
+}
+
+// What is wrong, given every rank's hash of one tensor; empty when nothing is.
+std::string disagreement(const std::vector<int64_t>& hashes) {
+  const auto votes = [&](int64_t hash) { return std::count(hashes.begin(), hashes.end(), hash); };
+  const int64_t usual =
+      *std::max_element(hashes.begin(), hashes.end(), [&](int64_t a, int64_t b) { return votes(a) < votes(b); });
+  std::vector<int> same, others;
+  for (size_t rank = 0; rank < hashes.size(); ++rank)
+    (hashes[rank] == usual ? same : others).push_back(static_cast<int>(rank));
+  return others.empty() ? "" : concat(ranks_text(others), " and ", ranks_text(same), " hold different bits");
+}
+
+}  // namespace
+
+void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<std::string, at::Tensor>>& replicas) {
+  if (comm.world_size() == 1 || replicas.empty()) return;
+  const auto count = int64_t(replicas.size());
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  at::Tensor mine = at::empty({count}, options);
+  for (int64_t i = 0; i < count; ++i) {
+    const at::Tensor host = replicas[size_t(i)].second.detach().contiguous().cpu();
+    mine.data_ptr<int64_t>()[i] = int64_t(hash_bytes(host.const_data_ptr(), int64_t(host.nbytes())));
+  }
+  mine = mine.to(device);
+  const at::Tensor all = at::empty({count * comm.world_size()}, options.device(device));
+  comm.all_gather({all.data_ptr(), all.numel(), DType::kOther8}, {mine.const_data_ptr(), count, DType::kOther8},
+                  "replicas")
+      ->wait();
+  comm.barrier("replicas");  // `mine` must stay as it is until every rank has read it
+  const at::Tensor host = all.cpu();
+  for (int64_t i = 0; i < count; ++i) {
+    std::vector<int64_t> hashes;
+    for (int rank = 0; rank < comm.world_size(); ++rank)
+      hashes.push_back(host.const_data_ptr<int64_t>()[rank * count + i]);
+    const std::string wrong = disagreement(hashes);
+    if (!wrong.empty())
+      throw StateError(concat("'", replicas[size_t(i)].first, "' should be the same on every rank, and ", wrong,
+                              " (zeroshard.check_replicas_every). Faulty memory, or code that wrote into it on one "
+                              "rank alone: go on from the last checkpoint"));
+  }
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,17 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/comm.h"
+
+namespace zeroshard {
+
+// Checks that tensors which every rank holds whole have the same bits on all. Throws StateError on every rank
+// otherwise, naming the first that differs and the ranks that are in the minority. Collective; reads every byte once
+// and exchanges eight bytes a tensor.
+void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<std::string, at::Tensor>>& replicas);
+
+}  // namespace zeroshard
