@@ -7,12 +7,12 @@
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
 #include "kernels/kernels.h"
+#include "layout/shard_layout.h"
 
 namespace zeroshard::math {
 namespace {
 
 constexpr int64_t kGrain = 1 << 16;    // elements below which a second thread does not pay
-constexpr int64_t kBlockNumel = 1024;  // the canonical block of layout/shard_layout.h
 constexpr int64_t kAtenBlocks = 4096;  // squared at a time off the CPU: bounds the memory for them
 constexpr int64_t kCachedBlocks = 32;  // summed, then squared, before the next: stays in the L2 cache
 
