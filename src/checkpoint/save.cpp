@@ -46,6 +46,7 @@ class Save {
     root_ = Directory::create(io_, request_.root);
     replaces(*root_, request_.tag);   // or throws, before anything is written
     attempt([&] { sweep(*root_); });  // first: what dead processes left may be what fills the disk
+    attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
     temporary_ = private_name(".tmp-", request_.tag);
     root_->create_directory(temporary_);
     root_->sync();

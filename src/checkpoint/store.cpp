@@ -73,6 +73,12 @@ void discard(Directory& root, const std::string& tag) {
   root.remove_tree(trash);
 }
 
+void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
+  std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step; });
+  for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
+    if (listing.committed[i].tag != except) discard(root, listing.committed[i].tag);
+}
+
 }  // namespace
 
 void check_tag(std::string_view tag) {
@@ -148,10 +154,16 @@ void retain(Directory& root, int keep, const std::string& except) {
   const auto saved = std::find_if(listing.committed.begin(), listing.committed.end(),
                                   [&](const FoundCheckpoint& found) { return found.tag == except; });
   if (saved == listing.committed.end()) return;
-  const int64_t step = saved->step;
-  std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step; });
-  for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
-    if (listing.committed[i].tag != except) discard(root, listing.committed[i].tag);
+  delete_older(root, listing, keep, saved->step, except);
+}
+
+void retain_before(Directory& root, int keep, int64_t step, const std::string& except) {
+  if (keep <= 0) return;
+  const std::vector<std::string> names = root.list();
+  const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
+  if (tags <= keep) return;  // as ever: no manifest needs to be read
+  StoreListing listing = list_store(root);
+  delete_older(root, listing, keep, step, except);
 }
 
 void sweep(Directory& root) {

@@ -52,6 +52,8 @@ void write_latest(Directory& root, const std::string& tag);
 // Deletes all but the `keep` newest checkpoints and never `except`; 0 keeps all. Those of later steps than `except`
 // neither count nor go: a run that went back before them has left them behind, and they must not push out its own.
 void retain(Directory& root, int keep, const std::string& except);
+// The same before a save of `step` under the tag `except`: what a process that died did not come to delete.
+void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
 // Deletes what processes of this host left behind when they died; of other hosts it cannot be known.
 void sweep(Directory& root);
 

@@ -125,6 +125,18 @@ TEST(Retain, ARunThatHasGoneBackKeepsWhatItSaves) {
   EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s50", "s60"));
 }
 
+// A process may die between a commit and what it deletes then.
+TEST(Retain, WhatADeathLeftUndeletedGoesBeforeTheNextSave) {
+  const TemporaryDirectory root;
+  for (const int64_t step : {10, 20, 30, 90}) ASSERT_THAT(save({root.path(), concat("s", step), step}), Each(""));
+  FaultyIo full(posix_io());
+  full.fail({IoOp::kAllocate, 1, ENOSPC, true});
+  EXPECT_THAT(save({root.path(), "s40", 40, /*keep=*/2}, full), Each(HasSubstr("rank 0")));
+  EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s20", "s30", "s90"));
+  EXPECT_THAT(save({root.path(), "s40", 40, /*keep=*/2}), Each(""));
+  EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s30", "s40", "s90"));
+}
+
 TEST(ListStore, WhatCannotBeReadIsNamed) {
   const TemporaryDirectory root;
   ASSERT_THAT(save({root.path(), "a", 1}), Each(""));

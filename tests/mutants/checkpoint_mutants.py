@@ -169,6 +169,13 @@ CHECKPOINT = [
         "Commit.WhatDeadProcessesLeftGoesBeforeAnythingIsWritten",
     ),
     (
+        "save-undeleted-ones-stay",
+        _SAVE,
+        "    attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });",
+        "    //",
+        "Retain.WhatADeathLeftUndeletedGoesBeforeTheNextSave",
+    ),
+    (
         "save-sweeps-the-living",
         _PROCESS,
         "::kill(pid, 0) != 0 && errno == ESRCH",
