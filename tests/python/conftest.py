@@ -7,18 +7,39 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: ranks inherit it,
 
 import pytest
 
+# Rows of the table in docs/reliability.md; those without a test here are tested in C++, or not at all.
+KILLS, DISKS, FILES = ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "P1"), ("D1", "D2", "D3", "D4"), ("C1", "C2")
+CODE, STATE = ("F1", "F2", "F3", "S1", "S2", "S3"), ("W1", "W2", "W3", "R1", "N1", "N2", "N3", "U1", "M1")
+JOBS = ("L1", "L2", "L3", "X1", "X2", "X3", "X4", "O1", "V1")
+ROWS = KILLS + DISKS + FILES + CODE + STATE + JOBS
+
 
 def pytest_addoption(parser):
     parser.addoption("--release", action="store_true", help="the full matrices and the counts of a release (hours)")
+    parser.addoption("--row", action="append", choices=ROWS, help="--row=K1: only that row's tests")
 
 
 def pytest_configure(config):
+    if config.getoption("--release"):
+        os.environ.setdefault("ZEROSHARD_FAULT_RUNS", "200")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so in every rank
     config.addinivalue_line("markers", "matrix: large matrices; run by -m matrix or --release alone")
     config.addinivalue_line("markers", "fault: ranks that die, stop, diverge or are misconfigured")
+    config.addinivalue_line("markers", "row(name, ...): rows of the table in docs/reliability.md that a test is of")
+
+
+def rows_of(item):
+    """The rows of docs/reliability.md that a test is of."""
+    return {name for mark in item.iter_markers("row") for name in mark.args}
 
 
 def pytest_collection_modifyitems(config, items):
+    unknown = {name for item in items for name in rows_of(item)} - set(ROWS)
+    if unknown:
+        raise pytest.UsageError(f"no row of docs/reliability.md: {sorted(unknown)}")
+    if asked := set(config.getoption("--row") or []):
+        config.hook.pytest_deselected(items=[item for item in items if not asked & rows_of(item)])
+        items[:] = [item for item in items if asked & rows_of(item)]
     if config.getoption("--release") or "matrix" in config.getoption("-m"):
         return
     for item in items:

@@ -126,7 +126,7 @@ def stops_and_resumes(folder, cases):
     return [stop_and_resume(folder, *case) for case in cases]
 
 
-@pytest.mark.row("R1", "W1")
+@pytest.mark.row("R1", "W1", "W2")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_resumed_run_has_the_same_bits_at_every_stage(tmp_path, ranks):
     pairs = [(stage, (stage + shift) % 4) for stage in STAGES for shift in ((0, 1) if ranks == 2 else (3,))]

@@ -134,6 +134,7 @@ def header_bytes(path):
         return 8 + int.from_bytes(file.read(8), "little")
 
 
+@pytest.mark.row("C1")
 def test_damage_is_noticed_by_all_ranks(tmp_path, release):
     first_seed = random.SystemRandom().randrange(10**6)
     print(f"seed {first_seed}")
@@ -156,6 +157,7 @@ def test_damage_is_noticed_by_all_ranks(tmp_path, release):
     check_damages(tmp_path, damages)
 
 
+@pytest.mark.row("X3")
 def test_only_regular_files_are_read(tmp_path):
     special = ["fifo", "directory", f"../{OLD}/{SHARDS[0]}", "/etc/hostname", "/dev/zero"]
     try:
@@ -185,6 +187,7 @@ def load_hostile(folder):
     return ["", 0]
 
 
+@pytest.mark.row("X3")
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "deep/../../secret", f"../{OLD}/{SHARDS[0]}", ".", ""])
 def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path, name):
     folder = tmp_path / "root"
@@ -213,6 +216,7 @@ def load_when_told(folder):
     os._exit(0)
 
 
+@pytest.mark.row("X3", "X4")
 def test_loading_runs_no_code(tmp_path):
     strace.require()
     folder = str(tmp_path / "root")
@@ -338,6 +342,7 @@ def save_on_small_disks(holder, folder, percents):
     return answers
 
 
+@pytest.mark.row("D2")
 def test_a_full_disk(tmp_path, mounts, release):
     holder = mounts("mkdir disk && mount -t tmpfs -o size=4m tmpfs disk")
     percents = list(range(10, 111, 5)) if release else [10, 50, 95, 110]
@@ -392,6 +397,7 @@ def save_past_limits(holder, folder, what):
     return [said, first == ["global_step1", old], same, later, second == ["global_step2", new], left]
 
 
+@pytest.mark.row("D2")
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
@@ -412,6 +418,7 @@ def test_a_disk_that_may_not_be_written(tmp_path, mounts, what, expected):
         assert left == ["global_step1", "global_step2", "latest"], left
 
 
+@pytest.mark.row("C1")
 def test_verify_finds_what_loading_finds(tmp_path):
     written(str(tmp_path))
     path = str(tmp_path / NEW)

@@ -84,6 +84,7 @@ def uninterrupted():
     return find
 
 
+@pytest.mark.row("K1")
 def test_a_run_that_was_killed_goes_on_bit_by_bit(tmp_path, release, uninterrupted):
     first_seed = random.SystemRandom().randrange(10**6)
     resumed, kills = set(), 0
@@ -167,6 +168,7 @@ def verified(path):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.row("K2", "K3")
 @pytest.mark.parametrize(("old", "new"), [("first", "second"), ("same", "same")])
 def test_death_at_every_system_call_of_a_save(tmp_path, release, old, new):
     strace.require()
@@ -201,3 +203,42 @@ def test_death_at_every_system_call_of_a_save(tmp_path, release, old, new):
             check = verified(os.path.join(folder, ends[0][0]))
             assert check.returncode == 0, (where, check)
     assert not release or outcomes == {0, 1}
+
+
+# -- a rank dies while a checkpoint is loaded --------------------------------------------------------------------------
+
+
+def load_for_ever(folder):
+    engine = make(3, timeout_s=8, stall_timeout_s=3)
+    print("ready", flush=True)
+    while True:
+        engine.load_checkpoint(folder)
+
+
+def files_in(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.row("K3")
+def test_death_while_loading(tmp_path, release):
+    """The other rank ends with an error that names it, and nothing on disk has changed."""
+    expected = world.run(2, write_first, folder=str(tmp_path), tag="first")
+    before = files_in(tmp_path)
+    first_seed = random.SystemRandom().randrange(10**6)
+    for index in range(50 if release else 3):
+        generator = random.Random(first_seed + index)
+        where = f"seed {first_seed + index}"
+        victim = generator.randrange(2)
+        loading = world.World(2, load_for_ever, folder=str(tmp_path))
+        try:
+            loading.wait_for("ready")
+            time.sleep(generator.uniform(0, 0.05))
+            loading.processes[victim].kill()
+            loading.join(END_S)
+            other = loading.results()[1 - victim]
+        finally:
+            loading.kill()
+        assert other.exit_code == 1 and f"rank {victim}" in other.error, (where, other)
+        assert files_in(tmp_path) == before, where
+    ends = world.run(2, load_and_tell, folder=str(tmp_path))
+    assert ends == [["first", facts[0]] for facts in expected]

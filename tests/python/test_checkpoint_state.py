@@ -152,6 +152,7 @@ def resume_within_an_epoch(folder, at):
     return [losses[at:], expected, feed(engine, loader, until=11), facts(engine)]
 
 
+@pytest.mark.row("R1")
 @pytest.mark.parametrize("at", [3, 6, 8])  # an epoch has six steps
 def test_a_run_that_goes_on_within_an_epoch_has_the_same_bits(tmp_path, at):
     for losses, expected, again, found in world.run(2, resume_within_an_epoch, folder=str(tmp_path), at=at):
@@ -198,6 +199,7 @@ def accumulate(folder, saves, loads):
     return found
 
 
+@pytest.mark.row("R1")
 @pytest.mark.parametrize(("saves", "loads"), [(2, 4), (4, 3), (1, 2)])
 def test_another_number_of_accumulation_steps_goes_on_at_a_boundary(tmp_path, saves, loads):
     found = world.run(1, accumulate, folder=str(tmp_path), saves=saves, loads=loads)[0]
@@ -412,6 +414,7 @@ def call_with_gradients(folder, how):
     return said
 
 
+@pytest.mark.row("R1")
 @pytest.mark.parametrize("how", ["the engine's backward", "torch's backward"])
 def test_gradients_that_no_step_has_used_yet_are_not_lost(tmp_path, how):
     for saving, loading in world.run(2, call_with_gradients, folder=str(tmp_path), how=how):
@@ -460,6 +463,7 @@ def count_in_spite_of_a_failure(folder, outside):
     return [said, counts == [steps] * 3, steps]
 
 
+@pytest.mark.row("D4")
 @pytest.mark.parametrize("outside", [False, True])
 def test_the_step_that_tells_of_a_failed_save_is_counted(tmp_path, outside):
     results = world.run(2, count_in_spite_of_a_failure, folder=str(tmp_path), outside=outside)
@@ -476,6 +480,7 @@ def leave_an_engine_alive(folder):
     builtins.kept.save_checkpoint(folder)
 
 
+@pytest.mark.row("D4")
 def test_a_process_that_ends_waits_for_its_save_whatever_holds_the_engine(tmp_path):
     world.run(1, leave_an_engine_alive, folder=str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == ["global_step0", "latest"]

@@ -53,6 +53,7 @@ def converted(name, out):
     return convert(DATA / name, out, buffers=BUFFERS)
 
 
+@pytest.mark.row("W3")
 @pytest.mark.parametrize("name", ALL)
 def test_values_are_those_that_the_writer_reports(name, tmp_path):
     path, _ = converted(name, tmp_path)
@@ -136,6 +137,7 @@ def continue_one(root, name, stage):
     return losses
 
 
+@pytest.mark.row("W3")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_training_goes_on_as_it_did(tmp_path, ranks):
     names = [name for name in ALL if ("groups" in name) == (ranks == 3)]
@@ -305,6 +307,7 @@ def test_the_hostile_pickles_are_hostile(witness):
         os.unlink(witness)
 
 
+@pytest.mark.row("X4")
 def test_hostile_pickles_run_nothing(witness):
     for name, data in hostile(witness).items():
         with contextlib.suppress(ValueError):
@@ -317,6 +320,7 @@ def archive_of(path, data):
         archive.writestr("archive/data.pkl", data)
 
 
+@pytest.mark.row("X4")
 def test_hostile_checkpoints_run_nothing(tmp_path, witness):
     for name, data in hostile(witness).items():
         for kind, victim in (("ds2_bf16", "global_step3/mp_rank_00_model_states.pt"), ("dcp", ".metadata")):

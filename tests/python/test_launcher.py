@@ -131,6 +131,7 @@ def test_variables_of_the_user_stay(script):
     assert (code, sorted(out.splitlines()), err) == (0, ["[rank 0] 7 3,1", "[rank 1] 7 3,1"], "")
 
 
+@pytest.mark.row("L2")
 def test_arguments_arrive_byte_for_byte(script, tmp_path):
     path = script("open(sys.argv[1], 'wb').write(b'\\0'.join(map(os.fsencode, sys.argv[2:])))")
     rng = random.Random(1)
@@ -180,6 +181,7 @@ def test_default_is_one_rank_per_device(script):
     assert (code, len(out.splitlines())) == (0, min(devices, 2) if devices else 2)
 
 
+@pytest.mark.row("L2")
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -208,6 +210,7 @@ def test_wrong_input(args, message):
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("K6")
 def test_exception_is_reported_once_with_its_traceback(script):
     path = script("if rank == 1: raise ValueError('boom')\ntime.sleep(60)")
     start = time.monotonic()
@@ -222,6 +225,7 @@ def test_exception_is_reported_once_with_its_traceback(script):
     assert "later" not in report
 
 
+@pytest.mark.row("K6")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_death_by_signal(script, number):
     path = script(f"if rank == 0: os.kill(os.getpid(), {int(number)})\ntime.sleep(60)")
@@ -230,11 +234,13 @@ def test_death_by_signal(script, number):
     assert re.search(rf"job failed: rank 0 \(.*\) was killed by {number.name} after", err)
 
 
+@pytest.mark.row("K6")
 def test_codes_pass_through(script):
     assert run("--nproc", "2", script("sys.exit(0 if rank == 0 else 93)"))[0] == 93
     assert run("--nproc", "2", script("sys.exit(0)"))[0] == 0
 
 
+@pytest.mark.row("K6")
 def test_deaf_ranks_are_killed_after_a_failure(script, tmp_path):
     path = script(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NOTE + WAIT_FOR_TWO + "if rank == 1: sys.exit(3)\n" + WAIT
@@ -246,6 +252,7 @@ def test_deaf_ranks_are_killed_after_a_failure(script, tmp_path):
     assert not any(alive(pid) for pid in pids_in(tmp_path, 2))
 
 
+@pytest.mark.row("K1")
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_the_first_to_die_is_the_cause(script, first):
     """Also when the supervisor sees all deaths at once: here because it is stopped while the ranks die."""
@@ -265,6 +272,7 @@ def test_the_first_to_die_is_the_cause(script, first):
     assert re.findall(r"later: rank (\d)", report) == [str((first + 2) % 3), str((first + 1) % 3)]
 
 
+@pytest.mark.row("K5")
 def test_stopped_rank_is_named(script, tmp_path):
     process = launch("--nproc", "2", "--stall-timeout", "0.5", script(NOTE + "time.sleep(60)"))
     pid = pids_in(tmp_path, 2)[0]
@@ -285,6 +293,7 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sig
 """
 
 
+@pytest.mark.row("P1")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signals_reach_the_ranks(script, tmp_path, number, code):
     process = launch("--nproc", "2", script(HANDLER + NOTE + WAIT))
@@ -298,6 +307,7 @@ def test_signals_reach_the_ranks(script, tmp_path, number, code):
     assert b"job failed" not in err
 
 
+@pytest.mark.row("P1")
 def test_workers_of_a_python_rank_live_while_it_saves(script, tmp_path):
     """A rank may need its data loader's processes until it has written its checkpoint."""
     body = "worker = subprocess.Popen(['sleep', '60'])\n"
@@ -309,6 +319,7 @@ def test_workers_of_a_python_rank_live_while_it_saves(script, tmp_path):
     assert process.returncode == 143
 
 
+@pytest.mark.row("P1")
 def test_wrappers_pass_signals_on(script, tmp_path):
     """A shell dies of a signal and does not forward it; what it runs is told too, once, and has the grace period."""
     body = "def save(number, frame):\n    print('told')\n    time.sleep(1.5)\n    print('saved')\n    sys.exit(0)\n"
@@ -323,6 +334,7 @@ def test_wrappers_pass_signals_on(script, tmp_path):
     assert process.returncode == 143
 
 
+@pytest.mark.row("P1")
 def test_grace_period_then_kill(script, tmp_path):
     path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NOTE + WAIT)
     process = launch("--nproc", "2", "--grace-period", "0.5", path)
@@ -335,6 +347,7 @@ def test_grace_period_then_kill(script, tmp_path):
     assert not any(map(alive, pids))
 
 
+@pytest.mark.row("P1")
 def test_second_ctrl_c_kills_at_once(script, tmp_path):
     process = launch("--nproc", "2", script("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + NOTE + WAIT))
     pids = pids_in(tmp_path, 2)
@@ -347,6 +360,7 @@ def test_second_ctrl_c_kills_at_once(script, tmp_path):
     assert not any(map(alive, pids))
 
 
+@pytest.mark.row("P1")
 def test_one_ctrl_c_may_arrive_twice(script, tmp_path):
     """`timeout -s INT`, for one, signals the launcher and then its group."""
     path = script(
@@ -388,6 +402,7 @@ def supervisor_of(process):
     return int(children.read_text().split()[0])
 
 
+@pytest.mark.row("K7")
 @pytest.mark.parametrize("victim", ["launcher", "supervisor"])
 @pytest.mark.parametrize("repetition", range(3))
 def test_kill_9_leaves_nobody(script, tmp_path, victim, repetition):
@@ -400,6 +415,7 @@ def test_kill_9_leaves_nobody(script, tmp_path, victim, repetition):
     assert process.returncode == (-9 if victim == "launcher" else 137)
 
 
+@pytest.mark.row("K7")
 def test_kill_9_of_both_processes_kills_the_ranks(script, tmp_path):
     process = launch("--nproc", "2", script(NOTE + WAIT))
     pids = pids_in(tmp_path, 2)
@@ -412,6 +428,7 @@ def test_kill_9_of_both_processes_kills_the_ranks(script, tmp_path):
     wait_for(lambda: not any(map(alive, pids)), "the ranks to be gone", seconds=5)
 
 
+@pytest.mark.row("K7")
 def test_kill_9_while_ranks_start(script, tmp_path):
     """Every 5 ms of the start."""
     path = script(NOTE + WAIT)
@@ -423,6 +440,7 @@ def test_kill_9_while_ranks_start(script, tmp_path):
     assert not any(alive(int(p.name[4:])) for p in tmp_path.glob("pid.*"))
 
 
+@pytest.mark.row("K7")
 @pytest.mark.parametrize("code", [0, 4])
 def test_what_ranks_leave_behind_ends_with_the_job(script, tmp_path, code):
     process = launch("--nproc", "1", script(DAEMON + NOTE + WAIT_FOR_TWO + f"sys.exit({code})"))
@@ -435,6 +453,7 @@ def test_what_ranks_leave_behind_ends_with_the_job(script, tmp_path, code):
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("L3")
 def test_a_flood_arrives_whole(script):
     """4 ranks, 12 MB each, while the console reads slowly at first."""
     path = script("sys.stdout.write(''.join(f'{rank} {i} ' + 'x' * 990 + '\\n' for i in range(12000)))")
@@ -451,6 +470,7 @@ def test_a_flood_arrives_whole(script):
     assert seen == [12000] * 4
 
 
+@pytest.mark.row("L3")
 def test_signals_work_while_nobody_reads(script):
     process = launch("--nproc", "2", script("while True: print('x' * 10000)"))
     time.sleep(1)
@@ -459,6 +479,7 @@ def test_signals_work_while_nobody_reads(script):
     process.communicate()
 
 
+@pytest.mark.row("L3")
 def test_a_closed_console_does_not_stop_the_job(script, tmp_path):
     path = script("for i in range(2000): print('x' * 1000)\nopen(f'{os.path.dirname(__file__)}/done.{rank}', 'w')")
     process = launch("--nproc", "2", path, stderr=subprocess.DEVNULL)
@@ -467,6 +488,7 @@ def test_a_closed_console_does_not_stop_the_job(script, tmp_path):
     assert len(list(tmp_path.glob("done.*"))) == 2
 
 
+@pytest.mark.row("L3")
 def test_full_disk_does_not_stop_the_job(script):
     with open("/dev/full", "w") as full:
         process = launch("--nproc", "2", script("print('x' * 100000)"), stdout=full)
@@ -508,6 +530,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.row("L1")
 def test_jobs_at_once_have_ports_of_their_own(script):
     path = script(SERVE)
     jobs = [launch("--nproc", "1", path, stdin=subprocess.PIPE) for _ in range(30)]
@@ -517,6 +540,7 @@ def test_jobs_at_once_have_ports_of_their_own(script):
     assert len(set(ports)) == 30
 
 
+@pytest.mark.row("L1")
 def test_a_taken_port_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
@@ -525,6 +549,7 @@ def test_a_taken_port_is_refused():
     assert err.startswith(f"zeroshard: port {port} cannot be used: Address already in use; leave out --master_port")
 
 
+@pytest.mark.row("L1")
 def test_two_jobs_cannot_share_a_port(script):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
@@ -545,6 +570,7 @@ def listening_addresses(pids):
     return {fields[1].split(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes}
 
 
+@pytest.mark.row("X1")
 def test_torch_ranks_meet_and_listen_on_loopback_alone(script, tmp_path):
     """The launcher itself listens nowhere; a store made as zeroshard makes it, and Gloo, on loopback."""
     pytest.importorskip("torch")

@@ -582,6 +582,7 @@ def fail_on_rank_1(stage):
         engine.step()
 
 
+@pytest.mark.row("K6")
 @pytest.mark.parametrize("stage", [0, 3])
 def test_an_exception_on_one_rank_ends_all(stage):
     ranks = world.run_ranks(3, fail_on_rank_1, stage=stage, timeout_s=30)

@@ -61,6 +61,7 @@ def directories(tmp_path):
     return tmp_path / "from", tmp_path / "to"
 
 
+@pytest.mark.row("F2")
 def test_files_of_the_package_survive_a_rewrite(tmp_path):
     source, target = directories(tmp_path)
     generator = random.Random(SEED)
@@ -116,6 +117,7 @@ def mutant(generator):
     return struct.pack("<Q", length % 2**64) + bytes(header) + data
 
 
+@pytest.mark.row("F2")
 def test_damaged_files_are_judged_as_by_the_package(tmp_path, release):
     batch = 2000
     agreed = {"accepted": 0, "refused": 0, "stricter": 0}

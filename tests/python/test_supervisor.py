@@ -64,6 +64,7 @@ def no_process_left(folder):
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("K8")
 def test_a_failed_job_starts_again(script, tmp_path):  # noqa: F811
     """All ranks anew, on another port, with torchrun's variables; the log has both starts."""
     body = RESTART + ENVIRONMENT + "if restart < 2 and rank == restart: sys.exit(5)\nif restart < 2: time.sleep(60)\n"
@@ -114,6 +115,7 @@ def test_without_max_restarts_nothing_starts_again(script):  # noqa: F811
     assert "begins" not in err and "again" not in err
 
 
+@pytest.mark.row("K8")
 def test_fewer_ranks(script):  # noqa: F811
     """Rank 2 always fails: after its second failure the job goes on without it."""
     body = ENVIRONMENT + "if rank == 2: sys.exit(4)\nif os.environ['WORLD_SIZE'] == '3': time.sleep(60)\n"
@@ -124,6 +126,7 @@ def test_fewer_ranks(script):  # noqa: F811
     assert "rank 2 ended with exit code 4 twice in a row, so there is one rank fewer: restart 2 of 5 begins" in err
 
 
+@pytest.mark.row("K8")
 def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
     """For want of file descriptors: the launcher needs some for each rank."""
     body = ENVIRONMENT
@@ -140,6 +143,7 @@ def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
     assert "Too many open files" in strict.stderr
 
 
+@pytest.mark.row("P1")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_users_signal_is_the_end(script, tmp_path, number):  # noqa: F811
     """Also when the ranks fail because of it."""
@@ -168,6 +172,7 @@ def test_a_signal_while_failed_ranks_end_is_the_end(script, tmp_path):  # noqa: 
     assert b"begins" not in err
 
 
+@pytest.mark.row("K5")
 def test_a_stopped_rank_starts_again(script, tmp_path):  # noqa: F811
     body = RESTART + NOTE + "if restart == 0: time.sleep(60)\n"
     process = launch("--nproc", "2", "--stall-timeout", "0.5", "--max-restarts", "1", script(body))
@@ -178,6 +183,7 @@ def test_a_stopped_rank_starts_again(script, tmp_path):  # noqa: F811
     assert re.search(rb"rank \d made no progress: restart 1 of 1 begins", err)
 
 
+@pytest.mark.row("K7")
 @pytest.mark.parametrize("victim", ["launcher", "supervisor"])
 def test_kill_9_of_the_launcher_is_the_end(script, tmp_path, victim):  # noqa: F811
     """After a restart too; and nobody starts again."""
@@ -230,6 +236,7 @@ print('done')
 """
 
 
+@pytest.mark.row("K5")
 def test_a_hung_rank_is_found_and_shown(script):  # noqa: F811
     """With where each rank waits, its Python and its native stack; then the job starts again."""
     pytest.importorskip("torch")
@@ -247,9 +254,46 @@ def test_a_hung_rank_is_found_and_shown(script):  # noqa: F811
     assert len(re.findall(r"^\[rank \d\] done$", out, re.M)) == 2
 
 
+# --- a signal ends a real training in a checkpoint --------------------------------------------------------------------
+
+TRAIN_AND_SAVE = """
+import torch, zeroshard
+model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.Linear(300, 1))
+config = {'train_micro_batch_size_per_gpu': 2, 'optimizer': {'type': 'Adam'}, 'zero_optimization': {'stage': 3}}
+engine, *_ = zeroshard.initialize(model=model, config=config)
+engine.save_and_stop_on(os.path.dirname(__file__) + '/run')
+while True:
+    engine.backward(engine(torch.ones(2, 8)).sum())
+    engine.step()
+    if engine.global_steps == 3: open(f'{os.path.dirname(__file__)}/pid.{os.getpid()}', 'w').close()
+"""
+
+
+@pytest.mark.row("P1")
+@pytest.mark.parametrize("whom", ["launcher", "rank"])
+def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa: F811
+    pytest.importorskip("torch")
+    pytest.importorskip("zeroshard._C")
+    restarts = ["--max-restarts", "3"] if whom == "launcher" else []
+    process = launch("--nproc", "2", "--grace-period", "20", *restarts, script(TRAIN_AND_SAVE))
+    pids = pids_in(tmp_path, 2, seconds=60)
+    os.kill(process.pid if whom == "launcher" else pids[0], signal.SIGTERM)
+    begin = time.monotonic()
+    err = process.communicate(timeout=30)[1].decode()
+    assert time.monotonic() - begin < 20, err
+    assert process.returncode == 143, err
+    assert "begins" not in err
+    assert not any(map(alive, pids))
+    step = int(re.search(r"asked to stop: saving step (\d+) in ", err)[1])
+    assert step >= 3
+    assert sorted(os.listdir(tmp_path / "run")) == [f"global_step{step}", "latest"]
+    subprocess.run([CLI, "checkpoint", "verify", tmp_path / "run" / f"global_step{step}"], check=True, timeout=20)
+
+
 # --- kills at any time ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("K1")
 def test_a_rank_killed_at_any_time(script, tmp_path):  # noqa: F811
     """SIGKILL of a random rank at a random time: one line names it, all others end, and the restart completes."""
     body = RESTART + "print('up', rank, os.getpid(), flush=True)\n"
@@ -282,6 +326,7 @@ def test_a_rank_killed_at_any_time(script, tmp_path):  # noqa: F811
     assert max(took) < 10, took
 
 
+@pytest.mark.row("K1")
 def test_a_rank_killed_while_the_job_starts(script, tmp_path):  # noqa: F811
     """Before the launcher has started all others, too: whatever happens, the code is not 0 and nobody is left."""
     path = script(NOTE + WAIT)
@@ -307,6 +352,7 @@ def first_child(pid):
 # --- many jobs, much output, hostile input ----------------------------------------------------------------------------
 
 
+@pytest.mark.row("L1")
 def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
     """Each rank 0 listens on its port, in both starts."""
     body = RESTART + ENVIRONMENT
@@ -319,6 +365,7 @@ def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
     assert all(set(env) == {(0, 0), (1, 0)} for env in envs)
 
 
+@pytest.mark.row("L2")
 def test_hostile_arguments_arrive_in_every_start(script, tmp_path):  # noqa: F811
     body = RESTART + "open(f'{sys.argv[1]}.{restart}', 'wb').write(b'\\0'.join(map(os.fsencode, sys.argv[2:])))\n"
     path = script(body + "sys.exit(1 - restart)\n")
@@ -334,6 +381,7 @@ def test_hostile_arguments_arrive_in_every_start(script, tmp_path):  # noqa: F81
     assert not list(tmp_path.glob("canary*"))
 
 
+@pytest.mark.row("L2")
 def test_hostile_variables_arrive(script):  # noqa: F811
     """What the launcher sets wins over what it inherits, an outer job's heartbeat included."""
     body = "print([os.environ[n] for n in ('ZEROSHARD_RESTART_COUNT', 'WORLD_SIZE', 'ODD')], flush=True)\n"
@@ -346,6 +394,7 @@ def test_hostile_variables_arrive(script):  # noqa: F811
     assert out.splitlines() == [str(["0", "1", odd]), "/memfd:zeroshard-heartbeat"]
 
 
+@pytest.mark.row("L3")
 def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path):  # noqa: F811
     """Four ranks, megabytes each: rank 0 never reads its input, rank 3 is stopped in the midst of its output, and the
     log of rank 2 is on a full disk."""
@@ -394,6 +443,7 @@ def count_lines(stream, counts):
         counts[rank] += 1
 
 
+@pytest.mark.row("X1")
 def test_nothing_listens_beyond_loopback(script, tmp_path):  # noqa: F811
     """Neither of the launcher's processes listens at all, in a second start with heartbeats neither; rank 0 does on
     loopback."""
