@@ -385,6 +385,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
   if (!loaded) return std::nullopt;
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
+  if (load.optimizer) impl.steps = loaded->manifest.step;
   return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                      loaded->manifest.rank_states, load.optimizer};
 }

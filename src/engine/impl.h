@@ -64,7 +64,7 @@ struct Engine::Impl {
   BackwardHooks backward_hooks;
   LossScaler scaler;
   Heartbeat heartbeat = Heartbeat::from_environment();
-  int64_t steps = 0;              // finished by this engine
+  int64_t steps = 0;              // finished, with those before the checkpoint
   bool pending_backward = false;  // gradients have come since the last end_backward()
   bool unapplied = false;         // gradients have come since the last step
   bool sync = true;

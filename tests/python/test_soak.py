@@ -120,6 +120,8 @@ def test_a_long_job_that_is_killed_again_and_again(tmp_path, release):
     assert process.returncode == 0, said
     restarts = re.findall(r"rank \d was killed by SIGKILL: restart (\d+) of \d+ begins", said)
     assert restarts == [str(number) for number in range(1, kills + 1)], said
+    reported = [int(step) for step in re.findall(r"job failed: .* killed by SIGKILL .*, last step (\d+)\n", said)]
+    assert len(reported) == kills and all(map(int.__ge__, reported, at)), (reported, at)
     expected = world.run(RANKS, soak_job.undisturbed, steps=steps, timeout_s=600)
     for rank in range(RANKS):
         assert json.loads((notes / f"rank-{rank}.end").read_text()) == expected[rank]
