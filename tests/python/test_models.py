@@ -527,40 +527,6 @@ def test_a_buffer_without_a_value_is_named():
     assert "inv_freq" in world.run(1, meta_buffers)[0]
 
 
-def resident_mb(field):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
-
-
-def peak_of_building(full_mb, stage):
-    """How far the resident memory rises while a model of `full_mb` is built and sharded."""
-    width = 512
-    layers = round(full_mb * 2**20 / 4 / (6 * width * width))
-    zeroshard.initialize(model=models.stack(), config=configuration(stage))  # what any engine needs
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    before = resident_mb("VmRSS:")
-    with zeroshard.Init():
-        model = models.Stack(width, layers)
-    config = configuration(stage)
-    del config["optimizer"]
-    config["zeroshard"]["transport"] = "process_group"  # in shared memory, peers' shards count as resident too
-    engine, *_ = zeroshard.initialize(model=model, config=config)
-    x = torch.randn(2, width)
-    with torch.no_grad():
-        engine(x)
-    numel = sum(param.numel() for param in model.parameters())
-    return [numel * 4 / 2**20, resident_mb("VmHWM:") - before]
-
-
-def test_memory_of_building_a_model():
-    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=3):
-        assert full > 140
-        assert peak < full / 2 + 50, (full, peak)  # its half, and eight units: gathered ones, one that is being made
-    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=0):
-        assert peak > full  # the measurement sees a whole model
-
-
 # -- an exception of the model -----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,84 @@
+"""Resident memory of ranks beside what the ledger plans."""
+
+import ctypes
+
+import models
+import pytest
+import torch
+import world
+import zeroshard
+
+
+def configuration(stage, **optimizer):
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        # In shared memory, peers' shards would count as resident, too.
+        "zeroshard": {"timeout_s": 30, "transport": "process_group"},
+        **optimizer,
+    }
+
+
+def resident_mb(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+
+
+def peak_of_building(full_mb, stage):
+    """How far the resident memory rises while a model of `full_mb` is built and sharded."""
+    width = 512
+    layers = round(full_mb * 2**20 / 4 / (6 * width * width))
+    zeroshard.initialize(model=models.stack(), config=configuration(stage))  # what any engine needs
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = resident_mb("VmRSS:")
+    with zeroshard.Init():
+        model = models.Stack(width, layers)
+    engine, *_ = zeroshard.initialize(model=model, config=configuration(stage))
+    x = torch.randn(2, width)
+    with torch.no_grad():
+        engine(x)
+    numel = sum(param.numel() for param in model.parameters())
+    return [numel * 4 / 2**20, resident_mb("VmHWM:") - before]
+
+
+def test_memory_of_building_a_model():
+    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=3):
+        assert full > 140
+        assert peak < full / 2 + 50, (full, peak)  # its half, and eight units: gathered ones, one that is being made
+    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=0):
+        assert peak > full  # the measurement sees a whole model
+
+
+def resident_beside_planned(width, layers, stage):
+    """MB: the growth when the engine is built, and after some steps; planned parameters and gradients, and all."""
+    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}}
+
+    def build(width, layers):
+        model = models.Stack(width, layers)
+        return zeroshard.initialize(model=model, config=configuration(stage, **sgd))[0]
+
+    def train(engine, width):
+        for _ in range(3):
+            engine.backward(engine(torch.randn(2, width)).square().mean())
+            engine.step()
+
+    first = build(8, 2)  # what any engine needs
+    train(first, 8)
+    before = resident_mb("VmRSS:")
+    engine = build(width, layers)
+    built = resident_mb("VmRSS:") - before
+    train(engine, width)
+    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for the next step is no state of the model
+    trained = resident_mb("VmRSS:") - before
+    report = engine.memory_report()
+    first_planned = report["planned"]["parameters"] + report["planned"]["gradients"]
+    return [built, trained, first_planned / 2**20, report["planned_total"] / 2**20]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_resident_memory_is_what_was_planned(stage):
+    for built, trained, first, total in world.run(2, resident_beside_planned, width=512, layers=24, stage=stage):
+        assert total > 250
+        assert built < 1.03 * first + 32, (built, first)  # the model's own tensors are gone
+        assert abs(trained - total) < 0.03 * total + 32, (trained, total)  # activations, single gradients, Gloo
