@@ -2,13 +2,11 @@
 
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
-#include "memory/trim.h"
 
 namespace zeroshard {
 
@@ -168,7 +166,6 @@ void Engine::finish_step(const StepResult& result) {
   }
   impl.reducer->end_step();
   impl.unapplied = false;
-  if (std::exchange(impl.first_step, false)) return_free_memory();  // the allocator now knows the sizes that recur
   impl.heartbeat.beat(++impl.steps);
 }
 

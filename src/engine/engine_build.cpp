@@ -5,7 +5,6 @@
 #include "device/dtype.h"
 #include "engine/agreement.h"
 #include "engine/impl.h"
-#include "memory/trim.h"
 
 namespace zeroshard {
 namespace {
@@ -93,7 +92,6 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   make_units(units);
   make_reducer();
   install_hooks();
-  return_free_memory();  // what the model's own tensors were in: at stage 3 else as much as the whole model
 }
 
 void Engine::Impl::make_optimizer(const std::vector<UnitDefinition>& units) {

@@ -65,7 +65,6 @@ struct Engine::Impl {
   LossScaler scaler;
   Heartbeat heartbeat = Heartbeat::from_environment();
   int64_t steps = 0;              // finished, with those before the checkpoint
-  bool first_step = true;         // of this engine has not been finished
   bool pending_backward = false;  // gradients have come since the last end_backward()
   bool unapplied = false;         // gradients have come since the last step
   bool sync = true;
