@@ -69,7 +69,8 @@ def resident_beside_planned(width, layers, stage):
     engine = build(width, layers)
     built = resident_mb("VmRSS:") - before
     train(engine, width)
-    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later (much, with tensors of about 1 MB) is not in use
+    # What the allocator keeps for later (much, with tensors of about 1 MB) is not in use.
+    ctypes.CDLL(None).malloc_trim(0)
     trained = resident_mb("VmRSS:") - before
     report = engine.memory_report()
     first_planned = report["planned"]["parameters"] + report["planned"]["gradients"]
