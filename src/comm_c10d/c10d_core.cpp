@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::
   try {
     return start();
   } catch (const std::exception& error) {
-    fail(op, text_of(error));
+    fail_explained(op, text_of(error));
   }
 }
 
@@ -72,16 +72,19 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   try {
     work.wait();  // done: throws its error, if any
   } catch (const std::exception& error) {
-    const std::string message = text_of(error);
-    // A rank that waits for this one tells what it called within a second. Of one that died the connection breaks
-    // before the process is gone.
-    for (int attempt = 0; attempt < 12; ++attempt) {
-      if (const auto difference = divergence_.look()) fail(op, concat(*difference, ": ", message));
-      if (const std::string dead = dead_peers(); !dead.empty()) fail(op, concat(dead, ": ", message));
-      std::this_thread::sleep_for(std::chrono::milliseconds(110));
-    }
-    fail(op, message);
+    fail_explained(op, text_of(error));
   }
+}
+
+// A rank that waits for this one tells what it called within a second. Of one that died the connection breaks before
+// the process is gone.
+void C10dCore::fail_explained(const Op& op, const std::string& message) {
+  for (int attempt = 0; attempt < 12; ++attempt) {
+    if (const auto difference = divergence_.look()) fail(op, concat(*difference, ": ", message));
+    if (const std::string dead = dead_peers(); !dead.empty()) fail(op, concat(dead, ": ", message));
+    std::this_thread::sleep_for(std::chrono::milliseconds(110));
+  }
+  fail(op, message);
 }
 
 // Neither Work::wait() nor its time-out form will do: the first notices a stopped peer after half an hour, the second

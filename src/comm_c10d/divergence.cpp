@@ -11,10 +11,16 @@
 namespace zeroshard {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPatience(200);
+constexpr std::chrono::milliseconds kFarewell(3000);
 
 std::string key_of(int rank) {
   return concat("zeroshard/calls/", rank);
+}
+
+std::string found_key_of(int rank) {
+  return concat("zeroshard/found/", rank);
 }
 
 }  // namespace
@@ -56,41 +62,64 @@ std::optional<std::string> Divergence::compare(int peer, const std::string& thei
 }
 
 // On a thread of its own, which is left behind when the store does not answer: its host may be stopped.
-void Divergence::start_exchange() {
-  exchange_ = std::make_shared<Exchange>();
-  const auto run = [exchange = exchange_, store = store_, own = told_ == last_ ? std::string() : table(), rank = rank_,
-                    world_size = world_size_] {
-    std::vector<std::pair<int, std::string>> theirs;
+std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Talk&)> body) {
+  auto talk = std::make_shared<Talk>();
+  const auto run = [talk, body = std::move(body)] {
     try {
-      if (!own.empty()) store->set(key_of(rank), own);
-      for (int peer = 0; peer < world_size; ++peer)
-        if (peer != rank && store->check({key_of(peer)})) theirs.emplace_back(peer, store->get_to_str(key_of(peer)));
+      body(*talk);
     } catch (const std::exception&) {  // the store's host is gone: others notice that better
     }
-    const std::scoped_lock lock(exchange->mutex);
-    exchange->theirs = std::move(theirs);
-    exchange->done = true;
-    exchange->changed.notify_all();
+    const std::scoped_lock lock(talk->mutex_);
+    talk->over_ = true;
+    talk->changed_.notify_all();
   };
-  told_ = last_;
   try {
     std::thread(run).detach();
   } catch (const std::system_error&) {
-    exchange_.reset();  // the process may have no more threads
-    told_ = 0;
+    return nullptr;  // the process may have no more threads
   }
+  return talk;
+}
+
+bool Divergence::Talk::wait_for(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, patience, [&] { return over_; });
+}
+
+void Divergence::start_exchange() {
+  exchange_ = Talk::start([store = store_, own = told_ == last_ ? std::string() : table(), rank = rank_,
+                           world_size = world_size_](Talk& talk) {
+    if (!own.empty()) store->set(key_of(rank), own);
+    for (int peer = 0; peer < world_size; ++peer)
+      if (peer != rank && store->check({key_of(peer)})) talk.theirs.emplace_back(peer, store->get_to_str(key_of(peer)));
+  });
+  if (exchange_) told_ = last_;
+}
+
+void Divergence::await_others() const {
+  const auto talk = Talk::start([store = store_, rank = rank_, world_size = world_size_](Talk&) {
+    const auto end = Clock::now() + kFarewell;
+    store->set(found_key_of(rank), "");
+    for (int peer = 0; peer < world_size; ++peer)
+      while (!store->check({found_key_of(peer)}) && Clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  if (talk) talk->wait_for(kFarewell);
 }
 
 std::optional<std::string> Divergence::look() {
   if (!store_ || last_ == 0) return std::nullopt;
   if (!exchange_) start_exchange();
   if (!exchange_) return std::nullopt;
-  const std::shared_ptr<Exchange> exchange = exchange_;
-  std::unique_lock lock(exchange->mutex);
-  if (!exchange->changed.wait_for(lock, kPatience, [&] { return exchange->done; })) return std::nullopt;
+  const std::shared_ptr<Talk> exchange = exchange_;
+  if (!exchange->wait_for(kPatience)) return std::nullopt;
   exchange_.reset();
-  for (const auto& [peer, theirs] : exchange->theirs)
-    if (auto difference = compare(peer, theirs)) return difference;
+  for (const auto& [peer, theirs] : exchange->theirs) {
+    if (auto difference = compare(peer, theirs)) {
+      await_others();
+      return difference;
+    }
+  }
   return std::nullopt;
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,7 +28,8 @@ class Divergence {
   void note(const Op& op, uint64_t hash);
   // Tells the others, and compares with those that have told. The first collective in which some rank differs from
   // this one, naming both; nothing when there is none or the store cannot be reached. A store that does not answer
-  // holds it up for a fifth of a second.
+  // holds it up for a fifth of a second. With a difference it returns once all ranks have found one, or after three
+  // seconds: whoever goes earlier may take the store along.
   std::optional<std::string> look();
 
  private:
@@ -34,21 +37,30 @@ class Divergence {
     uint64_t seq = 0, hash = 0;
     Op op;
   };
-  struct Exchange {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool done = false;
-    std::vector<std::pair<int, std::string>> theirs;  // rank, table
+  // With the store, beside the caller.
+  class Talk {
+   public:
+    // Null: there was no thread to be had.
+    static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
+    bool wait_for(std::chrono::milliseconds patience);  // whether it is over
+
+    std::vector<std::pair<int, std::string>> theirs;  // rank, table; to be read once it is over
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool over_ = false;
   };
   void start_exchange();
+  void await_others() const;
   std::string table() const;
   std::optional<std::string> compare(int peer, const std::string& theirs) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
-  std::array<Call, 64> calls_{};        // the latest, by seq
-  uint64_t last_ = 0, told_ = 0;        // seq
-  std::shared_ptr<Exchange> exchange_;  // under way
+  std::array<Call, 64> calls_{};    // the latest, by seq
+  uint64_t last_ = 0, told_ = 0;    // seq
+  std::shared_ptr<Talk> exchange_;  // under way
 };
 
 }  // namespace zeroshard

@@ -266,6 +266,44 @@ TEST(Divergence, AStoreThatDoesNotAnswerHoldsNobodyUp) {
   expect_contains(*difference, {"ranks disagree: in collective #1 rank 0 called", "rank 1 called all_reduce"});
 }
 
+// The first to find out may host the store.
+TEST(Divergence, NobodyLeavesBeforeAllHaveFoundOut) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Divergence>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Divergence>(store, rank, 3));
+    Op op;
+    op.seq = 1;
+    op.kind = rank == 1 ? OpKind::kAllReduce : op.kind;
+    ranks.back()->note(op, rank == 1 ? 2 : 1);
+  }
+  EXPECT_FALSE(ranks[0]->look());
+  std::atomic<bool> last_has_looked{false};
+  const auto errors = testing::run_threads(3, [&](int rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(rank == 2 ? 700 : 0));
+    if (rank == 2) last_has_looked = true;
+    std::optional<std::string> difference;
+    for (int i = 0; i < 50 && !difference; ++i) difference = ranks[static_cast<size_t>(rank)]->look();
+    testing::require(difference.has_value(), "no difference found");
+    testing::require(last_has_looked, "a rank left before the last one had looked");
+  });
+  expect_no_errors(errors);
+}
+
+// One that never looks, because it is dead or computes, holds the others up for no longer than said.
+TEST(Divergence, ARankThatFindsNothingDoesNotHoldTheOthers) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Divergence first(store, 0, 3), second(store, 1, 3);
+  Op op;
+  op.seq = 1;
+  first.note(op, 1);
+  second.note(op, 2);
+  EXPECT_FALSE(first.look());
+  const auto start = Clock::now();
+  EXPECT_TRUE(second.look());
+  EXPECT_LT(seconds_since(start), 6);
+}
+
 TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {
   CommOptions options = with(Transport::kProcessGroup);
   options.timeout_ms = 300;
