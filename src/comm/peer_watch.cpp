@@ -71,26 +71,42 @@ PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms)
   for (const ProcessId& process : processes) peers_.push_back({process, {}, 0});
 }
 
+bool PeerWatch::watches(const Peer& peer) const {
+  return peer.process.pid != 0 && peer.process.pid != own_pid_;
+}
+
+std::string PeerWatch::text(int rank, ProcessState state) const {
+  if (state == ProcessState::kDead) return name(rank) + " died";
+  const int64_t stopped_ms = peers_.at(static_cast<size_t>(rank)).stopped_ms;
+  return concat(name(rank), " has been stopped (by a signal or a debugger) for ", stopped_ms, " ms");
+}
+
 std::optional<std::string> PeerWatch::check(int rank) {
   Peer& peer = peers_.at(static_cast<size_t>(rank));
-  if (peer.process.pid == 0 || peer.process.pid == own_pid_) return std::nullopt;
+  if (!watches(peer)) return std::nullopt;
   const auto now = Clock::now();
   const int64_t since_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - peer.last_look).count();
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
-  switch (state_of(peer.process)) {
-    case ProcessState::kDead:
-      return name(rank) + " died";
-    case ProcessState::kRunning:
-      peer.stopped_ms = 0;
-      return std::nullopt;
-    case ProcessState::kStopped:
-      break;
-  }
+  const ProcessState state = state_of(peer.process);
   // Counts looks, not wall time: when this process is stopped along with its peer (Ctrl-Z), nobody is at fault.
-  peer.stopped_ms += std::min(since_ms, 2 * kLookEveryMs);
-  if (peer.stopped_ms < stall_timeout_ms_) return std::nullopt;
-  return concat(name(rank), " has been stopped (by a signal or a debugger) for ", peer.stopped_ms, " ms");
+  peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
+  if (state == ProcessState::kRunning) return std::nullopt;
+  if (state == ProcessState::kStopped && peer.stopped_ms < stall_timeout_ms_) return std::nullopt;
+  return text(rank, state);
+}
+
+std::string PeerWatch::check_all() {
+  bool trouble = false;
+  for (int rank = 0; rank < world_size(); ++rank) trouble = check(rank).has_value() || trouble;
+  if (!trouble) return {};
+  std::string all;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    const ProcessState state = watches(peer) ? state_of(peer.process) : ProcessState::kRunning;
+    if (state != ProcessState::kRunning) all += (all.empty() ? "" : ", ") + text(rank, state);
+  }
+  return all;
 }
 
 std::string PeerWatch::name(int rank) const {

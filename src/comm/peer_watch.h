@@ -28,6 +28,10 @@ class PeerWatch {
   // What is wrong with `rank` ("rank 1 (pid 123) died"), if anything is. Cheap: looks at most every 100 ms.
   std::optional<std::string> check(int rank);
 
+  // When anything is wrong with any rank, what is with each: a rank may have ended because another had, or was stopped
+  // for a while too short to count alone. Empty otherwise.
+  std::string check_all();
+
   // "rank 1 (pid 123)", or "rank 1" when its process is unknown.
   std::string name(int rank) const;
   int world_size() const { return static_cast<int>(peers_.size()); }
@@ -39,6 +43,9 @@ class PeerWatch {
     Clock::time_point last_look{};
     int64_t stopped_ms = 0;
   };
+
+  bool watches(const Peer& peer) const;
+  std::string text(int rank, ProcessState state) const;
 
   std::vector<Peer> peers_;
   int64_t stall_timeout_ms_;

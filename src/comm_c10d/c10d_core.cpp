@@ -81,7 +81,7 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
 void C10dCore::fail_explained(const Op& op, const std::string& message) {
   for (int attempt = 0; attempt < 12; ++attempt) {
     if (const auto difference = divergence_.look()) fail(op, concat(*difference, ": ", message));
-    if (const std::string dead = dead_peers(); !dead.empty()) fail(op, concat(dead, ": ", message));
+    if (const std::string trouble = watch_.check_all(); !trouble.empty()) fail(op, concat(trouble, ": ", message));
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
   }
   fail(op, message);
@@ -109,21 +109,13 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
-    for (int peer = 0; peer < world_size_; ++peer)
-      if (const auto trouble = watch_.check(peer); trouble && !work.isCompleted()) fail(op, *trouble);
+    if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
       if (const auto difference = divergence_.look(); difference && !work.isCompleted()) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }
-}
-
-std::string C10dCore::dead_peers() {
-  std::string dead;
-  for (int peer = 0; peer < world_size_; ++peer)
-    if (const auto trouble = watch_.check(peer)) dead += (dead.empty() ? "" : ", ") + *trouble;
-  return dead;
 }
 
 void C10dCore::complete_all() {

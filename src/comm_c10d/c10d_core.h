@@ -59,7 +59,6 @@ class C10dCore {
   void poll(c10d::Work& work, const Op& op);
   // The back end's own message rarely says why: adds what the other ranks did.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message);
-  std::string dead_peers();
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;

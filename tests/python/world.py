@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import multiprocessing
@@ -156,14 +157,18 @@ def size() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
+@functools.cache
 def _server() -> multiprocessing.context.BaseContext:
-    """The forking server's context. The server starts with the first process."""
+    """The forking server's context. The server has loaded everything: no world's time counts that."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preload"])
     here = os.path.dirname(os.path.abspath(__file__))
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if here not in known:  # the server does not take over sys.path, and ignores what it cannot import
         os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, known)])
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()
     return context
 
 
