@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "base/check.h"
@@ -20,6 +21,28 @@ int64_t all_reduce_max(Comm& comm, int64_t value, std::string_view tag) {
   return value;
 }
 
+struct Failure {
+  int64_t outcome = kDone;
+  std::string message;
+};
+
+Failure failure_of(const std::function<void()>& step) {
+  try {
+    step();
+    return {};
+  } catch (const CommError&) {
+    throw;  // there is nobody to tell
+  } catch (const ValueError& error) {
+    return {kWrongValue, error.what()};
+  } catch (const StateError& error) {
+    return {kWrongState, error.what()};
+  } catch (const std::bad_alloc&) {
+    return {kFailed, "out of memory"};  // short enough to need none
+  } catch (const std::exception& error) {
+    return {kFailed, error.what()};
+  }
+}
+
 }  // namespace
 
 std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view tag) {
@@ -32,33 +55,31 @@ std::string broadcast_text(Comm& comm, const std::string& text, int root, std::s
   return result;
 }
 
-void together(Comm& comm, std::string_view tag, const std::function<void()>& step) {
-  int64_t outcome = kDone;
-  std::string message;
+void or_abort(Comm& comm, const std::function<void()>& all) {
   try {
-    step();
-  } catch (const CommError&) {
-    throw;  // there is nobody to tell
-  } catch (const ValueError& error) {
-    outcome = kWrongValue;
-    message = error.what();
-  } catch (const StateError& error) {
-    outcome = kWrongState;
-    message = error.what();
-  } catch (const std::exception& error) {
-    outcome = kFailed;
-    message = error.what();
+    all();
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    comm.abort("this rank has no memory left for a checkpoint");
+    throw;
   }
-  // The lowest failing rank, in the same all-reduce as whether there is one.
-  const int64_t first = -all_reduce_max(comm, outcome == kDone ? -comm.world_size() : -comm.rank(), tag);
-  if (first == comm.world_size()) return;
-  const int root = int(first);
-  message = broadcast_text(comm, message.substr(0, kMaxMessage), root, tag);
-  outcome = all_reduce_max(comm, comm.rank() == root ? outcome : 0, tag);
-  if (comm.world_size() > 1) message = concat("rank ", root, ": ", message);
-  if (outcome == kWrongValue) throw ValueError(message);
-  if (outcome == kWrongState) throw StateError(message);
-  throw IoError(message);
+}
+
+void together(Comm& comm, std::string_view tag, const std::function<void()>& step) {
+  or_abort(comm, [&] {
+    Failure failure = failure_of(step);
+    // The lowest failing rank, in the same all-reduce as whether there is one.
+    const int64_t first = -all_reduce_max(comm, failure.outcome == kDone ? -comm.world_size() : -comm.rank(), tag);
+    if (first == comm.world_size()) return;
+    const int root = int(first);
+    std::string message = broadcast_text(comm, failure.message.substr(0, kMaxMessage), root, tag);
+    const int64_t outcome = all_reduce_max(comm, comm.rank() == root ? failure.outcome : 0, tag);
+    if (comm.world_size() > 1) message = concat("rank ", root, ": ", message);
+    if (outcome == kWrongValue) throw ValueError(message);
+    if (outcome == kWrongState) throw StateError(message);
+    throw IoError(message);
+  });
 }
 
 void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag) {

@@ -18,6 +18,10 @@ void together(Comm& comm, std::string_view tag, const std::function<void()>& ste
 // Throws ValueError on every rank unless all ask for the same: "rank 1: VERB 'MINE', rank 0 'FIRST': ...".
 void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag);
 
+// Runs `all`, which ranks go through together. Whatever it throws but an Error is of this rank alone, such as
+// std::bad_alloc: `comm` is aborted, so that no other rank waits for this one, and it is thrown on.
+void or_abort(Comm& comm, const std::function<void()>& all);
+
 // Whether `mine` is true on every rank.
 bool all_of_ranks(Comm& comm, bool mine, std::string_view tag);
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/log.h"
+#include "checkpoint/attempt.h"
 
 namespace zeroshard {
 
@@ -20,11 +20,8 @@ AsyncSaver::~AsyncSaver() {
     static_cast<void>(worker_.release());
     return;
   }
-  try {
-    wait();
-  } catch (const std::exception& error) {
-    log(LogLevel::kError, concat("the last checkpoint was not saved: ", error.what()));
-  }
+  attempt([&] { wait(); }, [](const std::string& reason) { return "the last checkpoint was not saved: " + reason; },
+          LogLevel::kError);
   {
     const std::scoped_lock lock(worker_->mutex);
     worker_->stop = true;

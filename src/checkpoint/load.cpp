@@ -1,6 +1,7 @@
 #include "checkpoint/load.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -129,7 +130,13 @@ class Load {
 
   std::optional<std::string> damage_in(const std::function<void()>& step) {
     try {
-      together(comm_, "load", step);
+      together(comm_, "load", [&] {
+        try {
+          step();
+        } catch (const std::bad_alloc&) {  // no sign of damage: an older checkpoint needs as much
+          throw StateError(concat("there is not enough memory to load ", request_.root));
+        }
+      });
       return std::nullopt;
     } catch (const IoError& error) {
       return error.what();
@@ -160,7 +167,7 @@ class Load {
                    "for good, delete it or save elsewhere"));
         return;
       }
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       log(LogLevel::kWarning, concat("later checkpoints could not be looked for: ", error.what()));
     }
   }
@@ -177,7 +184,9 @@ class Load {
 }  // namespace
 
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io) {
-  return Load(request, comm, io).run();
+  std::optional<LoadedCheckpoint> loaded;
+  or_abort(comm, [&] { loaded = Load(request, comm, io).run(); });
+  return loaded;
 }
 
 }  // namespace zeroshard

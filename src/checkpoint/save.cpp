@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "checkpoint/agreement.h"
+#include "checkpoint/attempt.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/store.h"
 
@@ -30,7 +30,7 @@ class Save {
       temporary_ = broadcast_text(comm_, temporary_, 0, "save");
       together(comm_, "save", [&] { write_own(); });
       together(comm_, "save", [&] { commit_all(); });
-    } catch (const Error&) {
+    } catch (...) {
       discard();
       throw;
     }
@@ -88,22 +88,16 @@ class Save {
   }
 
   // For what is no part of the save: a failure is a warning.
-  void attempt(const auto& step) const {
-    try {
-      step();
-    } catch (const Error& error) {
-      const std::string saved = placed_ ? concat("checkpoint '", request_.tag, "' is saved, but: ") : std::string();
-      log(LogLevel::kWarning, concat(saved, error.what()));
-    }
+  void attempt(const auto& step) const noexcept {
+    zeroshard::attempt(step, [&](const std::string& reason) {
+      return placed_ ? concat("checkpoint '", request_.tag, "' is saved, but: ", reason) : reason;
+    });
   }
 
   void discard() noexcept {
-    if (!leads() || !root_ || placed_) return;
-    try {
-      root_->remove_tree(temporary_);
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, concat("left behind: ", error.what()));
-    }
+    if (!leads() || !root_ || temporary_.empty() || placed_) return;
+    zeroshard::attempt([&] { root_->remove_tree(temporary_); },
+                       [](const std::string& reason) { return concat("left behind: ", reason); });
   }
 
   const SaveRequest& request_;
@@ -118,7 +112,7 @@ class Save {
 }  // namespace
 
 void save_checkpoint(const SaveRequest& request, Comm& comm, Io& io) {
-  Save(request, comm, io).run();
+  or_abort(comm, [&] { Save(request, comm, io).run(); });
 }
 
 }  // namespace zeroshard

@@ -56,7 +56,8 @@ std::optional<Directory> Directory::open_if_there(Io& io, const std::string& pat
   const int fd = retry_interrupted([&] { return io.open_dir(path); });
   if (fd == -ENOENT) return std::nullopt;
   check_io(fd, "open the directory", path);
-  return Directory(io, OpenFd(io, fd), path);
+  OpenFd opened(io, fd);  // first: there may be no memory for the path
+  return Directory(io, std::move(opened), path);
 }
 
 std::string Directory::path_of(std::string_view name) const {
@@ -82,7 +83,8 @@ Directory Directory::open_directory(const std::string& name) const {
   check_name(name, "open the directory");
   const int fd = retry_interrupted([&] { return io_->open_dir_at(fd_.get(), name); });
   check(fd, "open the directory", name);
-  return Directory(*io_, OpenFd(*io_, fd), path_of(name));
+  OpenFd opened(*io_, fd);
+  return Directory(*io_, std::move(opened), path_of(name));
 }
 
 OpenFd Directory::create_file(const std::string& name) {
