@@ -42,6 +42,7 @@ test: build
 	$(BIN)/python -m pytest
 
 test-faults: build
+	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
 	$(BIN)/python -m pytest -m fault --release
 
 demo: build

@@ -16,6 +16,7 @@ import sys
 import tempfile
 
 import checkpoint_mutants
+import disk_mutants
 import python_mutants
 from mutant import Mutant
 
@@ -35,7 +36,8 @@ COPIED = (
     "pyproject.toml",
 )
 TEST_TIMEOUT_S = 120
-TORCH_FREE = {"layout", "schedule", "file", "checkpoint"}  # programs that build without LibTorch, in a minute
+# Programs that build without LibTorch, in a minute.
+TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory"}
 
 
 MUTANTS = [
@@ -200,6 +202,7 @@ MUTANTS = [
         "Unit.ReshardWaitsForAGatherUnderWay",
     ),
     *checkpoint_mutants.MUTANTS,
+    *disk_mutants.MUTANTS,
     *python_mutants.MUTANTS,
 ]
 
