@@ -3,7 +3,7 @@
 #   zs_module(unit TORCH DEPS comm ...)  sees ATen and c10d
 function(zs_module name)
   cmake_parse_arguments(ARG "TORCH" "" "DEPS;LIBS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp ${CMAKE_SOURCE_DIR}/src/${name}/*/*.cpp)
   # Pairs x_cuda.cpp / x_no_cuda.cpp have the same signatures: one of them is built.
   set(cuda_sources ${sources})
   list(FILTER cuda_sources INCLUDE REGEX "_cuda\\.cpp$")

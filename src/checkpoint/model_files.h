@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "file/durable.h"
+#include "file/safetensors.h"
+
+namespace zeroshard {
+
+// The tensors of a Hugging Face model directory: those of model.safetensors, or of the files that
+// model.safetensors.index.json names. Links are followed, as the directories of a download cache consist of them.
+class ModelFiles {
+ public:
+  struct Tensor {
+    SafetensorsEntry entry;
+    size_t file = 0;  // which
+    int64_t numel() const;
+  };
+
+  // Reads the headers alone. Throws IoError or ValueError naming the file, and the tensor where one is concerned: for a
+  // missing, truncated or malformed file, and an index and files that do not have the same tensors.
+  explicit ModelFiles(const std::string& directory);
+
+  const std::string& directory() const { return directory_; }
+  const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
+  const Tensor* find(std::string_view name) const;
+  // Elements [begin, end) in row-major order, as `dtype` ("F32", "BF16", "F16", or the file's own). Beside `out` it
+  // needs 4 MiB. Throws ValueError for a dtype that cannot be converted.
+  void read(const Tensor& tensor, int64_t begin, int64_t end, std::string_view dtype, void* out) const;
+  std::string name_of(const Tensor& tensor) const;  // for messages: tensor and file
+
+ private:
+  struct File {
+    std::string name;
+    FileReader reader;
+    int64_t data_begin;
+  };
+  void add_file(const std::string& name);
+  void add_indexed_files(const std::string& index_name);
+
+  std::string directory_;
+  std::vector<File> files_;
+  std::map<std::string, Tensor, std::less<>> tensors_;
+};
+
+}  // namespace zeroshard

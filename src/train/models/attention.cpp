@@ -1,0 +1,74 @@
+#include "train/models/attention.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+
+#include <limits>
+
+namespace zeroshard {
+namespace {
+
+at::Tensor make_mask(const TokenBatch& batch, int64_t window) {
+  const int64_t length = batch.ids.size(1);
+  const at::Tensor places = at::arange(length, batch.ids.options());
+  const at::Tensor distance = places.unsqueeze(1) - places.unsqueeze(0);
+  at::Tensor seen = distance.ge(0);
+  if (window > 0) seen = seen.logical_and(distance.lt(window));
+  seen = seen.view({1, 1, length, length});
+  if (!batch.documents.defined()) return seen;
+  const at::Tensor same = batch.documents.unsqueeze(2).eq(batch.documents.unsqueeze(1));
+  return seen.logical_and(same.unsqueeze(1));
+}
+
+// Scores that are capped have no fused kernel.
+at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const at::Tensor& mask, const AttentionOptions& options) {
+  const int64_t groups = query.size(1) / key.size(1);
+  const at::Tensor keys = groups == 1 ? key : at::repeat_interleave(key, groups, 1);
+  const at::Tensor values = groups == 1 ? value : at::repeat_interleave(value, groups, 1);
+  at::Tensor scores = at::matmul(query, keys.transpose(2, 3)) * options.scale;
+  scores = at::tanh(scores / options.softcap) * options.softcap;
+  scores = scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
+  const at::Tensor shares = at::softmax(scores, -1, at::kFloat).to(query.scalar_type());
+  return at::matmul(at::dropout(shares, options.dropout, options.dropout > 0), values);
+}
+
+}  // namespace
+
+// A window that holds the whole row is none.
+int64_t AttentionMasks::effective(int64_t window) const {
+  return window < batch_.ids.size(1) ? window : 0;
+}
+
+const at::Tensor& AttentionMasks::explicit_of(int64_t window) {
+  at::Tensor& mask = masks_[effective(window)];
+  if (!mask.defined()) mask = make_mask(batch_, effective(window));
+  return mask;
+}
+
+const at::Tensor& AttentionMasks::of(int64_t window) {
+  static const at::Tensor none;
+  const bool all_before = effective(window) == 0 && !batch_.documents.defined();
+  return all_before ? none : explicit_of(window);
+}
+
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, AttentionMasks& masks,
+                  const AttentionOptions& options) {
+  at::Tensor mixed;
+  if (options.softcap > 0) {
+    mixed = attend_capped(query, key, value, masks.explicit_of(options.window), options);
+  } else {
+    const at::Tensor& mask = masks.of(options.window);
+    const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
+    mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, !given, options.scale,
+                                             query.size(1) != key.size(1));
+  }
+  return mixed.transpose(1, 2).flatten(2);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,141 @@
+#include "zeroshard/causal_lm.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cummax.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "train/models/models.h"
+
+namespace zeroshard {
+namespace {
+
+using Make = std::shared_ptr<CausalLM> (*)(Fields&);
+
+const std::vector<std::pair<std::string, Make>>& architectures() {
+  static const std::vector<std::pair<std::string, Make>> all = {
+      {"gemma2", make_gemma2},   {"gpt2", make_gpt2},   {"llama", make_llama}, {"mistral", make_mistral},
+      {"mixtral", make_mixtral}, {"qwen2", make_qwen2}, {"qwen3", make_qwen3},
+  };
+  return all;
+}
+
+// What transformers keeps in every config.json without a bearing on the model.
+void ignore_common_fields(Fields& fields) {
+  fields.ignore({"model_type",
+                 "architectures",
+                 "transformers_version",
+                 "torch_dtype",
+                 "dtype",
+                 "use_cache",
+                 "bos_token_id",
+                 "eos_token_id",
+                 "pad_token_id",
+                 "sep_token_id",
+                 "cls_token_id",
+                 "unk_token_id",
+                 "return_dict",
+                 "problem_type",
+                 "id2label",
+                 "label2id",
+                 "task_specific_params",
+                 "chunk_size_feed_forward",
+                 "finetuning_task",
+                 "tokenizer_class",
+                 "generation_config",
+                 "name_or_path",
+                 "attn_implementation",
+                 "cache_implementation"});
+}
+
+void check_shape(const char* name, const at::Tensor& tensor, const at::Tensor& ids) {
+  ZS_CHECK(tensor.scalar_type() == at::kLong && tensor.sizes() == ids.sizes(), "TokenBatch.", name, " is ",
+           tensor.scalar_type(), " ", tensor.sizes(), "; it must be int64 ", ids.sizes(), " as the ids are");
+}
+
+// A token's distance from the first of its document.
+at::Tensor count_positions(const TokenBatch& batch) {
+  const int64_t length = batch.ids.size(1);
+  const at::Tensor places = at::arange(length, batch.ids.options()).expand_as(batch.ids);
+  if (!batch.documents.defined() || length == 0) return places.contiguous();
+  at::Tensor starts = at::zeros_like(places);
+  const at::Tensor changed = batch.documents.narrow(1, 1, length - 1).ne(batch.documents.narrow(1, 0, length - 1));
+  const at::Tensor later = places.narrow(1, 1, length - 1);
+  starts.narrow(1, 1, length - 1).copy_(at::where(changed, later, at::zeros_like(later)));
+  return places - std::get<0>(at::cummax(starts, 1));
+}
+
+// FNV-1a.
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
+}  // namespace
+
+at::Tensor PartRunner::run(const torch::nn::Module&, const std::function<at::Tensor()>& forward) const {
+  return forward();
+}
+
+at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner) {
+  TokenBatch whole = batch;
+  ZS_CHECK(batch.ids.dim() == 2 && batch.ids.scalar_type() == at::kLong, "TokenBatch.ids is ", batch.ids.scalar_type(),
+           " ", batch.ids.sizes(), "; it must be int64 [batch, length]");
+  if (batch.documents.defined()) check_shape("documents", batch.documents, batch.ids);
+  if (!batch.positions.defined()) whole.positions = count_positions(batch);
+  check_shape("positions", whole.positions, batch.ids);
+  if (batch.ids.numel() > 0) {
+    const auto [least, greatest] = batch.ids.aminmax();
+    ZS_CHECK(least.item<int64_t>() >= 0 && greatest.item<int64_t>() < vocab_size_, "token id ",
+             least.item<int64_t>() < 0 ? least.item<int64_t>() : greatest.item<int64_t>(),
+             " is outside the model's vocabulary of ", vocab_size_,
+             ": the text was made with another tokenizer than the model's");
+    const int64_t last = whole.positions.max().item<int64_t>();
+    ZS_CHECK(last < max_length_, "position ", last, " is outside the model's ", max_length_,
+             " (max_position_embeddings): use shorter rows");
+  }
+  return forward_logits(whole, runner);
+}
+
+void CausalLM::initialize(uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  for (auto& item : named_parameters()) {
+    at::Generator generator = at::detail::createCPUGenerator(seed ^ hash_of(item.key()));
+    initialize_parameter(item.key(), item.value(), generator);
+  }
+}
+
+std::vector<std::string> causal_lm_types() {
+  std::vector<std::string> types;
+  for (const auto& [type, make] : architectures()) types.push_back(type);
+  return types;
+}
+
+std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source) {
+  nlohmann::json parsed;
+  try {
+    parsed = nlohmann::json::parse(config_json);
+  } catch (const nlohmann::json::parse_error& error) {
+    throw ValueError(concat(source, ": is not JSON: ", error.what()));
+  }
+  Fields fields(std::move(parsed), source);
+  const std::string type = fields.text("model_type");
+  for (const auto& [known, make] : architectures()) {
+    if (known != type) continue;
+    ignore_common_fields(fields);
+    std::shared_ptr<CausalLM> model = make(fields);
+    fields.finish();
+    return model;
+  }
+  std::string all;
+  for (const auto& [known, make] : architectures()) all += (all.empty() ? "" : ", ") + known;
+  fields.fail("model_type", "is not supported; these are: " + all);
+}
+
+}  // namespace zeroshard

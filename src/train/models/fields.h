@@ -1,0 +1,47 @@
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroshard {
+
+// The fields of a config.json. Remembers which were asked for, so that none that would change the model is overlooked.
+// null counts as not given. Every error is a ValueError that names the file, the field and its value.
+class Fields {
+ public:
+  // `object` must be a JSON object. `path` stands before the names of fields in errors.
+  Fields(nlohmann::json object, std::string source, std::string path = "");
+
+  bool has(std::string_view name) const;
+  bool written(std::string_view name) const;                                     // has(), or null
+  int64_t integer(std::string_view name, std::optional<int64_t> fallback = {});  // at least 0
+  int64_t positive(std::string_view name, std::optional<int64_t> fallback = {});
+  double number(std::string_view name, std::optional<double> fallback = {});
+  double probability(std::string_view name, double fallback);  // in [0, 1)
+  bool boolean(std::string_view name, bool fallback);
+  std::string text(std::string_view name, std::optional<std::string> fallback = {});
+  std::vector<std::string> texts(std::string_view name);  // empty: not given
+  std::optional<Fields> object(std::string_view name);
+
+  // The field is known; any value but `only` (or none) is not supported.
+  void require(std::string_view name, const nlohmann::json& only);
+  // The field does not change the model.
+  void ignore(std::initializer_list<const char*> names);
+  // Throws when there are fields that nobody asked for.
+  void finish() const;
+
+  [[noreturn]] void fail(std::string_view name, const std::string& what) const;
+
+ private:
+  const nlohmann::json* find(std::string_view name);
+
+  nlohmann::json object_;
+  std::string source_, path_;
+  std::set<std::string, std::less<>> known_;
+};
+
+}  // namespace zeroshard

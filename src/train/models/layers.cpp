@@ -1,0 +1,69 @@
+#include "train/models/layers.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
+
+namespace zeroshard {
+
+Linear::Linear(int64_t in, int64_t out, bool bias, bool transposed) : transposed_(transposed) {
+  weight_ = register_parameter("weight", transposed ? at::empty({in, out}) : at::empty({out, in}));
+  if (bias) bias_ = register_parameter("bias", at::empty({out}));
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  if (!transposed_) return at::linear(x, weight_, bias_);
+  const at::Tensor y = at::matmul(x, weight_);
+  return bias_.defined() ? y + bias_ : y;
+}
+
+void Linear::tie(const at::Tensor& weight) {
+  weight_ = parameters_["weight"] = weight;
+}
+
+Embedding::Embedding(int64_t rows, int64_t features)
+    : weight_(register_parameter("weight", at::empty({rows, features}))) {}
+
+at::Tensor Embedding::forward(const at::Tensor& ids) const {
+  return at::embedding(weight_, ids);
+}
+
+RmsNorm::RmsNorm(int64_t features, double eps, Scale scale)
+    : eps_(eps), scale_(scale), weight_(register_parameter("weight", at::empty({features}))) {}
+
+at::Tensor RmsNorm::forward(const at::Tensor& x) const {
+  const at::Tensor wide = x.to(at::kFloat);
+  const at::Tensor normal = wide * at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
+  if (scale_ == Scale::kOnePlusWeight) return (normal * (1.0 + weight_.to(at::kFloat))).to(x.scalar_type());
+  return weight_ * normal.to(x.scalar_type());
+}
+
+LayerNorm::LayerNorm(int64_t features, double eps)
+    : eps_(eps),
+      weight_(register_parameter("weight", at::empty({features}))),
+      bias_(register_parameter("bias", at::empty({features}))) {}
+
+at::Tensor LayerNorm::forward(const at::Tensor& x) const {
+  return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);
+}
+
+Activation find_activation(const std::string& name) {
+  if (name == "silu" || name == "swish") return [](const at::Tensor& x) { return at::silu(x); };
+  if (name == "relu") return [](const at::Tensor& x) { return at::relu(x); };
+  if (name == "gelu") return [](const at::Tensor& x) { return at::gelu(x); };
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return [](const at::Tensor& x) { return at::gelu(x, "tanh"); };
+  return nullptr;
+}
+
+const char* activation_names() {
+  return "silu, swish, relu, gelu, gelu_new, gelu_pytorch_tanh";
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,67 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+// Modules whose parameters have memory and no values: what they are set to depends on where the model comes from.
+// Shapes are [..., features] in and out.
+namespace zeroshard {
+
+// y = x W^T + b, as torch.nn.Linear; `transposed` keeps W as [in, out], as GPT-2 does.
+class Linear final : public torch::nn::Module {
+ public:
+  Linear(int64_t in, int64_t out, bool bias, bool transposed = false);
+  at::Tensor forward(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
+  void tie(const at::Tensor& weight);  // takes another module's
+
+ private:
+  bool transposed_;
+  at::Tensor weight_, bias_;  // bias_ is undefined without one
+};
+
+class Embedding final : public torch::nn::Module {
+ public:
+  Embedding(int64_t rows, int64_t features);
+  at::Tensor forward(const at::Tensor& ids) const;  // int64, [...]
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  at::Tensor weight_;
+};
+
+// x / sqrt(mean(x^2) + eps), computed in fp32 (Zhang and Sennrich 2019).
+class RmsNorm final : public torch::nn::Module {
+ public:
+  enum class Scale {
+    kWeight,         // times the weight, in the dtype of x
+    kOnePlusWeight,  // times 1 + weight, in fp32
+  };
+  RmsNorm(int64_t features, double eps, Scale scale = Scale::kWeight);
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  double eps_;
+  Scale scale_;
+  at::Tensor weight_;
+};
+
+class LayerNorm final : public torch::nn::Module {
+ public:
+  LayerNorm(int64_t features, double eps);
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  double eps_;
+  at::Tensor weight_, bias_;
+};
+
+// An activation by its name in Hugging Face configurations; null when there is none of that name.
+using Activation = std::function<at::Tensor(const at::Tensor&)>;
+Activation find_activation(const std::string& name);
+const char* activation_names();  // for messages
+
+}  // namespace zeroshard

@@ -1,0 +1,14 @@
+#include "train/models/decoder.h"
+#include "train/models/models.h"
+
+namespace zeroshard {
+
+std::shared_ptr<CausalLM> make_llama(Fields& fields) {
+  DecoderOptions options = read_decoder_options(fields, {});
+  options.qkv_bias = options.out_bias = fields.boolean("attention_bias", false);
+  options.mlp_bias = fields.boolean("mlp_bias", false);
+  fields.ignore({"pretraining_tp"});  // how the matrices were multiplied in training
+  return make_decoder(std::move(options));
+}
+
+}  // namespace zeroshard

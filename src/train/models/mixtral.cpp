@@ -1,0 +1,85 @@
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "train/models/decoder.h"
+#include "train/models/models.h"
+
+namespace zeroshard {
+namespace {
+
+// down(act(gate(x)) * up(x)), under the names that Mixtral's files have.
+class Expert final : public torch::nn::Module {
+ public:
+  explicit Expert(const DecoderOptions& options) : activation_(options.activation) {
+    gate_ = register_module("w1", std::make_shared<Linear>(options.hidden_size, options.intermediate_size, false));
+    down_ = register_module("w2", std::make_shared<Linear>(options.intermediate_size, options.hidden_size, false));
+    up_ = register_module("w3", std::make_shared<Linear>(options.hidden_size, options.intermediate_size, false));
+  }
+
+  at::Tensor forward(const at::Tensor& x) const {
+    return down_->forward(activation_(gate_->forward(x)) * up_->forward(x));
+  }
+
+ private:
+  Activation activation_;
+  std::shared_ptr<Linear> gate_, down_, up_;
+};
+
+// Each token goes through the `chosen` experts that the router gives it the greatest shares of (Jiang et al. 2024).
+class Experts final : public FeedForward {
+ public:
+  Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {
+    router_ = register_module("gate", std::make_shared<Linear>(options.hidden_size, count, false));
+    experts_ = register_module("experts", torch::nn::ModuleList());
+    for (int64_t i = 0; i < count; ++i) experts_->push_back(std::make_shared<Expert>(options));
+  }
+
+  at::Tensor forward(const at::Tensor& x) override {
+    const at::Tensor tokens = x.flatten(0, -2);
+    const at::Tensor all = at::softmax(router_->forward(tokens), -1, at::kFloat);
+    auto [shares, indices] = at::topk(all, chosen_, -1);
+    shares = shares / shares.sum(-1, /*keepdim=*/true);
+    at::Tensor sum = at::zeros_like(tokens);
+    for (size_t i = 0; i < experts_->size(); ++i) {
+      // Of each choice that fell on this expert: the token, and which of the token's choices it was. An expert that
+      // nobody chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
+      const at::Tensor choices = indices.eq(static_cast<int64_t>(i)).nonzero();
+      const at::Tensor token = choices.select(1, 0), place = choices.select(1, 1);
+      const at::Tensor share = shares.index({token, place}).unsqueeze(-1);
+      const at::Tensor output = experts_->ptr<Expert>(i)->forward(at::index_select(tokens, 0, token));
+      sum = sum.index_add(0, token, (output * share).to(sum.scalar_type()));
+    }
+    return sum.view_as(x);
+  }
+
+ private:
+  int64_t chosen_;
+  std::shared_ptr<Linear> router_;
+  torch::nn::ModuleList experts_ = nullptr;
+};
+
+}  // namespace
+
+std::shared_ptr<CausalLM> make_mixtral(Fields& fields) {
+  DecoderDefaults defaults;
+  defaults.norm_eps = 1e-5;
+  defaults.num_kv_heads = 8;
+  defaults.rope_theta = 1e6;
+  DecoderOptions options = read_decoder_options(fields, defaults);
+  options.windows.assign(options.windows.size(), read_window(fields));
+  const int64_t count = fields.positive("num_local_experts", 8), chosen = fields.positive("num_experts_per_tok", 2);
+  if (chosen > count) fields.fail("num_experts_per_tok", "must not be greater than num_local_experts");
+  fields.require("router_jitter_noise", 0.0);
+  fields.require("output_router_logits", false);  // true adds a loss that balances the experts
+  fields.ignore({"router_aux_loss_coef"});
+  options.feed_forward_name = "block_sparse_moe";
+  options.make_feed_forward = [=](const DecoderOptions& all) -> std::shared_ptr<FeedForward> {
+    return std::make_shared<Experts>(all, count, chosen);
+  };
+  return make_decoder(std::move(options));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,18 @@
+#pragma once
+#include <memory>
+
+#include "train/models/fields.h"
+#include "zeroshard/causal_lm.h"
+
+// One function per architecture, each in a file of its own: reads the fields it knows and makes the model.
+namespace zeroshard {
+
+std::shared_ptr<CausalLM> make_llama(Fields& fields);
+std::shared_ptr<CausalLM> make_mistral(Fields& fields);
+std::shared_ptr<CausalLM> make_qwen2(Fields& fields);
+std::shared_ptr<CausalLM> make_qwen3(Fields& fields);
+std::shared_ptr<CausalLM> make_gemma2(Fields& fields);
+std::shared_ptr<CausalLM> make_mixtral(Fields& fields);
+std::shared_ptr<CausalLM> make_gpt2(Fields& fields);
+
+}  // namespace zeroshard

@@ -1,0 +1,29 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "train/models/fields.h"
+
+namespace zeroshard {
+
+// Rotary position embedding (Su et al. 2021), with the frequencies that a config.json asks for.
+class Rope {
+ public:
+  struct Angles {
+    at::Tensor cos, sin;  // [batch, 1, length, head_dim], each half the same
+  };
+
+  // Reads rope_parameters, or rope_theta and rope_scaling as written before transformers 5. Types: default, linear,
+  // llama3.
+  Rope(Fields& fields, int64_t head_dim, double default_theta);
+
+  Angles angles(const at::Tensor& positions, at::ScalarType dtype) const;
+  // x: [batch, heads, length, head_dim]
+  static at::Tensor rotate(const at::Tensor& x, const Angles& angles);
+
+ private:
+  at::Tensor frequencies_;  // fp32, [head_dim / 2]
+};
+
+}  // namespace zeroshard
