@@ -16,7 +16,7 @@ struct CheckpointSummary {
   bool latest = true;   // loading without a tag may choose it
   std::string problem;  // why it cannot be used; empty: its manifest is sound and its files have their sizes
 };
-// Newest step first, those with a problem last.
+// Newest commit first; then those that a run left behind when it went back; then those with a problem.
 std::vector<CheckpointSummary> list_checkpoints(const std::string& root);
 
 struct StoredTensor {

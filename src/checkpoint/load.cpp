@@ -154,21 +154,21 @@ class Load {
     });
   }
 
-  // Whoever goes back should know what a restart without a tag would load.
+  // Whoever takes an older one should know what a restart without a tag would load.
   void warn_of_newer() {
     if (comm_.rank() != 0) return;
     try {
       const StoreListing listing = list_store(*root_);
       for (const FoundCheckpoint& found : listing.committed) {
-        if (!found.latest || found.step <= reader_->manifest().step) continue;
-        log(LogLevel::kWarning,
-            concat("'", found.tag, "' in ", request_.root, " is of a later step (", found.step,
-                   "): without a tag it is the one that is loaded, until this run has saved a later one. To go back "
-                   "for good, delete it or save elsewhere"));
+        if (found.tag == *request_.tag) return;
+        if (!found.latest) continue;
+        log(LogLevel::kWarning, concat("'", found.tag, "' in ", request_.root, " (step ", found.step,
+                                       ") is newer: without a tag it is the one that is loaded, until this run has "
+                                       "saved there"));
         return;
       }
     } catch (const std::exception& error) {
-      log(LogLevel::kWarning, concat("later checkpoints could not be looked for: ", error.what()));
+      log(LogLevel::kWarning, concat("newer checkpoints could not be looked for: ", error.what()));
     }
   }
 

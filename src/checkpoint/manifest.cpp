@@ -19,6 +19,8 @@ constexpr int kMaxDepth = 64;
 constexpr size_t kHashDigits = 16;
 constexpr std::string_view kFirstLineStart = R"({"xxh3_64": ")";
 constexpr std::string_view kFirstLineEnd = "\",\n";
+constexpr size_t kFirstLine = kFirstLineStart.size() + kHashDigits + kFirstLineEnd.size();
+constexpr std::string_view kSequenceStart = " \"sequence\": ";  // the second line: found without reading the rest
 
 std::string hex(uint64_t value) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -64,13 +66,14 @@ class Reader {
   Reader(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}
 
   Reader operator[](const char* key) const {
-    ZS_CHECK(value_.is_object() && value_.contains(key), where_, ": '", key, "' is missing");
+    ZS_CHECK(has(key), where_, ": '", key, "' is missing");
     return {value_.at(key), where_ + "." + key};
   }
   std::string text() const {
     ZS_CHECK(value_.is_string(), where_, " is not a string");
     return value_.get<std::string>();
   }
+  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
   bool boolean() const {
     ZS_CHECK(value_.is_boolean(), where_, " is not true or false");
     return value_.get<bool>();
@@ -241,7 +244,8 @@ std::string to_text(const Manifest& manifest) {
   for (const FileRecord& file : manifest.files) body["files"].push_back(to_json(file));
   body["tensors"] = Json::array();
   for (const TensorRecord& tensor : manifest.tensors) body["tensors"].push_back(to_json(tensor));
-  const std::string text = body.dump(1).substr(1) + "\n";  // without its opening brace, which the first line has
+  // Without its opening brace, which the first line has.
+  const std::string text = concat(kSequenceStart, manifest.sequence, ",", body.dump(1).substr(1), "\n");
   return concat(kFirstLineStart, hex(hash_bytes(text.data(), int64_t(text.size()))), kFirstLineEnd, text);
 }
 
@@ -249,13 +253,22 @@ bool starts_like_manifest(std::string_view text) {
   return text.starts_with(kFirstLineStart);
 }
 
+int64_t peek_sequence(std::string_view text) {
+  if (!starts_like_manifest(text) || !text.substr(std::min(kFirstLine, text.size())).starts_with(kSequenceStart))
+    return 0;
+  const char* const begin = text.data() + kFirstLine + kSequenceStart.size();
+  const char* const end = text.data() + text.size();
+  int64_t value = 0;
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  return error == std::errc() && stop != end && *stop == ',' ? std::max<int64_t>(value, 0) : 0;
+}
+
 Manifest parse_manifest(std::string_view text, const std::string& source) {
-  const size_t first_line = kFirstLineStart.size() + kHashDigits + kFirstLineEnd.size();
-  ZS_CHECK(text.size() > first_line && text.starts_with(kFirstLineStart) &&
-               text.substr(first_line - kFirstLineEnd.size(), kFirstLineEnd.size()) == kFirstLineEnd,
+  ZS_CHECK(text.size() > kFirstLine && text.starts_with(kFirstLineStart) &&
+               text.substr(kFirstLine - kFirstLineEnd.size(), kFirstLineEnd.size()) == kFirstLineEnd,
            source, ": not the manifest of a checkpoint (it does not begin with its checksum)");
   const uint64_t expected = from_hex(text.substr(kFirstLineStart.size(), kHashDigits), source);
-  const std::string_view rest = text.substr(first_line);
+  const std::string_view rest = text.substr(kFirstLine);
   ZS_CHECK(hash_bytes(rest.data(), int64_t(rest.size())) == expected, source, " is damaged: its checksum differs");
   const Json json = parse_json(text, source);
   const Reader reader(json, source);
@@ -265,6 +278,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   Manifest manifest;
   manifest.text_hash = expected;
   manifest.step = reader["step"].count();
+  if (reader.has("sequence")) manifest.sequence = reader["sequence"].count();
   manifest.latest = reader["latest"].boolean();
   manifest.config_digest = reader["config_digest"].text();
   reader["versions"].each_member(

@@ -45,7 +45,8 @@ struct FileRecord {
 
 struct Manifest {
   int64_t step = 0;
-  bool latest = true;  // counts when the newest checkpoint is looked for
+  int64_t sequence = 0;  // of commits to its directory, from 1 on; 0: written before there was one
+  bool latest = true;    // counts when the newest checkpoint is looked for
   std::string config_digest;
   std::map<std::string, std::string> versions;
   std::string state = "{}";              // JSON: of the run
@@ -70,6 +71,10 @@ class TensorIndex {
 std::string to_text(const Manifest& manifest);
 // Whether `text` begins as every manifest does.
 bool starts_like_manifest(std::string_view text);
+// The sequence of a manifest from the first kSequenceEnd bytes of its text; 0 when they say none. Not checked: only the
+// whole text has a checksum.
+inline constexpr int64_t kSequenceEnd = 128;
+int64_t peek_sequence(std::string_view text);
 // Throws ValueError, naming `source` and the tensor, for text that is damaged (its checksum differs), is of another
 // schema, or describes tensors that its files cannot hold.
 Manifest parse_manifest(std::string_view text, const std::string& source);

@@ -47,6 +47,7 @@ class Save {
     replaces(*root_, request_.tag);   // or throws, before anything is written
     attempt([&] { sweep(*root_); });  // first: what dead processes left may be what fills the disk
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
+    sequence_ = next_sequence(*root_);
     temporary_ = private_name(".tmp-", request_.tag);
     root_->create_directory(temporary_);
     root_->sync();
@@ -65,6 +66,7 @@ class Save {
     Directory directory = root_->open_directory(temporary_);
     Manifest manifest;
     manifest.step = request_.step;
+    manifest.sequence = sequence_;
     manifest.latest = request_.latest;
     manifest.config_digest = request_.config_digest;
     manifest.versions = request_.versions;
@@ -105,6 +107,7 @@ class Save {
   Io& io_;
   std::optional<Directory> root_;
   std::string temporary_;
+  int64_t sequence_ = 0;
   bool placed_ = false;
   bool replaced_ = false;  // `temporary_` is the checkpoint that had the tag before
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -58,12 +59,24 @@ void add_to(StoreListing& listing, const Directory& root, const std::string& nam
     if (kind_of(root, name) != FileStatus::Kind::kDirectory) return;
     if (!root.open_directory(name).exists(std::string(kManifestName))) return;
     const Manifest manifest = read_manifest(root, name);
-    listing.committed.push_back({name, manifest.step, manifest.latest});
+    listing.committed.push_back({name, manifest.step, manifest.latest, manifest.sequence});
   } catch (const Error& error) {
     FileStatus status;
     if (root.io().stat_at(root.fd(), name, status) == -ENOENT) return;
     listing.bad.emplace_back(name, error.what());
   }
+}
+
+// Newest commit first; then what a run that went back has left behind, which is no part of its history.
+void put_in_order(std::vector<FoundCheckpoint>& committed) {
+  const auto age = [](const FoundCheckpoint& each) { return std::tie(each.sequence, each.step, each.tag); };
+  std::sort(committed.begin(), committed.end(), [&](const auto& a, const auto& b) { return age(a) > age(b); });
+  int64_t step = INT64_MAX;  // of the last one in the history
+  for (FoundCheckpoint& each : committed) {
+    each.left_behind = each.step > step;
+    if (!each.left_behind) step = each.step;
+  }
+  std::stable_partition(committed.begin(), committed.end(), [](const auto& each) { return !each.left_behind; });
 }
 
 void discard(Directory& root, const std::string& tag) {
@@ -103,8 +116,7 @@ StoreListing list_store(const Directory& root) {
   StoreListing listing;
   for (const std::string& name : root.list())
     if (is_tag(name)) add_to(listing, root, name);
-  std::sort(listing.committed.begin(), listing.committed.end(),
-            [](const auto& a, const auto& b) { return a.step != b.step ? a.step > b.step : a.tag > b.tag; });
+  put_in_order(listing.committed);
   std::sort(listing.bad.begin(), listing.bad.end());
   const std::string latest(kLatestName);
   try {
@@ -121,6 +133,24 @@ StoreListing list_store(const Directory& root) {
     log(LogLevel::kWarning, concat("ignored: ", error.what()));
   }
   return listing;
+}
+
+int64_t next_sequence(const Directory& root) {
+  int64_t highest = 0;
+  for (const std::string& name : root.list()) {
+    // Twice: what cannot be read for the moment alone would be newer than this commit.
+    for (int tries = 0; is_tag(name) && tries < 2; ++tries) {
+      try {
+        const FileReader manifest(root.open_directory(name), std::string(kManifestName));
+        std::string start(size_t(std::min(manifest.size(), kSequenceEnd)), '\0');
+        manifest.read(0, start.data(), int64_t(start.size()));
+        highest = std::max(highest, peek_sequence(start));
+        break;
+      } catch (const IoError&) {  // no checkpoint, or one that cannot be loaded either
+      }
+    }
+  }
+  return std::min(highest, INT64_MAX - 1) + 1;
 }
 
 bool replaces(const Directory& root, const std::string& tag) {
@@ -163,6 +193,8 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   const auto tags = std::count_if(names.begin(), names.end(), [](const std::string& name) { return is_tag(name); });
   if (tags <= keep) return;  // as ever: no manifest needs to be read
   StoreListing listing = list_store(root);
+  // No further than the last commit went: it is not sure yet that there will be another.
+  if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);
   delete_older(root, listing, keep, step, except);
 }
 

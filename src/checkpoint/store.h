@@ -29,10 +29,12 @@ struct FoundCheckpoint {
   std::string tag;
   int64_t step = 0;
   bool latest = true;
+  int64_t sequence = 0;
+  bool left_behind = false;  // of a later step than one that was committed after it: the run went back before it
 };
 
 struct StoreListing {
-  std::vector<FoundCheckpoint> committed;                // newest step first
+  std::vector<FoundCheckpoint> committed;                // newest commit first, those left behind last
   std::vector<std::pair<std::string, std::string>> bad;  // directories with a manifest that cannot be used, and why
   std::optional<std::string> latest;                     // what the hint says, when it is a valid tag
 };
@@ -41,6 +43,8 @@ struct StoreListing {
 Manifest read_manifest(const Directory& root, const std::string& tag);
 // Every checkpoint whose manifest is sound. Directories without a manifest, files and links are not mentioned.
 StoreListing list_store(const Directory& root);
+// The sequence of the next commit: one more than any checkpoint has. What cannot be read does not count, nor load.
+int64_t next_sequence(const Directory& root);
 
 // Whether a checkpoint `tag` is there, sound or damaged, for a new one to replace. Throws ValueError when anything else
 // has the name.
@@ -50,7 +54,8 @@ bool replaces(const Directory& root, const std::string& tag);
 bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
 // Deletes all but the `keep` newest checkpoints and never `except`; 0 keeps all. Those of later steps than `except`
-// neither count nor go: a run that went back before them has left them behind, and they must not push out its own.
+// neither count nor go: a run that went back has not come as far yet. Of those it has left behind and come past, none
+// stays in the place of its own.
 void retain(Directory& root, int keep, const std::string& except);
 // The same before a save of `step` under the tag `except`: what a process that died did not come to delete.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);

@@ -98,7 +98,8 @@ TEST(LoadAgreement, RanksThatSeeOtherFilesAreNamed) {
   EXPECT_THAT(load_apart(), Each(AllOf(HasSubstr("rank 1: run is there"), HasSubstr("rank 0"))));
   ASSERT_THAT(save({places / "0/run", "a", 1}), Each(""));
   EXPECT_THAT(load_apart(), Each(AllOf(HasSubstr("rank 1: run/a/manifest.json"), HasSubstr("rank 0"))));
-  ASSERT_THAT(save({places / "0/run", "a", 2}), Each(""));
+  fs::remove_all(places / "0/run");
+  fs::copy(places / "1/run", places / "0/run", fs::copy_options::recursive);
   EXPECT_THAT(load_apart(), Each("loaded step 2"));
 }
 

@@ -251,8 +251,8 @@ CHECKPOINT = [
     (
         "load-oldest-first",
         _STORE,
-        "a.step > b.step",
-        "a.step < b.step",
+        "age(a) > age(b)",
+        "age(a) < age(b)",
         "Checkpoint.NewestCountsAndOldOnesGo",
     ),
     (
@@ -310,6 +310,28 @@ CHECKPOINT = [
         "return found.step > step;",
         "return found.step > step + (int64_t{1} << 40);",
         "Retain.ARunThatHasGoneBackKeepsWhatItSaves",
+    ),
+    ("save-no-sequence", _SAVE, "    manifest.sequence = sequence_;\n", "", "Sequence.TheNewestCommitIsLoaded"),
+    (
+        "save-sequence-stays",
+        _STORE,
+        "std::min(highest, INT64_MAX - 1) + 1",
+        "std::max<int64_t>(highest, 1)",
+        "Sequence.TheNewestCommitIsLoaded",
+    ),
+    (
+        "load-falls-forward-to-a-left-branch",
+        _STORE,
+        "each.left_behind = each.step > step;",
+        "each.left_behind = false;",
+        "Sequence.DamageLeadsBackAndNotToALeftBranch",
+    ),
+    (
+        "save-deletes-the-branch-it-comes-from",
+        _STORE,
+        "  if (!listing.committed.empty()) step = std::min(step, listing.committed.front().step);\n",
+        "",
+        "Sequence.NothingGoesBeforeItsTime",
     ),
     (
         "save-leftovers-of-its-number-stay",
