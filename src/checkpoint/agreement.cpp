@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
@@ -53,17 +52,6 @@ std::string broadcast_text(Comm& comm, const std::string& text, int root, std::s
     comm.broadcast({result.data() + at, size, DType::kOther1}, root, tag)->wait();
   }
   return result;
-}
-
-void or_abort(Comm& comm, const std::function<void()>& all) {
-  try {
-    all();
-  } catch (const Error&) {
-    throw;
-  } catch (...) {
-    comm.abort("this rank has no memory left for a checkpoint");
-    throw;
-  }
 }
 
 void together(Comm& comm, std::string_view tag, const std::function<void()>& step) {

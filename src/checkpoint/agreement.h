@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "comm/comm.h"
+#include "zeroshard/error.h"
 
 // What ranks tell each other while they save or load. Collective; `comm` moves host memory.
 namespace zeroshard {
@@ -20,7 +21,16 @@ void check_same(Comm& comm, std::string_view verb, const std::string& mine, std:
 
 // Runs `all`, which ranks go through together. Whatever it throws but an Error is of this rank alone, such as
 // std::bad_alloc: `comm` is aborted, so that no other rank waits for this one, and it is thrown on.
-void or_abort(Comm& comm, const std::function<void()>& all);
+void or_abort(Comm& comm, const auto& all) {  // no std::function: it may need memory
+  try {
+    all();
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    comm.abort("this rank has no memory left for a checkpoint");
+    throw;
+  }
+}
 
 // Whether `mine` is true on every rank.
 bool all_of_ranks(Comm& comm, bool mine, std::string_view tag);

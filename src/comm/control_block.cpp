@@ -57,7 +57,8 @@ void ControlBlock::abort(int rank, std::string_view reason) noexcept {
   if (!header_->state.compare_exchange_strong(expected, kWriting)) {
     // Another rank is about to tell its reason, or was killed at just that.
     const auto end = std::chrono::steady_clock::now() + kTelling;
-    while (!aborted() && std::chrono::steady_clock::now() < end) ::sched_yield();
+    while (header_->state.load(std::memory_order_acquire) != kAborted && std::chrono::steady_clock::now() < end)
+      ::sched_yield();
     return;
   }
   const size_t size = std::min(reason.size(), sizeof header_->reason - 1);

@@ -3,7 +3,7 @@
 from mutant import Mutant
 
 _DURABLE, _WRITER, _DIRECTORY = "src/file/durable.cpp", "src/file/file_writer.cpp", "src/file/directory.cpp"
-_SAVE, _STORE, _AGREEMENT = "src/checkpoint/save.cpp", "src/checkpoint/store.cpp", "src/checkpoint/agreement.cpp"
+_SAVE, _STORE, _AGREEMENT = "src/checkpoint/save.cpp", "src/checkpoint/store.cpp", "src/checkpoint/agreement.h"
 
 _SYNC_FILE = 'check_io(retry_interrupted([&] { return io.fsync(fd.get()); }), "make durable", path);'
 _RENAME_FILE = "    directory.rename(temporary, name);\n"
@@ -120,7 +120,7 @@ MEMORY = [
         _AGREEMENT,
         '    comm.abort("this rank has no memory left for a checkpoint");\n',
         "    (void)comm;\n",
-        "NoMemory.WhileSaving",
+        "NoMemory.NobodyWaitsForARankThatCannotTell",
     ),
     (
         "memory-deletion-fails-the-save",

@@ -69,17 +69,38 @@ class Exempt {
 
 }  // namespace
 
-// The others of the family call these.
+// All of the family that has no alignment: a sanitizer has its own of each.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return allocations.fails(bytes) ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+}
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  void* const memory = allocations.fails(bytes) ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+  void* const memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
+void* operator new[](size_t bytes) {
+  return operator new(bytes);
+}
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return operator new(bytes, std::nothrow);
+}
+void operator delete(void* memory, size_t) noexcept {
+  operator delete(memory);
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
+  operator delete(memory);
+}
+void operator delete[](void* memory) noexcept {
+  operator delete(memory);
+}
+void operator delete[](void* memory, size_t) noexcept {
+  operator delete(memory);
+}
+void operator delete[](void* memory, const std::nothrow_t&) noexcept {
+  operator delete(memory);
 }
 
 // The linker gives these to what calls aligned_alloc (buffers for O_DIRECT) and mmap (the staged copy).
@@ -151,13 +172,14 @@ DiskTree disk_with_old() {
 }
 
 // Runs `body` on each rank while memory is as `fault` says; what each threw.
-std::vector<std::string> run_short_of_memory(const Fault& fault, const std::function<void(Comm&)>& body) {
+std::vector<std::string> run_short_of_memory(const Fault& fault, const std::function<void(Comm&)>& body,
+                                             size_t failing = kFailing) {
   const Exempt exempt;
   std::vector<std::string> errors(kRanks);
   CommOptions options;
-  options.timeout_ms = 20'000;
+  options.timeout_ms = 60'000;
   std::latch done(kRanks);  // no communicator goes before: its end would wake who waits
-  allocations.arm(fault.nth, fault.sticky, fault.victim == kRanks, kFailing);
+  allocations.arm(fault.nth, fault.sticky, fault.victim == kRanks, failing);
   const auto outer = testing::run_local_world(
       kRanks,
       [&](Comm& comm) {
@@ -249,6 +271,23 @@ TEST(NoMemory, Files) {
       if (!allocations.has_failed()) break;
     }
   }
+}
+
+// A rank has an error to tell, and no memory for its text; or none to hear of it.
+TEST(NoMemory, NobodyWaitsForARankThatCannotTell) {
+  const std::string text(1000, 'x');
+  for_each_fault([&](const Fault& fault) {
+    const auto errors = run_short_of_memory(
+        fault,
+        [&](Comm& comm) {
+          together(comm, "test", [&] {
+            if (comm.rank() == 1) throw ValueError(text);
+          });
+        },
+        /*failing=*/1);
+    EXPECT_THAT(errors, Each(Not(""))) << fault.text();
+    return allocations.has_failed();
+  });
 }
 
 // Nobody crashes or waits for ever; the old or the new checkpoint is there; the next save succeeds.
