@@ -140,7 +140,7 @@ class PowerFailure : public ::testing::TestWithParam<int> {};
 TEST_P(PowerFailure, LeavesTheOldOrTheNewCheckpoint) {
   const QuietLog quiet;
   const Recording recording = record(GetParam());
-  const int samples = testing::release() ? 100 : 2;
+  const int samples = testing::release() ? 40 : 2;
   std::mt19937_64 random(20261121);
   PowerFailures failures(recording.changes);
   size_t save = 0;
