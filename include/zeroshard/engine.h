@@ -16,6 +16,8 @@ namespace zeroshard {
 
 class Comm;
 
+using NamedValues = std::vector<std::pair<std::string, std::string>>;
+
 // One parameter of a unit, before zeroshard owns it.
 struct ParamDefinition {
   std::vector<std::string> names;  // every name a tied parameter is reached by; the first is used in messages
@@ -41,8 +43,10 @@ struct EngineOptions {
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
   bool external_optimizer = false;  // a user's torch.optim updates the master weights: see slices()
-  // Values that every rank must have alike, besides parameters: checked before anything is allocated.
-  std::vector<std::pair<std::string, std::string>> agreement;
+  // What every rank must have alike, besides the model, under what it is ("configuration"): checked before anything is
+  // allocated.
+  std::vector<std::pair<std::string, NamedValues>> agreement;
+  std::vector<std::pair<std::string, at::Tensor>> buffers;  // of the model, by name: on `device`
 };
 
 struct StepResult {
@@ -74,10 +78,10 @@ struct MemoryLine {
 // exception the engine must not be used further.
 class Engine {
  public:
-  // Collective. Takes over the parameters: rank 0's values on every rank. `gather` and `reduce` may be the same
-  // communicator; two let ranks differ in the order in which gathers and reductions interleave. `checkpoint` moves host
-  // memory and is used by a thread of its own; without it nothing can be saved or loaded. All outlive the engine.
-  // Throws ValueError on every rank when parameters or options differ among ranks.
+  // Collective. Takes over the parameters: they and the buffers get rank 0's values on every rank. `gather` and
+  // `reduce` may be the same communicator; two let ranks differ in the order in which gathers and reductions
+  // interleave. `checkpoint` moves host memory and is used by a thread of its own; without it nothing can be saved or
+  // loaded. All outlive the engine. Throws ValueError on every rank when parameters or options differ among ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr);
   ~Engine();

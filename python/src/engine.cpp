@@ -108,7 +108,8 @@ void bind_definitions(py::module_& m) {
       .def_readwrite("param_groups", &EngineOptions::param_groups)
       .def_readwrite("optimizer", &EngineOptions::optimizer)
       .def_readwrite("external_optimizer", &EngineOptions::external_optimizer)
-      .def_readwrite("agreement", &EngineOptions::agreement);
+      .def_readwrite("agreement", &EngineOptions::agreement)
+      .def_readwrite("buffers", &EngineOptions::buffers);
   py::class_<StepResult>(m, "StepResult")
       .def_readonly("applied", &StepResult::applied)
       .def_readonly("grad_norm", &StepResult::grad_norm)

@@ -90,7 +90,11 @@ class Engine(nn.Module):
         options.device = self.device
         options.optimizer = setup.type
         options.external_optimizer = setup.external
-        options.agreement = [(path, value) for path, value, _ in self._parsed.values]
+        options.agreement = [
+            ("versions", _versions(self.module)),
+            ("configuration", [(path, value) for path, value, _ in self._parsed.values]),
+        ]
+        options.buffers = list(self.module.named_buffers())
         options.param_groups = Optimizer(setup).options()
         definitions = []
         for unit in self._units:
@@ -482,6 +486,14 @@ class Engine(nn.Module):
             if module is None:
                 raise
             return getattr(module, name)
+
+
+def _versions(module: nn.Module) -> list[tuple[str, str]]:
+    """Of what decides about the numbers: zeroshard, torch and the packages that the model's modules are from."""
+    packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
+    found |= {"zeroshard": _C.__version__, "torch": torch.__version__}
+    return sorted((name, str(version)) for name, version in found.items() if isinstance(version, str))
 
 
 def _wait_at_exit(engine: weakref.ref[Engine]) -> None:

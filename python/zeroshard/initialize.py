@@ -37,7 +37,8 @@ def initialize(
     """Shards ``model`` as ``config`` says. Collective: every rank calls it.
 
     The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
-    parameters become zeroshard's: they keep their objects, and take rank 0's values on every rank.
+    parameters become zeroshard's: they keep their objects, and take rank 0's values on every rank, as its buffers do.
+    So ranks may be seeded differently before the model is made, and should be afterwards when it has dropout.
 
     Args:
         model: any module; it stays as it is, ``engine(...)`` calls it.
@@ -49,7 +50,8 @@ def initialize(
         lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
         config: a path to a DeepSpeed JSON file, its text, or a dict.
 
-    Raises ``ConfigError`` for a wrong configuration and ``ValueError`` when ranks differ in configuration or model.
+    Raises ``ConfigError`` for a wrong configuration and ``ValueError`` when ranks differ in configuration, model, or
+    the versions of zeroshard, torch and the packages of the model's modules.
     """
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")

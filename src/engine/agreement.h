@@ -2,14 +2,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "comm/comm.h"
+#include "zeroshard/engine.h"
 
 namespace zeroshard {
-
-using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 // Checks that every rank has the same named values, in the same order. Throws ValueError on every rank otherwise,
 // naming the first difference, both values and the ranks that have them: `what` is "configuration" or the like.

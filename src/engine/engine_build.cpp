@@ -36,17 +36,40 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
   return layouts;
 }
 
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text;
+  for (const int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
+  return text;
+}
+
 NamedValues describe(const std::vector<UnitLayout>& layouts) {
   NamedValues values;
   for (const UnitLayout& unit : layouts) {
     for (const ParamSpec& param : unit.params) {
-      std::string shape;
-      for (const int64_t size : param.shape) shape += concat(shape.empty() ? "" : ", ", size);
-      values.emplace_back(param.name(),
-                          concat("[", shape, "] ", name_of(param.dtype), param.requires_grad ? "" : " frozen"));
+      values.emplace_back(param.name(), concat("[", shape_text(param.shape), "] ", name_of(param.dtype),
+                                               param.requires_grad ? "" : " frozen"));
     }
   }
   return values;
+}
+
+NamedValues describe(const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
+  NamedValues values;
+  for (const auto& [name, buffer] : buffers)
+    values.emplace_back(name, concat("[", shape_text(buffer.sizes()), "] ", c10::toString(buffer.scalar_type())));
+  return values;
+}
+
+// Rank 0's values on every rank. Where they are there already nothing is written: not every buffer can be.
+void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
+  if (comm.world_size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, buffer] : buffers) {
+    if (buffer.layout() != at::kStrided || buffer.is_quantized() || buffer.numel() == 0) continue;
+    const at::Tensor mine = buffer.contiguous().view({-1}), first = mine.clone(), bytes = first.view(at::kByte);
+    comm.broadcast({bytes.data_ptr(), bytes.numel(), DType::kOther1}, /*root=*/0, name)->wait();
+    if (!bytes.equal(mine.view(at::kByte))) buffer.copy_(first.view_as(buffer));
+  }
 }
 
 ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
@@ -81,8 +104,9 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     if (config.optimizer) options.optimizer = config.optimizer->type;
   }
   layouts = make_layouts(units, config, gather.world_size());
-  check_agreement(reduce, options.device, "configuration", options.agreement);
+  for (const auto& [what, values] : options.agreement) check_agreement(reduce, options.device, what, values);
   check_agreement(reduce, options.device, "parameters of the model", describe(layouts));
+  check_agreement(reduce, options.device, "buffers of the model", describe(options.buffers));
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = options.external_optimizer ? 0 : num_moments(options.optimizer, momentum);
@@ -90,6 +114,8 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   planned = plan_ledger(layouts, plan).bytes;
   make_optimizer(units);
   make_units(units);
+  share_buffers(gather, options.buffers);
+  options.buffers.clear();  // they are the model's
   make_reducer();
   install_hooks();
 }

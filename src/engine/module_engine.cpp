@@ -1,15 +1,21 @@
+#include <torch/version.h>
+
 #include "base/check.h"
 #include "optim/lr_schedule.h"
 #include "zeroshard/nn.h"
+#include "zeroshard/version.h"
 
 namespace zeroshard {
 namespace {
 
-EngineOptions engine_options(const ParsedConfig& parsed, World& world) {
+EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig& parsed, World& world) {
   EngineOptions options;
   options.config = parsed.config;
   options.device = world.device();
-  for (const ConfigValue& value : parsed.values) options.agreement.emplace_back(value.path, value.value);
+  options.agreement = {{"versions", {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}}}, {"configuration", {}}};
+  for (const ConfigValue& value : parsed.values) options.agreement.back().second.emplace_back(value.path, value.value);
+  for (const auto& item : model.named_buffers())
+    if (item.value().defined()) options.buffers.emplace_back(item.key(), item.value());
   return options;
 }
 
@@ -32,7 +38,8 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& p
                    parsed, world) {}
 
 ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world)
-    : Engine(units.definitions(), engine_options(parsed, world), world.gather(), world.reduce(), world.checkpoint()),
+    : Engine(units.definitions(), engine_options(model, parsed, world), world.gather(), world.reduce(),
+             world.checkpoint()),
       units_(std::move(units)),
       group_(ParamGroupOptions::from(optimizer_of(parsed))),
       rank_(world.rank()) {

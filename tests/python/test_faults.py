@@ -95,6 +95,16 @@ def initialize_differently(what, transport):
         model.more = nn.Linear(2, 2)
     if last and what == "frozen":
         model.head.bias.requires_grad_(False)
+    if last and what == "order":
+        model._modules = dict(reversed(model._modules.items()))
+    if last and what == "buffer":
+        model.head.register_buffer("mask", torch.ones(5))
+    if last and what == "torch":
+        torch.__version__ = type(torch.__version__)("2.0.9")
+    if last and what == "zeroshard":
+        zeroshard._C.__version__ = "9.8.7"
+    if what == "package":
+        models.__version__ = f"1.{world.rank() // 2}"
     zeroshard.initialize(model=model, config=config)
 
 
@@ -108,6 +118,11 @@ def initialize_differently(what, transport):
         ("shape", ["head.weight", "[5, 10]", "[6, 10]", "rank 2"]),
         ("count", ["more.weight", "rank 2"]),
         ("frozen", ["head.bias", "frozen", "rank 2"]),
+        ("order", ["blocks.0.norm.weight", "head.weight", "rank 2"]),
+        ("buffer", ["buffers of the model", "head.mask", "[5]", "rank 2"]),
+        ("torch", ["versions", f"'torch' is {torch.__version__}", "'torch' is 2.0.9", "rank 2"]),
+        ("zeroshard", ["versions", f"'zeroshard' is {zeroshard.__version__}", "'zeroshard' is 9.8.7", "rank 2"]),
+        ("package", ["versions", "'models' is 1.0", "'models' is 1.1", "rank 2"]),
     ],
 )
 def test_ranks_that_start_differently(what, expected, transport):
@@ -115,6 +130,56 @@ def test_ranks_that_start_differently(what, expected, transport):
     for rank in ranks:
         assert rank.exit_code == 1 and all(part in rank.error for part in expected), rank.error
     assert max(rank.seconds for rank in ranks) < END_S
+
+
+class Random(models.Stack):
+    """Its parameters, and what it does with them, depend on the seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("signs", torch.randint(2, (10,)) * 2.0 - 1)
+        self.register_buffer("mixing", torch.randn(7, 10).t(), persistent=False)  # not contiguous
+        self.register_buffer("kept", torch.rand(10) < 0.7)
+        self.register_buffer("broadcast", torch.ones(1).expand(10))  # the same everywhere, and not to be written
+
+    def forward(self, x):
+        return super().forward((x * self.signs * self.kept) @ self.mixing @ self.mixing.t() * self.broadcast)
+
+
+def values_of(model):
+    """name -> bytes, as text, of parameters and buffers."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().contiguous().view(-1).view(torch.uint8).tolist() for name, tensor in tensors.items()}
+
+
+def initialize_seeded(transport):
+    results = []
+    for stage in range(4):
+        torch.manual_seed(100 * stage + world.rank())
+        model = Random()
+        own = values_of(model)
+        engine, *_ = zeroshard.initialize(model=model, config=configuration(stage, transport))
+        with zeroshard.gathered(list(model.parameters())):
+            taken = values_of(model)
+        draw = torch.rand(1).item()  # of this rank's own stream, as for dropout
+        for step in range(2):
+            x, y = models.vectors(step, world.rank(), 2)
+            engine.backward(nn.functional.mse_loss(engine(x), y))
+            engine.step()
+        results.append([own, taken, draw, engine.parameter_digest()])
+    return results
+
+
+@pytest.mark.row("M1")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_with_other_seeds_take_rank_0s_values(transport):
+    for ranks in zip(*world.run(3, initialize_seeded, transport=transport), strict=True):
+        first = ranks[0][0]
+        for rank, (own, taken, _, digest) in enumerate(ranks):
+            assert taken == first and digest == ranks[0][3]
+            differing = {name for name in own if own[name] != first[name]}
+            assert rank == 0 or differing >= {"head.weight", "signs", "mixing", "kept"}, differing
+        assert len({draw for _, _, draw, _ in ranks}) == 3
 
 
 def other_transport():
@@ -161,7 +226,7 @@ def call_another_unit(stage, transport):
 @pytest.mark.row("U1")
 @pytest.mark.parametrize(
     "case,stage",
-    [(skip_backward, 0), (skip_backward, 2), (skip_backward, 3), (evaluate_once_more, 3)],
+    [(skip_backward, 0), (skip_backward, 2), (skip_backward, 3), (evaluate_once_more, 3), (call_another_unit, 3)],
 )
 def test_ranks_that_call_differently(case, stage):
     """Every rank gets an error that says what each side was doing."""
