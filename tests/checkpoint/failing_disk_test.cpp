@@ -36,6 +36,11 @@ DiskTree disk_with_old(int world_size) {
   return disk.tree();
 }
 
+// Threads that wait for each other take long on a machine that has other work.
+std::vector<int> worlds() {
+  return testing::release() ? std::vector{1, 2, 3} : std::vector{1, 2};
+}
+
 std::string reason_of(int error) {
   return std::generic_category().message(error);
 }
@@ -75,7 +80,8 @@ bool run(const FailingSave& save, const DiskTree& before) {
     }
   }
   EXPECT_EQ(disk.open_files(), 0U) << save.text();
-  const auto again = save_version(save.version, save.world_size, [&](int) -> Io& { return disk; });
+  const int ranks = testing::release() ? save.world_size : 1;
+  const auto again = save_version(save.version, ranks, [&](int) -> Io& { return disk; });
   EXPECT_THAT(again, Each("")) << save.text();
   EXPECT_EQ(load_version(disk), written) << save.text();
   return faulty.has_failed();
@@ -100,8 +106,8 @@ void run_all(int world_size, int victim, const Version& version, const std::vect
 
 TEST(FailingDisk, AnyErrorOfAnyCallOfAnyRank) {
   const QuietLog quiet;
-  for (const int world_size : testing::release() ? std::vector{1, 2, 3} : std::vector{1, 3})
-    for (int victim = 0; victim < world_size; victim += testing::release() ? 1 : 2)
+  for (const int world_size : worlds())
+    for (int victim = 0; victim < world_size; ++victim)
       for (const Version& version : kNew)
         for (const bool sticky : {false, true})
           run_all(world_size, victim, version, {EIO, EDQUOT, EROFS, EACCES, EMFILE, ENOENT, ENOSPC}, sticky);
@@ -110,7 +116,7 @@ TEST(FailingDisk, AnyErrorOfAnyCallOfAnyRank) {
 // A signal interrupts one call of a save, any one: nobody notices.
 TEST(FailingDisk, AnInterruptedCallIsRepeated) {
   const QuietLog quiet;
-  for (const int world_size : {1, 2, 3}) {
+  for (const int world_size : worlds()) {
     const DiskTree before = disk_with_old(world_size);
     for (int victim = 0; victim < world_size; ++victim) {
       for (int64_t n = 1;; ++n) {
@@ -151,7 +157,7 @@ class ShortWrite final : public testing::AroundIo<Around> {
 TEST(FailingDisk, ShortWritesAreContinued) {
   const QuietLog quiet;
   const auto around = [](IoOp, const auto& call) { return call(); };
-  for (const int world_size : {1, 2, 3}) {
+  for (const int world_size : worlds()) {
     const DiskTree before = disk_with_old(world_size);
     for (int victim = 0; victim < world_size; ++victim) {
       for (const bool one_byte : {false, true}) {
