@@ -32,7 +32,9 @@ endif()
 
 find_program(ZS_MOLD mold)
 if(ZS_MOLD)
-  add_link_options(-fuse-ld=mold)
+  # Segments of whole pages: mold 1.10 lets RELRO begin at .tbss, and when that ends up in the last bytes of a page, which
+  # is then mapped by no segment, the program does not start.
+  add_link_options(-fuse-ld=mold -Wl,-z,separate-loadable-segments)
 endif()
 find_package(Threads REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
