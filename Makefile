@@ -45,12 +45,16 @@ test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
 	$(BIN)/python -m pytest -m fault --release
 
+DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
 demo: build
-	$(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
+	$(DEMO)
+	$(DEMO) --compare-stages 3
 
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done
 	@test -x .venv-peers/bin/python || bench/setup_peers.sh $(PYTHON)
+	$(BIN)/python bench/collectives.py
+	$(BIN)/python bench/adam.py
 	.venv-peers/bin/python bench/step.py
 
 asan: $(DEPS)

@@ -37,10 +37,18 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
 
 
 def default_device(local_rank: int) -> torch.device:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """The GPU of this rank's number, where there are any. Raises ValueError when there are fewer GPUs than ranks."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if local_rank >= gpus:
+        raise ValueError(
+            f"local rank {local_rank} has no GPU of its own: this host shows {gpus} (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}). Start at most {gpus} rank(s) on it. To share one, move "
+            "the model to it and call torch.distributed.init_process_group('gloo') before zeroshard.initialize"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:

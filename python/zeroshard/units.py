@@ -71,7 +71,7 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
         blocks = [(name, m) for name, m in model.named_modules() if type(m).__name__ in wanted and m is not model]
         missing = set(unit_classes) - {type(m).__name__ for _, m in blocks}
         if missing:
-            found = sorted({type(m).__name__ for m in model.modules()})
+            found = sorted({type(m).__name__ for m in model.modules() if m is not model})
             raise ValueError(
                 f"zeroshard.unit_classes names {sorted(missing)}, but the model has no such module; it has {found}"
             )

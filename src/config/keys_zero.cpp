@@ -26,7 +26,8 @@ Key zero_unsupported(const std::string& name, Allowed neutral, Json default_valu
 
 Key gather_on_save() {
   Key key = zero("stage3_gather_16bit_weights_on_model_save", Bool{}, false,
-                 "gather full weights when a model is saved at stage 3", set<&Config::gather_16bit_weights_on_save>);
+                 "what the engine says when asked; save_16bit_model gathers in any case",
+                 set<&Config::gather_16bit_weights_on_save>);
   key.aliases.push_back("zero_optimization.stage3_gather_fp16_weights_on_model_save");
   return key;
 }

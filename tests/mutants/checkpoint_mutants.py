@@ -132,7 +132,13 @@ CHECKPOINT = [
         "    root.remove_tree(tag);\n    root.rename(temporary, tag);\n",
         "Commit.ReplacingATagNeverLeavesNeither",
     ),
-    ("save-temporary-stays", _SAVE, "      root_->remove_tree(temporary_);\n", "", "Commit.AFailedSaveLeavesNoTrace"),
+    (
+        "save-temporary-stays",
+        _SAVE,
+        "zeroshard::attempt([&] { root_->remove_tree(temporary_); },",
+        "zeroshard::attempt([&] {},",
+        "Commit.AFailedSaveLeavesNoTrace",
+    ),
     (
         "save-errors-of-other-ranks-lost",
         "src/checkpoint/agreement.cpp",

@@ -557,3 +557,32 @@ def test_an_exception_on_one_rank_ends_all(stage):
     for rank in (ranks[0], ranks[2]):
         assert "rank 1" in rank.error, rank.error
         assert rank.seconds - ranks[1].seconds < 10
+
+
+# -- torch.compile -----------------------------------------------------------------------------------------------------
+
+
+def train_compiled(stage, compiled):
+    model = models.stack()
+    engine, *_ = zeroshard.initialize(model=model, config=configuration(stage))
+    frames = []
+
+    def backend(graph, inputs):
+        frames.append(graph)
+        return graph
+
+    if compiled:
+        for block in model.blocks:
+            block.compile(backend=backend)
+    for step in range(3):
+        x, y = stack_batch(step, world.rank())
+        engine.backward(nn.functional.mse_loss(engine(x), y))
+        engine.step()
+    return engine.parameter_digest(), len(frames)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_compiled_units_change_no_bit(stage):
+    (plain, _), _ = world.run(2, train_compiled, stage=stage, compiled=False)
+    for digest, frames in world.run(2, train_compiled, stage=stage, compiled=True, timeout_s=120):
+        assert frames > 0 and digest == plain

@@ -1,0 +1,55 @@
+"""How ranks find one another and their devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from zeroshard import distributed
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+import torch
+import zeroshard
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+          "zero_optimization": {"stage": 3}}
+engine, *_ = zeroshard.initialize(model=model, config=config)
+for step in range(3):
+    x = torch.full((2, 8), float(step + engine.rank()))
+    engine.backward(engine(x).square().mean())
+    engine.step()
+with open(f"{sys.argv[1]}/{engine.rank()}", "w") as file:
+    file.write(f"{engine.world_size()} {engine.parameter_digest()}")
+"""
+
+
+def digests(command, script, out):
+    out.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    done = subprocess.run([*command, script, out], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [(out / str(rank)).read_text() for rank in range(3)]
+
+
+def test_torchrun_starts_the_same_job(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    own = [Path(sys.executable).with_name("zeroshard"), "run", "--nproc", "3"]
+    theirs, ours = digests(torchrun, script, tmp_path / "theirs"), digests(own, script, tmp_path / "ours")
+    assert set(theirs) == set(ours) and len(set(ours)) == 1
+    assert ours[0].startswith("3 ")
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    assert [distributed.default_device(rank) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(ValueError, match=r"local rank 2 has no GPU .* shows 2 .*at most 2 rank"):
+        distributed.default_device(2)
