@@ -19,7 +19,7 @@ SAMPLES = 60  # five steps an epoch
 EVERY = 2  # steps from save to save
 MICRO_BATCH = {1: 3, 2: 3, 3: 2, 4: 3}
 TOLERANCE = 1e-5  # of losses, fp32, relative: the order of sums is another one with other ranks
-STATE_TOLERANCE = 1e-4  # of weights and moments: where a gradient nearly cancels, Adam makes its error as large as a step
+STATE_TOLERANCE = 1e-4  # of weights and moments: where a gradient nearly cancels, Adam makes much of its error
 pytestmark = pytest.mark.fault
 
 
