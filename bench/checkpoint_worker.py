@@ -50,6 +50,8 @@ class Worker:
         return float(self.peer.step(batch))
 
     def save(self, mode, directory):
+        """After a step, as in training: a process that slept has lost pages of its code to the others' files."""
+        self.step()
         memory.release_unused()
         before = memory.status_bytes("VmRSS")
         memory.reset_peak()
