@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/shape_text.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/export_names.h"
 #include "checkpoint/reader.h"
@@ -22,12 +23,6 @@ namespace zeroshard {
 namespace {
 
 constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
-  return "[" + text + "]";
-}
 
 // A checkpoint that a path names, opened.
 struct Opened {

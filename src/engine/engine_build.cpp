@@ -2,6 +2,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/shape_text.h"
 #include "device/dtype.h"
 #include "engine/agreement.h"
 #include "engine/impl.h"
@@ -36,17 +37,11 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
   return layouts;
 }
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text;
-  for (const int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
-  return text;
-}
-
 NamedValues describe(const std::vector<UnitLayout>& layouts) {
   NamedValues values;
   for (const UnitLayout& unit : layouts) {
     for (const ParamSpec& param : unit.params) {
-      values.emplace_back(param.name(), concat("[", shape_text(param.shape), "] ", name_of(param.dtype),
+      values.emplace_back(param.name(), concat(shape_text(param.shape), " ", name_of(param.dtype),
                                                param.requires_grad ? "" : " frozen"));
     }
   }
@@ -56,7 +51,7 @@ NamedValues describe(const std::vector<UnitLayout>& layouts) {
 NamedValues describe(const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
   NamedValues values;
   for (const auto& [name, buffer] : buffers)
-    values.emplace_back(name, concat("[", shape_text(buffer.sizes()), "] ", c10::toString(buffer.scalar_type())));
+    values.emplace_back(name, concat(shape_text(buffer.sizes()), " ", c10::toString(buffer.scalar_type())));
   return values;
 }
 

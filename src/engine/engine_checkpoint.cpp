@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/shape_text.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/load.h"
@@ -38,12 +39,6 @@ std::vector<std::string> moment_names(OptimizerConfig::Type type) {
       return {"sum"};
   }
   return {};
-}
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
-  return "[" + text + "]";
 }
 
 // "'a', 'b', 'c' and 7 more"
