@@ -180,10 +180,7 @@ DecoderOptions read_decoder_options(Fields& fields, const DecoderDefaults& defau
   options.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps);
   options.initializer_range = fields.number("initializer_range", 0.02);
   options.attention_dropout = fields.probability("attention_dropout", 0);
-  const std::string activation = fields.text(defaults.activation_field, defaults.activation);
-  options.activation = find_activation(activation);
-  if (!options.activation)
-    fields.fail(defaults.activation_field, std::string("is not supported; these are: ") + activation_names());
+  options.activation = read_activation(fields, defaults.activation_field, defaults.activation);
   options.rope.emplace(fields, options.head_dim, defaults.rope_theta);
   options.windows.assign(static_cast<size_t>(options.num_layers), 0);
   return options;

@@ -29,15 +29,16 @@ bool Fields::written(std::string_view name) const {
   return object_.contains(name);
 }
 
-const json* Fields::find(std::string_view name) {
+const json* Fields::find(std::string_view name, bool optional) {
   known_.emplace(name);
-  return has(name) ? &*object_.find(name) : nullptr;
+  if (has(name)) return &*object_.find(name);
+  if (!optional) fail(name, "is missing");
+  return nullptr;
 }
 
 int64_t Fields::integer(std::string_view name, std::optional<int64_t> fallback) {
-  const json* value = find(name);
-  if (!value && fallback) return *fallback;
-  if (!value) fail(name, "is missing");
+  const json* value = find(name, fallback.has_value());
+  if (!value) return *fallback;
   const bool fits =
       value->is_number_integer() && (!value->is_number_unsigned() || value->get<uint64_t>() < (1ULL << 62));
   if (!fits || value->get<int64_t>() < 0) fail(name, "must be an integer of at least 0");
@@ -51,9 +52,8 @@ int64_t Fields::positive(std::string_view name, std::optional<int64_t> fallback)
 }
 
 double Fields::number(std::string_view name, std::optional<double> fallback) {
-  const json* value = find(name);
-  if (!value && fallback) return *fallback;
-  if (!value) fail(name, "is missing");
+  const json* value = find(name, fallback.has_value());
+  if (!value) return *fallback;
   if (!value->is_number() || !std::isfinite(value->get<double>())) fail(name, "must be a number");
   return value->get<double>();
 }
@@ -71,9 +71,8 @@ bool Fields::boolean(std::string_view name, bool fallback) {
 }
 
 std::string Fields::text(std::string_view name, std::optional<std::string> fallback) {
-  const json* value = find(name);
-  if (!value && fallback) return *fallback;
-  if (!value) fail(name, "is missing");
+  const json* value = find(name, fallback.has_value());
+  if (!value) return *fallback;
   if (!value->is_string()) fail(name, "must be a string");
   return value->get<std::string>();
 }

@@ -37,7 +37,8 @@ class Fields {
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 
  private:
-  const nlohmann::json* find(std::string_view name);
+  // Null when there is none. Throws then unless it is `optional`.
+  const nlohmann::json* find(std::string_view name, bool optional = true);
 
   nlohmann::json object_;
   std::string source_, path_;

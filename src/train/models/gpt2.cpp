@@ -156,10 +156,7 @@ std::shared_ptr<CausalLM> make_gpt2(Fields& fields) {
   options.scale_attention = fields.boolean("scale_attn_weights", true);
   options.scale_by_layer = fields.boolean("scale_attn_by_inverse_layer_idx", false);
   options.tied = fields.boolean("tie_word_embeddings", true);
-  const std::string activation = fields.text("activation_function", "gelu_new");
-  options.activation = find_activation(activation);
-  if (!options.activation)
-    fields.fail("activation_function", std::string("is not supported; these are: ") + activation_names());
+  options.activation = read_activation(fields, "activation_function", "gelu_new");
   fields.require("add_cross_attention", false);
   fields.ignore({"n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation",
                  "summary_proj_to_labels", "summary_first_dropout"});

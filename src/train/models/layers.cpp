@@ -54,16 +54,13 @@ at::Tensor LayerNorm::forward(const at::Tensor& x) const {
   return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);
 }
 
-Activation find_activation(const std::string& name) {
+Activation read_activation(Fields& fields, std::string_view field, const std::string& fallback) {
+  const std::string name = fields.text(field, fallback);
   if (name == "silu" || name == "swish") return [](const at::Tensor& x) { return at::silu(x); };
   if (name == "relu") return [](const at::Tensor& x) { return at::relu(x); };
   if (name == "gelu") return [](const at::Tensor& x) { return at::gelu(x); };
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return [](const at::Tensor& x) { return at::gelu(x, "tanh"); };
-  return nullptr;
-}
-
-const char* activation_names() {
-  return "silu, swish, relu, gelu, gelu_new, gelu_pytorch_tanh";
+  fields.fail(field, "is not supported; these are: silu, swish, relu, gelu, gelu_new, gelu_pytorch_tanh");
 }
 
 }  // namespace zeroshard

@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+
+#include "train/models/fields.h"
 
 // Modules whose parameters have memory and no values: what they are set to depends on where the model comes from.
 // Shapes are [..., features] in and out.
@@ -59,9 +62,8 @@ class LayerNorm final : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-// An activation by its name in Hugging Face configurations; null when there is none of that name.
+// The activation that a field names, as Hugging Face does.
 using Activation = std::function<at::Tensor(const at::Tensor&)>;
-Activation find_activation(const std::string& name);
-const char* activation_names();  // for messages
+Activation read_activation(Fields& fields, std::string_view name, const std::string& fallback);
 
 }  // namespace zeroshard
