@@ -133,6 +133,14 @@ using testing::save_version;
 using testing::Version;
 using testing::VersionShare;
 
+// What a device does needs no memory of the process.
+auto device(ModelDisk& disk) {
+  return AroundIo(disk, [](IoOp, const auto& call) {
+    const Exempt own;
+    return call();
+  });
+}
+
 constexpr int kRanks = 2;
 constexpr const char* kHung = "made no progress";
 const Version kOld{.number = 1, .tag = "a", .step = 1};
@@ -235,10 +243,7 @@ TEST(NoMemory, ATextIsWholeOrNone) {
 // Any allocation of what writes and reads files: std::bad_alloc, and no file stays open.
 TEST(NoMemory, Files) {
   ModelDisk disk;
-  AroundIo io(disk, [](IoOp, const auto& call) {
-    const Exempt device;
-    return call();
-  });
+  auto io = device(disk);
   const std::string text(10'000, 'x');
   for (const bool sticky : {false, true}) {
     for (int64_t n = 1;; ++n) {
@@ -296,10 +301,7 @@ TEST(NoMemory, WhileSaving) {
   const DiskTree before = disk_with_old();
   for_each_fault([&](const Fault& fault) {
     ModelDisk disk(before);
-    AroundIo io(disk, [](IoOp, const auto& call) {
-      const Exempt device;
-      return call();
-    });
+    auto io = device(disk);
     const Version& version = kNew[size_t(fault.nth) % kNew.size()];
     const auto errors = run_short_of_memory(fault, [&](Comm& comm) {
       ++Allocations::exempt;
@@ -329,10 +331,7 @@ TEST(NoMemory, WhileLoading) {
     save_checkpoint(long_request(newest, share), comm, disk);
   });
   ASSERT_THAT(saved, Each(""));
-  AroundIo io(disk, [](IoOp, const auto& call) {
-    const Exempt device;
-    return call();
-  });
+  auto io = device(disk);
   for_each_fault([&](const Fault& fault) {
     std::vector<std::vector<std::vector<float>>> values(kRanks);
     const auto errors = run_short_of_memory(fault, [&](Comm& comm) {
@@ -363,10 +362,7 @@ TEST(NoMemory, WhileSavingInTheBackground) {
   const DiskTree before = disk_with_old();
   for_each_fault([&](const Fault& fault) {
     ModelDisk disk(before);
-    AroundIo io(disk, [](IoOp, const auto& call) {
-      const Exempt device;
-      return call();
-    });
+    auto io = device(disk);
     const Version& version = kNew[size_t(fault.nth) % kNew.size()];
     const auto errors = run_short_of_memory(fault, [&](Comm& comm) {
       ++Allocations::exempt;

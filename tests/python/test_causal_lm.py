@@ -3,20 +3,16 @@
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import numpy
 import pytest
 import safetensors.torch
 import torch
 import transformers
+from built import BUILD, needs
 
-REPOSITORY = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
 PROGRAM = BUILD / "tests" / "run_model"
-pytestmark = pytest.mark.skipif(
-    not PROGRAM.exists(), reason=f"{PROGRAM} is not built: `make build`, or set ZEROSHARD_BUILD_DIR"
-)
+pytestmark = needs(PROGRAM)
 
 LENGTH = 24
 COMMON = {"vocab_size": 97, "max_position_embeddings": 64}

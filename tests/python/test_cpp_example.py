@@ -1,21 +1,14 @@
 """examples/cpp/train.cpp: the C++ front trains, and no stage changes a bit of it."""
 
-import os
 import re
 import subprocess
-from pathlib import Path
 
-import pytest
+from built import BUILD, REPOSITORY, needs
 
-REPOSITORY = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
 EXAMPLE = BUILD / "examples" / "cpp" / "example_train"
 COMMAND = BUILD / "cli" / "zeroshard"
 
-pytestmark = pytest.mark.skipif(
-    not (EXAMPLE.exists() and COMMAND.exists()),
-    reason=f"{EXAMPLE} or {COMMAND} is not built: `make build`, or set ZEROSHARD_BUILD_DIR",
-)
+pytestmark = needs(EXAMPLE, COMMAND)
 
 
 def train(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict[str, tuple[int, int]]]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from zeroshard import distributed
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 import torch

@@ -51,6 +51,13 @@ def facts(engine):
     return [engine.global_steps, engine.parameter_digest(), engine.get_lr(), engine.global_samples]
 
 
+def micro_step(engine, inputs, targets):
+    """The loss, of which the gradients are there."""
+    loss = torch.nn.functional.mse_loss(engine(inputs), targets)
+    engine.backward(loss)
+    return loss.item()
+
+
 def life(folder, notes, number, stage, last, death):
     """Goes on from the newest checkpoint to step `last`. There, rank `death` dies, or all stop in good order."""
     engine, loader = make(stage, world.size(), samples())
@@ -64,10 +71,8 @@ def life(folder, notes, number, stage, last, death):
         ids, losses = [], []
         while engine.global_steps < last:
             for inputs, targets, index in loader:
-                loss = torch.nn.functional.mse_loss(engine(inputs), targets)
-                engine.backward(loss)
+                losses.append(micro_step(engine, inputs, targets))
                 ids += index.tolist()
-                losses.append(loss.item())
                 before, rate = engine.global_steps, engine.get_lr()
                 if before + 1 == last and death == world.rank() and number % 2 == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +90,7 @@ def life(folder, notes, number, stage, last, death):
         if death == world.rank():
             os.kill(os.getpid(), signal.SIGKILL)  # a save may be under way
         while death is not None:  # until the one that is dead is missed
-            engine.backward(torch.nn.functional.mse_loss(engine(inputs), targets))
+            micro_step(engine, inputs, targets)
             engine.step()
         engine.wait_for_checkpoint()
 
@@ -205,10 +210,8 @@ def undisturbed(steps):
     lines, ids, losses = [], [], []
     while engine.global_steps < steps:
         for inputs, targets, index in loader:
-            loss = torch.nn.functional.mse_loss(engine(inputs), targets)
-            engine.backward(loss)
+            losses.append(micro_step(engine, inputs, targets))
             ids += index.tolist()
-            losses.append(loss.item())
             before, rate = engine.global_steps, engine.get_lr()
             engine.step()
             if engine.global_steps > before:

@@ -5,21 +5,17 @@ import os
 import random
 import struct
 import subprocess
-from pathlib import Path
 
 import pytest
 import safetensors
 import safetensors.torch
 import torch
+from built import BUILD, needs
 
-REPOSITORY = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
 TOOL = BUILD / "tests" / "rewrite_safetensors"
 SEED = int(os.environ.get("ZEROSHARD_TEST_SEED", "1"))
 
-pytestmark = pytest.mark.skipif(
-    not TOOL.exists(), reason=f"{TOOL} is not built: `make build`, or set ZEROSHARD_BUILD_DIR"
-)
+pytestmark = needs(TOOL)
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,

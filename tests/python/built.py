@@ -1,0 +1,16 @@
+"""Programs that the build leaves, and tests start."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
+
+
+def needs(*programs: Path) -> pytest.MarkDecorator:
+    """Skips where one of them is missing."""
+    names = " or ".join(map(str, programs))
+    missing = not all(program.exists() for program in programs)
+    return pytest.mark.skipif(missing, reason=f"{names} is not built: `make build`, or set ZEROSHARD_BUILD_DIR")
