@@ -53,8 +53,8 @@ demo: build
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done
 	@test -x .venv-peers/bin/python || bench/setup_peers.sh $(PYTHON)
-	$(BIN)/python bench/collectives.py
-	$(BIN)/python bench/adam.py
+	$(BIN)/python bench/collectives.py --build $(BUILD)
+	.venv-peers/bin/python bench/adam.py --build $(BUILD)
 	.venv-peers/bin/python bench/step.py
 
 asan: $(DEPS)
