@@ -112,7 +112,8 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      if (const auto difference = divergence_.look(); difference && !work.isCompleted()) fail(op, *difference);
+      // Even if `work` has ended meanwhile: by a rank that found the difference, too, and left.
+      if (const auto difference = divergence_.look()) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm_c10d/c10d_comm.h"
+#include "comm_c10d/c10d_core.h"
 #include "comm_c10d/divergence.h"
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
@@ -302,6 +303,52 @@ TEST(Divergence, ARankThatFindsNothingDoesNotHoldTheOthers) {
   const auto start = Clock::now();
   EXPECT_TRUE(second.look());
   EXPECT_LT(seconds_since(start), 6);
+}
+
+// A collective that ends in an error once another rank has left, which takes the store along.
+class LastLookStore final : public c10d::HashStore {
+ public:
+  using c10d::Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    c10d::HashStore::set(key, value);
+    if (key == "zeroshard/found/0") gone = true;
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    if (gone && keys.front() != "zeroshard/found/1") throw std::runtime_error("the store is gone");
+    return c10d::HashStore::check(keys);
+  }
+  std::atomic<bool> gone{false};
+};
+
+class WorkOfTheOther final : public c10d::Work {
+ public:
+  explicit WorkOfTheOther(const LastLookStore& store) : store_(store) {}
+  bool isCompleted() override { return store_.gone; }
+  bool wait(std::chrono::milliseconds) override { throw std::runtime_error("Connection closed by peer"); }
+
+ private:
+  const LastLookStore& store_;
+};
+
+TEST(C10dCore, ADifferenceFoundIsToldAlthoughTheOtherHasLeftMeanwhile) {
+  const auto store = c10::make_intrusive<LastLookStore>();
+  Divergence other(store, 1, 2);
+  Op op(OpKind::kBarrier, 0, DType::kOther1, "other");
+  op.seq = 1;
+  other.note(op, 7);
+  EXPECT_FALSE(other.look());
+  store->set("zeroshard/found/1", "");
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2);
+  C10dCore core(group, kCpu, PeerWatch({{}, {}}, 60'000), with(Transport::kProcessGroup));
+  Op own(OpKind::kAllReduce, 1, DType::kFloat32, "own");
+  const auto work = core.issue(own, [&] { return c10::make_intrusive<WorkOfTheOther>(*store); });
+  try {
+    core.complete_on_host(*work, own);
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    expect_contains(error.what(),
+                    {"ranks disagree: in collective #1 rank 0 called all_reduce", "rank 1 called barrier"});
+  }
 }
 
 TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {
