@@ -11,8 +11,8 @@ from pathlib import Path
 MAX_LINES = 600
 LEVELS = [
     ["base"],
-    ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device"],
-    ["precision", "offload", "checkpoint", "plan", "monitor"],
+    ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
+    ["precision", "offload", "checkpoint", "plan", "monitor", "data"],
     ["unit", "reduce", "optim"],
     ["hooks"],
     ["engine"],

@@ -4,9 +4,9 @@
 set -euo pipefail
 
 missing=()
-have_header() { echo "#include <$1>" | c++ -x c++ -std=c++20 -fsyntax-only - 2>/dev/null; }
+have_header() { echo "#include <$1>" | c++ -x c++ -std=c++20 ${2:-} -fsyntax-only - 2>/dev/null; }
 need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
-need_header() { have_header "$1" || missing+=("$2"); }
+need_header() { have_header "$1" "${3:-}" || missing+=("$2"); }  # header, package, compiler option
 
 find_missing() {
   missing=()
@@ -21,8 +21,9 @@ find_missing() {
     need_header gmock/gmock.h libgmock-dev
     need_header benchmark/benchmark.h libbenchmark-dev
     need_header gloo/config.h libgloo-dev
+    need_header pcre2.h libpcre2-dev -DPCRE2_CODE_UNIT_WIDTH=8
   else
-    missing+=(g++ nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev)
+    missing+=(g++ nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev libpcre2-dev)
   fi
   # A venv with pip in it, from the Python that will run zeroshard (a pyenv or conda one has it built in).
   "${PYTHON:-python3}" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
