@@ -1,6 +1,7 @@
 #include "launch/heartbeat_board.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -60,8 +61,12 @@ Wait load_wait(const heartbeat::Slot& slot) {
   return wait;
 }
 
+bool is_alive(pid_t process) {
+  return process > 0 && (::kill(process, 0) == 0 || errno != ESRCH);
+}
+
 // The reader's side of Note [Sequence lock]. A rank that died while it wrote leaves the lock closed: then what is there
-// has to do. One that writes all the time does not hang; its text does not matter.
+// has to do. One that writes all the time, or lost its core meanwhile, does not hang: its text does not matter.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);
@@ -71,7 +76,7 @@ Wait read_wait(const heartbeat::Slot& slot) {
     wait = load_wait(slot);
     if (before % 2 == 0 && slot.sequence.load(std::memory_order_relaxed) == before) return wait;
   }
-  if (before != first) wait.where = "(changing)";
+  if (before != first || is_alive(slot.owner)) wait.where = "(changing)";
   return wait;
 }
 

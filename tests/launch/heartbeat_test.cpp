@@ -256,6 +256,7 @@ TEST(Heartbeat, ADeathInsideAWriteStopsNobody) {
   slot.length = uint64_t{1} << 60;
   EXPECT_EQ(board.read(0).where.size(), heartbeat::kTextBytes);
   Heartbeat rank = connect(board, 0);
+  EXPECT_EQ(board.read(0).where, "(changing)");  // as if this process were inside
   rank.waiting("x");
   rank.done_waiting();
   rank.beat(3);
