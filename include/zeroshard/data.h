@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,13 @@ struct DatasetOptions {
   int64_t length = 1024;  // of a row, in tokens
   Packing packing = Packing::kStream;
   Part part = Part::kTraining;
-  double validation_share = 0;  // of the documents, or of the tokens when there is one document: see docs
+  // Of the documents, chosen by the seed; where there are too few for that, of the tokens of each, at its end.
+  double validation_share = 0;
   bool shuffle = true;
   uint64_t seed = 0;
   int64_t vocab_size = 0;  // every id must be smaller; 0: not checked
+  // In files of other programs, which have no index of documents: a document ends after this id. Unset: with its file.
+  std::optional<int32_t> eos;
 };
 
 // One of an endless sequence of rows: epoch after epoch, each with every token of the files once, in an order of its

@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zeroshard/data.h"
+#include "zeroshard/token_file.h"
+
+namespace zeroshard {
+
+// The documents of some files that belong to one part, training or validation. Immutable.
+class Corpus {
+ public:
+  // Throws what Dataset does.
+  Corpus(const std::vector<std::string>& files, const DatasetOptions& options);
+
+  // Members are the part's documents, in the order of the files; none is empty.
+  int64_t members() const { return int64_t(members_.size()); }
+  int64_t tokens() const { return tokens_; }
+  int64_t length(uint32_t member) const { return place(member).length; }
+
+  // Appends tokens [begin, begin + count) of a member to `ids`, and for each the next token of the member to `targets`:
+  // -100 where there is none, or it is not to be learned.
+  void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
+            std::vector<int32_t>& targets) const;
+
+  uint64_t identity() const { return identity_; }  // of the files' contents
+
+ private:
+  struct Place {
+    const TokenFile* file;
+    int64_t begin, length;  // in the file
+  };
+  Place place(uint32_t member) const;
+  Place place_of_document(int64_t document) const;  // as a whole
+  int64_t held_out(int64_t length) const;           // tokens at the end of a document, if it is divided
+  void open(const std::vector<std::string>& files);
+  void choose_members();
+
+  DatasetOptions options_;
+  std::vector<TokenFile> files_;
+  std::vector<int64_t> first_document_;  // of each file, and of the one behind the last
+  bool divided_ = false;                 // every document is, not their number
+  std::vector<uint32_t> members_;        // documents
+  int64_t tokens_ = 0;
+  uint64_t identity_ = 0;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "data/corpus.h"
+
+namespace zeroshard {
+
+// A stretch of a member that lies in one row.
+struct Piece {
+  uint32_t member;
+  int64_t begin, count;
+};
+
+// Which tokens are in which row of an epoch. The number of rows is the same in every epoch. Immutable.
+class Epoch {
+ public:
+  virtual ~Epoch() = default;
+  virtual int64_t rows() const = 0;
+  virtual std::vector<Piece> row(int64_t index) const = 0;
+};
+
+// kStream: 12 bytes per document and 4 per row.
+class StreamEpoch final : public Epoch {
+ public:
+  StreamEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
+  int64_t rows() const override { return rows_; }
+  std::vector<Piece> row(int64_t index) const override;
+
+ private:
+  int64_t length_, rows_;
+  std::vector<uint32_t> order_;      // of the members
+  std::vector<int64_t> ends_;        // in the stream, of order_[i]
+  std::vector<uint32_t> row_order_;  // empty: as they come
+};
+
+// kWhole and kSeparate: documents are cut into pieces of at most a row. About 12 bytes per piece.
+class PieceEpoch final : public Epoch {
+ public:
+  PieceEpoch(const Corpus& corpus, const DatasetOptions& options, int64_t epoch);
+  int64_t rows() const override { return int64_t(row_begins_.size()) - 1; }
+  std::vector<Piece> row(int64_t index) const override;
+
+ private:
+  struct Part {
+    uint32_t member, number;  // the number-th piece of its document
+  };
+  int64_t length_of(const Part& part) const;
+  std::vector<uint32_t> pack() const;  // the row of each part
+  void group(const std::vector<uint32_t>& row_of, int64_t rows);
+
+  const Corpus& corpus_;
+  int64_t length_;
+  std::vector<Part> parts_;           // row by row
+  std::vector<uint32_t> row_begins_;  // in parts_; one more than there are rows
+};
+
+}  // namespace zeroshard

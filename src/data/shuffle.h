@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <utility>
+
+// Random orders that are the same with every compiler and library: std::shuffle's are not specified.
+namespace zeroshard {
+
+// SplitMix64: the n-th number is a hash of key and n.
+class SplitMix64 {
+ public:
+  explicit SplitMix64(uint64_t key) : state_(key) {}
+
+  uint64_t next() { return mix(state_ += UINT64_C(0x9E3779B97F4A7C15)); }
+  // In [0, bound), each alike but for bound / 2^64.
+  uint64_t below(uint64_t bound) {
+    __extension__ using Wide = unsigned __int128;
+    return uint64_t(Wide(next()) * bound >> 64);
+  }
+
+  static uint64_t mix(uint64_t value) {
+    value = (value ^ (value >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    value = (value ^ (value >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return value ^ (value >> 31);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// What an order is of; those of one seed and epoch have nothing to do with each other.
+enum class Purpose : uint64_t { kSplit = 1, kDocuments = 2, kRows = 3 };
+
+inline SplitMix64 generator(uint64_t seed, int64_t epoch, Purpose purpose) {
+  return SplitMix64(SplitMix64::mix(SplitMix64::mix(SplitMix64::mix(seed + 1) ^ uint64_t(epoch)) ^ uint64_t(purpose)));
+}
+
+// Fisher and Yates.
+template <typename Value>
+void shuffle(std::span<Value> values, SplitMix64 random) {
+  for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random.below(i)]);
+}
+
+}  // namespace zeroshard
