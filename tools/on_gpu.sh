@@ -18,7 +18,7 @@ say() { echo "on_gpu [$((SECONDS - started)) s] $*"; }
 pack() {
   mkdir -p "$carry/debs"
   rm -rf "$carry/usr"
-  local packages=(nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libgloo-dev libxxhash-dev libpcre2-dev)
+  local packages=(nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libgloo-dev libxxhash-dev libpcre2-dev libutf8proc-dev)
   (cd "$carry/debs" && rm -f ./*.deb && apt-get download -q "${packages[@]}")
   for deb in "$carry"/debs/*.deb; do dpkg -x "$deb" "$carry"; done
   # Headers, gtest's static library and the CMake files stay: no gtest sources, documents or gloo libraries.

@@ -22,8 +22,9 @@ find_missing() {
     need_header benchmark/benchmark.h libbenchmark-dev
     need_header gloo/config.h libgloo-dev
     need_header pcre2.h libpcre2-dev -DPCRE2_CODE_UNIT_WIDTH=8
+    need_header utf8proc.h libutf8proc-dev
   else
-    missing+=(g++ nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev libpcre2-dev)
+    missing+=(g++ nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev libpcre2-dev libutf8proc-dev)
   fi
   # A venv with pip in it, from the Python that will run zeroshard (a pyenv or conda one has it built in).
   "${PYTHON:-python3}" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)

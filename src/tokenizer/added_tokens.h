@@ -1,0 +1,57 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/tables.h"
+
+namespace zeroshard {
+
+// Tokens that are found in text before anything else is done with it.
+class AddedTokens {
+ public:
+  struct Token {
+    std::string content;
+    int32_t id = 0;
+    bool special = false;                 // found on demand only, and skipped on demand
+    bool single_word = false;             // not where a word goes on at either end
+    bool lstrip = false, rstrip = false;  // takes the white space before, behind
+  };
+
+  // `text`: how the token is found, not empty. Of two that are found by the same text the first counts.
+  void insert(std::string_view text, Token token);
+  bool empty() const { return tokens_.empty(); }
+
+  // Cuts `text` at the tokens: part(begin, end) for what is between them, token(id) for each. From left to right, the
+  // longest first; a place where a token was found but not taken is not searched for another.
+  template <typename Part, typename Found>
+  void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
+    size_t done = 0;
+    for (size_t at = trie_.candidate(text, 0); at < text.size(); at = trie_.candidate(text, at)) {
+      const auto found = trie_.longest(text.substr(at));
+      if (!found) {
+        ++at;
+        continue;
+      }
+      size_t begin = at, end = at + found->bytes;
+      at = end;
+      const Token& candidate = tokens_[static_cast<size_t>(found->value)];
+      if (!is_taken(candidate, text, begin, end, parse_special)) continue;
+      widen(candidate, text, done, begin, end);
+      if (done < begin) part(done, begin);
+      token(candidate.id);
+      done = end;
+    }
+    if (done < text.size()) part(done, text.size());
+  }
+
+ private:
+  static bool is_taken(const Token& token, std::string_view text, size_t begin, size_t end, bool parse_special);
+  static void widen(const Token& token, std::string_view text, size_t done, size_t& begin, size_t& end);
+
+  std::vector<Token> tokens_;
+  PrefixTrie trie_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,27 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace zeroshard {
+
+// The byte that a token "<0x0A>" stands for.
+inline std::optional<unsigned char> byte_of_token(std::string_view token) {
+  const auto digit = [&](char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
+  };
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+  const int high = digit(token[3]), low = digit(token[4]);
+  if (high < 0 || low < 0) return std::nullopt;
+  return static_cast<unsigned char>(high * 16 + low);
+}
+
+inline std::string token_of_byte(size_t byte) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  return {'<', '0', 'x', kDigits[byte / 16], kDigits[byte % 16], '>'};
+}
+
+}  // namespace zeroshard

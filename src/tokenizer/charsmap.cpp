@@ -1,0 +1,57 @@
+#include "tokenizer/charsmap.h"
+
+#include "base/check.h"
+#include "tokenizer/utf8.h"
+
+namespace zeroshard {
+namespace {
+
+uint32_t little_endian(std::string_view bytes) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < 4; ++i) value |= uint32_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
+  return value;
+}
+
+// A unit of the double array: the byte that leads to it, whether a text ends here, and where its successors are.
+uint32_t label_of(uint32_t unit) {
+  return unit & 0x800000FFU;
+}
+bool ends_text(uint32_t unit) {
+  return ((unit >> 8) & 1) != 0;
+}
+size_t offset_of(uint32_t unit) {
+  return size_t{unit >> 10} << ((unit & (1U << 9)) >> 6);
+}
+
+}  // namespace
+
+Charsmap::Charsmap(std::string_view bytes, const std::string& name) {
+  if (bytes.empty()) return;
+  const size_t units_bytes = bytes.size() > 4 ? little_endian(bytes) : 0;
+  ZS_CHECK(units_bytes % 4 == 0 && units_bytes > 0 && units_bytes + 4 < bytes.size(), "'", name,
+           "' is damaged: its normalization rules of ", bytes.size(), " bytes have a table of ", units_bytes);
+  for (size_t at = 4; at < 4 + units_bytes; at += 4) units_.push_back(little_endian(bytes.substr(at)));
+  replacements_ = bytes.substr(4 + units_bytes);
+  ZS_CHECK(is_valid_utf8(replacements_), "'", name, "' is damaged: its normalization rules are not UTF-8");
+}
+
+Charsmap::Rule Charsmap::longest(std::string_view text) const {
+  Rule rule;
+  if (units_.empty()) return rule;
+  size_t node = offset_of(units_[0]);
+  for (size_t at = 0; at < text.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    node ^= byte;
+    if (node >= units_.size() || label_of(units_[node]) != byte) break;
+    const bool ends = ends_text(units_[node]);
+    node ^= offset_of(units_[node]);
+    if (!ends || node >= units_.size()) continue;
+    const size_t begin = units_[node] & 0x7FFFFFFFU;
+    if (begin >= replacements_.size()) continue;
+    const std::string_view rest = std::string_view(replacements_).substr(begin);
+    rule = {at + 1, rest.substr(0, rest.find('\0'))};
+  }
+  return rule;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,51 @@
+#pragma once
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tokenizer/json_field.h"
+
+namespace zeroshard {
+
+// What tokenizer.json does with tokens to make text of them.
+class Decoder {
+ public:
+  // Null: tokens are joined by spaces. Throws ValueError for what is not supported.
+  explicit Decoder(const JsonField& field);
+
+  // Bytes that are no whole character stay as they are.
+  std::string decode(std::vector<std::string> tokens) const;
+  // Whether each token is decoded on its own, by from_byte_alphabet, and that is all.
+  bool byte_level_only() const { return steps_.size() == 1 && std::holds_alternative<ByteLevel>(steps_[0]); }
+
+ private:
+  struct ByteLevel {};
+  struct ByteFallback {};
+  struct Fuse {};
+  struct Replace {
+    std::string from, to;
+  };
+  struct Strip {
+    std::string character;
+    size_t start = 0, stop = 0;  // at most so many
+  };
+  struct Metaspace {
+    std::string replacement;
+    bool drops_first = true;
+  };
+  using Step = std::variant<ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace>;
+  using Tokens = std::vector<std::string>;
+
+  void add(const JsonField& field, int depth);
+  static void run(const ByteLevel& step, Tokens& tokens);
+  static void run(const ByteFallback& step, Tokens& tokens);
+  static void run(const Fuse& step, Tokens& tokens);
+  static void run(const Replace& step, Tokens& tokens);
+  static void run(const Strip& step, Tokens& tokens);
+  static void run(const Metaspace& step, Tokens& tokens);
+
+  std::vector<Step> steps_;
+  std::string separator_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,97 @@
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "base/check.h"
+#include "tokenizer/json_field.h"
+#include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
+#include "tokenizer/tokenizer_json.h"
+#include "zeroshard/tokenizer.h"
+
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = JsonField::Json;
+
+constexpr uintmax_t kMaxFileBytes = uintmax_t{1} << 30;
+
+std::string read_file(const fs::path& path) {
+  std::error_code error;
+  const uintmax_t bytes = fs::is_regular_file(path, error) ? fs::file_size(path, error) : kMaxFileBytes + 1;
+  if (error || bytes > kMaxFileBytes) {
+    throw IoError(concat("cannot read '", path.string(),
+                         "': ", error ? error.message() : "a tokenizer is a regular file of at most 1 GiB"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string contents{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw IoError(concat("cannot read '", path.string(), "'"));
+  return contents;
+}
+
+Json read_json(const fs::path& path) {
+  try {
+    return Json::parse(read_file(path));
+  } catch (const Json::exception& error) {
+    throw ValueError(concat("'", path.string(), "' is not JSON: ", error.what()));
+  }
+}
+
+// The file that a path means.
+fs::path file_of(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return path;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (fs::exists(path / name, error)) return path / name;
+  std::vector<fs::path> models;
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (entry.path().extension() == ".model") models.push_back(entry.path());
+  if (models.size() == 1) return models[0];
+  throw IoError(concat("'", path.string(), "' has no tokenizer.json and ", models.size(),
+                       " SentencePiece models (*.model): one tokenizer must be there, or be named"));
+}
+
+// Hugging Face's settings of the tokenizer, beside it; null when there are none.
+struct Settings {
+  explicit Settings(const fs::path& file) {
+    std::error_code error;
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+      path = file.parent_path() / name;
+      if (!fs::exists(path, error)) continue;
+      json = read_json(path);
+      return;
+    }
+  }
+  JsonField field() const { return {json, path.string()}; }
+  bool has(const char* key) const { return !json.is_null() && field().has(key); }
+  bool boolean_or(const char* key, bool otherwise) const {
+    return json.is_null() ? otherwise : field().boolean_or(key, otherwise);
+  }
+  // "</s>", or an object with it as its content.
+  std::string token(const char* key) const {
+    if (!has(key)) return {};
+    const JsonField value = field()[key];
+    return value.json().is_object() ? value["content"].string() : value.string();
+  }
+
+  fs::path path;
+  Json json;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
+  const fs::path file = file_of(path);
+  const Settings settings(file);
+  if (file.extension() == ".json") {
+    return std::make_unique<JsonTokenizer>(read_json(file), file.string(),
+                                           BoundaryTokens{settings.token("bos_token"), settings.token("eos_token")});
+  }
+  const SentencePieceTokenizer::Options options{settings.boolean_or("add_bos_token", true),
+                                                settings.boolean_or("add_eos_token", false)};
+  return std::make_unique<SentencePieceTokenizer>(parse_sentencepiece(read_file(file), file.string()), file.string(),
+                                                  options);
+}
+
+}  // namespace zeroshard

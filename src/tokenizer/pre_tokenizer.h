@@ -1,0 +1,54 @@
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tokenizer/json_field.h"
+#include "tokenizer/regex.h"
+#include "tokenizer/workspace.h"
+
+namespace zeroshard {
+
+// Cuts text into the words that are encoded one by one, as tokenizer.json says.
+class PreTokenizer {
+ public:
+  using Visit = std::function<void(std::string_view word)>;
+
+  // Null: the whole text is one word. Throws ValueError for what is not supported.
+  explicit PreTokenizer(const JsonField& field);
+
+  // `at_start`: the text is the beginning of what is encoded.
+  void each_word(std::string_view text, bool at_start, Workspace& workspace, const Visit& visit) const;
+  // Whether words are bytes that the vocabulary has in GPT-2's alphabet.
+  bool byte_level() const { return byte_level_; }
+
+ private:
+  enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+  struct Split {
+    Regex regex;
+    Behavior behavior = Behavior::kIsolated;
+    bool invert = false;
+  };
+  struct PrefixSpace {};
+  struct Metaspace {
+    enum class Prepend { kAlways, kFirst, kNever };
+    std::string replacement;
+    Prepend prepend = Prepend::kAlways;
+    std::optional<Split> split;
+  };
+  using Step = std::variant<Split, PrefixSpace, Metaspace>;
+  struct Run;
+
+  static Behavior behavior_of(const JsonField& field);
+  void add(const JsonField& field, int depth);
+  void add_byte_level(const JsonField& field);
+  void add_metaspace(const JsonField& field);
+
+  std::vector<Step> steps_;
+  bool byte_level_ = false;
+};
+
+}  // namespace zeroshard

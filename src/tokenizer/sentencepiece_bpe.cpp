@@ -1,0 +1,116 @@
+#include "tokenizer/sentencepiece_bpe.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "base/check.h"
+#include "tokenizer/byte_token.h"
+#include "tokenizer/utf8.h"
+
+namespace zeroshard {
+namespace {
+
+using Model = SentencePieceModel;
+using Type = Model::Type;
+
+constexpr std::string_view kSpace = "\xE2\x96\x81";
+constexpr size_t kMaxPieceBytes = 1024;  // every way to cut a piece is tried
+
+// Pieces that text is made of.
+bool is_ordinary(const Model::Piece& piece) {
+  return piece.type == Type::kNormal || piece.type == Type::kUserDefined;
+}
+
+void check(const Model& model, const std::string& name) {
+  static constexpr const char* kKinds[] = {"", "unigram", "BPE", "word", "char"};
+  ZS_CHECK(model.kind == Model::Kind::kBpe, "'", name, "' is of type ", kKinds[static_cast<int>(model.kind)],
+           ", which is not supported: BPE is");
+  ZS_CHECK(!model.treat_whitespace_as_suffix, "'", name, "': treat_whitespace_as_suffix = true is not supported");
+  ZS_CHECK(model.escape_whitespaces, "'", name, "': escape_whitespaces = false is not supported");
+  ZS_CHECK(!model.has_denormalizer, "'", name, "': a denormalizer is not supported");
+  for (const Model::Piece& piece : model.pieces) {
+    ZS_CHECK(piece.type != Type::kUnused, "'", name, "': the piece '", piece.text,
+             "' is UNUSED, which is not supported");
+    ZS_CHECK(piece.text.size() <= kMaxPieceBytes, "'", name, "' has a piece of ", piece.text.size(), " bytes: at most ",
+             kMaxPieceBytes, " are supported");
+  }
+}
+
+void read_reserved(const Model& model, const std::string& name, Bpe::Unknown& unknown) {
+  size_t bytes = 0;
+  for (size_t id = 0; id < model.pieces.size(); ++id) {
+    const Model::Piece& piece = model.pieces[id];
+    if (piece.type == Type::kUnknown) {
+      ZS_CHECK(unknown.id < 0, "'", name, "' has two unknown pieces");
+      unknown.id = static_cast<int32_t>(id);
+    }
+    if (piece.type != Type::kByte) continue;
+    const auto byte = byte_of_token(piece.text);
+    ZS_CHECK(byte && unknown.bytes[*byte] < 0, "'", name, "': the byte piece '", piece.text, "' is wrong");
+    unknown.bytes[*byte] = static_cast<int32_t>(id);
+    ++bytes;
+  }
+  ZS_CHECK(unknown.id >= 0, "'", name, "' has no unknown piece");
+  ZS_CHECK(bytes == (model.byte_fallback ? 256 : 0), "'", name, "' has ", bytes,
+           " byte pieces, with byte_fallback = ", model.byte_fallback ? "true" : "false");
+}
+
+// The rank of each score: equal scores have equal ranks.
+std::map<float, int32_t, std::greater<>> ranks_of(const Model& model) {
+  std::map<float, int32_t, std::greater<>> ranks;
+  for (const Model::Piece& piece : model.pieces) ranks.emplace(piece.score, 0);
+  int32_t rank = 0;
+  for (auto& [score, value] : ranks) value = rank++;
+  return ranks;
+}
+
+template <typename Visit>
+void each_character(std::string_view text, const Visit& visit) {
+  for (size_t at = 0; at < text.size(); at += utf8_length(text[at])) visit(at, utf8_length(text[at]));
+}
+
+void add_extra_characters(const Model& model, Bpe::Parts& parts) {
+  parts.first_extra = static_cast<int32_t>(model.pieces.size());
+  for (const Model::Piece& piece : model.pieces) {
+    if (!is_ordinary(piece)) continue;
+    each_character(piece.text, [&](size_t at, size_t bytes) {
+      const std::string character = piece.text.substr(at, bytes);
+      if (parts.tokens.find(character) >= 0) return;
+      parts.tokens.insert(character, parts.first_extra + static_cast<int32_t>(parts.extra.size()));
+      parts.extra.push_back(character);
+    });
+  }
+}
+
+}  // namespace
+
+Bpe bpe_of(const SentencePieceModel& model, const std::string& name) {
+  check(model, name);
+  Bpe::Parts parts;
+  parts.unknown.fuse = parts.unknown.after_merging = true;
+  read_reserved(model, name, parts.unknown);
+  parts.tokens = StringTable(model.pieces.size());
+  for (size_t id = 0; id < model.pieces.size(); ++id) {
+    if (is_ordinary(model.pieces[id])) parts.tokens.insert(model.pieces[id].text, static_cast<int32_t>(id));
+  }
+  parts.words_begin_at_space = parts.tokens.find(kSpace) >= 0;
+  add_extra_characters(model, parts);
+  const auto ranks = ranks_of(model);
+  parts.merges = MergeTable(model.pieces.size() * 4);
+  for (const Model::Piece& piece : model.pieces) {
+    if (!is_ordinary(piece)) continue;
+    const std::string_view text = piece.text;
+    const Merge merge{ranks.at(piece.score), parts.tokens.find(text)};
+    each_character(text, [&](size_t at, size_t) {
+      if (at == 0) return;
+      const int32_t left = parts.tokens.find(text.substr(0, at)), right = parts.tokens.find(text.substr(at));
+      if (left >= 0 && right >= 0) parts.merges.insert(left, right, merge);
+      const bool space_inside = text.substr(at).starts_with(kSpace) && !text.substr(0, at).ends_with(kSpace);
+      if (space_inside) parts.words_begin_at_space = false;
+    });
+  }
+  return Bpe(std::move(parts));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,32 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroshard {
+
+// The contents of a SentencePiece model: the fields that tokenizing needs.
+struct SentencePieceModel {
+  enum class Type { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+  struct Piece {
+    std::string text;
+    float score = 0;
+    Type type = Type::kNormal;
+  };
+  enum class Kind { kUnigram = 1, kBpe = 2, kWord = 3, kChar = 4 };
+
+  std::vector<Piece> pieces;
+  Kind kind = Kind::kUnigram;
+  bool byte_fallback = false, treat_whitespace_as_suffix = false;
+  std::string bos_piece = "<s>", eos_piece = "</s>";
+  std::string unk_surface = " \xE2\x81\x87 ";  // what an unknown token is decoded to
+  std::string charsmap;                        // compiled normalization rules; empty: none
+  bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
+  bool has_denormalizer = false;
+};
+
+// `name` is what errors call it. Throws ValueError when the bytes are no such model.
+SentencePieceModel parse_sentencepiece(std::string_view bytes, const std::string& name);
+
+}  // namespace zeroshard

@@ -1,0 +1,54 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/decoder.h"
+#include "tokenizer/json_field.h"
+#include "tokenizer/normalizer.h"
+#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/special_ids.h"
+#include "tokenizer/token_list.h"
+#include "tokenizer/workspace.h"
+#include "zeroshard/tokenizer.h"
+
+namespace zeroshard {
+
+// The tokens named as the beginning and the end of a text.
+struct BoundaryTokens {
+  std::string bos, eos;  // empty: none
+};
+
+// A tokenizer as Hugging Face's `tokenizers` writes it, with a BPE model.
+class JsonTokenizer : public Tokenizer {
+ public:
+  // `file` is the contents of tokenizer.json, `name` what errors call it.
+  JsonTokenizer(const JsonField::Json& file, const std::string& name, const BoundaryTokens& boundaries);
+
+  std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special) const override;
+  int64_t vocab_size() const override { return tokens_.size(); }
+  std::optional<int32_t> id_of(std::string_view token) const override { return tokens_.id_of(token); }
+  const std::string& token(int32_t id) const override { return tokens_.text(id); }
+
+ private:
+  JsonTokenizer(const JsonField& root, const BoundaryTokens& boundaries);
+  void read_added_tokens(const JsonField& root);
+  void encode_part(std::string_view part, bool at_start, bool parse_special, Workspace& workspace,
+                   std::vector<int32_t>& ids) const;
+
+  TokenList tokens_;
+  Normalizer normalizer_;
+  PreTokenizer pre_tokenizer_;
+  Bpe bpe_;
+  Decoder decoder_;
+  AddedTokens added_, added_normalized_;  // found in the text as it is, and as normalized
+  std::vector<uint8_t> special_;          // by id
+  std::vector<std::string> bytes_;        // by id, when decoding a token needs no others
+  SpecialIds around_;
+  mutable WorkspacePool workspaces_;
+};
+
+}  // namespace zeroshard

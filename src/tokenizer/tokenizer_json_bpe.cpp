@@ -1,0 +1,134 @@
+#include "tokenizer/tokenizer_json_bpe.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "tokenizer/byte_level.h"
+#include "tokenizer/byte_token.h"
+
+namespace zeroshard {
+namespace {
+
+// Ids need not be without gaps, but nothing is allocated for many more than there are tokens.
+int64_t most_ids(size_t tokens) {
+  return static_cast<int64_t>(tokens) * 8 + 65536;
+}
+
+void check_options(const JsonField& model) {
+  if (model.type() != "BPE") model["type"].refuse("of models, BPE is");
+  model.allow_only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                    "byte_fallback", "ignore_merges", "vocab", "merges"});
+  if (model.has("dropout") && model["dropout"].json() != 0.0) model["dropout"].refuse("no dropout is");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (model.has(key) && !model[key].string().empty()) model[key].refuse("none is");
+}
+
+// "a b" or ["a", "b"].
+std::pair<std::string_view, std::string_view> parts_of(const JsonField& merge) {
+  if (merge.json().is_array()) {
+    if (merge.json().size() != 2) merge.refuse("a merge has two parts");
+    return {merge.element(0).string(), merge.element(1).string()};
+  }
+  const std::string_view text = merge.string();
+  const size_t space = text.find(' ');
+  if (space == text.npos || text.find(' ', space + 1) != text.npos) merge.refuse("a merge has two parts");
+  return {text.substr(0, space), text.substr(space + 1)};
+}
+
+bool has_every_byte(const StringTable& tokens) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const char unit = static_cast<char>(static_cast<unsigned char>(byte));
+    if (tokens.find({&unit, 1}) < 0) return false;
+  }
+  return true;
+}
+
+// `complete`: nothing is ever unknown.
+void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
+                  Bpe::Unknown& unknown) {
+  if (complete) return;
+  if (model.has("unk_token")) {
+    unknown.id = ids.find(model["unk_token"].string());
+    if (unknown.id < 0) model["unk_token"].refuse("it must be in the vocabulary");
+    unknown.fuse = model.boolean_or("fuse_unk", false);
+  }
+  if (!model.boolean_or("byte_fallback", false)) return;
+  if (byte_level) model["byte_fallback"].refuse("it is so with ByteLevel only when the vocabulary has every byte");
+  for (size_t byte = 0; byte < 256; ++byte) unknown.bytes[byte] = ids.find(token_of_byte(byte));
+}
+
+// Whether `text` has another character directly before a U+2581.
+bool has_space_inside(std::string_view text) {
+  constexpr std::string_view kSpace = "\xE2\x96\x81";
+  for (size_t at = text.find(kSpace); at != text.npos; at = text.find(kSpace, at + 1))
+    if (at > 0 && !text.substr(0, at).ends_with(kSpace)) return true;
+  return false;
+}
+
+}  // namespace
+
+TokenList read_tokens(const JsonField& root) {
+  const JsonField vocab = root["model"]["vocab"];
+  if (!vocab.json().is_object()) vocab.refuse("it must be an object of tokens and ids");
+  const size_t added = root.has("added_tokens") ? root["added_tokens"].json().size() : 0;
+  const int64_t most = most_ids(vocab.json().size() + added);
+  int64_t size = 0;
+  for (const auto& [text, id] : vocab.json().items())
+    size = std::max(size, 1 + vocab.member(text, id).integer(0, most));
+  if (root.has("added_tokens")) {
+    root["added_tokens"].each([&](const JsonField& token) { size = std::max(size, 1 + token["id"].integer(0, most)); });
+  }
+  TokenList tokens(size);
+  for (const auto& [text, id] : vocab.json().items()) {
+    const auto value = id.get<int32_t>();
+    if (!tokens.set(value, text))
+      vocab.member(text, id).refuse(concat("it is the id of '", tokens.text(value), "' too"));
+  }
+  return tokens;
+}
+
+Bpe read_bpe(const JsonField& model, bool byte_level) {
+  check_options(model);
+  const JsonField vocab = model["vocab"], merges = model["merges"];
+  Bpe::Parts parts;
+  parts.byte_units = byte_level;
+  parts.ignore_merges = model.boolean_or("ignore_merges", false);
+  parts.tokens = StringTable(vocab.json().size());
+  StringTable ids(vocab.json().size());  // as written
+  for (const auto& [text, value] : vocab.json().items()) {
+    const auto id = value.get<int32_t>();
+    ids.insert(text, id);
+    if (!byte_level) {
+      parts.tokens.insert(text, id);
+    } else if (const auto bytes = from_byte_alphabet(text)) {
+      parts.tokens.insert(*bytes, id);
+    }
+  }
+  read_unknown(model, ids, byte_level && has_every_byte(parts.tokens), byte_level, parts.unknown);
+  parts.merges = MergeTable(merges.json().size());
+  parts.words_begin_at_space = !byte_level && !parts.ignore_merges && parts.tokens.find("\xE2\x96\x81") >= 0;
+  int32_t rank = 0;
+  merges.each([&](const JsonField& merge) {
+    const auto [left, right] = parts_of(merge);
+    const std::string joined = concat(left, right);
+    const int32_t left_id = ids.find(left), right_id = ids.find(right), id = ids.find(joined);
+    if (left_id < 0 || right_id < 0 || id < 0)
+      merge.refuse("both parts and what they join to must be in the vocabulary");
+    parts.merges.insert(left_id, right_id, {rank++, id});
+    if (has_space_inside(joined)) parts.words_begin_at_space = false;
+  });
+  return Bpe(std::move(parts));
+}
+
+void add_to_digest(const JsonField& model, TokenizerDigest& digest) {
+  model["merges"].each([&](const JsonField& merge) {
+    const auto [left, right] = parts_of(merge);
+    digest.add(left);
+    digest.add(right);
+  });
+  for (const char* key : {"fuse_unk", "byte_fallback", "ignore_merges"}) digest.add(model.boolean_or(key, false));
+  digest.add(model.has("unk_token") ? model["unk_token"].string() : "");
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,63 @@
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tokenizer/bpe.h"
+#include "tokenizer/regex.h"
+
+namespace zeroshard {
+
+// What a call of encode() works with; one call at a time.
+struct Workspace {
+  Regex::Scratch regex;
+  Bpe::Scratch bpe;
+  std::string well_formed, normalized, spare;
+  std::vector<std::string> steps;  // texts that steps of the pre-tokenizer changed
+};
+
+// Lends workspaces, so that caches live from call to call without being shared by threads. Thread-safe.
+class WorkspacePool {
+ public:
+  class Lease {
+   public:
+    explicit Lease(WorkspacePool& pool) : pool_(pool), workspace_(pool.take()) {}
+    ~Lease() { pool_.give_back(std::move(workspace_)); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Workspace& operator*() const { return *workspace_; }
+
+   private:
+    WorkspacePool& pool_;
+    std::unique_ptr<Workspace> workspace_;
+  };
+
+ private:
+  std::unique_ptr<Workspace> take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        std::unique_ptr<Workspace> workspace = std::move(free_.back());
+        free_.pop_back();
+        return workspace;
+      }
+    }
+    return std::make_unique<Workspace>();
+  }
+  void give_back(std::unique_ptr<Workspace> workspace) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (free_.size() < kMost) free_.push_back(std::move(workspace));
+  }
+
+  static constexpr size_t kMost = 64;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> free_ = reserved();
+  static std::vector<std::unique_ptr<Workspace>> reserved() {
+    std::vector<std::unique_ptr<Workspace>> result;
+    result.reserve(kMost);  // so that giving one back cannot fail
+    return result;
+  }
+};
+
+}  // namespace zeroshard
