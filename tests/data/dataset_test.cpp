@@ -131,7 +131,7 @@ std::set<int32_t> all_ids(const Written& written) {
 
 TEST(Dataset, EveryTokenAndTargetIsOnceInAnEpoch) {
   const TemporaryDirectory root;
-  for (uint64_t seed = 0; seed < 150; ++seed) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const Written written = make_files(root, random);
@@ -146,7 +146,7 @@ TEST(Dataset, EveryTokenAndTargetIsOnceInAnEpoch) {
 TEST(Dataset, PartsAreDisjointAndComplete) {
   const TemporaryDirectory root;
   int64_t divided = 0;
-  for (uint64_t seed = 0; seed < 150; ++seed) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const Written written = make_files(root, random);
