@@ -102,6 +102,11 @@ bool ConsoleWriter::full() const {
   return state_->queued_bytes >= kCapacityBytes && !state_->stuck();
 }
 
+bool ConsoleWriter::idle() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->queued_bytes == 0;
+}
+
 void ConsoleWriter::drain(Seconds patience) {
   std::unique_lock lock(state_->mutex);
   while (state_->queued_bytes > 0 && !state_->stuck_for(patience)) {

@@ -23,6 +23,7 @@ class ConsoleWriter {
 
   void write(std::string_view lines);
   bool full() const;
+  bool idle() const;  // all is written
   // Waits until all is written, at most until the reader has taken nothing for `patience`.
   void drain(Seconds patience);
 

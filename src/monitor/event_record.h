@@ -1,0 +1,22 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "zeroshard/metrics.h"
+
+// Records of TensorBoard's event files: messages of the type tensorflow.Event, framed as in a TFRecord file.
+namespace zeroshard {
+
+// Length, masked CRC-32C of the length, `data`, masked CRC-32C of `data`; all little-endian.
+std::string tfrecord(std::string_view data);
+
+// The first message of a file.
+std::string version_event(double time);
+// TensorBoard drops what earlier files have of `step` and later steps. It takes the first such message of a run for the
+// run's begin and drops nothing: each file needs one.
+std::string session_start_event(double time, int64_t step);
+// Values as scalars, in single precision.
+std::string scalars_event(double time, int64_t step, const MetricValues& values);
+
+}  // namespace zeroshard

@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <charconv>
+
+#include "base/format.h"
+#include "base/process_name.h"
+#include "monitor/append_file.h"
+#include "monitor/event_record.h"
+#include "monitor/sink.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+// TensorBoard reads the files of a directory in the order of their names, which begin with a time in seconds: that of
+// a new file has to be later than any other.
+std::string new_name(const Directory& directory, double time) {
+  auto seconds = int64_t(time);
+  for (const std::string& name : directory.list()) {
+    if (!name.starts_with(kPrefix)) continue;
+    int64_t other = 0;
+    const auto parsed = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), other);
+    if (parsed.ec == std::errc() && other < 9'999'999'999) seconds = std::max(seconds, other + 1);
+  }
+  std::string digits = std::to_string(seconds);
+  digits.insert(0, digits.size() < 10 ? 10 - digits.size() : 0, '0');
+  return concat(kPrefix, digits, ".", process_name());
+}
+
+class EventSink final : public MetricsSink {
+ public:
+  explicit EventSink(const MetricsStart& start)
+      : name_(new_name(start.directory, start.time)),
+        file_(AppendFile::create(start.directory, name_, first_records(start))) {
+    start.directory.sync();
+  }
+
+  void record(const MetricsRecord& record) override {
+    file_.append(tfrecord(scalars_event(record.time, record.step, record.values)));
+  }
+  void sync() override { file_.sync(); }
+  const std::string& name() const override { return name_; }
+
+ private:
+  static std::string first_records(const MetricsStart& start) {
+    const int64_t first_step = start.resume_step ? *start.resume_step + 1 : 0;
+    return tfrecord(version_event(start.time)) + tfrecord(session_start_event(start.time, first_step));
+  }
+
+  const std::string name_;
+  AppendFile file_;
+};
+
+}  // namespace
+
+std::unique_ptr<MetricsSink> make_event_sink(const MetricsStart& start) {
+  return std::make_unique<EventSink>(start);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace zeroshard {
+
+// One metric over a run of any length, in bounded memory, for a plot.
+//
+// Up to kMaxPoints records are kept as they are. Beyond that neighbours are merged two by two, again and again, and of
+// each group its lowest and its highest value stay: a spike of one step is never lost, and there are at most
+// kMaxPoints points.
+class Series {
+ public:
+  static constexpr size_t kMaxPoints = 2000;
+
+  struct Point {
+    int64_t step = 0;
+    double value = 0;
+    bool operator==(const Point&) const = default;
+  };
+  struct Group {
+    std::optional<Point> lowest, highest;    // of the finite values
+    std::optional<int64_t> not_finite_step;  // the first one where the value was no number
+    std::vector<Point> points() const;       // none, one or two, in the order of their steps
+  };
+
+  // Steps do not decrease.
+  void add(int64_t step, double value);
+  const std::vector<Group>& groups() const { return groups_; }
+  bool empty() const { return groups_.empty(); }
+
+ private:
+  std::vector<Group> groups_;
+  int64_t records_per_group_ = 1, records_in_last_ = 0;
+};
+
+}  // namespace zeroshard
