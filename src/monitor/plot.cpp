@@ -240,6 +240,7 @@ std::string plot_svg(const SeriesByName& series, int64_t total_steps) {
   }
   if (!rates.empty()) {
     Panel panel = panel_of(rates, kTop + loss_height + kGap / 2, kRateHeight, steps);
+    panel.values.low = std::min(panel.values.low, 0.0);  // from zero, lest noise looks like much
     svg += axes(panel, "tokens per second", true);
     for (const Line& line : rates) svg += curve(panel, line);
   }

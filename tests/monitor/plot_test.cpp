@@ -77,7 +77,7 @@ TEST(Plot, HasOnePointPerRecordInsideItsAxes) {
 TEST(Plot, HasAxesLabelsAndALegend) {
   const std::string svg = plot_svg(run_of(500), 800);
   for (const char* text : {">loss<", ">validation loss<", ">tokens per second<", ">step<", ">step 500 of 800<", ">10<",
-                           ">500<", ">12.5k<", "prefers-color-scheme:dark"})
+                           ">500<", ">10k<", ">0k<", "prefers-color-scheme:dark"})
     EXPECT_THAT(svg, HasSubstr(text));
   EXPECT_EQ(count(svg, "class=\"axis\""), 2u);
   EXPECT_EQ(count(svg, "\"key "), 2u);

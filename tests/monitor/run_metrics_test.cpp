@@ -357,6 +357,17 @@ TEST(RunMetrics, ADiskThatStaysFullIsToldOncePerFile) {
   EXPECT_EQ(contents_of(directory / "metrics.jsonl"), before);
 }
 
+TEST(AppendFile, WhatAFullDiskTookOfARecordIsCutOff) {
+  const TemporaryDirectory path;
+  FaultyIo io(posix_io());
+  Directory directory = Directory::open(io, path.path());
+  AppendFile file = AppendFile::create(directory, "file", "one\n");
+  io.limit_transfers(8);
+  io.fail({.op = IoOp::kWrite, .nth = 2, .error = ENOSPC});
+  EXPECT_THROW(file.append("a record of many bytes\n"), IoError);
+  EXPECT_EQ(contents_of(path / "file"), "one\n");
+}
+
 TEST(AppendFile, ATornRecordThatCouldNotBeCutIsCutBeforeTheNextOne) {
   const TemporaryDirectory path;
   FaultyIo io(posix_io());

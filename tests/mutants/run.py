@@ -17,6 +17,7 @@ import tempfile
 
 import checkpoint_mutants
 import disk_mutants
+import monitor_mutants
 import python_mutants
 from mutant import Mutant
 
@@ -37,7 +38,7 @@ COPIED = (
 )
 TEST_TIMEOUT_S = 120
 # Programs that build without LibTorch, in a minute.
-TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory"}
+TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "monitor"}
 
 
 MUTANTS = [
@@ -203,6 +204,7 @@ MUTANTS = [
     ),
     *checkpoint_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
+    *monitor_mutants.MUTANTS,
     *python_mutants.MUTANTS,
 ]
 
