@@ -39,7 +39,7 @@ struct Written {
 Written make_files(const TemporaryDirectory& root, std::mt19937_64& random) {
   Written written;
   const bool masked = random() % 2 == 0;
-  written.documents = numbered(random, int64_t(1 + random() % 60), int64_t(1 + random() % 40));
+  written.documents = numbered(random, int64_t(1 + random() % (random() % 4 == 0 ? 3 : 60)), int64_t(1 + random() % 40));
   const size_t files = 1 + random() % std::min<size_t>(3, written.documents.size());
   size_t begin = 0;
   for (size_t i = 0; i < files; ++i) {

@@ -1,0 +1,73 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "file/io.h"
+#include "zeroshard/tokenize.h"
+
+namespace zeroshard {
+
+// The lines of a file, pipe or device, one at a time.
+class LineReader {
+ public:
+  // `path` "-": standard input. Throws IoError.
+  explicit LineReader(const std::string& path, const std::atomic<bool>* stop);
+
+  // The next line with its newline, which the last one may lack; valid until the next call. False at the end. Throws
+  // ValueError for one of more than `max_bytes`.
+  bool next(std::string_view& line, int64_t max_bytes);
+  const std::string& path() const { return path_; }
+  int64_t line() const { return line_; }  // number of the last one, from 1
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  bool fill();
+
+  std::string path_;
+  OpenFd owned_;
+  int fd_;
+  const std::atomic<bool>* stop_;
+  std::string buffer_;
+  size_t begin_ = 0, searched_ = 0;  // in buffer_: of the next line; no newline before
+  bool ended_ = false;
+  int64_t line_ = 0, bytes_ = 0;
+};
+
+// Throws Error when `stop` is set.
+void check_stop(const std::atomic<bool>* stop);
+
+// A document as it was read: a text, or a line of JSON.
+struct RawDocument {
+  std::string text;
+  bool json = false;
+  uint32_t file = 0;  // index of the input
+  int64_t line = 0;   // where it begins
+};
+
+// The documents of all inputs, one after the other.
+class DocumentReader {
+ public:
+  DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options);
+
+  // Empty at the end.
+  std::optional<RawDocument> next();
+  int64_t bytes() const { return bytes_ + (reader_ ? reader_->bytes() : 0); }
+
+ private:
+  bool is_json(const std::string& path) const;
+  bool ends_document(std::string_view line) const;
+  std::optional<RawDocument> next_of_file();
+  bool next_text(RawDocument& document);
+
+  const std::vector<std::string>& inputs_;
+  const TokenizeOptions& options_;
+  std::optional<LineReader> reader_;
+  size_t file_ = 0;
+  bool more_of_file_ = true;
+  int64_t bytes_ = 0;  // of the files before
+};
+
+}  // namespace zeroshard
