@@ -19,6 +19,9 @@ void add_config_command(CLI::App& app);
 void add_checkpoint_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_run_command(CLI::App& app);
+void add_tokenize_command(CLI::App& app);
+void add_train_command(CLI::App& app);
+void add_generate_command(CLI::App& app);
 
 // The command line without the `--` that may stand before the script of `run`; CLI11 would end the subcommand there.
 std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "zeroshard/nn.h"
+
 // Language models of Hugging Face model directories. This header needs LibTorch's C++ API.
 namespace zeroshard {
 
@@ -24,8 +26,14 @@ struct TokenBatch {
 // Runs the parts of a model. A part is a module with parameters of its own; sharded ones must be whole meanwhile.
 class PartRunner {
  public:
+  // May be called again with the same input, in a backward pass.
+  using Forward = std::function<at::Tensor(const at::Tensor& input)>;
+
   virtual ~PartRunner() = default;
-  virtual at::Tensor run(const torch::nn::Module& part, const std::function<at::Tensor()>& forward) const;
+  virtual at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward& forward) const;
+  // One of the like blocks that a model consists of mostly.
+  virtual at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
+                               const Forward& forward) const;
 };
 
 // A decoder that predicts each next token. Parameters have the names of the tensors in the directory's files.
@@ -37,15 +45,18 @@ class CausalLM : public torch::nn::Module {
 
   int64_t vocab_size() const { return vocab_size_; }
   int64_t max_length() const { return max_length_; }
-  // Draws the parameters as the architecture does before training. The same for any number of ranks: a parameter's
-  // numbers depend on `seed` and its name alone.
+  // Draws the parameters as the architecture does before training.
   void initialize(uint64_t seed);
+  // Of one parameter the elements [begin, end), in row-major order, as initialize() draws them: a number depends on
+  // `seed`, its place and the parameter's name alone. `out`: fp32, on the host.
+  void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
 
  protected:
   CausalLM(int64_t vocab_size, int64_t max_length) : vocab_size_(vocab_size), max_length_(max_length) {}
   // `batch` is complete and checked.
   virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner) = 0;
-  virtual void initialize_parameter(const std::string& name, at::Tensor& parameter, at::Generator& generator) = 0;
+  // Fills some elements, each drawn from the same distribution.
+  virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
 
  private:
   int64_t vocab_size_, max_length_;
@@ -54,14 +65,22 @@ class CausalLM : public torch::nn::Module {
 // Values of model_type that make_causal_lm() knows.
 std::vector<std::string> causal_lm_types();
 
-// The model that the text of a config.json describes. Its parameters have memory, fp32, and no values yet: they come
-// from initialize() or from files. `source` is named in errors. Throws ValueError for an architecture, a field or a
-// value that is not supported, naming it and what is.
+// The model that the text of a config.json describes. Its parameters are fp32 and have no memory: a ModuleEngine gives
+// them some, with the values of one of the two below, or allocate(). `source` is named in errors. Throws ValueError for
+// an architecture, a field or a value that is not supported, naming it and what is.
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source);
+// The same, of a directory's config.json.
+std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
-// The model of a Hugging Face directory: config.json, and weights in safetensors files of any floating-point dtype,
-// which become fp32. Throws ValueError or IoError naming the file, and the tensor when one is missing, has another
-// shape, or belongs to no parameter.
+// Those of initialize(seed). `model` must live as long as they are read.
+ParameterValues initial_values(CausalLM& model, uint64_t seed);
+// Those in the safetensors files of a directory, of any floating-point dtype. Throws as load_causal_lm().
+ParameterValues stored_values(const CausalLM& model, const std::string& directory);
+// Gives parameters without memory their whole size, without values.
+void allocate(CausalLM& model);
+
+// The model of a Hugging Face directory with its weights, in memory. Throws ValueError or IoError naming the file, and
+// the tensor when one is missing, has another shape, or belongs to no parameter.
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory);
 
 }  // namespace zeroshard

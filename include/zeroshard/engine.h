@@ -27,6 +27,10 @@ struct ParamDefinition {
   int param_group = 0;  // of the optimizer; -1: trainable, but updated by nobody
 };
 
+// Elements [begin, end) of a floating-point parameter, in row-major order, written to `out` on the host as fp32. Each
+// rank asks for what it keeps. Must give the same on every rank.
+using ParameterReader = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
+
 // Parameters that are gathered, reduced and freed together: normally one transformer block.
 struct UnitDefinition {
   std::string name;
@@ -35,6 +39,7 @@ struct UnitDefinition {
   // The tensors of each parameter (several when it is tied by storage), called once while the engine is built, so
   // that a model larger than one rank's memory can be made unit by unit.
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
+  ParameterReader values;  // set: the tensors need no memory, and their values come from here
 };
 
 struct EngineOptions {

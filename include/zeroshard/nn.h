@@ -17,6 +17,13 @@ namespace zeroshard {
 
 class LRSchedule;
 
+// Where parameters without memory get their values from. Without memory a parameter is a tensor on the CPU whose
+// storage has its size and no data, as make_causal_lm() makes them.
+struct ParameterValues {
+  ParameterReader read;
+  std::string identity;  // ranks whose values come from something else are refused
+};
+
 // How the parameters of a model are split into units, and around which module's forward each must be whole.
 //
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl); without any, an element
@@ -25,7 +32,7 @@ class LRSchedule;
 // one. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has it.
 class ModuleUnits {
  public:
-  // Throws ValueError when a class matches no module, or a parameter has no memory.
+  // Throws ValueError when a class matches no module, or a parameter is on the meta device.
   explicit ModuleUnits(const torch::nn::Module& model, std::vector<std::string> unit_classes = {});
 
   // For Engine's constructor. Before, param groups may be set here.
@@ -67,6 +74,9 @@ class ModuleEngine : public Engine {
   // Collective. The model takes rank 0's values on every rank, on the world's device; its buffers must be there
   // already. Throws ConfigError without an optimizer in the configuration.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
+  // The same for a model whose parameters have no memory yet: each rank reads what it keeps, and never has more than
+  // its shards.
+  ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 
   // module->forward(args...): `module` is a ModuleHolder or a pointer. Returns a tensor, or a tuple or vector of some.
@@ -100,7 +110,8 @@ class ModuleEngine : public Engine {
   const ModuleUnits& units() const { return units_; }
 
  private:
-  ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world);
+  ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world,
+               const ParameterValues& values);
   void apply_schedule();
 
   ModuleUnits units_;

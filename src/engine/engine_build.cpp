@@ -150,7 +150,12 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   std::vector<int> parents;
   char* memory = param_memory.data();
   for (size_t u = 0; u < layouts.size(); ++u) {
-    UnitSource source{definitions[u].tensors(), memory, {}};
+    UnitSource source{definitions[u].tensors(), memory, {}, {}};
+    if (const ParameterReader& read = definitions[u].values) {
+      source.values = [&, u](size_t index, int64_t begin, int64_t end, float* out) {
+        read(layouts[u].params[index].name(), begin, end, out);
+      };
+    }
     for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
       source.masters.push_back(shard_of[u][g] < 0 ? at::Tensor() : optimizer->master(shard_index(u, g)));
     }

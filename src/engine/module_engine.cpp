@@ -8,12 +8,14 @@
 namespace zeroshard {
 namespace {
 
-EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig& parsed, World& world) {
+EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig& parsed, World& world,
+                             const ParameterValues& values) {
   EngineOptions options;
   options.config = parsed.config;
   options.device = world.device();
   options.agreement = {{"versions", {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}}}, {"configuration", {}}};
   for (const ConfigValue& value : parsed.values) options.agreement.back().second.emplace_back(value.path, value.value);
+  options.agreement.push_back({"values of the parameters", {{"source", values.identity}}});
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) options.buffers.emplace_back(item.key(), item.value());
   return options;
@@ -24,7 +26,17 @@ const OptimizerConfig& optimizer_of(const ParsedConfig& parsed) {
   throw ConfigError("optimizer: missing, and a ModuleEngine has no other: add {\"optimizer\": {\"type\": \"AdamW\"}}");
 }
 
-void check_buffers(const torch::nn::Module& model, at::Device device) {
+std::vector<UnitDefinition> with_values(std::vector<UnitDefinition> units, const ParameterValues& values) {
+  for (UnitDefinition& unit : units) unit.values = values.read;
+  return units;
+}
+
+void check_tensors(const torch::nn::Module& model, at::Device device, const ParameterValues& values) {
+  for (const auto& item : model.named_parameters()) {
+    const bool has_memory = item.value().unsafeGetTensorImpl()->storage_initialized();
+    ZS_CHECK(values.read || has_memory, "parameter '", item.key(),
+             "' has no memory: give the engine the ParameterValues to read it from");
+  }
   for (const auto& item : model.named_buffers()) {
     ZS_CHECK(!item.value().defined() || item.value().device() == device, "buffer '", item.key(), "' is on ",
              item.value().device().str(), ", the engine on ", device.str(), ": call model->to(device) first");
@@ -34,12 +46,17 @@ void check_buffers(const torch::nn::Module& model, at::Device device) {
 }  // namespace
 
 ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world)
-    : ModuleEngine((check_buffers(model, world.device()), model), ModuleUnits(model, parsed.config.unit_classes),
-                   parsed, world) {}
+    : ModuleEngine(model, parsed, world, ParameterValues()) {}
 
-ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world)
-    : Engine(units.definitions(), engine_options(model, parsed, world), world.gather(), world.reduce(),
-             world.checkpoint()),
+ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world,
+                           const ParameterValues& values)
+    : ModuleEngine((check_tensors(model, world.device(), values), model),
+                   ModuleUnits(model, parsed.config.unit_classes), parsed, world, values) {}
+
+ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world,
+                           const ParameterValues& values)
+    : Engine(with_values(units.definitions(), values), engine_options(model, parsed, world, values), world.gather(),
+             world.reduce(), world.checkpoint()),
       units_(std::move(units)),
       group_(ParamGroupOptions::from(optimizer_of(parsed))),
       rank_(world.rank()) {

@@ -37,7 +37,8 @@ std::string join(const std::string& path, const std::string& name) {
 using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int>;
 
 MemoryKey memory_key(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {tensor.unsafeGetTensorImpl(), {}, {}, -1};
+  if (tensor.numel() == 0 || !tensor.unsafeGetTensorImpl()->storage_initialized())
+    return {tensor.unsafeGetTensorImpl(), {}, {}, -1};
   return {tensor.const_data_ptr(), tensor.sizes().vec(), tensor.strides().vec(), int(tensor.scalar_type())};
 }
 
@@ -127,7 +128,7 @@ class UnitFinder {
       const size_t unit = at->second;
       if (is_new) {
         tensors.emplace_back();
-        units_.definitions_.push_back({owner.name, {}, -1, {}});
+        units_.definitions_.push_back({owner.name, {}, -1, {}, {}});
         owners_.emplace(owner.module, int(unit));
       }
       const at::Tensor& first = param.tensors.front();

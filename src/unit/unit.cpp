@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -32,6 +33,15 @@ std::string guard_message(const std::string& name) {
   return concat("parameter '", name, "' is sharded: read it inside zeroshard.gathered(...)");
 }
 
+constexpr int64_t kPieceNumel = int64_t{1} << 20;
+
+// Both hold the elements of ranges of one flat buffer, from their first element on.
+void copy_overlap(const at::Tensor& to, Range to_range, const at::Tensor& from, Range from_range) {
+  const Range both = intersect(to_range, from_range);
+  to.slice(0, both.begin - to_range.begin, both.end - to_range.begin)
+      .copy_(from.slice(0, both.begin - from_range.begin, both.end - from_range.begin));
+}
+
 // glibc keeps what initialisation frees between blocks that stay: over all units, as much as the whole model.
 void return_free_memory() {
 #ifdef __GLIBC__
@@ -56,7 +66,7 @@ Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device
   if (placement_ == Placement::kPersistent) {
     persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing);
   }
-  load(source);
+  source.values ? read(source) : load(source);
   adopt_tensors(std::move(source.params));
   return_free_memory();
   if (placement_ == Placement::kReplicated) {
@@ -95,10 +105,37 @@ void Unit::load(UnitSource& source) {
       const bool whole = master.numel() == staging.numel();
       master.copy_(whole ? staging : staging.slice(0, mine.begin, mine.end));
     }
-    const bool replicated = placement_ == Placement::kReplicated;
-    at::Tensor kept =
-        replicated ? view_memory(group_memory(shard_memory_, g), staging.numel(), target, device_) : shard(g);
-    kept.copy_(replicated ? staging : staging.slice(0, mine.begin, mine.end));
+    const Range range = kept(g);
+    view_memory(kept_memory(g), range.size(), target, device_).copy_(staging.slice(0, range.begin, range.end));
+  }
+}
+
+// The elements of a group that this rank keeps in the parameters' own dtype.
+Range Unit::kept(size_t group) const {
+  const ShardLayout& layout = layout_.groups[group].layout;
+  return placement_ == Placement::kReplicated ? Range{0, layout.padded_numel()} : layout.shard(comm_.rank());
+}
+
+// Writes what this rank keeps, a piece at a time: needs memory for one piece on the host beyond what stays.
+void Unit::read(const UnitSource& source) {
+  at::Tensor piece = at::empty({kPieceNumel}, at::kFloat);
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    ZS_ASSERT(is_floating_point(group.dtype), "unit ", layout_.name, " has values to read that are not floating-point");
+    const Range range = kept(g);
+    const at::Tensor own = view_memory(kept_memory(g), range.size(), to_scalar_type(group.dtype), device_);
+    const at::Tensor master = g < source.masters.size() ? source.masters[g] : at::Tensor();
+    const bool whole_master = master.defined() && master.numel() == group.layout.padded_numel();
+    const Range mastered = whole_master ? Range{0, master.numel()} : group.layout.shard(comm_.rank());
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const Range param = group.layout.param(i), needed = intersect(param, range);
+      for (int64_t at = needed.begin; at < needed.end; at += kPieceNumel) {
+        const Range now{at, std::min(at + kPieceNumel, needed.end)};
+        source.values(group.params[i], now.begin - param.begin, now.end - param.begin, piece.data_ptr<float>());
+        copy_overlap(own, range, piece, now);
+        if (master.defined()) copy_overlap(master, mastered, piece, now);
+      }
+    }
   }
 }
 
@@ -192,13 +229,16 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base + group_offset(layout_, group, padded_numel);
 }
 
+char* Unit::kept_memory(size_t group) const {
+  const bool replicated = placement_ == Placement::kReplicated;
+  return replicated ? group_memory(shard_memory_, group) : shard_memory_ + group_offset(layout_, group, shard_numel);
+}
+
 at::Tensor Unit::shard(size_t g) const {
   const FlatGroup& group = layout_.groups.at(g);
   const int64_t numel = group.layout.shard_numel();
-  char* const data = placement_ == Placement::kReplicated
-                         ? group_memory(shard_memory_, g) + comm_.rank() * numel * element_size(group.dtype)
-                         : shard_memory_ + group_offset(layout_, g, shard_numel);
-  return view_memory(data, numel, to_scalar_type(group.dtype), device_);
+  const int64_t before = group.layout.shard(comm_.rank()).begin - kept(g).begin;
+  return view_memory(kept_memory(g) + before * element_size(group.dtype), numel, to_scalar_type(group.dtype), device_);
 }
 
 at::Tensor Unit::full(size_t g) const {

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <variant>
 #include <vector>
@@ -26,6 +27,8 @@ struct UnitSource {
   std::vector<std::vector<at::Tensor>> params;
   // Unit::memory_bytes() of zeroed memory that the transport can address; owned by the caller.
   void* memory = nullptr;
+  // Elements of parameter `index` of the layout, as zeroshard::ParameterReader; null: `params` have the values.
+  std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
   // Per group, a 1-D fp32 tensor that receives the initial values at full precision: this rank's shard, or all
   // padded_numel elements; undefined when there is no master weight.
   std::vector<at::Tensor> masters;
@@ -42,7 +45,7 @@ class Unit {
   // Bytes that UnitSource::memory must have.
   static int64_t memory_bytes(const UnitLayout& layout, Placement placement);
 
-  // Collective: the values of rank 0 are taken on every rank.
+  // Collective. Unless the source has `values`, those of rank 0 are taken on every rank.
   Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device device, Comm& comm, SlotRing& ring,
        Ledger& ledger);
   Unit(const Unit&) = delete;
@@ -85,11 +88,14 @@ class Unit {
   };
 
   void load(UnitSource& source);
+  void read(const UnitSource& source);
+  Range kept(size_t group) const;
   void adopt_tensors(std::vector<std::vector<at::Tensor>> params);
   void start_gather(char* memory);
   void attach(char* memory);
   void detach();
   char* group_memory(char* base, size_t group) const;
+  char* kept_memory(size_t group) const;  // of what kept() says
 
   UnitLayout layout_;
   Placement placement_;

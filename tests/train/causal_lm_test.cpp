@@ -29,6 +29,7 @@ std::string llama(int layers = 2, const std::string& more = "") {
 
 std::shared_ptr<CausalLM> made(const std::string& config, uint64_t seed) {
   auto model = make_causal_lm(config, "config.json");
+  allocate(*model);
   model->initialize(seed);
   model->eval();
   return model;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 
 #include "zeroshard/causal_lm.h"
 
@@ -18,7 +19,7 @@ struct AttentionOptions {
 // Who sees whom in a batch: one mask per window, made when first asked for.
 class AttentionMasks {
  public:
-  explicit AttentionMasks(const TokenBatch& batch) : batch_(batch) {}
+  explicit AttentionMasks(TokenBatch batch) : batch_(std::move(batch)) {}
 
   // Bool, [batch or 1, 1, length, length]: true where the row's token sees the column's. Undefined when all that come
   // before are seen.
@@ -29,7 +30,7 @@ class AttentionMasks {
  private:
   int64_t effective(int64_t window) const;
 
-  const TokenBatch& batch_;
+  TokenBatch batch_;
   std::map<int64_t, at::Tensor> masks_;  // by window
 };
 

@@ -4,12 +4,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cummax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
+#include "file/hash.h"
 #include "train/models/models.h"
 
 namespace zeroshard {
@@ -70,17 +74,17 @@ at::Tensor count_positions(const TokenBatch& batch) {
   return places - std::get<0>(at::cummax(starts, 1));
 }
 
-// FNV-1a.
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return hash;
-}
+constexpr int64_t kInitialBlock = int64_t{1} << 16;
 
 }  // namespace
 
-at::Tensor PartRunner::run(const torch::nn::Module&, const std::function<at::Tensor()>& forward) const {
-  return forward();
+at::Tensor PartRunner::run(const torch::nn::Module&, const at::Tensor& input, const Forward& forward) const {
+  return forward(input);
+}
+
+at::Tensor PartRunner::run_block(int64_t, const torch::nn::Module& part, const at::Tensor& input,
+                                 const Forward& forward) const {
+  return run(part, input, forward);
 }
 
 at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner) {
@@ -105,11 +109,41 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner) {
   return forward_logits(whole, runner);
 }
 
-void CausalLM::initialize(uint64_t seed) {
+// In blocks with a generator each, so that any stretch can be drawn without what stands before it.
+void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out) {
   const at::NoGradGuard no_grad;
+  at::Tensor block = at::empty({kInitialBlock}, at::kFloat);
+  for (int64_t at = begin; at < end;) {
+    const int64_t number = at / kInitialBlock, first = number * kInitialBlock;
+    const int64_t stop = std::min(end, first + kInitialBlock);
+    const std::string key = concat(seed, ' ', number, ' ', name);
+    at::Generator generator = at::detail::createCPUGenerator(hash_bytes(key.data(), static_cast<int64_t>(key.size())));
+    initialize_parameter(name, block, generator);
+    const float* values = block.const_data_ptr<float>();
+    out = std::copy(values + (at - first), values + (stop - first), out);
+    at = stop;
+  }
+}
+
+void CausalLM::initialize(uint64_t seed) {
+  std::set<const void*> drawn;  // a tied one by its first name
   for (auto& item : named_parameters()) {
-    at::Generator generator = at::detail::createCPUGenerator(seed ^ hash_of(item.key()));
-    initialize_parameter(item.key(), item.value(), generator);
+    if (drawn.insert(item.value().unsafeGetTensorImpl()).second)
+      initial_values(seed, item.key(), 0, item.value().numel(), item.value().data_ptr<float>());
+  }
+}
+
+ParameterValues initial_values(CausalLM& model, uint64_t seed) {
+  return {[&model, seed](const std::string& name, int64_t begin, int64_t end, float* out) {
+            model.initial_values(seed, name, begin, end, out);
+          },
+          concat("seed ", seed)};
+}
+
+void allocate(CausalLM& model) {
+  for (auto& item : model.named_parameters()) {
+    if (item.value().unsafeGetTensorImpl()->storage_initialized()) continue;
+    item.value().set_data(at::empty(item.value().sizes(), item.value().options()));
   }
 }
 

@@ -6,10 +6,10 @@
 namespace zeroshard {
 namespace {
 
-struct LayerInput {
-  at::Tensor x;
-  const Rope::Angles& angles;
-  AttentionMasks& masks;
+// What the layers of one forward pass share.
+struct Pass {
+  Rope::Angles angles;
+  AttentionMasks masks;
 };
 
 class Attention final : public torch::nn::Module {
@@ -30,16 +30,16 @@ class Attention final : public torch::nn::Module {
     dropout_ = options.attention_dropout;
   }
 
-  at::Tensor forward(const at::Tensor& x, const LayerInput& input) {
+  at::Tensor forward(const at::Tensor& x, Pass& pass) {
     const auto heads = [&](Linear& project, RmsNorm* norm) {
       const at::Tensor split = project.forward(x).unflatten(-1, {-1, head_dim_});
       return (norm ? norm->forward(split) : split).transpose(1, 2);
     };
-    const at::Tensor query = Rope::rotate(heads(*query_, query_norm_.get()), input.angles);
-    const at::Tensor key = Rope::rotate(heads(*key_, key_norm_.get()), input.angles);
+    const at::Tensor query = Rope::rotate(heads(*query_, query_norm_.get()), pass.angles);
+    const at::Tensor key = Rope::rotate(heads(*key_, key_norm_.get()), pass.angles);
     AttentionOptions now = attention_;
     now.dropout = is_training() ? dropout_ : 0;
-    return out_->forward(attend(query, key, heads(*value_, nullptr), input.masks, now));
+    return out_->forward(attend(query, key, heads(*value_, nullptr), pass.masks, now));
   }
 
  private:
@@ -89,9 +89,9 @@ class Layer final : public torch::nn::Module {
     }
   }
 
-  at::Tensor forward(const LayerInput& input) {
-    at::Tensor change = attention_->forward(before_attention_->forward(input.x), input);
-    const at::Tensor x = input.x + (after_attention_ ? after_attention_->forward(change) : change);
+  at::Tensor forward(const at::Tensor& input, Pass& pass) {
+    at::Tensor change = attention_->forward(before_attention_->forward(input), pass);
+    const at::Tensor x = input + (after_attention_ ? after_attention_->forward(change) : change);
     change = feed_forward_->forward(before_feed_forward_->forward(x));
     return x + (after_feed_forward_ ? after_feed_forward_->forward(change) : change);
   }
@@ -129,29 +129,31 @@ class Decoder final : public CausalLM {
 
  private:
   at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner) override {
-    at::Tensor x = runner.run(*trunk_->embedding, [&] { return trunk_->embedding->forward(batch.ids); });
+    at::Tensor x = runner.run(*trunk_->embedding, batch.ids,
+                              [this](const at::Tensor& ids) { return trunk_->embedding->forward(ids); });
     // Rounded to the dtype first, as Gemma was trained.
     if (options_.embedding_scale != 1) x = x * at::scalar_tensor(options_.embedding_scale, x.options());
-    const Rope::Angles angles = options_.rope->angles(batch.positions, x.scalar_type());
-    AttentionMasks masks(batch);
+    const auto pass =
+        std::make_shared<Pass>(Pass{options_.rope->angles(batch.positions, x.scalar_type()), AttentionMasks(batch)});
     for (size_t i = 0; i < trunk_->layers->size(); ++i) {
       Layer& layer = *trunk_->layers->ptr<Layer>(i);
-      x = runner.run(layer, [&] { return layer.forward({x, angles, masks}); });
+      x = runner.run_block(static_cast<int64_t>(i), layer, x,
+                           [&layer, pass](const at::Tensor& input) { return layer.forward(input, *pass); });
     }
-    x = runner.run(*trunk_->norm, [&] { return trunk_->norm->forward(x); });
-    const at::Tensor logits = runner.run(*head_, [&] { return head_->forward(x); });
+    x = runner.run(*trunk_->norm, x, [this](const at::Tensor& input) { return trunk_->norm->forward(input); });
+    const at::Tensor logits = runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
     if (options_.logit_softcap == 0) return logits;
     return at::tanh(logits / options_.logit_softcap) * options_.logit_softcap;
   }
 
-  void initialize_parameter(const std::string& name, at::Tensor& parameter, at::Generator& generator) override {
+  void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) override {
     const bool norm = name.ends_with("norm.weight");
     if (norm)
-      parameter.fill_(options_.norm_scale == RmsNorm::Scale::kOnePlusWeight ? 0 : 1);
+      elements.fill_(options_.norm_scale == RmsNorm::Scale::kOnePlusWeight ? 0 : 1);
     else if (name.ends_with(".bias"))
-      parameter.zero_();
+      elements.zero_();
     else
-      parameter.normal_(0, options_.initializer_range, generator);
+      elements.normal_(0, options_.initializer_range, generator);
   }
 
   DecoderOptions options_;

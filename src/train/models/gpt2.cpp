@@ -108,27 +108,30 @@ class Gpt2 final : public CausalLM {
 
  private:
   at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner) override {
-    at::Tensor x = runner.run(*trunk_->tokens, [&] { return trunk_->tokens->forward(batch.ids); });
-    x = x + runner.run(*trunk_->positions, [&] { return trunk_->positions->forward(batch.positions); });
+    at::Tensor x =
+        runner.run(*trunk_->tokens, batch.ids, [this](const at::Tensor& ids) { return trunk_->tokens->forward(ids); });
+    x = x + runner.run(*trunk_->positions, batch.positions,
+                       [this](const at::Tensor& places) { return trunk_->positions->forward(places); });
     x = at::dropout(x, options_.embedding_dropout, is_training());
-    AttentionMasks masks(batch);
+    const auto masks = std::make_shared<AttentionMasks>(batch);
     for (size_t i = 0; i < trunk_->blocks->size(); ++i) {
       Gpt2Block& block = *trunk_->blocks->ptr<Gpt2Block>(i);
-      x = runner.run(block, [&] { return block.forward(x, masks); });
+      x = runner.run_block(static_cast<int64_t>(i), block, x,
+                           [&block, masks](const at::Tensor& input) { return block.forward(input, *masks); });
     }
-    x = runner.run(*trunk_->norm, [&] { return trunk_->norm->forward(x); });
-    return runner.run(*head_, [&] { return head_->forward(x); });
+    x = runner.run(*trunk_->norm, x, [this](const at::Tensor& input) { return trunk_->norm->forward(input); });
+    return runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
   }
 
   // Projections back into the residual stream are smaller, by the number of their sums (Radford et al. 2019, 2.3).
-  void initialize_parameter(const std::string& name, at::Tensor& parameter, at::Generator& generator) override {
+  void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) override {
     if (name.ends_with(".bias")) {
-      parameter.zero_();
-    } else if (parameter.dim() == 1) {
-      parameter.fill_(1);
+      elements.zero_();
+    } else if (name.find(".ln_") != std::string::npos) {
+      elements.fill_(1);
     } else {
       const double sums = name.ends_with("c_proj.weight") ? 2.0 * static_cast<double>(options_.num_layers) : 1.0;
-      parameter.normal_(0, options_.initializer_range / std::sqrt(sums), generator);
+      elements.normal_(0, options_.initializer_range / std::sqrt(sums), generator);
     }
   }
 

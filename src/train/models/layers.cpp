@@ -11,11 +11,23 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 
+#include "device/swap_storage.h"
+
 namespace zeroshard {
+namespace {
+
+at::Tensor without_memory(at::IntArrayRef sizes) {
+  at::Tensor tensor = at::empty({0});
+  const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(sizeof(float));
+  tensor.set_(make_empty_storage(bytes, at::kCPU), 0, sizes);
+  return tensor;
+}
+
+}  // namespace
 
 Linear::Linear(int64_t in, int64_t out, bool bias, bool transposed) : transposed_(transposed) {
-  weight_ = register_parameter("weight", transposed ? at::empty({in, out}) : at::empty({out, in}));
-  if (bias) bias_ = register_parameter("bias", at::empty({out}));
+  weight_ = register_parameter("weight", transposed ? without_memory({in, out}) : without_memory({out, in}));
+  if (bias) bias_ = register_parameter("bias", without_memory({out}));
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -29,14 +41,14 @@ void Linear::tie(const at::Tensor& weight) {
 }
 
 Embedding::Embedding(int64_t rows, int64_t features)
-    : weight_(register_parameter("weight", at::empty({rows, features}))) {}
+    : weight_(register_parameter("weight", without_memory({rows, features}))) {}
 
 at::Tensor Embedding::forward(const at::Tensor& ids) const {
   return at::embedding(weight_, ids);
 }
 
 RmsNorm::RmsNorm(int64_t features, double eps, Scale scale)
-    : eps_(eps), scale_(scale), weight_(register_parameter("weight", at::empty({features}))) {}
+    : eps_(eps), scale_(scale), weight_(register_parameter("weight", without_memory({features}))) {}
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) const {
   const at::Tensor wide = x.to(at::kFloat);
@@ -47,8 +59,8 @@ at::Tensor RmsNorm::forward(const at::Tensor& x) const {
 
 LayerNorm::LayerNorm(int64_t features, double eps)
     : eps_(eps),
-      weight_(register_parameter("weight", at::empty({features}))),
-      bias_(register_parameter("bias", at::empty({features}))) {}
+      weight_(register_parameter("weight", without_memory({features}))),
+      bias_(register_parameter("bias", without_memory({features}))) {}
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
   return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);

@@ -9,7 +9,7 @@
 
 #include "train/models/fields.h"
 
-// Modules whose parameters have memory and no values: what they are set to depends on where the model comes from.
+// Modules whose parameters have neither memory nor values: where those come from depends on what the model is for.
 // Shapes are [..., features] in and out.
 namespace zeroshard {
 

@@ -1,12 +1,11 @@
-#include <ATen/core/grad_mode.h>
-
-#include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <set>
 
 #include "base/check.h"
 #include "checkpoint/model_files.h"
+#include "file/hash.h"
 #include "zeroshard/causal_lm.h"
 
 namespace zeroshard {
@@ -32,35 +31,66 @@ bool is_leftover(std::string_view name, bool tied) {
          (tied && name == "lm_head.weight");
 }
 
-void load_parameter(const ModelFiles& files, const ModelFiles::Tensor& tensor, const at::Tensor& parameter) {
-  ZS_CHECK(at::IntArrayRef(tensor.entry.shape) == parameter.sizes(), "tensor ", files.name_of(tensor), " has shape ",
-           at::IntArrayRef(tensor.entry.shape), ", but config.json says ", parameter.sizes());
-  files.read(tensor, 0, parameter.numel(), "F32", parameter.data_ptr<float>());
-}
+// The tensor of each parameter, by the parameter's name; tied ones by each of theirs.
+using Places = std::map<std::string, const ModelFiles::Tensor*, std::less<>>;
 
-}  // namespace
-
-std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory) {
-  const at::NoGradGuard no_grad;
-  const std::string config = directory + "/config.json";
-  std::shared_ptr<CausalLM> model = make_causal_lm(read_text(config), config);
-  const ModelFiles files(directory);
+Places find_all(const ModelFiles& files, const CausalLM& model) {
+  Places places;
+  std::map<const void*, const ModelFiles::Tensor*> known;
   std::set<std::string_view> used;
-  std::set<const void*> loaded;
   bool tied = false;
-  for (const auto& item : model->named_parameters()) {
-    if (!loaded.insert(item.value().unsafeGetTensorImpl()).second) {
-      tied = true;
-      continue;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    const auto [at, is_new] = known.try_emplace(parameter.unsafeGetTensorImpl(), nullptr);
+    if (is_new) {
+      const ModelFiles::Tensor* tensor = at->second = find_tensor(files, item.key());
+      ZS_CHECK(tensor, "parameter '", item.key(), "' of the model in config.json is in no file of '", files.directory(),
+               "'");
+      ZS_CHECK(at::IntArrayRef(tensor->entry.shape) == parameter.sizes(), "tensor ", files.name_of(*tensor),
+               " has shape ", at::IntArrayRef(tensor->entry.shape), ", but config.json says ", parameter.sizes());
+      used.insert(tensor->entry.name);
     }
-    const ModelFiles::Tensor* tensor = find_tensor(files, item.key());
-    ZS_CHECK(tensor, "parameter '", item.key(), "' of the model in config.json is in no file of '", directory, "'");
-    load_parameter(files, *tensor, item.value());
-    used.insert(tensor->entry.name);
+    tied = tied || !is_new;
+    places.emplace(item.key(), at->second);
   }
   for (const auto& [name, tensor] : files.tensors())
     ZS_CHECK(used.contains(name) || is_leftover(name, tied), "tensor ", files.name_of(tensor),
              " is no parameter of the model in config.json");
+  return places;
+}
+
+// Not the path: it may differ among hosts.
+std::string identity_of(const ModelFiles& files) {
+  std::string text;
+  for (const auto& [name, tensor] : files.tensors())
+    text += concat(name, ' ', tensor.entry.dtype, ' ', tensor.entry.begin, ' ', tensor.entry.end, '\n');
+  return concat("files with layout ", hash_bytes(text.data(), static_cast<int64_t>(text.size())));
+}
+
+}  // namespace
+
+std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory) {
+  const std::string config = directory + "/config.json";
+  return make_causal_lm(read_text(config), config);
+}
+
+ParameterValues stored_values(const CausalLM& model, const std::string& directory) {
+  const auto files = std::make_shared<const ModelFiles>(directory);
+  ParameterValues values;
+  values.identity = identity_of(*files);
+  values.read = [files, places = find_all(*files, model)](const std::string& name, int64_t begin, int64_t end,
+                                                          float* out) {
+    files->read(*places.at(name), begin, end, "F32", out);
+  };
+  return values;
+}
+
+std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory) {
+  std::shared_ptr<CausalLM> model = make_causal_lm_of(directory);
+  const ParameterValues values = stored_values(*model, directory);
+  allocate(*model);
+  for (auto& item : model->named_parameters())
+    values.read(item.key(), 0, item.value().numel(), item.value().data_ptr<float>());
   return model;
 }
 

@@ -1,0 +1,16 @@
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+// The subcommands of `zeroshard-torch`, as those of ../commands.h.
+namespace zeroshard::cli {
+
+struct Exit {
+  int code;
+};
+
+void add_train_rank_command(CLI::App& app);
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,137 @@
+// One rank of `zeroshard train`.
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <optional>
+
+#include "commands.h"
+#include "zeroshard/error.h"
+#include "zeroshard/metrics.h"
+#include "zeroshard/rank_environment.h"
+#include "zeroshard/train.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<bool> stop_requested = false;  // by a signal
+
+void stop_at_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested = true; };
+  action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the process at once
+  for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.good() && !file.eof()) throw IoError("cannot read '" + path + "'");
+  if (!file.is_open()) throw IoError("cannot open '" + path + "': a configuration with \"train\" is needed");
+  return text;
+}
+
+// What rank 0 tells on the console and in the files of metrics.
+class Reporter final : public TrainObserver {
+ public:
+  explicit Reporter(const TrainOptions& options) : options_(options) {}
+
+  void started(int64_t step, int64_t total) override {
+    MetricsOptions metrics;
+    metrics.directory = options_.output;
+    metrics.total_steps = total;
+    if (step > 0) metrics.resume_step = step;
+    metrics_.emplace(metrics);
+    ProgressOptions progress;
+    progress.total_steps = total;
+    progress.start_step = step;
+    progress.every = options_.log_every;
+    progress_.emplace(progress);
+    if (step > 0) progress_->message("goes on from step " + std::to_string(step));
+    last_ = Clock::now();
+  }
+
+  void stepped(const TrainStep& step) override {
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    const MetricValues values = {{"loss", step.loss},
+                                 {"grad_norm", step.grad_norm},
+                                 {"lr", step.lr},
+                                 {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+    if (!step.applied)
+      progress_->message("step " + std::to_string(step.step) + " was skipped: a gradient was not finite");
+    metrics_->record(step.step, values);
+    progress_->update(step.step, values);
+  }
+
+  void evaluated(const Evaluation& evaluation) override {
+    const double perplexity = std::exp(evaluation.loss);
+    metrics_->record(evaluation.step, {{"validation_loss", evaluation.loss}, {"perplexity", perplexity}});
+    char text[128];
+    std::snprintf(text, sizeof text, "validation at step %lld: loss %.4f, perplexity %.4g, %lld targets",
+                  static_cast<long long>(evaluation.step), evaluation.loss, perplexity,
+                  static_cast<long long>(evaluation.targets));
+    progress_->message(text);
+    last_ = Clock::now();  // its time is none of the next step's
+  }
+
+  void finish(TrainEnd end) {
+    progress_->finish();
+    metrics_->finish();
+    if (end == TrainEnd::kInterrupted) {
+      std::cout << "stopped by a signal; a checkpoint is in " << options_.checkpoints
+                << ": the same command goes on from it\n";
+      return;
+    }
+    if (end == TrainEnd::kStoppedEarly)
+      std::cout << "ended early: " << options_.patience << " evaluations without a better loss\n";
+    std::cout << "the trained model is in " << options_.output << "\n";
+  }
+
+ private:
+  const TrainOptions& options_;
+  std::optional<RunMetrics> metrics_;
+  std::optional<ProgressLine> progress_;
+  Clock::time_point last_;
+};
+
+void train_rank(const std::string& path) {
+  ConfigContext context;
+  context.world_size = rank_environment().world_size;
+  const TrainConfig config = parse_train_config(read_text(path), context, path);
+  stop_at_signals();
+  World world(config.engine.config);
+  try {
+    if (world.rank() != 0) {
+      TrainObserver silent;
+      train(config, world, silent, stop_requested);
+      return;
+    }
+    Reporter reporter(config.train);
+    reporter.finish(train(config, world, reporter, stop_requested));
+  } catch (const std::exception& error) {
+    world.abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_train_rank_command(CLI::App& app) {
+  CLI::App* train = app.add_subcommand("train", "One rank of a run");
+  auto path = std::make_shared<std::string>();
+  train->add_option("CONFIG", *path)->required();
+  train->callback([path] { train_rank(*path); });
+}
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,50 @@
+// `zeroshard train`: trains the model of a Hugging Face directory, without Python.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <memory>
+
+#include "commands.h"
+#include "torch_program.h"
+#include "zeroshard/error.h"
+#include "zeroshard/launch.h"
+#include "zeroshard/rank_environment.h"
+
+namespace zeroshard::cli {
+namespace {
+
+struct TrainArguments {
+  std::string config;
+  int nproc = 1;
+  int max_restarts = 0;
+  std::string log_dir;
+};
+
+int run(const TrainArguments& arguments) {
+  LaunchOptions options;
+  options.argv = {torch_program(), "train", arguments.config};
+  // Under torchrun, mpirun, srun or zeroshard run this process is a rank already.
+  if (!rank_environment().source.empty()) become(options.argv);
+  options.nproc = arguments.nproc;
+  options.max_restarts = arguments.max_restarts;
+  options.log_dir = arguments.log_dir;
+  return launch(options);
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app) {
+  CLI::App* train = app.add_subcommand("train", "Trains the model of a Hugging Face directory, without Python");
+  train->footer("CONFIG is a DeepSpeed configuration with an object \"train\": see docs/train.md.");
+  auto arguments = std::make_shared<TrainArguments>();
+  train->add_option("CONFIG", arguments->config, "A JSON file")->required();
+  train->add_option("--nproc,--nproc_per_node", arguments->nproc, "Ranks on this host (default: 1)")
+      ->check(CLI::PositiveNumber);
+  train->add_option("--max-restarts", arguments->max_restarts, "How often a run that fails goes on from its checkpoint")
+      ->check(CLI::NonNegativeNumber);
+  train->add_option("--log-dir", arguments->log_dir, "Folder for rank-N.log, all that each rank writes");
+  train->callback([arguments] { throw Exit{run(*arguments)}; });
+}
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,77 @@
+#include "hooks/recompute.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace zeroshard {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The random numbers that `forward` draws are those after this state.
+class RandomState {
+ public:
+  explicit RandomState(at::Device device)
+      : generator_(at::globalContext().defaultGenerator(device)), state_(generator_.get_state().clone()) {}
+  at::Tensor exchange(const at::Tensor& state) {
+    at::Tensor before = generator_.get_state().clone();
+    generator_.set_state(state);
+    return before;
+  }
+  const at::Tensor& state() const { return state_; }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+struct Again final : torch::CustomClassHolder {
+  Again(std::function<at::Tensor(const at::Tensor&)> forward_, RandomState random_)
+      : forward(std::move(forward_)), random(std::move(random_)) {}
+  std::function<at::Tensor(const at::Tensor&)> forward;
+  RandomState random;
+};
+
+struct Recompute final : torch::autograd::Function<Recompute> {
+  // `trained` requires a gradient even where the input does not: the parameters within may.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& /*trained*/,
+                            std::function<at::Tensor(const at::Tensor&)> forward) {
+    const auto again = c10::make_intrusive<Again>(forward, RandomState(input.device()));
+    context->save_for_backward({input});
+    context->saved_data["again"] = c10::IValue::make_capsule(again);
+    context->saved_data["differentiable"] = input.requires_grad();
+    const at::NoGradGuard no_grad;
+    return forward(input);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const at::AutoGradMode with_grad(true);
+    const auto holder = context->saved_data["again"].toCapsule();
+    auto& again = static_cast<Again&>(*holder);
+    const at::Tensor input = context->get_saved_variables().front().detach();
+    input.set_requires_grad(context->saved_data["differentiable"].toBool());
+    const at::Tensor now = again.random.exchange(again.random.state());
+    const at::Tensor output = again.forward(input);
+    again.random.exchange(now);
+    torch::autograd::backward({output}, {gradients.front()});
+    return {input.grad(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor recompute(const at::Tensor& input, std::function<at::Tensor(const at::Tensor&)> forward) {
+  if (!at::GradMode::is_enabled()) return forward(input);
+  at::Tensor trained = at::empty({0}, input.options().dtype(at::kFloat));
+  trained.set_requires_grad(true);
+  return Recompute::apply(input, trained, std::move(forward));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,24 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "zeroshard/causal_lm.h"
+#include "zeroshard/data.h"
+
+namespace zeroshard {
+
+struct TrainBatch {
+  TokenBatch tokens;
+  at::Tensor targets;  // int64, [batch, length]; -100 where there is none
+  int64_t num_targets = 0;
+};
+
+// The rows on `device`. All have the same length.
+TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device);
+
+// The sum over targets of -log p(target): a scalar, fp32. `logits`: [batch, length, vocabulary].
+at::Tensor sum_of_losses(const at::Tensor& logits, const at::Tensor& targets);
+
+}  // namespace zeroshard

@@ -1,0 +1,18 @@
+#pragma once
+#include <string>
+
+namespace zeroshard {
+
+struct ModelExport {
+  std::string model;        // the directory that the model came from
+  std::string checkpoints;  // the newest one in it has the weights
+  std::string output;
+  std::string dtype = "F32";  // F32, BF16 or F16
+};
+
+// Writes a Hugging Face directory: the weights as safetensors, config.json with their dtype, and what else `model` has
+// for transformers, such as its tokenizer. Each file gets its name when it is whole, config.json last. Throws IoError
+// or ValueError; files that were there before are whole then.
+void write_model_directory(const ModelExport& what);
+
+}  // namespace zeroshard

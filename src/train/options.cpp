@@ -1,0 +1,110 @@
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "config/json_text.h"
+#include "train/models/fields.h"
+#include "zeroshard/train.h"
+
+namespace zeroshard {
+namespace {
+
+using Packing = DatasetOptions::Packing;
+
+Packing read_packing(Fields& fields) {
+  const std::string name = fields.text("packing", "stream");
+  if (name == "stream") return Packing::kStream;
+  if (name == "whole") return Packing::kWhole;
+  if (name == "separate") return Packing::kSeparate;
+  fields.fail("packing", "must be stream, whole or separate");
+}
+
+void read_data(Fields& fields, TrainOptions& options) {
+  options.data = fields.texts("train");
+  if (options.data.empty()) fields.fail("train", "must name at least one file of tokens or text");
+  options.validation_data = fields.texts("validation");
+  options.rows.validation_share = fields.probability("validation_share", 0);
+  if (options.rows.validation_share > 0 && !options.validation_data.empty())
+    fields.fail("validation_share", "must not be there beside \"validation\": one of them says what is held out");
+  options.rows.length = fields.positive("length");
+  options.rows.packing = read_packing(fields);
+  options.rows.shuffle = fields.boolean("shuffle", true);
+  fields.finish();
+}
+
+void read_evaluation(Fields& fields, TrainOptions& options) {
+  options.evaluate_every = fields.integer("every", 0);
+  options.evaluation_rows = fields.integer("rows", 0);
+  options.patience = fields.integer("patience", 0);
+  fields.finish();
+}
+
+void read_checkpoints(Fields& fields, TrainOptions& options) {
+  options.checkpoint_every = fields.integer("every", 0);
+  options.checkpoints = fields.text("folder", "");
+  fields.finish();
+}
+
+// "none", "full", or {"every": k}.
+int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
+  const auto found = train.find("activation_checkpointing");
+  if (found == train.end() || !found->is_object()) {
+    const std::string text = fields.text("activation_checkpointing", "none");
+    if (text != "none" && text != "full")
+      fields.fail("activation_checkpointing", "must be \"none\", \"full\" or {\"every\": k}");
+    return text == "full" ? 1 : 0;
+  }
+  std::optional<Fields> own = fields.object("activation_checkpointing");
+  const int64_t every = own->positive("every");
+  own->finish();
+  return every;
+}
+
+void read_length_of_run(Fields& fields, TrainOptions& options) {
+  options.steps = fields.integer("steps", 0);
+  options.epochs = fields.number("epochs", 0.0);
+  if (options.epochs < 0) fields.fail("epochs", "must be positive");
+  if ((options.steps > 0) == (options.epochs > 0))
+    fields.fail("steps", "exactly one of \"steps\" and \"epochs\" says how long to train");
+}
+
+TrainOptions read_train(const nlohmann::json& train, const std::string& source) {
+  Fields fields(train, source, "train.");
+  TrainOptions options;
+  options.model = fields.text("model");
+  options.output = fields.text("output");
+  options.from_scratch = fields.boolean("from_scratch", false);
+  options.seed = static_cast<uint64_t>(fields.integer("seed", 0));
+  options.rows.seed = options.seed;
+  options.log_every = fields.positive("log_every", 10);
+  read_length_of_run(fields, options);
+  std::optional<Fields> data = fields.object("data");
+  if (!data) fields.fail("data", "is missing: an object with \"train\" and \"length\"");
+  read_data(*data, options);
+  if (std::optional<Fields> evaluation = fields.object("evaluation")) read_evaluation(*evaluation, options);
+  if (std::optional<Fields> checkpoints = fields.object("checkpoints")) read_checkpoints(*checkpoints, options);
+  if (options.checkpoints.empty()) options.checkpoints = options.output + "/checkpoints";
+  options.recompute_every = read_recompute(fields, train);
+  options.freeze = fields.texts("freeze");
+  options.export_dtype = fields.text("export_dtype", "F32");
+  if (options.export_dtype != "F32" && options.export_dtype != "BF16" && options.export_dtype != "F16")
+    fields.fail("export_dtype", "must be F32, BF16 or F16");
+  fields.finish();
+  return options;
+}
+
+}  // namespace
+
+TrainConfig parse_train_config(const std::string& json, const ConfigContext& context, const std::string& source) {
+  try {
+    Json whole = read_json(json);
+    ZS_CHECK(whole.is_object() && whole.contains("train"),
+             "there is no object \"train\", which names the model, the data and the output: see docs/train.md");
+    const nlohmann::json train = nlohmann::json::parse(whole["train"].dump());
+    whole.erase("train");
+    return {read_train(train, source), parse_config(whole.dump(), context)};
+  } catch (const ConfigError& error) {
+    throw ConfigError(concat(source, ": ", error.what()));
+  }
+}
+
+}  // namespace zeroshard

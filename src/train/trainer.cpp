@@ -1,0 +1,272 @@
+#include <ATen/ops/zeros.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "hooks/recompute.h"
+#include "train/batch.h"
+#include "train/model_directory.h"
+#include "zeroshard/causal_lm.h"
+#include "zeroshard/nn.h"
+#include "zeroshard/train.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard {
+namespace {
+
+using Part = DatasetOptions::Part;
+
+// Runs the parts of a model as units of an engine, some blocks with activation checkpointing.
+class EngineRunner final : public PartRunner {
+ public:
+  EngineRunner(ModuleEngine& engine, int64_t recompute_every) : engine_(engine), recompute_every_(recompute_every) {}
+
+  at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward& forward) const override {
+    return engine_.around(part, [&] { return forward(input); });
+  }
+  at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
+                       const Forward& forward) const override {
+    if (recompute_every_ == 0 || index % recompute_every_ != 0) return run(part, input, forward);
+    return recompute(input, [this, &part, forward](const at::Tensor& again) { return run(part, again, forward); });
+  }
+
+ private:
+  ModuleEngine& engine_;
+  int64_t recompute_every_;
+};
+
+std::shared_ptr<CausalLM> make_model(const TrainOptions& options) {
+  std::shared_ptr<CausalLM> model = make_causal_lm_of(options.model);
+  ZS_CHECK(options.rows.length <= model->max_length(), "train.data.length is ", options.rows.length,
+           ", but the model in '", options.model, "' has only ", model->max_length(), " positions");
+  for (const std::string& prefix : options.freeze) {
+    bool found = false;
+    for (auto& item : model->named_parameters()) {
+      if (!item.key().starts_with(prefix)) continue;
+      item.value().set_requires_grad(false);
+      found = true;
+    }
+    ZS_CHECK(found, "train.freeze names '", prefix, "', but no parameter's name begins so");
+  }
+  const auto parameters = model->parameters();
+  ZS_CHECK(std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return each.requires_grad(); }),
+           "train.freeze freezes every parameter: nothing is left to train");
+  return model;
+}
+
+DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part part) {
+  DatasetOptions rows = options.rows;
+  rows.part = part;
+  rows.vocab_size = model.vocab_size();
+  rows.shuffle = rows.shuffle && part == Part::kTraining;
+  if (!options.validation_data.empty() && part == Part::kValidation) {
+    rows.part = Part::kTraining;  // these files are held out as a whole
+    rows.validation_share = 0;
+  }
+  return rows;
+}
+
+std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const CausalLM& model) {
+  const bool own_files = !options.validation_data.empty();
+  if (!own_files && options.rows.validation_share == 0) return nullptr;
+  return std::make_unique<Dataset>(own_files ? options.validation_data : options.data,
+                                   rows_of(options, model, Part::kValidation));
+}
+
+class Run {
+ public:
+  Run(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop)
+      : options_(config.train),
+        config_(config.engine.config),
+        world_(world),
+        observer_(observer),
+        stop_(stop),
+        model_(make_model(options_)),
+        training_(options_.data, rows_of(options_, *model_, Part::kTraining)),
+        validation_(validation_data(options_, *model_)),
+        engine_(
+            *model_, config.engine, world,
+            options_.from_scratch ? initial_values(*model_, options_.seed) : stored_values(*model_, options_.model)),
+        runner_(engine_, options_.recompute_every),
+        total_(options_.steps > 0 ? options_.steps : steps_of(options_.epochs)) {
+    ZS_CHECK(options_.evaluate_every == 0 || validation_, "train.evaluation.every is ", options_.evaluate_every,
+             ", but there is nothing to evaluate on: give train.data.validation or train.data.validation_share");
+    torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
+  }
+
+  TrainEnd run() {
+    resume();
+    observer_.started(engine_.steps(), total_);
+    TrainEnd end = TrainEnd::kDone;
+    while (engine_.steps() < total_) {
+      if (stop_) engine_.request_stop();
+      const bool interrupted = step();
+      const int64_t done = engine_.steps();
+      if (interrupted && done < total_) {
+        save();
+        engine_.wait_for_checkpoint();
+        return TrainEnd::kInterrupted;
+      }
+      if (is_due(options_.evaluate_every, done) && done < total_) evaluate();
+      if (options_.patience > 0 && without_progress_ >= options_.patience) {
+        end = TrainEnd::kStoppedEarly;
+        break;
+      }
+      if (is_due(options_.checkpoint_every, done) && done < total_) save();
+    }
+    if (validation_ && evaluated_ != engine_.steps()) evaluate();
+    save();
+    engine_.wait_for_checkpoint();
+    engine_.run_together([&] {
+      if (world_.rank() == 0)
+        write_model_directory({options_.model, options_.checkpoints, options_.output, options_.export_dtype});
+    });
+    return end;
+  }
+
+ private:
+  static bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+  int64_t steps_of(double epochs) {
+    const double rows = epochs * static_cast<double>(training_.rows_in_epoch(0));
+    return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(rows / static_cast<double>(config_.train_batch_size))));
+  }
+
+  at::Tensor loss_of(const TrainBatch& batch) {
+    return sum_of_losses(model_->logits(batch.tokens, runner_), batch.targets);
+  }
+
+  double sum_over_ranks(double value) { return world_.mean(value) * world_.world_size(); }
+
+  // This rank's rows of the step's micro-batches. Micro-batch after micro-batch, rank after rank: which rows a step has
+  // does not depend on the number of ranks.
+  std::vector<TrainBatch> next_batches() {
+    std::vector<TrainBatch> batches;
+    const int64_t size = config_.micro_batch_size;
+    for (int64_t micro = 0; micro < config_.grad_accumulation_steps; ++micro) {
+      std::vector<TokenRow> rows;
+      const int64_t first = rows_done_ + (micro * world_.world_size() + world_.rank()) * size;
+      for (int64_t i = 0; i < size; ++i) rows.push_back(training_.row(first + i));
+      batches.push_back(make_batch(rows, world_.device()));
+    }
+    return batches;
+  }
+
+  // Returns whether the run is to end. The gradient is that of the mean over all targets of the step, whichever rank
+  // and micro-batch they are in.
+  bool step() {
+    const std::vector<TrainBatch> batches = next_batches();
+    int64_t own_targets = 0;
+    for (const TrainBatch& batch : batches) own_targets += batch.num_targets;
+    const double targets = std::max(1.0, std::round(sum_over_ranks(static_cast<double>(own_targets))));
+    const double averaged_over = config_.average_gradients ? world_.world_size() : 1;
+    const double weight = static_cast<double>(config_.grad_accumulation_steps) * averaged_over / targets;
+    model_->train();
+    double sum = 0;
+    for (const TrainBatch& batch : batches) {
+      engine_.begin_forward(/*training=*/true);
+      const at::Tensor loss = loss_of(batch);
+      engine_.backward(loss * weight);
+      sum += loss.item<double>();
+    }
+    TrainStep told;
+    told.lr = engine_.lr();
+    const StepResult result = engine_.step();
+    rows_done_ += config_.train_batch_size;
+    told.step = engine_.steps();
+    told.total = total_;
+    told.loss = sum_over_ranks(sum) / targets;
+    told.grad_norm = result.grad_norm;
+    told.tokens = config_.train_batch_size * options_.rows.length;
+    told.applied = result.applied;
+    observer_.stepped(told);
+    return result.stop;
+  }
+
+  // Every rank calls the units equally often: one that has no rows left runs one without targets.
+  void evaluate() {
+    const at::NoGradGuard no_grad;
+    model_->eval();
+    const int64_t all = validation_->rows_in_epoch(0), size = config_.micro_batch_size;
+    const int64_t limit = options_.evaluation_rows > 0 ? std::min(options_.evaluation_rows, all) : all;
+    double sum = 0;
+    int64_t targets = 0;
+    for (int64_t begin = 0; begin < limit; begin += size * world_.world_size()) {
+      std::vector<TokenRow> rows;
+      const int64_t first = begin + world_.rank() * size;
+      for (int64_t i = first; i < std::min(first + size, limit); ++i) rows.push_back(validation_->row(i));
+      if (rows.empty()) {
+        rows.push_back(validation_->row(0));
+        std::fill(rows.front().targets.begin(), rows.front().targets.end(), -100);
+      }
+      const TrainBatch batch = make_batch(rows, world_.device());
+      engine_.begin_forward(/*training=*/false);
+      sum += loss_of(batch).item<double>();
+      targets += batch.num_targets;
+    }
+    Evaluation evaluation;
+    evaluation.step = evaluated_ = engine_.steps();
+    evaluation.targets = static_cast<int64_t>(std::round(sum_over_ranks(static_cast<double>(targets))));
+    evaluation.loss = sum_over_ranks(sum) / std::max(1.0, static_cast<double>(evaluation.targets));
+    without_progress_ = evaluation.loss < best_ ? 0 : without_progress_ + 1;
+    best_ = std::min(best_, evaluation.loss);
+    observer_.evaluated(evaluation);
+  }
+
+  void save() {
+    if (saved_ == engine_.steps()) return;
+    const nlohmann::json client = {{"rows", rows_done_},
+                                   {"data", training_.digest()},
+                                   {"best", std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json()},
+                                   {"without_progress", without_progress_}};
+    engine_.save(options_.checkpoints, client.dump());
+    saved_ = engine_.steps();
+  }
+
+  void resume() {
+    LoadOptions load;
+    load.accept = [this](const std::string& state) { check_data(nlohmann::json::parse(state).at("client")); };
+    const std::optional<std::string> client = engine_.load(options_.checkpoints, load);
+    if (!client) return;
+    const nlohmann::json state = nlohmann::json::parse(*client);
+    rows_done_ = state.at("rows").get<int64_t>();
+    if (state.at("best").is_number()) best_ = state.at("best").get<double>();
+    without_progress_ = state.at("without_progress").get<int64_t>();
+    saved_ = engine_.steps();
+  }
+
+  void check_data(const nlohmann::json& client) const {
+    ZS_CHECK(client.is_object() && client.contains("data"), "the checkpoint in '", options_.checkpoints,
+             "' is not of such a run: name another folder in train.checkpoints.folder");
+    ZS_CHECK(client.at("data") == training_.digest(), "the checkpoint in '", options_.checkpoints,
+             "' was made with other data, or another length, packing, order or seed: rows would be lost or repeated. "
+             "Give the same \"train.data\", or another train.checkpoints.folder");
+  }
+
+  const TrainOptions& options_;
+  const Config& config_;
+  World& world_;
+  TrainObserver& observer_;
+  const std::atomic<bool>& stop_;
+  std::shared_ptr<CausalLM> model_;
+  Dataset training_;
+  std::unique_ptr<Dataset> validation_;  // null: there is none
+  ModuleEngine engine_;
+  EngineRunner runner_;
+  int64_t total_;
+  int64_t rows_done_ = 0, saved_ = 0, evaluated_ = -1;
+  double best_ = std::numeric_limits<double>::infinity();
+  int64_t without_progress_ = 0;  // evaluations
+};
+
+}  // namespace
+
+TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
+  return Run(config, world, observer, stop).run();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,271 @@
+#include "zeroshard/train.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <random>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "comm_c10d/gloo_group.h"
+#include "file/support.h"
+#include "support/comm_world.h"
+#include "zeroshard/causal_lm.h"
+#include "zeroshard/error.h"
+#include "zeroshard/token_file.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::TemporaryDirectory;
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A directory with a small model's configuration and tokens in documents of many lengths.
+struct Material {
+  Material() {
+    std::ofstream(root.path() + "/config.json") << R"({"model_type": "llama", "vocab_size": 61, "hidden_size": 32,
+      "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+      "initializer_range": 0.05, "num_hidden_layers": 3, "tie_word_embeddings": true})";
+    TokenFileOptions options;
+    options.vocab_size = 61;
+    TokenFileWriter writer(tokens(), options);
+    std::mt19937 random(5);
+    for (int document = 0; document < 40; ++document) {
+      std::vector<int32_t> ids(1 + random() % 60);
+      for (int32_t& id : ids) id = static_cast<int32_t>(random() % 61);
+      writer.append(ids);
+    }
+    writer.finish();
+  }
+  std::string tokens() const { return root.path() + "/data.tokens"; }
+
+  TemporaryDirectory root;
+};
+
+struct Variant {
+  int world_size = 1, stage = 0, accumulation = 1;
+  std::string more;  // of "train": ", \"name\": value"
+  int64_t steps = 4;
+};
+
+// What a run told.
+struct Told final : TrainObserver {
+  void started(int64_t step, int64_t) override { first = step; }
+  void stepped(const TrainStep& step) override { losses.push_back(step.loss); }
+  void evaluated(const Evaluation& evaluation) override { evaluations.push_back(evaluation.loss); }
+  int64_t first = -1;
+  std::vector<double> losses, evaluations;
+};
+
+struct Outcome {
+  std::vector<std::string> errors;  // of each rank
+  std::vector<TrainEnd> ends;
+  std::vector<Told> told;
+};
+
+std::string config_of(const Material& material, const std::string& output, const Variant& variant) {
+  std::ostringstream json;
+  json << R"({"train_batch_size": 12, "gradient_accumulation_steps": )" << variant.accumulation
+       << R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0,
+      "zero_optimization": {"stage": )"
+       << variant.stage << R"(}, "zeroshard": {"transport": "process_group"}, "train": {"model": ")"
+       << material.root.path() << R"(", "from_scratch": true, "seed": 3, "output": ")" << output << R"(", "steps": )"
+       << variant.steps << R"(, "data": {"train": [")" << material.tokens()
+       << R"("], "length": 16, "validation_share": 0.2})" << variant.more << "}}";
+  return json.str();
+}
+
+Outcome run(const std::string& json, int world_size, const std::atomic<bool>& stop = false,
+            const std::function<void(int rank, Told&)>& prepare = {}) {
+  Outcome outcome;
+  outcome.ends.resize(size_t(world_size));
+  outcome.told.resize(size_t(world_size));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  outcome.errors = testing::run_threads(world_size, [&](int rank) {
+    ConfigContext context;
+    context.world_size = world_size;
+    const TrainConfig config = parse_train_config(json, context, "config");
+    const auto group = [&](const char* name) {
+      return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size);
+    };
+    World world(config.engine.config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
+    outcome.ends[size_t(rank)] = train(config, world, outcome.told[size_t(rank)], stop);
+    world.barrier();
+  });
+  return outcome;
+}
+
+Outcome run(const Material& material, const std::string& output, const Variant& variant) {
+  return run(config_of(material, output, variant), variant.world_size);
+}
+
+TEST(Training, StagesAndRecomputationGiveTheSameWeights) {
+  const Material material;
+  for (const int world_size : {1, 3}) {
+    std::string expected;
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const char* more :
+           {"", R"(, "activation_checkpointing": "full")", R"(, "activation_checkpointing": {"every": 2})"}) {
+        const TemporaryDirectory output;
+        ASSERT_THAT(run(material, output.path(), {world_size, stage, 2, more}).errors, Each(""));
+        const std::string weights = read_file(output.path() + "/model.safetensors");
+        ASSERT_GT(weights.size(), 1000u);
+        if (expected.empty()) expected = weights;
+        EXPECT_TRUE(weights == expected) << "stage " << stage << more << " with " << world_size << " ranks";
+      }
+    }
+  }
+}
+
+// However the rows of a step are dealt to ranks and micro-batches, though these have different numbers of targets.
+TEST(Training, TheLossIsTheMeanOverTheTargetsOfAllRanks) {
+  const Material material;
+  std::vector<double> expected;
+  for (const auto& [world_size, accumulation] : {std::pair(1, 1), {1, 4}, {2, 2}, {3, 1}, {4, 3}}) {
+    const TemporaryDirectory output;
+    const Outcome outcome = run(material, output.path(), {world_size, 2, accumulation, "", 6});
+    ASSERT_THAT(outcome.errors, Each(""));
+    for (const Told& told : outcome.told) {
+      EXPECT_EQ(told.losses, outcome.told[0].losses);
+      EXPECT_EQ(told.evaluations, outcome.told[0].evaluations);
+    }
+    const std::vector<double>& losses = outcome.told[0].losses;
+    ASSERT_EQ(losses.size(), 6u);
+    if (expected.empty()) expected = losses;
+    for (size_t i = 0; i < losses.size(); ++i)
+      EXPECT_NEAR(losses[i], expected[i], 2e-5) << world_size << " ranks, accumulation " << accumulation;
+  }
+  EXPECT_LT(expected.back(), expected.front());
+}
+
+TEST(Training, AnInterruptedRunGoesOnWhereItWas) {
+  const Material material;
+  const TemporaryDirectory whole_output;
+  const Outcome whole = run(material, whole_output.path(), {2, 3, 1, "", 7});
+  ASSERT_THAT(whole.errors, Each(""));
+  // One of the ranks is told to stop after its third step.
+  struct Stopper final : TrainObserver {
+    explicit Stopper(std::atomic<bool>& stop_) : stop(stop_) {}
+    void stepped(const TrainStep& step) override { stop = stop || step.step == 2; }
+    std::atomic<bool>& stop;
+  };
+  const TemporaryDirectory output;
+  const std::string json = config_of(material, output.path(), {2, 3, 1, "", 7});
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto errors = testing::run_threads(2, [&](int rank) {
+    ConfigContext context;
+    context.world_size = 2;
+    const TrainConfig config = parse_train_config(json, context, "config");
+    const auto group = [&](const char* name) {
+      return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, 2);
+    };
+    World world(config.engine.config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
+    std::atomic<bool> stop = false;
+    Stopper stopper(stop);
+    TrainObserver quiet;
+    const TrainEnd end = train(config, world, rank == 1 ? stopper : quiet, stop);
+    if (end != TrainEnd::kInterrupted) throw InternalError("the run was not interrupted");
+    world.barrier();
+  });
+  ASSERT_THAT(errors, Each(""));
+  EXPECT_FALSE(std::filesystem::exists(output.path() + "/config.json")) << "no trained model yet";
+  const Outcome rest = run(json, 2);
+  ASSERT_THAT(rest.errors, Each(""));
+  EXPECT_EQ(rest.told[0].first, 3);
+  EXPECT_EQ(rest.told[0].losses, std::vector<double>(whole.told[0].losses.begin() + 3, whole.told[0].losses.end()));
+  EXPECT_TRUE(read_file(output.path() + "/model.safetensors") == read_file(whole_output.path() + "/model.safetensors"));
+  // Another order of the data would lose rows.
+  std::string other = json;
+  other.replace(other.find("\"seed\": 3"), 9, "\"seed\": 4");
+  other.replace(other.find("\"steps\": 7"), 10, "\"steps\": 9");
+  EXPECT_THAT(run(other, 2).errors, Each(HasSubstr("was made with other data")));
+}
+
+TEST(Training, TheResultIsAModelToGoOnFrom) {
+  const Material material;
+  const TemporaryDirectory first, second;
+  ASSERT_THAT(run(material, first.path(), {1, 0, 1, ""}).errors, Each(""));
+  const auto model = load_causal_lm(first.path());
+  EXPECT_EQ(model->vocab_size(), 61);
+  std::string json = config_of(material, second.path(), {3, 3, 1, R"(, "export_dtype": "BF16")", 1});
+  json.replace(json.find(material.root.path()), material.root.path().size(), first.path());
+  json.replace(json.find("\"from_scratch\": true"), 20, "\"from_scratch\": false");
+  json.replace(json.find("\"lr\": 0.01"), 10, "\"lr\": 0");
+  ASSERT_THAT(run(json, 3).errors, Each(""));
+  const auto again = load_causal_lm(second.path());
+  for (const auto& item : model->named_parameters())
+    EXPECT_TRUE(again->named_parameters()[item.key()].equal(item.value().to(at::kBFloat16).to(at::kFloat)))
+        << item.key();
+  EXPECT_THAT(read_file(second.path() + "/config.json"), HasSubstr("bfloat16"));
+}
+
+TEST(Training, FrozenParametersStay) {
+  const Material material;
+  const TemporaryDirectory first, second;
+  ASSERT_THAT(run(material, first.path(), {1, 0, 1, "", 1}).errors, Each(""));
+  ASSERT_THAT(
+      run(material, second.path(), {2, 3, 1, R"(, "freeze": ["model.embed_tokens", "model.layers.1."])", 1}).errors,
+      Each(""));
+  ConfigContext context;
+  const auto initial = make_causal_lm_of(material.root.path());
+  allocate(*initial);
+  initial->initialize(3);
+  const auto trained = load_causal_lm(second.path())->named_parameters();
+  for (const auto& item : initial->named_parameters()) {
+    const bool frozen = item.key().starts_with("model.layers.1.") || item.key() == "model.embed_tokens.weight" ||
+                        item.key() == "lm_head.weight";
+    EXPECT_EQ(trained[item.key()].equal(item.value()), frozen) << item.key();
+  }
+}
+
+TEST(Training, EndsEarlyWithoutProgress) {
+  const Material material;
+  const TemporaryDirectory output;
+  std::string json =
+      config_of(material, output.path(), {1, 0, 1, R"(, "evaluation": {"every": 1, "patience": 2})", 50});
+  json.replace(json.find("\"lr\": 0.01"), 10, "\"lr\": 0");
+  const Outcome outcome = run(json, 1);
+  ASSERT_THAT(outcome.errors, Each(""));
+  EXPECT_EQ(outcome.ends[0], TrainEnd::kStoppedEarly);
+  EXPECT_EQ(outcome.told[0].losses.size(), 3u);
+}
+
+TEST(Training, WrongConfigurationsAreNamed) {
+  const Material material;
+  const TemporaryDirectory output;
+  const auto error = [&](const std::string& from, const std::string& to) {
+    std::string json = config_of(material, output.path(), {1, 0, 1, ""});
+    json.replace(json.find(from), from.size(), to);
+    const std::vector<std::string> errors = run(json, 1).errors;
+    return errors.front();
+  };
+  EXPECT_THAT(error("\"train\": {", "\"trian\": {"), HasSubstr("no object \"train\""));
+  EXPECT_THAT(error("\"seed\": 3", "\"sead\": 3"), HasSubstr("train.sead"));
+  EXPECT_THAT(error("\"steps\": 4", "\"steps\": 4, \"epochs\": 2"), HasSubstr("exactly one of"));
+  EXPECT_THAT(error("\"length\": 16", "\"length\": 64"), HasSubstr("has only 32 positions"));
+  EXPECT_THAT(error("\"length\": 16", "\"length\": 16, \"packing\": \"tight\""), HasSubstr("train.data.packing"));
+  EXPECT_THAT(error("\"seed\": 3", "\"freeze\": [\"modle\"]"), HasSubstr("'modle'"));
+  EXPECT_THAT(error("\"seed\": 3", "\"freeze\": [\"\"]"), HasSubstr("every parameter"));
+  EXPECT_THAT(error("data.tokens", "date.tokens"), HasSubstr("date.tokens"));
+  EXPECT_THAT(error("\"stage\": 0", "\"stage\": 9"), HasSubstr("zero_optimization.stage"));
+  EXPECT_THAT(error(", \"validation_share\": 0.2", ""), "");
+  EXPECT_THAT(error(", \"validation_share\": 0.2}", "}, \"evaluation\": {\"every\": 2}"),
+              HasSubstr("nothing to evaluate on"));
+}
+
+}  // namespace
+}  // namespace zeroshard
