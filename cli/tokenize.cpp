@@ -137,8 +137,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--format", options.format,
                  "text; jsonl: records with a text; chat: with messages; instruct: {prompt, completion} or "
                  "{instruction, input, output}; auto: by the name, text or jsonl")
-      ->transform(CLI::Transformer(formats))
-      ->check(CLI::IsMember(formats))
+      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->type_name("FORMAT")
       ->default_str("auto");
   app.add_option("--field", options.field, "Of a record: its text or messages (default: text, messages)");
   app.add_option("--template", options.template_name, "chatml, llama3, llama2, mistral, gemma, alpaca or plain")

@@ -113,7 +113,7 @@ std::optional<RawDocument> DocumentReader::next_of_file() {
   std::string_view line;
   while (reader_->next(line, options_.max_document_bytes)) {
     if (is_blank(line)) continue;
-    document.text = line;
+    document.text = without_end(line);
     document.line = reader_->line();
     return document;
   }
