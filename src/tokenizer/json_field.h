@@ -50,11 +50,14 @@ class JsonField {
     return value_.get<bool>();
   }
   bool boolean_or(const char* key, bool otherwise) const { return has(key) ? (*this)[key].boolean() : otherwise; }
+  static bool is_integer(const Json& value, int64_t least, int64_t most) {
+    return value.is_number_integer() &&
+           (!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(most)) &&
+           value.get<int64_t>() >= least && value.get<int64_t>() <= most;
+  }
   int64_t integer(int64_t least, int64_t most) const {
-    const bool fits = value_.is_number_integer() &&
-                      (!value_.is_number_unsigned() || value_.get<uint64_t>() <= static_cast<uint64_t>(most)) &&
-                      value_.get<int64_t>() >= least && value_.get<int64_t>() <= most;
-    ZS_CHECK(fits, place_, " must be an integer from ", least, " to ", most, ", not ", shown());
+    ZS_CHECK(is_integer(value_, least, most), place_, " must be an integer from ", least, " to ", most, ", not ",
+             shown());
     return value_.get<int64_t>();
   }
 

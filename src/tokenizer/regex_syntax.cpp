@@ -15,10 +15,11 @@ bool is_alnum(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// Members of the classes that the two libraries disagree about: U+180E is a space to PCRE2, and marks are no part of
-// \w.
+// Members of the classes that the two libraries disagree about. To PCRE2 U+180E is a space, and marks are no part of a
+// word. To Oniguruma six numbers of Latin-1 are part of a word, but not within brackets.
 constexpr std::string_view kSpace = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
 
 class Translator {
  public:
@@ -115,36 +116,28 @@ class Translator {
     if (c == 'p' || c == 'P') return property();
     if (c == 'x' || c == 'u') return code_point(c);
     at_ += 2;
-    const auto put_class = [&](std::string_view members) {
-      out_ += in_class ? std::string(members) : concat("[", members, "]");
-    };
-    const auto put_complement = [&](std::string_view members) { out_ += concat("[^", members, "]"); };
+    const auto put = [&](const auto&... parts) { out_ += concat(parts...); };
     switch (c) {
       case 's':
-        return put_class(kSpace);
+        return in_class ? put(kSpace) : put('[', kSpace, ']');
       case 'w':
-        return put_class(kWord);
+        return in_class ? put(kWord) : put('[', kWord, kWordNumbers, ']');
       case 'S':
-        if (in_class) out_ += "\\S\\x{180E}";
-        return in_class ? void() : put_complement(kSpace);
+        return in_class ? put("\\S\\x{180E}") : put("[^", kSpace, ']');
       case 'W':
         if (in_class) refuse(begin, at_, "inside a class is not supported");
-        return put_complement(kWord);
+        return put("[^", kWord, kWordNumbers, ']');
       case 'd':
-        out_ += "\\p{Nd}";
-        return;
+        return put("\\p{Nd}");
       case 'D':
-        out_ += "\\P{Nd}";
-        return;
+        return put("\\P{Nd}");
       case 'v':
-        out_ += "\\x{B}";
-        return;
+        return put("\\x{B}");
       case 'r':
       case 'n':
       case 't':
       case 'f':
-        out_ += in_.substr(begin, 2);
-        return;
+        return put(in_.substr(begin, 2));
       case '\0':
         if (begin + 1 >= in_.size()) refuse(begin, in_.size(), "has no end");
         [[fallthrough]];

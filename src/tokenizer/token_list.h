@@ -51,7 +51,7 @@ class TokenizerDigest {
     add(static_cast<int64_t>(text.size()));
     bytes_ += text;
   }
-  void add(int64_t value) { bytes_ += concat(value, ';'); }
+  void add(int64_t value) { bytes_.append(std::to_string(value)) += ';'; }
   void add(const TokenList& tokens) {
     add(tokens.size());
     for (int32_t id = 0; id < tokens.size(); ++id) tokens.has(id) ? add(tokens.text(id)) : add(-1);

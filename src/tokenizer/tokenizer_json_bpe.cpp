@@ -1,8 +1,8 @@
 #include "tokenizer/tokenizer_json_bpe.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "tokenizer/byte_level.h"
 #include "tokenizer/byte_token.h"
@@ -24,16 +24,31 @@ void check_options(const JsonField& model) {
     if (model.has(key) && !model[key].string().empty()) model[key].refuse("none is");
 }
 
-// "a b" or ["a", "b"].
-std::pair<std::string_view, std::string_view> parts_of(const JsonField& merge) {
-  if (merge.json().is_array()) {
-    if (merge.json().size() != 2) merge.refuse("a merge has two parts");
-    return {merge.element(0).string(), merge.element(1).string()};
+struct Parts {
+  std::string_view left, right;
+};
+
+// "a b" or ["a", "b"]; nothing for anything else.
+std::optional<Parts> parts_of(const JsonField::Json& merge) {
+  if (merge.is_string()) {
+    const std::string_view text = merge.get_ref<const std::string&>();
+    const size_t space = text.find(' ');
+    if (space == text.npos || text.find(' ', space + 1) != text.npos) return std::nullopt;
+    return Parts{text.substr(0, space), text.substr(space + 1)};
   }
-  const std::string_view text = merge.string();
-  const size_t space = text.find(' ');
-  if (space == text.npos || text.find(' ', space + 1) != text.npos) merge.refuse("a merge has two parts");
-  return {text.substr(0, space), text.substr(space + 1)};
+  if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) return std::nullopt;
+  return Parts{merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
+}
+
+// Calls visit(left, right, index) for each merge. There are hundreds of thousands: places are named for errors alone.
+template <typename Visit>
+void each_merge(const JsonField& merges, const Visit& visit) {
+  if (!merges.json().is_array()) merges.refuse("it must be an array");
+  for (size_t i = 0; i < merges.json().size(); ++i) {
+    const auto parts = parts_of(merges.json()[i]);
+    if (!parts) merges.element(i).refuse("a merge has two parts");
+    visit(parts->left, parts->right, i);
+  }
 }
 
 bool has_every_byte(const StringTable& tokens) {
@@ -74,8 +89,10 @@ TokenList read_tokens(const JsonField& root) {
   const size_t added = root.has("added_tokens") ? root["added_tokens"].json().size() : 0;
   const int64_t most = most_ids(vocab.json().size() + added);
   int64_t size = 0;
-  for (const auto& [text, id] : vocab.json().items())
-    size = std::max(size, 1 + vocab.member(text, id).integer(0, most));
+  for (const auto& [text, id] : vocab.json().items()) {
+    if (!JsonField::is_integer(id, 0, most)) vocab.member(text, id).refuse(concat("ids are from 0 to ", most));
+    size = std::max(size, 1 + id.get<int64_t>());
+  }
   if (root.has("added_tokens")) {
     root["added_tokens"].each([&](const JsonField& token) { size = std::max(size, 1 + token["id"].integer(0, most)); });
   }
@@ -109,12 +126,13 @@ Bpe read_bpe(const JsonField& model, bool byte_level) {
   parts.merges = MergeTable(merges.json().size());
   parts.words_begin_at_space = !byte_level && !parts.ignore_merges && parts.tokens.find("\xE2\x96\x81") >= 0;
   int32_t rank = 0;
-  merges.each([&](const JsonField& merge) {
-    const auto [left, right] = parts_of(merge);
-    const std::string joined = concat(left, right);
+  std::string joined;
+  each_merge(merges, [&](std::string_view left, std::string_view right, size_t index) {
+    joined.assign(left).append(right);
     const int32_t left_id = ids.find(left), right_id = ids.find(right), id = ids.find(joined);
-    if (left_id < 0 || right_id < 0 || id < 0)
-      merge.refuse("both parts and what they join to must be in the vocabulary");
+    if (left_id < 0 || right_id < 0 || id < 0) {
+      merges.element(index).refuse("both parts and what they join to must be in the vocabulary");
+    }
     parts.merges.insert(left_id, right_id, {rank++, id});
     if (has_space_inside(joined)) parts.words_begin_at_space = false;
   });
@@ -122,8 +140,7 @@ Bpe read_bpe(const JsonField& model, bool byte_level) {
 }
 
 void add_to_digest(const JsonField& model, TokenizerDigest& digest) {
-  model["merges"].each([&](const JsonField& merge) {
-    const auto [left, right] = parts_of(merge);
+  each_merge(model["merges"], [&](std::string_view left, std::string_view right, size_t) {
     digest.add(left);
     digest.add(right);
   });

@@ -1,14 +1,13 @@
 // What a tokenizer gives, for comparison with another implementation of it, and how fast:
-//   run_tokenizer encode TOKENIZER [special] [parse] < texts > ids
-//   run_tokenizer decode TOKENIZER [skip] < ids > texts
-//   run_tokenizer time TOKENIZER SECONDS < texts     prints MB/s of each pass over all texts
+//   run_tokenizer serve TOKENIZER < requests > answers
+//   run_tokenizer time TOKENIZER SECONDS < texts     prints MB/s and the number of ids of each pass over all texts
 //   run_tokenizer info TOKENIZER                     prints vocabulary size, bos, eos (-1: none), digest
-// Texts are framed by their length, an int64; so are lists of int32 ids.
+// Everything is framed by its length, an int64. A request is a frame "encode [special] [parse]" or "decode [skip]", a
+// frame with an int64 n, and n frames: texts, or int32 ids. Its answer is n frames.
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
-#include <iterator>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -17,14 +16,13 @@
 
 namespace {
 
-std::vector<std::string> read_frames() {
-  std::vector<std::string> frames;
+// False at the end of the input.
+bool read_frame(std::string& frame) {
   int64_t bytes = 0;
-  while (std::cin.read(reinterpret_cast<char*>(&bytes), sizeof bytes)) {
-    frames.emplace_back(static_cast<size_t>(bytes), '\0');
-    if (!std::cin.read(frames.back().data(), bytes)) throw zeroshard::ValueError("a frame is cut");
-  }
-  return frames;
+  if (!std::cin.read(reinterpret_cast<char*>(&bytes), sizeof bytes)) return false;
+  frame.resize(static_cast<size_t>(bytes));
+  if (!std::cin.read(frame.data(), bytes)) throw zeroshard::ValueError("a frame is cut");
+  return true;
 }
 
 void write_frame(const void* data, size_t bytes) {
@@ -33,9 +31,41 @@ void write_frame(const void* data, size_t bytes) {
   std::cout.write(static_cast<const char*>(data), length);
 }
 
+std::string encode(const zeroshard::Tokenizer& tokenizer, const std::string& text, bool add_special, bool parse) {
+  const std::vector<int32_t> ids = tokenizer.encode(text, add_special, parse);
+  return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t)};
+}
+
+std::string decode(const zeroshard::Tokenizer& tokenizer, const std::string& frame, bool skip) {
+  std::vector<int32_t> ids(frame.size() / sizeof(int32_t));
+  frame.copy(reinterpret_cast<char*>(ids.data()), ids.size() * sizeof(int32_t));
+  return tokenizer.decode(ids, skip);
+}
+
+void serve(const zeroshard::Tokenizer& tokenizer) {
+  std::string request, frame;
+  while (read_frame(request)) {
+    const auto has = [&](const char* flag) { return request.find(flag) != request.npos; };
+    int64_t count = 0;
+    if (!read_frame(frame) || frame.size() != sizeof count) throw zeroshard::ValueError("a request is cut");
+    std::memcpy(&count, frame.data(), sizeof count);
+    std::vector<std::string> items(static_cast<size_t>(count));
+    for (std::string& item : items)
+      if (!read_frame(item)) throw zeroshard::ValueError("a request is cut");
+    // Only now: the other end reads when it has written all.
+    for (const std::string& item : items) {
+      const std::string answer =
+          has("encode") ? encode(tokenizer, item, has("special"), has("parse")) : decode(tokenizer, item, has("skip"));
+      write_frame(answer.data(), answer.size());
+    }
+    std::cout.flush();
+  }
+}
+
 void measure(const zeroshard::Tokenizer& tokenizer, double seconds) {
   using Clock = std::chrono::steady_clock;
-  const std::vector<std::string> texts = read_frames();
+  std::vector<std::string> texts;
+  for (std::string text; read_frame(text);) texts.push_back(text);
   size_t bytes = 0;
   for (const std::string& text : texts) bytes += text.size();
   const auto start = Clock::now();
@@ -50,21 +80,10 @@ void measure(const zeroshard::Tokenizer& tokenizer, double seconds) {
 
 void run(const std::vector<std::string>& arguments) {
   if (arguments.size() < 2) throw zeroshard::ValueError("usage: see the head of run_tokenizer.cpp");
-  const std::set<std::string> flags(arguments.begin() + 2, arguments.end());
   const std::string& task = arguments[0];
   const auto tokenizer = zeroshard::load_tokenizer(arguments[1]);
-  if (task == "encode") {
-    for (const std::string& text : read_frames()) {
-      const std::vector<int32_t> ids = tokenizer->encode(text, flags.contains("special"), flags.contains("parse"));
-      write_frame(ids.data(), ids.size() * sizeof(int32_t));
-    }
-  } else if (task == "decode") {
-    for (const std::string& frame : read_frames()) {
-      std::vector<int32_t> ids(frame.size() / sizeof(int32_t));
-      frame.copy(reinterpret_cast<char*>(ids.data()), frame.size());
-      const std::string text = tokenizer->decode(ids, flags.contains("skip"));
-      write_frame(text.data(), text.size());
-    }
+  if (task == "serve") {
+    serve(*tokenizer);
   } else if (task == "time") {
     measure(*tokenizer, std::stod(arguments.at(2)));
   } else if (task == "info") {
