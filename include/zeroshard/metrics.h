@@ -60,7 +60,7 @@ struct ProgressOptions {
   int64_t total_steps = 0;                      // of the whole run; positive
   int64_t start_step = 0;                       // done before: what a resumed run begins with
   int64_t every = 10;                           // steps between plain lines
-  int fd = 1;                                   // written to from a thread of its own; stays open
+  int fd = 1;                                   // written to from a thread of its own, through a copy
   std::optional<bool> terminal = std::nullopt;  // whether to draw a bar; unset: where `fd` is a terminal that can
   std::function<double()> now = nullptr;        // seconds from any origin; unset: the steady clock
 };

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -51,6 +52,23 @@ class SigpipeBlocked {
   sigset_t before_;
 };
 
+// The writer's thread may be inside write(2) for ever, and whoever has the descriptor may close it meanwhile: its
+// number would soon be another file's. So the thread has a descriptor of its own, which is closed when nothing is being
+// written.
+class OutputCopy {
+ public:
+  explicit OutputCopy(int fd) : original_(fd), copy_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {}
+  OutputCopy(const OutputCopy&) = delete;
+  OutputCopy& operator=(const OutputCopy&) = delete;
+  int fd() const { return copy_ >= 0 ? copy_ : original_; }  // no descriptors left, or none at all
+  void close_if(bool unused) {
+    if (unused && copy_ >= 0) ::close(std::exchange(copy_, -1));
+  }
+
+ private:
+  int original_, copy_;
+};
+
 ConsoleWriter make_writer(int fd) {
   const SigpipeBlocked blocked;
   return {fd, kPatience};
@@ -79,7 +97,8 @@ ProgressOptions checked(ProgressOptions options) {
 
 class ProgressLine::Impl {
  public:
-  explicit Impl(ProgressOptions options) : options_(checked(std::move(options))), writer_(make_writer(options_.fd)) {
+  explicit Impl(ProgressOptions options)
+      : options_(checked(std::move(options))), output_(options_.fd), writer_(make_writer(output_.fd())) {
     times_.push_back({options_.start_step, options_.now()});
   }
 
@@ -111,6 +130,7 @@ class ProgressLine::Impl {
     if (!shown_) *options_.terminal ? draw(drawn_at_) : print_line();
     if (*options_.terminal && drawn_) writer_.write("\n");
     writer_.drain(kPatience);
+    output_.close_if(writer_.idle());
   }
 
  private:
@@ -128,7 +148,7 @@ class ProgressLine::Impl {
 
   // The cursor waits at the line's begin, so that what others print overwrites the bar instead of following it.
   void draw(double now) {
-    writer_.write(concat("\r", progress_bar(state_, columns_of(options_.fd) - 1), "\x1b[K\r"));
+    writer_.write(concat("\r", progress_bar(state_, columns_of(output_.fd()) - 1), "\x1b[K\r"));
     drawn_ = shown_ = true;
     drawn_at_ = now;
   }
@@ -140,6 +160,7 @@ class ProgressLine::Impl {
   }
 
   const ProgressOptions options_;
+  OutputCopy output_;
   ConsoleWriter writer_;
   std::deque<Time> times_;
   ProgressState state_;

@@ -288,6 +288,18 @@ TEST(ProgressLine, AReaderThatHasStoppedDoesNotStopTheRun) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
+TEST(ProgressLine, LeavesNoDescriptorOpen) {
+  const auto open_descriptors = [] { return testing::names_in("/proc/self/fd").size(); };
+  const UniqueFd null(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  const size_t before = open_descriptors();
+  {
+    ProgressLine progress({.total_steps = 10, .fd = null.get()});
+    progress.update(1, kValues);
+    EXPECT_EQ(open_descriptors(), before + 1);
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
 TEST(ProgressLine, AStoppedTerminalGetsNoHeapOfOldBars) {
   int master = -1, slave = -1;
   ASSERT_EQ(::openpty(&master, &slave, nullptr, nullptr, nullptr), 0);
