@@ -16,6 +16,7 @@ import sys
 import tempfile
 
 import checkpoint_mutants
+import data_mutants
 import disk_mutants
 import monitor_mutants
 import python_mutants
@@ -38,7 +39,7 @@ COPIED = (
 )
 TEST_TIMEOUT_S = 120
 # Programs that build without LibTorch, in a minute.
-TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "monitor"}
+TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "monitor", "data"}
 
 
 MUTANTS = [
@@ -203,6 +204,7 @@ MUTANTS = [
         "Unit.ReshardWaitsForAGatherUnderWay",
     ),
     *checkpoint_mutants.MUTANTS,
+    *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
     *python_mutants.MUTANTS,
