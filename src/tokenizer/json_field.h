@@ -10,6 +10,9 @@
 
 namespace zeroshard {
 
+// Throws ValueError naming `name` for what is not JSON, or has too many brackets inside each other.
+nlohmann::json parse_json(std::string_view text, const std::string& name);
+
 // One value of a JSON file with its place, for errors that name both. Refers to the value.
 class JsonField {
  public:

@@ -31,11 +31,7 @@ std::string read_file(const fs::path& path) {
 }
 
 Json read_json(const fs::path& path) {
-  try {
-    return Json::parse(read_file(path));
-  } catch (const Json::exception& error) {
-    throw ValueError(concat("'", path.string(), "' is not JSON: ", error.what()));
-  }
+  return parse_json(read_file(path), path.string());
 }
 
 // The file that a path means.

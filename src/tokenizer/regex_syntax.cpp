@@ -1,6 +1,7 @@
 #include "tokenizer/regex_syntax.h"
 
 #include <array>
+#include <vector>
 
 #include "base/check.h"
 #include "tokenizer/utf8.h"
@@ -37,6 +38,8 @@ class Translator {
       } else if (c == '{') {
         brace();
       } else {
+        if (ignores_case_.back()) check_case();
+        if (c == ')' && ignores_case_.size() > 1) ignores_case_.pop_back();
         out_ += c;
         ++at_;
       }
@@ -57,8 +60,24 @@ class Translator {
     at_ += bytes;
   }
 
+  // Oniguruma lets several characters match one where case is ignored: "ss" and U+00DF.
+  void check_case() const {
+    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
+    const std::string pair = {lower(peek()), lower(peek(1))};
+    for (const char* folded : {"ss", "ff", "fi", "fl", "st"})
+      if (pair == folded) refuse(at_, at_ + 2, "where case is ignored is not supported");
+    if (static_cast<unsigned char>(peek()) >= 0x80) {
+      refuse(at_, at_ + utf8_length(peek()), "where case is ignored is not supported");
+    }
+  }
+
   void group() {
     if (peek(1) == '*') refuse(at_, at_ + 2, "is not supported");
+    if (starts("(?i)") || starts("(?-i)")) {
+      ignores_case_.back() = peek(2) == 'i';
+    } else {
+      ignores_case_.push_back(starts("(?i:") || (ignores_case_.back() && !starts("(?-i:")));
+    }
     if (peek(1) != '?') return copy(1);
     for (const std::string_view opening :
          {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?i)", "(?-i:", "(?-i)"})
@@ -100,6 +119,7 @@ class Translator {
     while (at_ < in_.size() && in_[at_] != ']') {
       if (in_[at_] == '[') refuse(at_, at_ + 1, "inside a class is not supported: write \\[");
       if (starts("&&")) refuse(at_, at_ + 2, "inside a class is not supported");
+      if (ignores_case_.back() && static_cast<unsigned char>(peek()) >= 0x80) check_case();
       if (in_[at_] == '\\') {
         escape(/*in_class=*/true);
       } else {
@@ -192,6 +212,7 @@ class Translator {
   std::string_view in_;
   std::string out_;
   size_t at_ = 0;
+  std::vector<bool> ignores_case_ = {false};  // of each open group
 };
 
 }  // namespace

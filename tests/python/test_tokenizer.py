@@ -289,6 +289,47 @@ def test_small_tokenizers_decode(small):
         assert decoded_differently(ours, other, lists, skip) == []
 
 
+# Each is read by Oniguruma there, and by PCRE2 here.
+MATCHED_ALIKE = r"""
+(?i:\p{Lu}) (?i)\p{Ll}+x? (?i:[^a-k\s]) (?i:'s|'ll) (?i:[sk]) (?i:s)t? (?i:k)(?-i:s) a{,2}b \d{2,}?
+[a-z]{2} x{ {1 \p{L}*?\s (?=\s) (?<=\s) (?!\S) ^ $ ^$ .$ \n^ [^\n]+$ \s*$ (?>\s+)\S \p{Greek}
+\p{Hangul}|\p{Hiragana} \p{Lo}+ \P{^L} [\P{L}\d] [\D] [\S] \D+ [\x{0}-\x{7f}]+ \x41|\u0e01
+[가-힣ㄱ-ㅎ]+ a| () (\w)(\w) [\w] [^\w] \W \s++ \p{L}?+x [\-a] [a-] \.|\-|\/|\é \p{Cn} \p{C} \p{Zs}
+\p{Sc}|\p{Sk} \p{L}\p{M}+ [\v] \f|\t \p{lu} \p{LC} \p{common} \p{Latn}
+"""
+NOT_SUPPORTED = r"""\p{Letter} \p{L \pL [[:alpha:]] [a&&b] [] [a \b \A \z \h \R \X \K \1 \k<a> \p{L}{1,3}+ a{2}? a** (?s:.)
+(?m) (?<a>b) (?#a) (*UCP) \x{d800} \x80 \x{110000} \u12 (?i:ss) (?i:Straße) (?i:[ß]) ( ) a\ """
+
+
+def split_at(pattern):
+    """A byte-level tokenizer without merges, which drops what the pattern matches."""
+    steps = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed", "invert": False}]
+    steps += [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": False}]
+    model = {"type": "BPE", "vocab": {c: i for i, c in enumerate(data.byte_alphabet().values())}, "merges": []}
+    return json.dumps(
+        {"model": model, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, "added_tokens": []}
+    )
+
+
+def test_patterns_match_the_same(tmp_path):
+    texts = data.odd_texts(11, 60)
+    for pattern in MATCHED_ALIKE.split():
+        (tmp_path / "tokenizer.json").write_text(split_at(pattern))
+        assert encoded(tmp_path, texts) == [
+            ids.ids
+            for ids in tokenizers.Tokenizer.from_str(split_at(pattern)).encode_batch_fast(
+                [text.decode(errors="replace") for text in texts]
+            )
+        ], pattern
+
+
+def test_other_patterns_are_refused(tmp_path):
+    for pattern in NOT_SUPPORTED.split():
+        (tmp_path / "tokenizer.json").write_text(split_at(pattern))
+        with pytest.raises(RuntimeError, match="regular expression"):
+            print(pattern, data.info(tmp_path))
+
+
 # --- SentencePiece ---------------------------------------------------------------------------------------------------
 
 
