@@ -20,6 +20,7 @@ import data_mutants
 import disk_mutants
 import monitor_mutants
 import python_mutants
+import tokenizer_mutants
 from mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -39,7 +40,7 @@ COPIED = (
 )
 TEST_TIMEOUT_S = 120
 # Programs that build without LibTorch, in a minute.
-TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "monitor", "data"}
+TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "tokenizer", "monitor", "data"}
 
 
 MUTANTS = [
@@ -208,6 +209,7 @@ MUTANTS = [
     *disk_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
     *python_mutants.MUTANTS,
+    *tokenizer_mutants.MUTANTS,
 ]
 
 # The installed package is found by an import hook; the tests of a mutant need the tree's own.

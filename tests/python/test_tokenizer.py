@@ -297,8 +297,8 @@ MATCHED_ALIKE = r"""
 [가-힣ㄱ-ㅎ]+ a| () (\w)(\w) [\w] [^\w] \W \s++ \p{L}?+x [\-a] [a-] \.|\-|\/|\é \p{Cn} \p{C} \p{Zs}
 \p{Sc}|\p{Sk} \p{L}\p{M}+ [\v] \f|\t \p{lu} \p{LC} \p{common} \p{Latn}
 """
-NOT_SUPPORTED = r"""\p{Letter} \p{L \pL [[:alpha:]] [a&&b] [] [a \b \A \z \h \R \X \K \1 \k<a> \p{L}{1,3}+ a{2}? a** (?s:.)
-(?m) (?<a>b) (?#a) (*UCP) \x{d800} \x80 \x{110000} \u12 (?i:ss) (?i:Straße) (?i:[ß]) ( ) a\ """
+NOT_SUPPORTED = r"""\p{Letter} \p{L \pL [[:alpha:]] [a&&b] [] [a \b \A \z \h \R \X \K \1 \k<a> \p{L}{1,3}+ a{2}? a**
+(?s:.) (?m) (?<a>b) (?#a) (*UCP) \x{d800} \x80 \x{110000} \u12 (?i:ss) (?i:Straße) (?i:[ß]) ( ) a\ """
 
 
 def split_at(pattern):
