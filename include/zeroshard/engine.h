@@ -39,7 +39,7 @@ struct UnitDefinition {
   // The tensors of each parameter (several when it is tied by storage), called once while the engine is built, so
   // that a model larger than one rank's memory can be made unit by unit.
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
-  ParameterReader values;  // set: the tensors need no memory, and their values come from here
+  ParameterReader values = {};  // set: the tensors need no memory, and their values come from here
 };
 
 struct EngineOptions {

@@ -9,6 +9,7 @@
 
 #include "zeroshard/config.h"
 #include "zeroshard/data.h"
+#include "zeroshard/tokenize.h"
 
 // Trains the model of a Hugging Face directory: what `zeroshard train` does.
 namespace zeroshard {
@@ -24,7 +25,9 @@ struct TrainOptions {
   int64_t steps = 0;          // one of these two is given
   double epochs = 0;
 
-  std::vector<std::string> data, validation_data;  // token files
+  // Files of tokens, or of text: names that end in .txt, .jsonl, .ndjson or .json.
+  std::vector<std::string> data, validation_data;
+  TokenizeOptions text;  // how text becomes tokens
   DatasetOptions rows;                             // validation_share > 0: a share of `data` is the validation data
   std::string export_dtype = "F32";                // of the trained model: F32, BF16, F16
 

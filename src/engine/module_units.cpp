@@ -128,7 +128,7 @@ class UnitFinder {
       const size_t unit = at->second;
       if (is_new) {
         tensors.emplace_back();
-        units_.definitions_.push_back({owner.name, {}, -1, {}, {}});
+        units_.definitions_.push_back({owner.name, {}, -1, {}});
         owners_.emplace(owner.module, int(unit));
       }
       const at::Tensor& first = param.tensors.front();

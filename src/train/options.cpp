@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -18,6 +20,27 @@ Packing read_packing(Fields& fields) {
   fields.fail("packing", "must be stream, whole or separate");
 }
 
+void read_text(Fields& fields, TokenizeOptions& text) {
+  using Format = TokenizeOptions::Format;
+  using Split = TokenizeOptions::Split;
+  constexpr std::pair<const char*, Format> kFormats[] = {{"auto", Format::kAuto},
+                                                         {"text", Format::kText},
+                                                         {"jsonl", Format::kJsonl},
+                                                         {"chat", Format::kChat},
+                                                         {"instruct", Format::kInstruct}};
+  const std::string format = fields.text("format", "auto");
+  const auto* const found =
+      std::find_if(std::begin(kFormats), std::end(kFormats), [&](const auto& each) { return each.first == format; });
+  if (found == std::end(kFormats)) fields.fail("format", "must be auto, text, jsonl, chat or instruct");
+  text.format = found->second;
+  text.field = fields.text("field", "");
+  text.template_name = fields.text("template", text.template_name);
+  text.append_eos = fields.boolean("append_eos", text.append_eos);
+  text.separator = fields.text("separator", "");
+  if (!text.separator.empty()) text.split = text.separator == "blank" ? Split::kBlankLines : Split::kLine;
+  fields.finish();
+}
+
 void read_data(Fields& fields, TrainOptions& options) {
   options.data = fields.texts("train");
   if (options.data.empty()) fields.fail("train", "must name at least one file of tokens or text");
@@ -28,6 +51,7 @@ void read_data(Fields& fields, TrainOptions& options) {
   options.rows.length = fields.positive("length");
   options.rows.packing = read_packing(fields);
   options.rows.shuffle = fields.boolean("shuffle", true);
+  if (std::optional<Fields> text = fields.object("text")) read_text(*text, options.text);
   fields.finish();
 }
 

@@ -10,6 +10,7 @@
 #include "hooks/recompute.h"
 #include "train/batch.h"
 #include "train/model_directory.h"
+#include "train/text_data.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/nn.h"
 #include "zeroshard/train.h"
@@ -266,7 +267,9 @@ class Run {
 }  // namespace
 
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
-  return Run(config, world, observer, stop).run();
+  TrainConfig own = config;
+  tokenize_texts(own.train, world);
+  return Run(own, world, observer, stop).run();
 }
 
 }  // namespace zeroshard

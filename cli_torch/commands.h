@@ -4,7 +4,7 @@ namespace CLI {
 class App;
 }
 
-// The subcommands of `zeroshard-torch`, as those of ../commands.h.
+// The subcommands of `zeroshard-torch`, as those of cli/commands.h.
 namespace zeroshard::cli {
 
 struct Exit {

@@ -1,0 +1,69 @@
+#include "train/text_data.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <memory>
+
+#include "base/check.h"
+#include "file/hash.h"
+#include "zeroshard/tokenize.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of everything that the tokens depend on: a text that was changed gets another file.
+std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, const TokenizeOptions& options) {
+  const fs::path path(text);
+  const auto written = fs::last_write_time(path).time_since_epoch().count();
+  const std::string key =
+      concat(fs::absolute(path).string(), '\n', fs::file_size(path), '\n', written, '\n', tokenizer.digest(), '\n',
+             static_cast<int>(options.format), '\n', options.field, '\n', options.template_name, '\n',
+             options.append_eos, '\n', static_cast<int>(options.split), '\n', options.separator);
+  return concat(path.stem().string(), "-", hash_bytes(key.data(), static_cast<int64_t>(key.size())), ".tokens");
+}
+
+// The tokenizer is loaded when there is a text that needs it.
+class Tokens {
+ public:
+  explicit Tokens(const TrainOptions& options) : options_(options) {}
+
+  std::string of(const std::string& text) {
+    if (!fs::exists(text)) throw IoError(concat("cannot open '", text, "' (train.data): there is no such file"));
+    if (!tokenizer_) tokenizer_ = load_tokenizer(options_.model);
+    const fs::path folder = fs::path(options_.output) / "tokens";
+    const std::string tokens = (folder / name_of_tokens(text, *tokenizer_, options_.text)).string();
+    if (fs::exists(tokens)) return tokens;
+    fs::create_directories(folder);
+    tokenize_files(*tokenizer_, {text}, tokens, options_.text);
+    return tokens;
+  }
+
+ private:
+  const TrainOptions& options_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+}  // namespace
+
+bool is_text(const std::string& path) {
+  constexpr std::array kEnds = {".txt", ".jsonl", ".ndjson", ".json"};
+  return std::any_of(kEnds.begin(), kEnds.end(), [&](const char* end) { return path.ends_with(end); });
+}
+
+void tokenize_texts(TrainOptions& options, World& world) {
+  Tokens tokens(options);
+  const auto replace = [&] {
+    for (std::vector<std::string>* files : {&options.data, &options.validation_data})
+      for (std::string& file : *files)
+        if (is_text(file)) file = tokens.of(file);
+  };
+  if (world.rank() == 0) replace();
+  world.barrier();
+  if (world.rank() != 0) replace();  // they are there
+}
+
+}  // namespace zeroshard

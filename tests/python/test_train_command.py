@@ -1,0 +1,213 @@
+"""`zeroshard train` against a plain PyTorch loop over the same rows, and its result in transformers."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy
+import pytest
+import torch
+import transformers
+from built import BUILD, needs
+
+ZEROSHARD = shutil.which("zeroshard") or str(BUILD / "cli" / "zeroshard")
+pytestmark = needs(BUILD / "cli" / "zeroshard-torch")
+
+LENGTH, BATCH, STEPS = 32, 12, 12
+OPTIMIZER = {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MODELS = {
+    "llama": (transformers.LlamaConfig, {"num_key_value_heads": 2}),
+    "gpt2": (transformers.GPT2Config, {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64} | NO_DROPOUT),
+    "mixtral": (
+        transformers.MixtralConfig,
+        {"num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+SMALL = {
+    "vocab_size": 89,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Tokens that can be learned: each follows from the one before, mostly."""
+    random = numpy.random.default_rng(11)
+    follows = random.permutation(89)
+    ids = [0]
+    for surprise in random.random(LENGTH * BATCH * STEPS + 500):
+        ids.append(int(follows[ids[-1]]) if surprise < 0.8 else int(surprise * 1e6) % 89)
+    return numpy.array(ids, dtype=numpy.uint16)
+
+
+def make(folder, tokens, kind="llama", **train):
+    """A model directory, a file of tokens, and the configuration that trains the one on the other."""
+    torch.manual_seed(0)
+    config_class, fields = MODELS[kind]
+    config = config_class(**(SMALL if kind != "gpt2" else {"vocab_size": 89}), **fields)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder / "model")
+    numpy.save(folder / "train.npy", tokens[: LENGTH * BATCH * STEPS + 1])
+    numpy.save(folder / "validation.npy", tokens[LENGTH * BATCH * STEPS + 1 :])
+    data = {"train": [str(folder / "train.npy")], "validation": [str(folder / "validation.npy")]}
+    train = {
+        "model": str(folder / "model"),
+        "output": str(folder / "trained"),
+        "steps": STEPS,
+        "data": data | {"length": LENGTH, "shuffle": False},
+    } | train
+    return model, train
+
+
+def write(folder, train, stage=0, **more):
+    config = {
+        "train_batch_size": BATCH,
+        "optimizer": {"type": "AdamW", "params": OPTIMIZER},
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": stage},
+        "train": train,
+    } | more
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder / "config.json")
+
+
+def command(config, ranks=1):
+    return [ZEROSHARD, "train", config, "--nproc", str(ranks)]
+
+
+def run(config, ranks=1):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(command(config, ranks), capture_output=True, text=True, timeout=120, env=environment)
+
+
+def metrics(folder):
+    """{step: {name: value}} of metrics.jsonl."""
+    steps = {}
+    for line in (folder / "trained" / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        steps.setdefault(record["step"], {}).update(record)
+    return steps
+
+
+def plain_losses(model, tokens):
+    """What PyTorch's own loop gives."""
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
+    losses = []
+    model.train()
+    for step in range(STEPS):
+        begin = step * BATCH * LENGTH
+        ids = torch.tensor(tokens[begin : begin + BATCH * LENGTH].astype("int64")).view(BATCH, LENGTH)
+        following = tokens[begin + 1 : begin + BATCH * LENGTH + 1].astype("int64")
+        targets = torch.tensor(following).view(BATCH, LENGTH)
+        loss = torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@torch.no_grad()
+def perplexity(model, tokens):
+    model.eval()
+    total, count = 0.0, 0
+    for begin in range(0, len(tokens) - 1, LENGTH):
+        ids = torch.tensor(tokens[begin : begin + LENGTH + 1].astype("int64"))
+        logits = model(ids[None, :LENGTH][:, : len(ids) - 1] if len(ids) <= LENGTH else ids[None, :LENGTH]).logits
+        targets = ids[1:]
+        total += torch.nn.functional.cross_entropy(logits[0], targets, reduction="sum").item()
+        count += len(targets)
+    return math.exp(total / count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "ranks", "more"),
+    [
+        ("llama", 0, 1, {}),
+        ("llama", 3, 2, {"train_micro_batch_size_per_gpu": 2}),
+        ("llama", 2, 3, {}),
+        ("gpt2", 3, 2, {}),
+        ("mixtral", 3, 2, {}),
+    ],
+)
+def test_losses_are_those_of_plain_pytorch(tmp_path, tokens, kind, stage, ranks, more):
+    model, train = make(tmp_path, tokens, kind)
+    done = run(write(tmp_path, train, stage, **more), ranks)
+    assert done.returncode == 0, done.stderr
+    steps = metrics(tmp_path)
+    expected = plain_losses(model, tokens)
+    assert [steps[step + 1]["loss"] for step in range(STEPS)] == pytest.approx(expected, abs=2e-4)
+    assert expected[-1] < expected[0] - 0.5, "nothing was learned"
+    # The exported model, as transformers has it, predicts as well as ours said.
+    trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    held_out = tokens[LENGTH * BATCH * STEPS + 1 :]
+    assert perplexity(trained, held_out) == pytest.approx(steps[STEPS]["perplexity"], rel=1e-5)
+
+
+def test_a_signal_ends_a_run_that_goes_on_later(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    config = write(tmp_path, train, stage=3)
+    process = subprocess.Popen(command(config, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "step 3/" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "stopped by a signal" in out
+    reached = max(metrics(tmp_path))
+    assert reached >= 3 and not (tmp_path / "trained" / "config.json").exists()
+    done = run(write(tmp_path, train | {"steps": reached + 2}, stage=1), 1)  # other ranks, another stage
+    assert done.returncode == 0, done.stderr
+    assert f"goes on from step {reached}" in done.stdout
+    assert sorted(metrics(tmp_path)) == list(range(1, reached + 3))
+    assert (tmp_path / "trained" / "config.json").exists()
+
+
+def test_no_python_is_in_the_process(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    config = write(tmp_path, train)
+    process = subprocess.Popen(command(config), stdout=subprocess.PIPE, text=True)
+    try:
+        assert any("step 2/" in line for line in process.stdout)
+        ranks = subprocess.run(["pgrep", "-f", f"zeroshard-torch train {config}"], capture_output=True, text=True)
+        maps = "".join(open(f"/proc/{pid}/maps").read() for pid in [process.pid, *ranks.stdout.split()])
+        assert "libtorch_cpu" in maps and "libpython" not in maps and "torch_python" not in maps
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"model": "/nowhere"}, 1, "/nowhere/config.json"),
+        ({"stepz": 3}, 2, "train.stepz"),
+        ({"data": {"train": ["/nowhere.npy"], "length": 8}}, 1, "/nowhere.npy"),
+        ({"data": {"train": ["{folder}/high.npy"], "length": 8}}, 2, "high.npy"),
+        ({"data": {"train": ["{folder}/empty.npy"], "length": 8}}, 2, "empty.npy"),
+        ({"data": {"train": ["{folder}/train.npy"], "length": 999}}, 2, "64 positions"),
+        ({"output": "/proc/nothing"}, 1, "/proc/nothing"),
+    ],
+)
+def test_wrong_input_is_named(tmp_path, tokens, change, code, message):
+    _, train = make(tmp_path, tokens)
+    numpy.save(tmp_path / "high.npy", numpy.array([1, 2, 89, 4] * 40, dtype=numpy.uint16))
+    numpy.save(tmp_path / "empty.npy", numpy.array([], dtype=numpy.uint16))
+    change = json.loads(json.dumps(change).replace("{folder}", str(tmp_path)))
+    started = time.monotonic()
+    done = run(write(tmp_path, train | change, stage=3), 2)
+    assert time.monotonic() - started < 30
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert message in done.stderr, done.stderr
+    assert not (tmp_path / "trained" / "config.json").exists()
