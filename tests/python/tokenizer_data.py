@@ -1,6 +1,7 @@
 """Tokenizers and texts to compare with: of installed packages, or trained on the spot; nothing is fetched."""
 
 import base64
+import functools
 import importlib.util
 import json
 import random
@@ -71,8 +72,7 @@ def qwen(folder):
     written = {token: "".join(alphabet[byte] for byte in token) for token in ranks}
     merges = []
     for token in ranks:
-        cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
-        cuts = [(left, right) for left, right in cuts if left in ranks and right in ranks]
+        cuts = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
         cuts.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
         merges += [[written[left], written[right]] for left, right in cuts]
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -125,6 +125,7 @@ WORDS_OF_LINES = [
 WORDS = [word for line in WORDS_OF_LINES for word in line.split(" ")]
 
 
+@functools.cache
 def odd_texts(seed, count):
     """Texts that tokenizers trip over, as bytes; one in ten is not UTF-8."""
     draw = random.Random(seed)
