@@ -11,6 +11,7 @@ struct Exit {
   int code;
 };
 
+void add_generate_rank_command(CLI::App& app);
 void add_train_rank_command(CLI::App& app);
 
 }  // namespace zeroshard::cli

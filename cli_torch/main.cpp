@@ -9,9 +9,9 @@
 
 int main(int argc, char** argv) {
   constexpr int kFailure = 1, kWrongInput = 2;
-  CLI::App app("one rank of zeroshard train", "zeroshard-torch");
+  CLI::App app("one rank of zeroshard train, or generate", "zeroshard-torch");
   app.require_subcommand(1);
-  for (const auto add : {zeroshard::cli::add_train_rank_command}) add(app);
+  for (const auto add : {zeroshard::cli::add_train_rank_command, zeroshard::cli::add_generate_rank_command}) add(app);
   const auto report = [](const std::exception& error, int code) {
     std::cerr << "zeroshard: " << error.what() << "\n";
     return code;

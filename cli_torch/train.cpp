@@ -95,7 +95,8 @@ class Reporter final : public TrainObserver {
     }
     if (end == TrainEnd::kStoppedEarly)
       std::cout << "ended early: " << options_.patience << " evaluations without a better loss\n";
-    std::cout << "the trained model is in " << options_.output << "\n";
+    const bool adapters_alone = options_.lora && !options_.lora_merge;
+    std::cout << "the trained " << (adapters_alone ? "adapter" : "model") << " is in " << options_.output << "\n";
   }
 
  private:

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zeroshard/nn.h"
@@ -21,6 +23,23 @@ struct TokenBatch {
   at::Tensor documents;
   // int64, [batch, length]: a token's position in its document. Undefined: counted from `documents`.
   at::Tensor positions;
+};
+
+// The keys and values of the tokens that a model has seen, so that those that follow need no more than themselves.
+class KvCache {
+ public:
+  // For rows of up to `capacity` tokens.
+  explicit KvCache(int64_t capacity) : capacity_(capacity) {}
+
+  int64_t length() const { return length_; }  // tokens of a row
+  int64_t capacity() const { return capacity_; }
+  // Those of a layer's new tokens, each [batch, kv_heads, length, head_dim]; returns those of all its tokens.
+  std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key, const at::Tensor& value);
+  void advance(int64_t tokens) { length_ += tokens; }  // once every layer has appended
+
+ private:
+  int64_t capacity_, length_ = 0;
+  std::map<int64_t, std::pair<at::Tensor, at::Tensor>> layers_;
 };
 
 // Runs the parts of a model. A part is a module with parameters of its own; sharded ones must be whole meanwhile.
@@ -40,8 +59,10 @@ class PartRunner {
 class CausalLM : public torch::nn::Module {
  public:
   // [batch, length, vocabulary], in the dtype of the parameters. What stands at padding means nothing.
+  // With a cache the batch goes on where it ends, and joins it; `documents` and `positions` must not be given then, and
+  // only the last token's logits are returned: [batch, 1, vocabulary].
   // Throws ValueError when a shape or dtype is not as said above, or an id is outside the vocabulary.
-  at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {});
+  at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {}, KvCache* cache = nullptr);
 
   int64_t vocab_size() const { return vocab_size_; }
   int64_t max_length() const { return max_length_; }
@@ -50,16 +71,21 @@ class CausalLM : public torch::nn::Module {
   // Of one parameter the elements [begin, end), in row-major order, as initialize() draws them: a number depends on
   // `seed`, its place and the parameter's name alone. `out`: fp32, on the host.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
+  // A parameter beside the architecture's own, as adapters have: drawn uniformly from [-bound, bound], and in no file of
+  // the model's.
+  void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
+  bool is_added(const std::string& name) const { return added_.contains(name); }
 
  protected:
   CausalLM(int64_t vocab_size, int64_t max_length) : vocab_size_(vocab_size), max_length_(max_length) {}
   // `batch` is complete and checked.
-  virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner) = 0;
+  virtual at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) = 0;
   // Fills some elements, each drawn from the same distribution.
   virtual void initialize_parameter(const std::string& name, at::Tensor& elements, at::Generator& generator) = 0;
 
  private:
   int64_t vocab_size_, max_length_;
+  std::map<std::string, double> added_;
 };
 
 // Values of model_type that make_causal_lm() knows.
@@ -74,10 +100,12 @@ std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
 // Those of initialize(seed). `model` must live as long as they are read.
 ParameterValues initial_values(CausalLM& model, uint64_t seed);
-// Those in the safetensors files of a directory, of any floating-point dtype. Throws as load_causal_lm().
+// Those in the safetensors files of a directory, of any floating-point dtype; of added parameters none. Throws as
+// load_causal_lm().
 ParameterValues stored_values(const CausalLM& model, const std::string& directory);
 // Gives parameters without memory their whole size, without values.
 void allocate(CausalLM& model);
+void allocate(CausalLM& model, const ParameterValues& values);  // with these
 
 // The model of a Hugging Face directory with its weights, in memory. Throws ValueError or IoError naming the file, and
 // the tensor when one is missing, has another shape, or belongs to no parameter.

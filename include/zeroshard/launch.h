@@ -17,6 +17,7 @@ struct LaunchOptions {
   int max_restarts = 0;            // how often a job that fails starts again; one host alone
   int min_ranks = 0;               // with how few ranks it may; 0: with as many as before
   std::string log_dir;             // gets rank-N.log with all that rank N writes; empty: none
+  bool prefix_stdout = true;       // of several ranks: their lines get the rank; else all is passed on unchanged
   std::vector<std::string> argv;   // of every rank; argv[0] is the path of the program
   bool signal_whole_group = true;  // signals go to all processes of a rank, not to its first alone
 };

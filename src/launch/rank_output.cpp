@@ -36,8 +36,9 @@ UniqueFd open_log(const std::string& folder, int rank, bool append) {
 
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream) {
   const bool single = options.nproc == 1 && options.nnodes == 1;
+  const bool unchanged = single || (stream == STDOUT_FILENO && !options.prefix_stdout);
   const bool terminal = ::isatty(stream) == 1;
-  if (!single && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
+  if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
   // Without a terminal, stderr is read along for the report of a failure.
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;
 }

@@ -9,17 +9,18 @@
 #include <ATen/ops/tanh.h>
 
 #include <limits>
+#include <tuple>
 
 namespace zeroshard {
 namespace {
 
-at::Tensor make_mask(const TokenBatch& batch, int64_t window) {
+at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
   const int64_t length = batch.ids.size(1);
-  const at::Tensor places = at::arange(length, batch.ids.options());
-  const at::Tensor distance = places.unsqueeze(1) - places.unsqueeze(0);
+  const at::Tensor places = at::arange(past + length, batch.ids.options());
+  const at::Tensor distance = places.narrow(0, past, length).unsqueeze(1) - places.unsqueeze(0);
   at::Tensor seen = distance.ge(0);
   if (window > 0) seen = seen.logical_and(distance.lt(window));
-  seen = seen.view({1, 1, length, length});
+  seen = seen.view({1, 1, length, past + length});
   if (!batch.documents.defined()) return seen;
   const at::Tensor same = batch.documents.unsqueeze(2).eq(batch.documents.unsqueeze(1));
   return seen.logical_and(same.unsqueeze(1));
@@ -41,31 +42,33 @@ at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const a
 }  // namespace
 
 // A window that holds the whole row is none.
-int64_t AttentionMasks::effective(int64_t window) const {
-  return window < batch_.ids.size(1) ? window : 0;
+int64_t AttentionContext::effective(int64_t window) const {
+  return window < past_ + batch_.ids.size(1) ? window : 0;
 }
 
-const at::Tensor& AttentionMasks::explicit_of(int64_t window) {
+const at::Tensor& AttentionContext::explicit_mask(int64_t window) {
   at::Tensor& mask = masks_[effective(window)];
-  if (!mask.defined()) mask = make_mask(batch_, effective(window));
+  if (!mask.defined()) mask = make_mask(batch_, past_, effective(window));
   return mask;
 }
 
-const at::Tensor& AttentionMasks::of(int64_t window) {
+const at::Tensor& AttentionContext::mask(int64_t window) {
   static const at::Tensor none;
   const bool all_before = effective(window) == 0 && !batch_.documents.defined();
-  return all_before ? none : explicit_of(window);
+  return all_before && (past_ == 0 || batch_.ids.size(1) == 1) ? none : explicit_mask(window);
 }
 
-at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, AttentionMasks& masks,
+at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options) {
+  if (context.cache()) std::tie(key, value) = context.cache()->append(options.layer, key, value);
   at::Tensor mixed;
   if (options.softcap > 0) {
-    mixed = attend_capped(query, key, value, masks.explicit_of(options.window), options);
+    mixed = attend_capped(query, key, value, context.explicit_mask(options.window), options);
   } else {
-    const at::Tensor& mask = masks.of(options.window);
+    const at::Tensor& mask = context.mask(options.window);
     const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
-    mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, !given, options.scale,
+    const bool causal = !given && context.past() == 0;  // a single token with a past sees all
+    mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, causal, options.scale,
                                              query.size(1) != key.size(1));
   }
   return mixed.transpose(1, 2).flatten(2);

@@ -14,29 +14,39 @@ struct AttentionOptions {
   double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: they do not
   int64_t window = 0;  // tokens that a token sees, itself among them; 0: all before it
   double dropout = 0;  // of the probabilities, now
+  int64_t layer = 0;   // whose keys and values these are
 };
 
-// Who sees whom in a batch: one mask per window, made when first asked for.
-class AttentionMasks {
+// What the attention layers of one forward pass share: who sees whom, as one mask per window, made when first asked
+// for; and the keys and values of earlier tokens.
+class AttentionContext {
  public:
-  explicit AttentionMasks(TokenBatch batch) : batch_(std::move(batch)) {}
+  // `cache` may be null.
+  AttentionContext(TokenBatch batch, KvCache* cache)
+      : batch_(std::move(batch)), cache_(cache), past_(cache ? cache->length() : 0) {}
 
-  // Bool, [batch or 1, 1, length, length]: true where the row's token sees the column's. Undefined when all that come
-  // before are seen.
-  const at::Tensor& of(int64_t window);
+  // Tokens before the batch's: columns of a mask are those, then the batch's.
+  int64_t past() const { return past_; }
+  KvCache* cache() const { return cache_; }
+
+  // Bool, [batch or 1, 1, length, past + length]: true where the row's token sees the column's. Undefined when each
+  // sees all that come before it.
+  const at::Tensor& mask(int64_t window);
   // Never undefined.
-  const at::Tensor& explicit_of(int64_t window);
+  const at::Tensor& explicit_mask(int64_t window);
 
  private:
   int64_t effective(int64_t window) const;
 
   TokenBatch batch_;
+  KvCache* cache_;
+  int64_t past_;
   std::map<int64_t, at::Tensor> masks_;  // by window
 };
 
 // query: [batch, heads, length, head_dim]; key and value: [batch, kv_heads, length, head_dim], where kv_heads divides
 // heads. Returns [batch, length, heads * head_dim].
-at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, AttentionMasks& masks,
+at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, AttentionContext& context,
                   const AttentionOptions& options);
 
 }  // namespace zeroshard

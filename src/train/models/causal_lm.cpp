@@ -87,12 +87,30 @@ at::Tensor PartRunner::run_block(int64_t, const torch::nn::Module& part, const a
   return run(part, input, forward);
 }
 
-at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner) {
+std::pair<at::Tensor, at::Tensor> KvCache::append(int64_t layer, const at::Tensor& key, const at::Tensor& value) {
+  const int64_t added = key.size(2);
+  ZS_CHECK(length_ + added <= capacity_, length_ + added, " tokens do not fit into a cache of ", capacity_);
+  const auto [at, is_new] = layers_.try_emplace(layer);
+  auto& [keys, values] = at->second;
+  if (is_new) {
+    keys = at::empty({key.size(0), key.size(1), capacity_, key.size(3)}, key.options());
+    values = at::empty({value.size(0), value.size(1), capacity_, value.size(3)}, value.options());
+  }
+  keys.narrow(2, length_, added).copy_(key);
+  values.narrow(2, length_, added).copy_(value);
+  return {keys.narrow(2, 0, length_ + added), values.narrow(2, 0, length_ + added)};
+}
+
+at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) {
   TokenBatch whole = batch;
   ZS_CHECK(batch.ids.dim() == 2 && batch.ids.scalar_type() == at::kLong, "TokenBatch.ids is ", batch.ids.scalar_type(),
            " ", batch.ids.sizes(), "; it must be int64 [batch, length]");
   if (batch.documents.defined()) check_shape("documents", batch.documents, batch.ids);
+  ZS_CHECK(!cache || (!batch.documents.defined() && !batch.positions.defined()),
+           "with a cache a batch has ids alone: it goes on where the cache ends");
+  const int64_t past = cache ? cache->length() : 0;
   if (!batch.positions.defined()) whole.positions = count_positions(batch);
+  if (past > 0) whole.positions = whole.positions + past;
   check_shape("positions", whole.positions, batch.ids);
   if (batch.ids.numel() > 0) {
     const auto [least, greatest] = batch.ids.aminmax();
@@ -101,12 +119,14 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner) {
              " is outside the model's vocabulary of ", vocab_size_,
              ": the text was made with another tokenizer than the model's");
     // Counted ones lie within the row: they need no look, for which a device would have to be waited for.
-    const bool within = !batch.positions.defined() && batch.ids.size(1) <= max_length_;
+    const bool within = !batch.positions.defined() && past + batch.ids.size(1) <= max_length_;
     const int64_t last = within ? 0 : whole.positions.max().item<int64_t>();
     ZS_CHECK(last < max_length_, "position ", last, " is outside the model's ", max_length_,
              " (max_position_embeddings): use shorter rows");
   }
-  return forward_logits(whole, runner);
+  const at::Tensor logits = forward_logits(whole, runner, cache);
+  if (cache) cache->advance(batch.ids.size(1));
+  return logits;
 }
 
 // In blocks with a generator each, so that any stretch can be drawn without what stands before it.
@@ -118,7 +138,11 @@ void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t be
     const int64_t stop = std::min(end, first + kInitialBlock);
     const std::string key = concat(seed, ' ', number, ' ', name);
     at::Generator generator = at::detail::createCPUGenerator(hash_bytes(key.data(), static_cast<int64_t>(key.size())));
-    initialize_parameter(name, block, generator);
+    const auto added = added_.find(name);
+    if (added == added_.end())
+      initialize_parameter(name, block, generator);
+    else
+      block.uniform_(-added->second, added->second, generator);
     const float* values = block.const_data_ptr<float>();
     out = std::copy(values + (at - first), values + (stop - first), out);
     at = stop;
@@ -145,6 +169,12 @@ void allocate(CausalLM& model) {
     if (item.value().unsafeGetTensorImpl()->storage_initialized()) continue;
     item.value().set_data(at::empty(item.value().sizes(), item.value().options()));
   }
+}
+
+void allocate(CausalLM& model, const ParameterValues& values) {
+  allocate(model);
+  for (auto& item : model.named_parameters())
+    values.read(item.key(), 0, item.value().numel(), item.value().data_ptr<float>());
 }
 
 std::vector<std::string> causal_lm_types() {

@@ -9,7 +9,7 @@ namespace {
 // What the layers of one forward pass share.
 struct Pass {
   Rope::Angles angles;
-  AttentionMasks masks;
+  AttentionContext attention;
 };
 
 class Attention final : public torch::nn::Module {
@@ -27,6 +27,7 @@ class Attention final : public torch::nn::Module {
     attention_.scale = options.attention_scale;
     attention_.softcap = options.attention_softcap;
     attention_.window = options.windows.at(static_cast<size_t>(layer));
+    attention_.layer = layer;
     dropout_ = options.attention_dropout;
   }
 
@@ -39,7 +40,7 @@ class Attention final : public torch::nn::Module {
     const at::Tensor key = Rope::rotate(heads(*key_, key_norm_.get()), pass.angles);
     AttentionOptions now = attention_;
     now.dropout = is_training() ? dropout_ : 0;
-    return out_->forward(attend(query, key, heads(*value_, nullptr), pass.masks, now));
+    return out_->forward(attend(query, key, heads(*value_, nullptr), pass.attention, now));
   }
 
  private:
@@ -128,18 +129,19 @@ class Decoder final : public CausalLM {
   }
 
  private:
-  at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner) override {
+  at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) override {
     at::Tensor x = runner.run(*trunk_->embedding, batch.ids,
                               [this](const at::Tensor& ids) { return trunk_->embedding->forward(ids); });
     // Rounded to the dtype first, as Gemma was trained.
     if (options_.embedding_scale != 1) x = x * at::scalar_tensor(options_.embedding_scale, x.options());
-    const auto pass =
-        std::make_shared<Pass>(Pass{options_.rope->angles(batch.positions, x.scalar_type()), AttentionMasks(batch)});
+    const auto pass = std::make_shared<Pass>(
+        Pass{options_.rope->angles(batch.positions, x.scalar_type()), AttentionContext(batch, cache)});
     for (size_t i = 0; i < trunk_->layers->size(); ++i) {
       Layer& layer = *trunk_->layers->ptr<Layer>(i);
       x = runner.run_block(static_cast<int64_t>(i), layer, x,
                            [&layer, pass](const at::Tensor& input) { return layer.forward(input, *pass); });
     }
+    if (cache) x = x.narrow(1, x.size(1) - 1, 1);
     x = runner.run(*trunk_->norm, x, [this](const at::Tensor& input) { return trunk_->norm->forward(input); });
     const at::Tensor logits = runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
     if (options_.logit_softcap == 0) return logits;

@@ -20,7 +20,7 @@ struct Gpt2Options {
 
 class Gpt2Attention final : public torch::nn::Module {
  public:
-  Gpt2Attention(const Gpt2Options& options, int64_t layer) : options_(options) {
+  Gpt2Attention(const Gpt2Options& options, int64_t layer) : options_(options), layer_(layer) {
     const int64_t size = options.hidden_size;
     query_key_value_ = register_module("c_attn", std::make_shared<Linear>(size, 3 * size, true, true));
     out_ = register_module("c_proj", std::make_shared<Linear>(size, size, true, true));
@@ -29,17 +29,19 @@ class Gpt2Attention final : public torch::nn::Module {
     if (options.scale_by_layer) scale_ /= static_cast<double>(layer + 1);
   }
 
-  at::Tensor forward(const at::Tensor& x, AttentionMasks& masks) {
+  at::Tensor forward(const at::Tensor& x, AttentionContext& context) {
     const auto parts = query_key_value_->forward(x).unflatten(-1, {3, options_.num_heads, -1}).permute({2, 0, 3, 1, 4});
     AttentionOptions attention;
     attention.scale = scale_;
+    attention.layer = layer_;
     attention.dropout = is_training() ? options_.attention_dropout : 0;
-    const at::Tensor mixed = attend(parts[0], parts[1], parts[2], masks, attention);
+    const at::Tensor mixed = attend(parts[0], parts[1], parts[2], context, attention);
     return at::dropout(out_->forward(mixed), options_.residual_dropout, is_training());
   }
 
  private:
   const Gpt2Options options_;
+  int64_t layer_;
   double scale_ = 1;
   std::shared_ptr<Linear> query_key_value_, out_;
 };
@@ -71,8 +73,8 @@ class Gpt2Block final : public torch::nn::Module {
     feed_forward_ = register_module("mlp", std::make_shared<Gpt2FeedForward>(options));
   }
 
-  at::Tensor forward(const at::Tensor& input, AttentionMasks& masks) {
-    const at::Tensor x = input + attention_->forward(norm1_->forward(input), masks);
+  at::Tensor forward(const at::Tensor& input, AttentionContext& context) {
+    const at::Tensor x = input + attention_->forward(norm1_->forward(input), context);
     return x + feed_forward_->forward(norm2_->forward(x));
   }
 
@@ -107,18 +109,19 @@ class Gpt2 final : public CausalLM {
   }
 
  private:
-  at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner) override {
+  at::Tensor forward_logits(const TokenBatch& batch, const PartRunner& runner, KvCache* cache) override {
     at::Tensor x =
         runner.run(*trunk_->tokens, batch.ids, [this](const at::Tensor& ids) { return trunk_->tokens->forward(ids); });
     x = x + runner.run(*trunk_->positions, batch.positions,
                        [this](const at::Tensor& places) { return trunk_->positions->forward(places); });
     x = at::dropout(x, options_.embedding_dropout, is_training());
-    const auto masks = std::make_shared<AttentionMasks>(batch);
+    const auto context = std::make_shared<AttentionContext>(batch, cache);
     for (size_t i = 0; i < trunk_->blocks->size(); ++i) {
       Gpt2Block& block = *trunk_->blocks->ptr<Gpt2Block>(i);
       x = runner.run_block(static_cast<int64_t>(i), block, x,
-                           [&block, masks](const at::Tensor& input) { return block.forward(input, *masks); });
+                           [&block, context](const at::Tensor& input) { return block.forward(input, *context); });
     }
+    if (cache) x = x.narrow(1, x.size(1) - 1, 1);
     x = runner.run(*trunk_->norm, x, [this](const at::Tensor& input) { return trunk_->norm->forward(input); });
     return runner.run(*head_, x, [this](const at::Tensor& input) { return head_->forward(input); });
   }

@@ -1,0 +1,108 @@
+// One rank of `zeroshard generate`.
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "commands.h"
+#include "zeroshard/config.h"
+#include "zeroshard/error.h"
+#include "zeroshard/generate.h"
+#include "zeroshard/rank_environment.h"
+#include "zeroshard/tokenizer.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard::cli {
+namespace {
+
+struct Arguments {
+  std::string directory, prompt, dtype = "F32";
+  GenerateOptions options;
+};
+
+// Text that grows token by token. A character whose bytes are in several tokens is printed once it is whole.
+class Printer {
+ public:
+  Printer(const Tokenizer& tokenizer, std::vector<int32_t> prompt) : tokenizer_(tokenizer), ids_(std::move(prompt)) {}
+  void add(int32_t id) {
+    ids_.push_back(id);
+    print(/*end=*/false);
+  }
+  void finish() {
+    print(/*end=*/true);
+    std::cout << std::endl;
+  }
+
+ private:
+  void print(bool end) {
+    const std::string text = tokenizer_.decode(ids_, /*skip_special=*/true);
+    const size_t whole = end ? text.size() : whole_characters(text);
+    if (whole <= printed_) return;
+    std::cout << text.substr(printed_, whole - printed_) << std::flush;
+    printed_ = whole;
+  }
+
+  // The length of `text` without the first bytes of a character at its end.
+  static size_t whole_characters(const std::string& text) {
+    size_t begin = text.size();
+    while (begin > 0 && text.size() - begin < 4 && (static_cast<unsigned char>(text[begin - 1]) & 0xC0) == 0x80)
+      --begin;
+    if (begin == 0) return text.size();
+    const auto lead = static_cast<unsigned char>(text[begin - 1]);
+    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+    return text.size() - (begin - 1) < length ? begin - 1 : text.size();
+  }
+
+  const Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t printed_ = 0;
+};
+
+std::string read_prompt(const std::string& prompt) {
+  if (prompt != "-") return prompt;
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+void generate(const Arguments& arguments) {
+  const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.directory);
+  const std::vector<int32_t> prompt = tokenizer->encode(read_prompt(arguments.prompt), true, true);
+  Config config;
+  config.world_size = rank_environment().world_size;
+  World world(config);
+  try {
+    Generator generator(arguments.directory, world, arguments.dtype);
+    GenerateOptions options = arguments.options;
+    if (tokenizer->eos()) options.stop.push_back(*tokenizer->eos());
+    if (world.rank() != 0) {
+      generator.generate(prompt, options);
+      return;
+    }
+    Printer printer(*tokenizer, prompt);
+    generator.generate(prompt, options, [&](int32_t id) { printer.add(id); });
+    printer.finish();
+  } catch (const std::exception& error) {
+    world.abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_generate_rank_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("generate", "Text from the model of a Hugging Face directory");
+  auto arguments = std::make_shared<Arguments>();
+  Arguments& a = *arguments;
+  SamplingOptions& sampling = a.options.sampling;
+  command->add_option("DIR", a.directory, "Directory with config.json, safetensors and a tokenizer")->required();
+  command->add_option("--prompt", a.prompt, "What the text begins with; -: standard input")->required();
+  command->add_option("--max-tokens,--max-new-tokens", a.options.max_tokens, "How many follow")->capture_default_str();
+  command->add_option("--temperature", sampling.temperature, "0: always the likeliest")->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "Only that many of the likeliest; 0: all")->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "Only the likeliest with this probability together")
+      ->capture_default_str();
+  command->add_option("--seed", sampling.seed, "Of the choice")->capture_default_str();
+  command->add_option("--dtype", a.dtype, "F32 or BF16")->capture_default_str();
+  command->callback([arguments] { generate(*arguments); });
+}
+
+}  // namespace zeroshard::cli

@@ -1,0 +1,48 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+// Text from a trained model: what `zeroshard generate` does.
+namespace zeroshard {
+
+class World;
+
+struct SamplingOptions {
+  double temperature = 1;  // 0: always the likeliest token
+  int64_t top_k = 0;       // only that many of the likeliest; 0: all
+  double top_p = 1;        // only the likeliest that together have this probability
+  uint64_t seed = 0;
+};
+
+struct GenerateOptions {
+  int64_t max_tokens = 128;   // after the prompt
+  std::vector<int32_t> stop;  // tokens that end the text; they are not returned
+  SamplingOptions sampling;
+};
+
+// A model of a Hugging Face directory, its blocks dealt to the ranks: rank after rank computes its own, and hands on
+// one vector per token. Nothing is gathered. Each method is collective.
+class Generator {
+ public:
+  // `dtype`: F32 or BF16, of parameters and arithmetic. Throws ValueError or IoError as load_causal_lm() does.
+  Generator(const std::string& directory, World& world, const std::string& dtype = "F32");
+  ~Generator();
+
+  // The tokens that follow `prompt`, each told to `on_token` at once. The same on every rank. Throws ValueError for an
+  // empty prompt, an id outside the vocabulary, options that make no sense, or more tokens than the model has
+  // positions.
+  std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
+                                const std::function<void(int32_t)>& on_token = {});
+
+  int64_t max_length() const;
+  int64_t parameter_bytes() const;  // of this rank
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,175 @@
+#include "zeroshard/generate.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/check.h"
+#include "comm/comm.h"
+#include "train/sampler.h"
+#include "zeroshard/causal_lm.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard {
+namespace {
+
+// The blocks of a model, dealt to ranks in stretches of equal numbers. What comes before them is the first rank's, what
+// comes after the last one's; all ranks know the values between stretches.
+class PipelineRunner final : public PartRunner {
+ public:
+  PipelineRunner(Comm& comm, int64_t num_blocks) : comm_(comm), num_blocks_(num_blocks) {}
+
+  int owner(int64_t block) const { return static_cast<int>(block * comm_.world_size() / num_blocks_); }
+
+  at::Tensor run(const torch::nn::Module&, const at::Tensor& input, const Forward& forward) const override {
+    const int rank = input.is_floating_point() ? comm_.world_size() - 1 : 0;  // ids and positions come first
+    return run_on(rank, /*share=*/true, input, forward);
+  }
+  at::Tensor run_block(int64_t index, const torch::nn::Module&, const at::Tensor& input,
+                       const Forward& forward) const override {
+    const bool last = index + 1 == num_blocks_ || owner(index + 1) != owner(index);
+    return run_on(owner(index), last, input, forward);
+  }
+
+ private:
+  // On another rank than the one that computes it, a value that is not shared stays what it was.
+  at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
+    at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
+    return share && comm_.world_size() > 1 ? shared(output, rank) : output;
+  }
+
+  at::Tensor shared(const at::Tensor& value, int rank) const {
+    Shape shape{};
+    if (comm_.rank() == rank) {
+      shape[0] = value.dim();
+      std::copy(value.sizes().begin(), value.sizes().end(), shape.begin() + 2);
+      shape[1] = static_cast<int64_t>(value.scalar_type());
+    }
+    comm_.broadcast({shape.data(), static_cast<int64_t>(shape.size()), DType::kOther8}, rank, "shape")->wait();
+    const at::IntArrayRef sizes(shape.data() + 2, static_cast<size_t>(shape[0]));
+    const auto dtype = static_cast<at::ScalarType>(shape[1]);
+    at::Tensor all = comm_.rank() == rank ? value : at::empty(sizes, dtype);
+    comm_.broadcast({all.data_ptr(), static_cast<int64_t>(all.nbytes()), DType::kOther1}, rank, "hidden")->wait();
+    return all;
+  }
+
+  using Shape = std::array<int64_t, 8>;
+  Comm& comm_;
+  int64_t num_blocks_;
+};
+
+// Counts the blocks of a model and finds which parameters each part uses, without running it.
+class PartFinder final : public PartRunner {
+ public:
+  at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward&) const override {
+    (input.is_floating_point() ? after : before).push_back(&part);
+    return input.is_floating_point() ? input : at::empty({1, 1, 1}, at::kFloat);
+  }
+  at::Tensor run_block(int64_t, const torch::nn::Module& part, const at::Tensor& input, const Forward&) const override {
+    blocks.push_back(&part);
+    return input;
+  }
+
+  mutable std::vector<const torch::nn::Module*> before, blocks, after;
+};
+
+}  // namespace
+
+struct Generator::Impl {
+  Impl(const std::string& directory, World& world_, const std::string& dtype_name)
+      : world(world_), model(make_causal_lm_of(directory)) {
+    ZS_CHECK(dtype_name == "F32" || dtype_name == "BF16", "dtype is ", dtype_name, "; it must be F32 or BF16");
+    ZS_CHECK(world.device().is_cpu(), "text is generated on the CPU alone so far, not on ", world.device().str());
+    dtype = dtype_name == "BF16" ? at::kBFloat16 : at::kFloat;
+    model->eval();
+    const PartFinder parts = find_parts();
+    runner = std::make_unique<PipelineRunner>(world.gather(), static_cast<int64_t>(parts.blocks.size()));
+    load(parts, stored_values(*model, directory));
+  }
+
+  PartFinder find_parts() const {
+    const at::NoGradGuard no_grad;
+    PartFinder parts;
+    TokenBatch one;
+    one.ids = at::zeros({1, 1}, at::kLong);
+    model->logits(one, parts);
+    return parts;
+  }
+
+  // Only what this rank's parts use gets memory.
+  void load(const PartFinder& parts, const ParameterValues& values) {
+    const at::NoGradGuard no_grad;
+    std::set<const void*> mine;
+    const auto add = [&](const torch::nn::Module& part) {
+      for (const at::Tensor& parameter : part.parameters()) mine.insert(parameter.unsafeGetTensorImpl());
+    };
+    if (world.rank() == 0) std::for_each(parts.before.begin(), parts.before.end(), [&](auto* part) { add(*part); });
+    for (size_t i = 0; i < parts.blocks.size(); ++i)
+      if (runner->owner(static_cast<int64_t>(i)) == world.rank()) add(*parts.blocks[i]);
+    if (world.rank() + 1 == world.world_size())
+      std::for_each(parts.after.begin(), parts.after.end(), [&](auto* part) { add(*part); });
+    for (auto& item : model->named_parameters()) {
+      at::Tensor& parameter = item.value();
+      if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;  // another's, or tied and loaded
+      at::Tensor whole = at::empty(parameter.sizes(), at::kFloat);
+      values.read(item.key(), 0, whole.numel(), whole.data_ptr<float>());
+      parameter.set_requires_grad(false);
+      parameter.set_data(whole.to(dtype));
+      bytes += static_cast<int64_t>(parameter.nbytes());
+    }
+  }
+
+  // Of the token behind the last: fp32, [vocabulary].
+  at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
+    TokenBatch batch;
+    batch.ids = at::empty({1, static_cast<int64_t>(ids.size())}, at::kLong);
+    std::copy(ids.begin(), ids.end(), batch.ids.data_ptr<int64_t>());
+    return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kFloat).contiguous();
+  }
+
+  World& world;
+  std::shared_ptr<CausalLM> model;
+  at::ScalarType dtype = at::kFloat;
+  std::unique_ptr<PipelineRunner> runner;
+  int64_t bytes = 0;
+};
+
+Generator::Generator(const std::string& directory, World& world, const std::string& dtype)
+    : impl_(std::make_unique<Impl>(directory, world, dtype)) {}
+
+Generator::~Generator() = default;
+
+int64_t Generator::max_length() const {
+  return impl_->model->max_length();
+}
+
+int64_t Generator::parameter_bytes() const {
+  return impl_->bytes;
+}
+
+std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
+                                         const std::function<void(int32_t)>& on_token) {
+  Sampler sampler(options.sampling);
+  ZS_CHECK(!prompt.empty(), "the prompt has no tokens: a text needs something to begin with");
+  ZS_CHECK(options.max_tokens >= 0, "max_tokens is ", options.max_tokens, "; it must be at least 0");
+  const int64_t most = static_cast<int64_t>(prompt.size()) + options.max_tokens;
+  ZS_CHECK(most <= max_length(), "a prompt of ", prompt.size(), " tokens and ", options.max_tokens, " more are ", most,
+           ", but the model has ", max_length(), " positions: ask for fewer");
+  const at::NoGradGuard no_grad;
+  KvCache cache(most);
+  std::vector<int32_t> text, ids = prompt;
+  while (static_cast<int64_t>(text.size()) < options.max_tokens) {
+    const int32_t token = sampler.choose(impl_->next_logits(ids, cache));
+    if (std::find(options.stop.begin(), options.stop.end(), token) != options.stop.end()) break;
+    text.push_back(token);
+    if (on_token) on_token(token);
+    ids = {token};
+  }
+  return text;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,40 @@
+#include "train/sampler.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/topk.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace zeroshard {
+
+Sampler::Sampler(const SamplingOptions& options)
+    : options_(options), generator_(at::detail::createCPUGenerator(options.seed)) {
+  ZS_CHECK(options.temperature >= 0 && std::isfinite(options.temperature), "temperature is ", options.temperature,
+           "; it must be at least 0");
+  ZS_CHECK(options.top_k >= 0, "top_k is ", options.top_k, "; it must be at least 0");
+  ZS_CHECK(options.top_p > 0 && options.top_p <= 1, "top_p is ", options.top_p, "; it must be in (0, 1]");
+}
+
+// Temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of transformers.
+int32_t Sampler::choose(const at::Tensor& logits) {
+  if (options_.temperature == 0) return static_cast<int32_t>(logits.argmax().item<int64_t>());
+  const int64_t all = logits.numel();
+  const int64_t kept = options_.top_k > 0 ? std::min(options_.top_k, all) : all;
+  const auto [values, ids] = at::topk(logits / options_.temperature, kept, 0, /*largest=*/true, /*sorted=*/true);
+  at::Tensor shares = at::softmax(values, 0);
+  if (options_.top_p < 1) {
+    // Those whose predecessors together have less than top_p: the first always.
+    const at::Tensor before = shares.cumsum(0) - shares;
+    shares = shares.masked_fill(before.ge(options_.top_p), 0);
+  }
+  const int64_t place = at::multinomial(shares, 1, /*replacement=*/false, generator_).item<int64_t>();
+  return static_cast<int32_t>(ids[place].item<int64_t>());
+}
+
+}  // namespace zeroshard

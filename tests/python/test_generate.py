@@ -1,0 +1,123 @@
+"""`zeroshard generate` against transformers: the likeliest tokens, with its cache, on one and several ranks."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+import transformers
+from built import BUILD, needs
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+ZEROSHARD = shutil.which("zeroshard") or str(BUILD / "cli" / "zeroshard")
+pytestmark = needs(BUILD / "cli" / "zeroshard-torch")
+
+SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4}
+GROUPED = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
+CAPPED = {"head_dim": 12, "sliding_window": 6, "attn_implementation": "eager"}
+KINDS = {
+    "llama": (transformers.LlamaConfig, GROUPED | {"tie_word_embeddings": True}),
+    "mistral, window": (transformers.MistralConfig, GROUPED | {"sliding_window": 7}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        GROUPED | CAPPED,
+    ),
+    "gpt2": (transformers.GPT2Config, {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "mixtral": (transformers.MixtralConfig, GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+PROMPT = "To be, or not to be"
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    tokenizer.train_from_iterator([PROMPT, "that is the question: whether 'tis nobler é 你 🙂"], trainer)
+    return tokenizer
+
+
+def make(folder, kind, tokenizer):
+    torch.manual_seed(1)
+    config_class, fields = KINDS[kind]
+    config = config_class(vocab_size=tokenizer.get_vocab_size(), **fields)
+    config.initializer_range = 0.2  # so that the likeliest tokens are not nearly as likely as others
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return model
+
+
+def run(*arguments, ranks=1):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [ZEROSHARD, "generate", "--nproc", str(ranks), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=60, env=environment)
+
+
+@torch.no_grad()
+def likeliest(model, tokenizer):
+    """The text that transformers continues the prompt with, token by token without a cache."""
+    ids = tokenizer.encode(PROMPT).ids
+    end = tokenizer.token_to_id("<|end|>")
+    for _ in range(TOKENS):
+        token = int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        if token == end:
+            break
+        ids.append(token)
+    return tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_likeliest_text_is_that_of_transformers(tmp_path, kind, tokenizer):
+    model = make(tmp_path, kind, tokenizer)
+    expected = likeliest(model, tokenizer)
+    assert len(expected) > len(PROMPT)
+    for ranks in (1, 2, 3) if kind in ("llama", "gpt2") else (1, 3):
+        arguments = [tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0]
+        done = run(*arguments, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode(errors="replace") == expected + "\n", f"{ranks} ranks"
+
+
+def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
+    make(tmp_path, "llama", tokenizer)
+    common = [tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 1.5]
+    first = run(*common, "--seed", 1)
+    assert first.returncode == 0, first.stderr
+    assert run(*common, "--seed", 1, ranks=2).stdout == first.stdout
+    assert run(*common, "--seed", 2).stdout != first.stdout
+    greedy = run(tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0).stdout
+    assert run(*common, "--seed", 1, "--top-k", 1).stdout == greedy
+    assert run(*common, "--seed", 1, "--top-p", 1e-6).stdout == greedy
+    assert first.stdout != greedy
+    assert run(tmp_path, "--prompt", PROMPT, "--max-tokens", 5, "--dtype", "BF16").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-tokens", 99], "the model has 64 positions"),
+        (["--temperature", -1], "temperature"),
+        (["--top-p", 0], "top_p"),
+        (["--dtype", "F8"], "F8"),
+        (["--tokens", 3], "--tokens"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path, tokenizer, arguments, message):
+    make(tmp_path, "llama", tokenizer)
+    done = run(tmp_path, "--prompt", PROMPT, *arguments)
+    assert done.returncode == 2 and message in done.stderr.decode(), done
+
+
+def test_an_empty_prompt_and_a_missing_directory(tmp_path, tokenizer):
+    make(tmp_path, "llama", tokenizer)
+    done = run(tmp_path, "--prompt", "")
+    assert done.returncode == 2 and b"prompt has no tokens" in done.stderr
+    done = run(tmp_path / "nowhere", "--prompt", "x")
+    assert done.returncode in (1, 2) and b"nowhere" in done.stderr
