@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -41,11 +42,19 @@ struct ExportOptions {
   std::string dtype = "F32";               // F32, BF16 or F16, of floating-point tensors
   int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has a file of its own
   std::string file_stem = "model";
+  // The name that a tensor gets; empty: it is left out. Unset: all keep theirs.
+  std::function<std::string(const std::string& name)> rename = {};
+  // Elements of any floating-point tensor of the checkpoint, by its name there.
+  using Read = std::function<void(const std::string& name, int64_t begin, int64_t end, float* out)>;
+  // Changes elements [begin, end) of a floating-point tensor, in row-major order, before they are rounded to `dtype`.
+  // `name` is that in the checkpoint.
+  std::function<void(const std::string& name, int64_t begin, int64_t end, float* values, const Read& read)> change = {};
 };
 // Writes the weights and buffers as Hugging Face keeps them: STEM.safetensors, or several files and an index. Tied
-// parameters are written once. Needs memory for one piece of 16 MiB. All files are written before any gets its name, so
-// that a failure leaves the directory as it was; then what an earlier export of the same stem had besides is deleted:
-// its index, its single file, its files in another number. Returns the files, the index last.
+// parameters are written once. Needs memory for one piece of 16 MiB, and half as much for `change`. All files are
+// written before any gets its name, so that a failure leaves the directory as it was; then what an earlier export of
+// the same stem had besides is deleted: its index, its single file, its files in another number. Returns the files, the
+// index last.
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
                                         const ExportOptions& options = {});
 

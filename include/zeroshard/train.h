@@ -9,6 +9,7 @@
 
 #include "zeroshard/config.h"
 #include "zeroshard/data.h"
+#include "zeroshard/lora.h"
 #include "zeroshard/tokenize.h"
 
 // Trains the model of a Hugging Face directory: what `zeroshard train` does.
@@ -27,9 +28,9 @@ struct TrainOptions {
 
   // Files of tokens, or of text: names that end in .txt, .jsonl, .ndjson or .json.
   std::vector<std::string> data, validation_data;
-  TokenizeOptions text;  // how text becomes tokens
-  DatasetOptions rows;                             // validation_share > 0: a share of `data` is the validation data
-  std::string export_dtype = "F32";                // of the trained model: F32, BF16, F16
+  TokenizeOptions text;              // how text becomes tokens
+  DatasetOptions rows;               // validation_share > 0: a share of `data` is the validation data
+  std::string export_dtype = "F32";  // of the trained model: F32, BF16, F16
 
   int64_t checkpoint_every = 0;  // in steps; 0: at the end alone
   std::string checkpoints;       // directory; empty: output + "/checkpoints"
@@ -40,7 +41,12 @@ struct TrainOptions {
 
   int64_t recompute_every = 0;      // activation checkpointing of every k-th block; 1: of all; 0: of none
   std::vector<std::string> freeze;  // parameters whose name begins so are not trained
-  int64_t log_every = 10;           // in steps
+
+  std::optional<LoraOptions> lora;  // adapters are trained, and nothing else
+  std::string lora_adapter;         // directory with the adapter to go on from; empty: new ones
+  bool lora_merge = false;          // `output` gets the whole model with the adapters merged in, not these alone
+
+  int64_t log_every = 10;  // in steps
 };
 
 // A configuration file's text: DeepSpeed's keys, and "train". Throws ConfigError with the JSON path of what is wrong.

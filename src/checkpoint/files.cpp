@@ -64,6 +64,34 @@ void for_each_piece(const TensorRecord& tensor, Function&& function) {
   for (int64_t at = 0; at < tensor.numel(); at += step) function(Range{at, std::min(at + step, tensor.numel())});
 }
 
+// Where an export has its values from: a checkpoint, with what the options change.
+class ExportSource {
+ public:
+  ExportSource(CheckpointReader& reader, const ExportOptions& options) : reader_(reader), options_(options) {}
+
+  void read(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
+    if (!options_.change || !is_float(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
+    wide_.resize(static_cast<size_t>(range.size()));
+    reader_.read(tensor, range, "F32", wide_.data());
+    options_.change(tensor.name, range.begin, range.end, wide_.data(),
+                    [this](const std::string& name, int64_t begin, int64_t end, float* to) {
+                      const TensorRecord* const found = reader_.index().find(name, kWeight);
+                      ZS_CHECK(found && begin >= 0 && begin <= end && end <= found->numel(), "the checkpoint has no '",
+                               name, "' with elements ", begin, " to ", end);
+                      reader_.read(*found, Range{begin, end}, "F32", to);
+                    });
+    if (dtype == "F32")
+      std::memcpy(out, wide_.data(), wide_.size() * sizeof(float));
+    else
+      convert(wide_.data(), "F32", out, dtype, range.size());
+  }
+
+ private:
+  CheckpointReader& reader_;
+  const ExportOptions& options_;
+  std::vector<float> wide_;
+};
+
 // One file of an export: tensors in order. Under a temporary name until it is placed; without that it is deleted.
 class ExportFile {
  public:
@@ -80,13 +108,13 @@ class ExportFile {
 
   int64_t bytes() const { return bytes_; }
   const std::string& name() const { return name_; }
-  void add(const TensorRecord& tensor, const std::string& dtype) {
+  void add(const TensorRecord& tensor, const std::string& name, const std::string& dtype) {
     const int64_t end = bytes_ + tensor.numel() * dtype_bytes(dtype);
-    entries_.push_back({tensor.name, dtype, tensor.shape, bytes_, end});
+    entries_.push_back({name, dtype, tensor.shape, bytes_, end});
     tensors_.push_back(&tensor);
     bytes_ = end;
   }
-  void write(std::string name, CheckpointReader& reader) {
+  void write(std::string name, ExportSource& source) {
     name_ = std::move(name);
     const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
     temporary_ = temporary_name(name_);
@@ -95,7 +123,7 @@ class ExportFile {
     std::vector<std::byte> piece(static_cast<size_t>(kPieceBytes));
     for (size_t i = 0; i < tensors_.size(); ++i) {
       for_each_piece(*tensors_[i], [&](Range range) {
-        reader.read(*tensors_[i], range, entries_[i].dtype, piece.data());
+        source.read(*tensors_[i], range, entries_[i].dtype, piece.data());
         writer.append(piece.data(), range.size() * dtype_bytes(entries_[i].dtype));
       });
     }
@@ -125,11 +153,13 @@ ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, D
   ExportFiles files;
   for (const TensorRecord& tensor : manifest.tensors) {
     if (tensor.kind != kWeight && tensor.kind != kBuffer) continue;
+    const std::string name = options.rename ? options.rename(tensor.name) : tensor.name;
+    if (name.empty()) continue;
     const std::string dtype = is_float(tensor.dtype) ? options.dtype : tensor.dtype;
     const int64_t bytes = tensor.numel() * dtype_bytes(dtype);
     if (files.empty() || (files.back()->bytes() > 0 && files.back()->bytes() + bytes > options.max_file_bytes))
       files.push_back(std::make_unique<ExportFile>(out));
-    files.back()->add(tensor, dtype);
+    files.back()->add(tensor, name, dtype);
   }
   return files;
 }
@@ -240,9 +270,9 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
   ExportFiles files = distribute(opened.reader.manifest(), options, out);
   ZS_CHECK(!files.empty(), opened.path, " has no weights");
   const size_t count = files.size();
+  ExportSource source(opened.reader, options);
   for (size_t i = 0; i < count; ++i)
-    files[i]->write(count == 1 ? export_name(options.file_stem) : export_name(options.file_stem, i, count),
-                    opened.reader);
+    files[i]->write(count == 1 ? export_name(options.file_stem) : export_name(options.file_stem, i, count), source);
   return place(files, options.file_stem, out);
 }
 

@@ -7,13 +7,13 @@
 
 #include "base/check.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/export_names.h"
+#include "file/hash.h"
 
 namespace zeroshard {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kSingle = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 constexpr int64_t kPieceBytes = 4 << 20;
 
@@ -24,8 +24,8 @@ FileReader open_followed(const std::string& directory, const std::string& name) 
   return FileReader(Directory::open(posix_io(), path.parent_path()), path.filename());
 }
 
-std::string read_index(const std::string& directory) {
-  const FileReader file = open_followed(directory, kIndex);
+std::string read_index(const std::string& path) {
+  const FileReader file = open_followed(fs::path(path).parent_path().string(), fs::path(path).filename().string());
   ZS_CHECK(file.size() <= kMaxIndexBytes, file.path(), " has ", file.size(), " bytes; an index of at most ",
            kMaxIndexBytes, " is read");
   std::string text(static_cast<size_t>(file.size()), '\0');
@@ -57,15 +57,16 @@ int64_t ModelFiles::Tensor::numel() const {
   return (entry.end - entry.begin) * 8 / safetensors_dtype_bits(entry.dtype);
 }
 
-ModelFiles::ModelFiles(const std::string& directory) : directory_(directory) {
+ModelFiles::ModelFiles(const std::string& directory, const std::string& stem) : directory_(directory) {
   const fs::path path(directory);
-  if (fs::exists(path / kIndex)) {
-    add_indexed_files((path / kIndex).string());
-  } else if (fs::exists(path / kSingle)) {
-    add_file(kSingle);
+  const std::string single = export_name(stem), index = export_index_name(stem);
+  if (fs::exists(path / index)) {
+    add_indexed_files((path / index).string());
+  } else if (fs::exists(path / single)) {
+    add_file(single);
   } else {
-    throw IoError(concat("'", directory, "' has neither ", kSingle, " nor ", kIndex,
-                         ": it must be a model directory with weights in safetensors files"));
+    throw IoError(concat("'", directory, "' has neither ", single, " nor ", index,
+                         ": it must be a directory with weights in safetensors files"));
   }
 }
 
@@ -83,7 +84,7 @@ void ModelFiles::add_file(const std::string& name) {
 }
 
 void ModelFiles::add_indexed_files(const std::string& index_name) {
-  const std::map<std::string, std::string> file_of = parse_index(read_index(directory_), index_name);
+  const std::map<std::string, std::string> file_of = parse_index(read_index(index_name), index_name);
   std::set<std::string> names;
   for (const auto& [tensor, file] : file_of) names.insert(file);
   for (const std::string& name : names) add_file(name);
@@ -103,6 +104,13 @@ const ModelFiles::Tensor* ModelFiles::find(std::string_view name) const {
 
 std::string ModelFiles::name_of(const Tensor& tensor) const {
   return concat("'", tensor.entry.name, "' of '", (fs::path(directory_) / files_[tensor.file].name).string(), "'");
+}
+
+std::string ModelFiles::identity() const {
+  std::string text;
+  for (const auto& [name, tensor] : tensors_)
+    text += concat(name, ' ', tensor.entry.dtype, ' ', tensor.entry.begin, ' ', tensor.entry.end, '\n');
+  return concat("files with layout ", hash_bytes(text.data(), static_cast<int64_t>(text.size())));
 }
 
 void ModelFiles::read(const Tensor& tensor, int64_t begin, int64_t end, std::string_view dtype, void* out) const {

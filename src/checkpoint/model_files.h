@@ -11,8 +11,8 @@
 
 namespace zeroshard {
 
-// The tensors of a Hugging Face model directory: those of model.safetensors, or of the files that
-// model.safetensors.index.json names. Links are followed, as the directories of a download cache consist of them.
+// The tensors of a Hugging Face model directory: those of STEM.safetensors, or of the files that
+// STEM.safetensors.index.json names. Links are followed, as the directories of a download cache consist of them.
 class ModelFiles {
  public:
   struct Tensor {
@@ -23,7 +23,7 @@ class ModelFiles {
 
   // Reads the headers alone. Throws IoError or ValueError naming the file, and the tensor where one is concerned: for a
   // missing, truncated or malformed file, and an index and files that do not have the same tensors.
-  explicit ModelFiles(const std::string& directory);
+  explicit ModelFiles(const std::string& directory, const std::string& stem = "model");
 
   const std::string& directory() const { return directory_; }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
@@ -32,6 +32,8 @@ class ModelFiles {
   // needs 4 MiB. Throws ValueError for a dtype that cannot be converted.
   void read(const Tensor& tensor, int64_t begin, int64_t end, std::string_view dtype, void* out) const;
   std::string name_of(const Tensor& tensor) const;  // for messages: tensor and file
+  // The same for files with the same tensors, wherever they are: paths may differ among hosts.
+  std::string identity() const;
 
  private:
   struct File {

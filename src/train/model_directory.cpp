@@ -5,10 +5,11 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "file/durable.h"
-#include "zeroshard/checkpoint_files.h"
+#include "train/models/lora_config.h"
 
 namespace zeroshard {
 namespace {
@@ -39,18 +40,26 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
-}  // namespace
-
-void write_model_directory(const ModelExport& what) {
-  ExportOptions options;
-  options.dtype = what.dtype;
-  const std::optional<std::string> config = read_if_there(what.model + "/config.json");
-  if (!config) throw IoError(concat("cannot read '", what.model, "/config.json'"));
-  export_weights(what.checkpoints, what.output, options);
+void write_directory(const ModelExport& what, ExportOptions weights, const char* config_name,
+                     const std::string& config) {
+  weights.dtype = what.dtype;
+  export_weights(what.checkpoints, what.output, weights);
   Directory output = Directory::create(posix_io(), what.output);
   for (const char* name : kCompanions)
     if (const auto text = read_if_there(concat(what.model, '/', name))) write_small_file(output, name, *text);
-  write_small_file(output, "config.json", with_dtype(*config, what.dtype));
+  write_small_file(output, config_name, config);
+}
+
+}  // namespace
+
+void write_model_directory(const ModelExport& what, ExportOptions weights) {
+  const std::optional<std::string> config = read_if_there(what.model + "/config.json");
+  if (!config) throw IoError(concat("cannot read '", what.model, "/config.json'"));
+  write_directory(what, std::move(weights), "config.json", with_dtype(*config, what.dtype));
+}
+
+void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config) {
+  write_directory(what, std::move(weights), kAdapterConfig, config);
 }
 
 }  // namespace zeroshard

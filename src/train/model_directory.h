@@ -1,6 +1,8 @@
 #pragma once
 #include <string>
 
+#include "zeroshard/checkpoint_files.h"
+
 namespace zeroshard {
 
 struct ModelExport {
@@ -10,9 +12,13 @@ struct ModelExport {
   std::string dtype = "F32";  // F32, BF16 or F16
 };
 
-// Writes a Hugging Face directory: the weights as safetensors, config.json with their dtype, and what else `model` has
-// for transformers, such as its tokenizer. Each file gets its name when it is whole, config.json last. Throws IoError
-// or ValueError; files that were there before are whole then.
-void write_model_directory(const ModelExport& what);
+// Writes a Hugging Face directory: the weights (as `weights` says, but in what.dtype) as safetensors, config.json with
+// their dtype, and what else `model` has for transformers, such as its tokenizer. Each file gets its name when it is
+// whole, config.json last. Throws IoError or ValueError; files that were there before are whole then.
+void write_model_directory(const ModelExport& what, ExportOptions weights = {});
+
+// The same with adapters in PEFT's format in the place of a model: `weights` says which tensors, `config` is the text
+// of adapter_config.json, which is written last.
+void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config);
 
 }  // namespace zeroshard

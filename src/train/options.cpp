@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/check.h"
 #include "config/json_text.h"
@@ -91,6 +92,43 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
     fields.fail("steps", "exactly one of \"steps\" and \"epochs\" says how long to train");
 }
 
+// Beside "adapter" its own values are the defaults, and no others are possible, except of dropout.
+void read_lora(Fields& fields, TrainOptions& options) {
+  options.lora_adapter = fields.text("adapter", "");
+  options.lora_merge = fields.boolean("merge", false);
+  const bool goes_on = !options.lora_adapter.empty();
+  const LoraOptions from = goes_on ? read_lora_options(options.lora_adapter) : LoraOptions();
+  const auto check_same = [&](const char* name, bool same, const auto& value) {
+    if (goes_on && !same) fields.fail(name, concat("the adapter in '", options.lora_adapter, "' has ", value));
+  };
+  LoraOptions lora = from;
+  lora.r = fields.positive("r", from.r);
+  check_same("r", lora.r == from.r, from.r);
+  lora.alpha = fields.number("alpha", from.alpha);
+  if (lora.alpha <= 0) fields.fail("alpha", "must be positive");
+  check_same("alpha", lora.alpha == from.alpha, from.alpha);
+  lora.dropout = fields.probability("dropout", from.dropout);
+  lora.use_rslora = fields.boolean("use_rslora", from.use_rslora);
+  check_same("use_rslora", lora.use_rslora == from.use_rslora, from.use_rslora ? "true" : "false");
+  if (fields.has("target_modules")) {
+    lora.target_modules = fields.text_or_texts("target_modules");
+    if (lora.target_modules.empty()) fields.fail("target_modules", "must name at least one module");
+    const auto as_set = [](const std::vector<std::string>& names) { return std::set(names.begin(), names.end()); };
+    check_same("target_modules", as_set(lora.target_modules) == as_set(from.target_modules),
+               nlohmann::json(from.target_modules).dump());
+  }
+  fields.finish();
+  options.lora = lora;
+}
+
+void check_lora_fits(const Fields& fields, const TrainOptions& options) {
+  if (!options.lora) return;
+  if (options.from_scratch)
+    fields.fail("from_scratch", "must not be there beside \"lora\": an adapter needs the weights it was trained with");
+  if (!options.freeze.empty())
+    fields.fail("freeze", "must not be there beside \"lora\": nothing but the adapters is trained");
+}
+
 TrainOptions read_train(const nlohmann::json& train, const std::string& source) {
   Fields fields(train, source, "train.");
   TrainOptions options;
@@ -109,6 +147,8 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   if (options.checkpoints.empty()) options.checkpoints = options.output + "/checkpoints";
   options.recompute_every = read_recompute(fields, train);
   options.freeze = fields.texts("freeze");
+  if (std::optional<Fields> lora = fields.object("lora")) read_lora(*lora, options);
+  check_lora_fits(fields, options);
   options.export_dtype = fields.text("export_dtype", "F32");
   if (options.export_dtype != "F32" && options.export_dtype != "BF16" && options.export_dtype != "F16")
     fields.fail("export_dtype", "must be F32, BF16 or F16");

@@ -5,11 +5,12 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/check.h"
 #include "hooks/recompute.h"
 #include "train/batch.h"
-#include "train/model_directory.h"
+#include "train/made_model.h"
 #include "train/text_data.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/nn.h"
@@ -40,25 +41,6 @@ class EngineRunner final : public PartRunner {
   int64_t recompute_every_;
 };
 
-std::shared_ptr<CausalLM> make_model(const TrainOptions& options) {
-  std::shared_ptr<CausalLM> model = make_causal_lm_of(options.model);
-  ZS_CHECK(options.rows.length <= model->max_length(), "train.data.length is ", options.rows.length,
-           ", but the model in '", options.model, "' has only ", model->max_length(), " positions");
-  for (const std::string& prefix : options.freeze) {
-    bool found = false;
-    for (auto& item : model->named_parameters()) {
-      if (!item.key().starts_with(prefix)) continue;
-      item.value().set_requires_grad(false);
-      found = true;
-    }
-    ZS_CHECK(found, "train.freeze names '", prefix, "', but no parameter's name begins so");
-  }
-  const auto parameters = model->parameters();
-  ZS_CHECK(std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return each.requires_grad(); }),
-           "train.freeze freezes every parameter: nothing is left to train");
-  return model;
-}
-
 DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part part) {
   DatasetOptions rows = options.rows;
   rows.part = part;
@@ -86,12 +68,11 @@ class Run {
         world_(world),
         observer_(observer),
         stop_(stop),
-        model_(make_model(options_)),
+        made_(make_model(options_)),
+        model_(made_.model),
         training_(options_.data, rows_of(options_, *model_, Part::kTraining)),
         validation_(validation_data(options_, *model_)),
-        engine_(
-            *model_, config.engine, world,
-            options_.from_scratch ? initial_values(*model_, options_.seed) : stored_values(*model_, options_.model)),
+        engine_(*model_, config.engine, world, values_of(options_, *model_)),
         runner_(engine_, options_.recompute_every),
         total_(options_.steps > 0 ? options_.steps : steps_of(options_.epochs)) {
     ZS_CHECK(options_.evaluate_every == 0 || validation_, "train.evaluation.every is ", options_.evaluate_every,
@@ -123,8 +104,7 @@ class Run {
     save();
     engine_.wait_for_checkpoint();
     engine_.run_together([&] {
-      if (world_.rank() == 0)
-        write_model_directory({options_.model, options_.checkpoints, options_.output, options_.export_dtype});
+      if (world_.rank() == 0) write_result(options_, made_);
     });
     return end;
   }
@@ -222,11 +202,15 @@ class Run {
     if (saved_ == engine_.steps()) return;
     const nlohmann::json client = {{"rows", rows_done_},
                                    {"data", training_.digest()},
+                                   {"adapter_scale", adapter_scale()},
                                    {"best", std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json()},
                                    {"without_progress", without_progress_}};
     engine_.save(options_.checkpoints, client.dump());
     saved_ = engine_.steps();
   }
+
+  // Beside the parameters' shapes, what a checkpoint with adapters belongs to.
+  nlohmann::json adapter_scale() const { return made_.lora ? nlohmann::json(made_.lora->scale()) : nlohmann::json(); }
 
   void resume() {
     LoadOptions load;
@@ -246,6 +230,10 @@ class Run {
     ZS_CHECK(client.at("data") == training_.digest(), "the checkpoint in '", options_.checkpoints,
              "' was made with other data, or another length, packing, order or seed: rows would be lost or repeated. "
              "Give the same \"train.data\", or another train.checkpoints.folder");
+    const nlohmann::json scale = client.value("adapter_scale", nlohmann::json());
+    ZS_CHECK(scale == adapter_scale(), "the checkpoint in '", options_.checkpoints,
+             "' was made with adapters of scale ", scale.dump(), " (null: without adapters), this run has ",
+             adapter_scale().dump(), ". Give the same \"train.lora\", or another train.checkpoints.folder");
   }
 
   const TrainOptions& options_;
@@ -253,6 +241,7 @@ class Run {
   World& world_;
   TrainObserver& observer_;
   const std::atomic<bool>& stop_;
+  MadeModel made_;
   std::shared_ptr<CausalLM> model_;
   Dataset training_;
   std::unique_ptr<Dataset> validation_;  // null: there is none

@@ -89,11 +89,11 @@ def expected(model, ids, documents, labels):
     return logits.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def run_model(directory, ids, documents, labels):
+def run_model(directory, ids, documents, labels, *adapter):
     source, target = directory / "input.bin", directory / "output.bin"
     parts = [torch.tensor(ids.shape), ids, documents, labels]
     source.write_bytes(b"".join(part.numpy().astype(numpy.int64).tobytes() for part in parts))
-    command = [PROGRAM, directory, source, target]
+    command = [PROGRAM, directory, source, target, *adapter]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

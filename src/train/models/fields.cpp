@@ -86,6 +86,12 @@ std::vector<std::string> Fields::texts(std::string_view name) {
   return value->get<std::vector<std::string>>();
 }
 
+std::vector<std::string> Fields::text_or_texts(std::string_view name) {
+  const json* value = find(name);
+  if (value && value->is_string()) return {value->get<std::string>()};
+  return texts(name);
+}
+
 std::optional<Fields> Fields::object(std::string_view name) {
   const json* value = find(name);
   if (!value) return std::nullopt;

@@ -24,7 +24,8 @@ class Fields {
   double probability(std::string_view name, double fallback);  // in [0, 1)
   bool boolean(std::string_view name, bool fallback);
   std::string text(std::string_view name, std::optional<std::string> fallback = {});
-  std::vector<std::string> texts(std::string_view name);  // empty: not given
+  std::vector<std::string> texts(std::string_view name);          // empty: not given
+  std::vector<std::string> text_or_texts(std::string_view name);  // a string counts as a list of one
   std::optional<Fields> object(std::string_view name);
 
   // The field is known; any value but `only` (or none) is not supported.

@@ -1,6 +1,7 @@
 #include "train/models/layers.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
@@ -31,9 +32,17 @@ Linear::Linear(int64_t in, int64_t out, bool bias, bool transposed) : transposed
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  if (!transposed_) return at::linear(x, weight_, bias_);
-  const at::Tensor y = at::matmul(x, weight_);
-  return bias_.defined() ? y + bias_ : y;
+  at::Tensor y = transposed_ ? at::matmul(x, weight_) : at::linear(x, weight_, bias_);
+  if (transposed_ && bias_.defined()) y = y + bias_;
+  if (!adapted()) return y;
+  return y + lora_b_->forward(lora_a_->forward(at::dropout(x, dropout_, is_training()))) * scale_;
+}
+
+void Linear::adapt(int64_t rank, double scale, double dropout) {
+  lora_a_ = register_module("lora_A", std::make_shared<Linear>(in_features(), rank, /*bias=*/false));
+  lora_b_ = register_module("lora_B", std::make_shared<Linear>(rank, out_features(), /*bias=*/false));
+  scale_ = scale;
+  dropout_ = dropout;
 }
 
 void Linear::tie(const at::Tensor& weight) {

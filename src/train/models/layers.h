@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -13,17 +14,28 @@
 // Shapes are [..., features] in and out.
 namespace zeroshard {
 
-// y = x W^T + b, as torch.nn.Linear; `transposed` keeps W as [in, out], as GPT-2 does.
+// y = x W^T + b, as torch.nn.Linear; `transposed` keeps W as [in, out], as GPT-2 does. With an adapter,
+// y = x W^T + b + scale * dropout(x) A^T B^T.
 class Linear final : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool bias, bool transposed = false);
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
   void tie(const at::Tensor& weight);  // takes another module's
+  int64_t in_features() const { return weight_.size(transposed_ ? 0 : 1); }
+  int64_t out_features() const { return weight_.size(transposed_ ? 1 : 0); }
+  bool transposed() const { return transposed_; }
+
+  // Once: the parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
+  void adapt(int64_t rank, double scale, double dropout);
+  bool adapted() const { return lora_a_ != nullptr; }
+  double adapter_scale() const { return scale_; }
 
  private:
   bool transposed_;
-  at::Tensor weight_, bias_;  // bias_ is undefined without one
+  at::Tensor weight_, bias_;                 // bias_ is undefined without one
+  std::shared_ptr<Linear> lora_a_, lora_b_;  // null: no adapter
+  double scale_ = 0, dropout_ = 0;
 };
 
 class Embedding final : public torch::nn::Module {

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "checkpoint/model_files.h"
-#include "file/hash.h"
 #include "zeroshard/causal_lm.h"
 
 namespace zeroshard {
@@ -41,6 +40,7 @@ Places find_all(const ModelFiles& files, const CausalLM& model) {
   bool tied = false;
   for (const auto& item : model.named_parameters()) {
     const at::Tensor& parameter = item.value();
+    if (model.is_added(item.key())) continue;
     const auto [at, is_new] = known.try_emplace(parameter.unsafeGetTensorImpl(), nullptr);
     if (is_new) {
       const ModelFiles::Tensor* tensor = at->second = find_tensor(files, item.key());
@@ -59,14 +59,6 @@ Places find_all(const ModelFiles& files, const CausalLM& model) {
   return places;
 }
 
-// Not the path: it may differ among hosts.
-std::string identity_of(const ModelFiles& files) {
-  std::string text;
-  for (const auto& [name, tensor] : files.tensors())
-    text += concat(name, ' ', tensor.entry.dtype, ' ', tensor.entry.begin, ' ', tensor.entry.end, '\n');
-  return concat("files with layout ", hash_bytes(text.data(), static_cast<int64_t>(text.size())));
-}
-
 }  // namespace
 
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory) {
@@ -77,7 +69,7 @@ std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory) {
 ParameterValues stored_values(const CausalLM& model, const std::string& directory) {
   const auto files = std::make_shared<const ModelFiles>(directory);
   ParameterValues values;
-  values.identity = identity_of(*files);
+  values.identity = files->identity();
   values.read = [files, places = find_all(*files, model)](const std::string& name, int64_t begin, int64_t end,
                                                           float* out) {
     files->read(*places.at(name), begin, end, "F32", out);
@@ -87,10 +79,7 @@ ParameterValues stored_values(const CausalLM& model, const std::string& director
 
 std::shared_ptr<CausalLM> load_causal_lm(const std::string& directory) {
   std::shared_ptr<CausalLM> model = make_causal_lm_of(directory);
-  const ParameterValues values = stored_values(*model, directory);
-  allocate(*model);
-  for (auto& item : model->named_parameters())
-    values.read(item.key(), 0, item.value().numel(), item.value().data_ptr<float>());
+  allocate(*model, stored_values(*model, directory));
   return model;
 }
 

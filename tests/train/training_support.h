@@ -1,0 +1,107 @@
+#pragma once
+#include <atomic>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <random>
+#include <sstream>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
+
+#include "comm_c10d/gloo_group.h"
+#include "file/support.h"
+#include "support/comm_world.h"
+#include "zeroshard/token_file.h"
+#include "zeroshard/train.h"
+#include "zeroshard/world.h"
+
+// Runs of zeroshard::train on a small model, with threads for ranks.
+namespace zeroshard::testing {
+
+inline std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A directory with a small model's configuration and tokens in documents of many lengths.
+struct Material {
+  Material() {
+    std::ofstream(root.path() + "/config.json") << R"({"model_type": "llama", "vocab_size": 61, "hidden_size": 32,
+      "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+      "initializer_range": 0.05, "num_hidden_layers": 3, "tie_word_embeddings": true})";
+    TokenFileOptions options;
+    options.vocab_size = 61;
+    TokenFileWriter writer(tokens(), options);
+    std::mt19937 random(5);
+    for (int document = 0; document < 40; ++document) {
+      std::vector<int32_t> ids(1 + random() % 60);
+      for (int32_t& id : ids) id = static_cast<int32_t>(random() % 61);
+      writer.append(ids);
+    }
+    writer.finish();
+  }
+  std::string tokens() const { return root.path() + "/data.tokens"; }
+
+  TemporaryDirectory root;
+};
+
+struct Variant {
+  int world_size = 1, stage = 0, accumulation = 1;
+  std::string more = "";  // of "train": ", \"name\": value"
+  int64_t steps = 4;
+};
+
+// What a run told.
+struct Told final : TrainObserver {
+  void started(int64_t step, int64_t) override { first = step; }
+  void stepped(const TrainStep& step) override { losses.push_back(step.loss); }
+  void evaluated(const Evaluation& evaluation) override { evaluations.push_back(evaluation.loss); }
+  int64_t first = -1;
+  std::vector<double> losses, evaluations;
+};
+
+struct Outcome {
+  std::vector<std::string> errors;  // of each rank
+  std::vector<TrainEnd> ends;
+  std::vector<Told> told;
+};
+
+inline std::string config_of(const Material& material, const std::string& output, const Variant& variant) {
+  std::ostringstream json;
+  json << R"({"train_batch_size": 12, "gradient_accumulation_steps": )" << variant.accumulation
+       << R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0,
+      "zero_optimization": {"stage": )"
+       << variant.stage << R"(}, "zeroshard": {"transport": "process_group"}, "train": {"model": ")"
+       << material.root.path() << R"(", "from_scratch": true, "seed": 3, "output": ")" << output << R"(", "steps": )"
+       << variant.steps << R"(, "data": {"train": [")" << material.tokens()
+       << R"("], "length": 16, "validation_share": 0.2})" << variant.more << "}}";
+  return json.str();
+}
+
+inline Outcome run(const std::string& json, int world_size, const std::atomic<bool>& stop = false,
+                   const std::function<void(int rank, Told&)>& prepare = {}) {
+  Outcome outcome;
+  outcome.ends.resize(size_t(world_size));
+  outcome.told.resize(size_t(world_size));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  outcome.errors = run_threads(world_size, [&](int rank) {
+    ConfigContext context;
+    context.world_size = world_size;
+    const TrainConfig config = parse_train_config(json, context, "config");
+    const auto group = [&](const char* name) {
+      return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size);
+    };
+    World world(config.engine.config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
+    outcome.ends[size_t(rank)] = train(config, world, outcome.told[size_t(rank)], stop);
+    world.barrier();
+  });
+  return outcome;
+}
+
+inline Outcome run(const Material& material, const std::string& output, const Variant& variant) {
+  return run(config_of(material, output, variant), variant.world_size);
+}
+
+}  // namespace zeroshard::testing
