@@ -1,0 +1,12 @@
+# Compiles each of HEADERS (such as -DHEADERS=data;plan) alone, with what `library` gives its users.
+function(each_header_alone library)
+  set(sources)
+  foreach(header IN LISTS HEADERS)
+    file(CONFIGURE OUTPUT ${header}_alone.cpp CONTENT "#include \"zeroshard/${header}.h\"\n")
+    list(APPEND sources ${CMAKE_CURRENT_BINARY_DIR}/${header}_alone.cpp)
+  endforeach()
+  if(sources)
+    add_library(headers OBJECT ${sources})
+    target_link_libraries(headers PRIVATE ${library})
+  endif()
+endfunction()
