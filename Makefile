@@ -17,7 +17,7 @@ help:
 	@echo "make build       install what is needed, compile, put the package and the command zeroshard into $(VENV)"
 	@echo "make test        build, then the C++ and the Python tests"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes half an hour"
-	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3"
+	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; and once without Python"
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
 	@echo "make cuda-check  compile and link the CUDA variant on a machine without a GPU"
@@ -50,9 +50,15 @@ test-faults: build
 	$(BIN)/python -m pytest -m fault --release
 
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
+TRAIN := examples/configs/train_shakespeare.json
 demo: build
 	$(DEMO)
 	$(DEMO) --compare-stages 3
+	$(BIN)/python examples/python/prepare_model_directory.py
+	rm -rf runs/shakespeare-trained
+	$(BIN)/zeroshard train $(TRAIN) --nproc 2
+	$(BIN)/python examples/python/check_trained_model.py $(TRAIN)
+	$(BIN)/zeroshard generate runs/shakespeare-trained --prompt "HAMLET." --max-tokens 80 --temperature 0.7
 
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done

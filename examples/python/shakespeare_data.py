@@ -57,7 +57,7 @@ def _extract(archive, texts):
     partial.rename(texts)
 
 
-def _read_texts(folder):
+def read_texts(folder):
     """Returns {file name: text}, names in order."""
     texts = folder / "texts"
     if not texts.exists():
@@ -105,7 +105,7 @@ class Shakespeare:
 
     @staticmethod
     def _prepare(folder, vocab_size, tokenizer_file, tokens_file):
-        texts = _read_texts(folder)
+        texts = read_texts(folder)
         training = [text for name, text in texts.items() if name not in HELD_OUT]
         tokenizer = _train_tokenizer(training, vocab_size)
         end = tokenizer.token_to_id(END_OF_TEXT)
