@@ -18,6 +18,7 @@ import tempfile
 import checkpoint_mutants
 import data_mutants
 import disk_mutants
+import lora_mutants
 import monitor_mutants
 import python_mutants
 import tokenizer_mutants
@@ -207,6 +208,7 @@ MUTANTS = [
     *checkpoint_mutants.MUTANTS,
     *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
+    *lora_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
