@@ -35,12 +35,12 @@ if(ZEROSHARD_WITH_TORCH)
 endif()
 
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} ${component})
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/zeroshard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${component}
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/zeroshard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${component}
         FILES_MATCHING PATTERN "*.h")
 install(EXPORT zeroshardTargets NAMESPACE zeroshard:: DESTINATION ${package_dir} ${component})
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/zeroshardConfig.cmake.in
-  ${CMAKE_BINARY_DIR}/package/zeroshardConfig.cmake INSTALL_DESTINATION ${package_dir} NO_CHECK_REQUIRED_COMPONENTS_MACRO)
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/zeroshardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/package/zeroshardConfig.cmake ${CMAKE_BINARY_DIR}/package/zeroshardConfigVersion.cmake
+  ${PROJECT_BINARY_DIR}/package/zeroshardConfig.cmake INSTALL_DESTINATION ${package_dir} NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/zeroshardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/package/zeroshardConfig.cmake ${PROJECT_BINARY_DIR}/package/zeroshardConfigVersion.cmake
               ${CMAKE_CURRENT_LIST_DIR}/zeroshardTorch.cmake
         DESTINATION ${package_dir} ${component})

@@ -7,7 +7,7 @@ find_program(ZS_CCACHE ccache)
 if(ZS_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ZS_CCACHE})
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ZS_CCACHE})
 endif()
 
 # Programs share the libraries' precompiled header, so they are compiled like them: GCC rejects a -fPIC header under -fPIE.
@@ -26,7 +26,7 @@ if(ZEROSHARD_SANITIZE)
   add_link_options(-fsanitize=${ZEROSHARD_SANITIZE})
   set(ZS_TEST_ENVIRONMENT
       "ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1" "UBSAN_OPTIONS=print_stacktrace=1"
-      "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
+      "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
       "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
 endif()
 

@@ -60,6 +60,6 @@ target_compile_options(zs_torch INTERFACE -Wno-conversion -Wno-unused-parameter)
 target_compile_definitions(zs_torch INTERFACE USE_C10D_GLOO)
 set(ZS_TORCH_LIB_DIR ${torch_root}/lib)
 
-add_library(zs_torch_pch STATIC ${CMAKE_SOURCE_DIR}/src/base/torch_pch.cpp)
+add_library(zs_torch_pch STATIC ${PROJECT_SOURCE_DIR}/src/base/torch_pch.cpp)
 target_link_libraries(zs_torch_pch PUBLIC zs_torch Threads::Threads)
-target_precompile_headers(zs_torch_pch PRIVATE ${CMAKE_SOURCE_DIR}/src/base/torch_pch.h)
+target_precompile_headers(zs_torch_pch PRIVATE ${PROJECT_SOURCE_DIR}/src/base/torch_pch.h)

@@ -160,6 +160,25 @@ def test_other_requests_are_refused(root, tmp_path):
         assert message in " ".join(result.stderr.split())
 
 
+def test_add_subdirectory(tmp_path):
+    """Without installing: zeroshard inside of another project, with none of its tests and programs for developers."""
+    text = f"""cmake_minimum_required(VERSION 3.25)
+project(parent LANGUAGES CXX)
+add_subdirectory({REPOSITORY} zeroshard)
+add_executable(program {PROJECTS}/app/own_model.cpp)
+target_link_libraries(program PRIVATE zeroshard::zeroshard)
+"""
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    folder = str(tmp_path / "build")
+    call("cmake", "-G", "Ninja", "-S", str(tmp_path), "-B", folder, f"-DPython_EXECUTABLE={sys.executable}")
+    steps = call("ninja", "-C", folder, "-t", "commands", "program")  # what would be run; nothing is
+    assert f"{REPOSITORY}/src/engine/engine.cpp" in steps
+    assert "libzs_train.a" in steps
+    targets = call("ninja", "-C", folder, "-t", "targets", "all")
+    programs = re.findall(r"^(\S+): CXX_EXECUTABLE_LINKER", targets, re.MULTILINE)
+    assert sorted(programs) == ["program", "zeroshard/cli/zeroshard", "zeroshard/cli/zeroshard-torch"]
+
+
 def test_names_stay_in_the_namespace(root):
     """What the archives define for good, and could clash with a user's, is in zeroshard:: alone."""
     for archive in ARCHIVES:
