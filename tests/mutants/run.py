@@ -33,6 +33,7 @@ COPIED = (
     "include",
     "tests",
     "cli",
+    "cli_torch",
     "python",
     "bench",
     "examples",

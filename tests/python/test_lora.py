@@ -162,8 +162,8 @@ class Runs:
 @pytest.mark.parametrize(
     ("kind", "stage", "ranks", "lora"),
     [
-        ("llama", 0, 1, {"r": 4, "alpha": 32, "target_modules": ["q_proj", "v_proj", "up_proj"]}),
-        ("llama", 3, 2, {"r": 4, "alpha": 16, "target_modules": "all-linear", "use_rslora": True}),
+        ("llama", 0, 1, {"r": 4, "alpha": 16, "target_modules": "all-linear", "use_rslora": True}),
+        ("llama", 3, 2, {"r": 4, "alpha": 32, "target_modules": ["q_proj", "v_proj", "up_proj", "lm_head"]}),
         ("gpt2", 3, 2, {"r": 8, "alpha": 64, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
         ("mixtral", 0, 2, {"r": 4, "alpha": 32, "target_modules": ["q_proj", "o_proj"]}),
     ],
