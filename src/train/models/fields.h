@@ -32,8 +32,9 @@ class Fields {
   void require(std::string_view name, const nlohmann::json& only);
   // The field does not change the model.
   void ignore(std::initializer_list<const char*> names);
-  // Throws when there are fields that nobody asked for.
-  void finish() const;
+  // Throws when there are fields that nobody asked for. In a model's config.json those with null or false, or a name
+  // that begins with "_", are none; with `strict` they are.
+  void finish(bool strict = false) const;
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 
