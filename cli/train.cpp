@@ -19,11 +19,14 @@ struct TrainArguments {
   int nproc = 1;
   int max_restarts = 0;
   std::string log_dir;
+  bool dry_run = false;
 };
 
 int run(const TrainArguments& arguments) {
   LaunchOptions options;
   options.argv = {torch_program(), "train", arguments.config};
+  if (arguments.dry_run) options.argv.emplace_back("--dry-run");
+  options.prefix_stdout = !arguments.dry_run;
   // Under torchrun, mpirun, srun or zeroshard run this process is a rank already.
   if (!rank_environment().source.empty()) become(options.argv);
   options.nproc = arguments.nproc;
@@ -44,6 +47,7 @@ void add_train_command(CLI::App& app) {
   train->add_option("--max-restarts", arguments->max_restarts, "How often a run that fails goes on from its checkpoint")
       ->check(CLI::NonNegativeNumber);
   train->add_option("--log-dir", arguments->log_dir, "Folder for rank-N.log, all that each rank writes");
+  train->add_flag("--dry-run", arguments->dry_run, "Only tell what would be done: model, data, steps, bytes of a rank");
   train->callback([arguments] { throw Exit{run(*arguments)}; });
 }
 

@@ -85,6 +85,11 @@ class Reporter final : public TrainObserver {
     last_ = Clock::now();  // its time is none of the next step's
   }
 
+  void sampled(int64_t, const std::string& text) override {
+    progress_->message("sample: " + text);
+    last_ = Clock::now();
+  }
+
   void finish(TrainEnd end) {
     progress_->finish();
     metrics_->finish();
@@ -106,10 +111,14 @@ class Reporter final : public TrainObserver {
   Clock::time_point last_;
 };
 
-void train_rank(const std::string& path) {
+void train_rank(const std::string& path, bool dry_run) {
   ConfigContext context;
   context.world_size = rank_environment().world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
+  if (dry_run) {
+    if (rank_environment().rank == 0) std::cout << describe_run(config);
+    return;
+  }
   stop_at_signals();
   World world(config.engine.config);
   try {
@@ -132,7 +141,9 @@ void add_train_rank_command(CLI::App& app) {
   CLI::App* train = app.add_subcommand("train", "One rank of a run");
   auto path = std::make_shared<std::string>();
   train->add_option("CONFIG", *path)->required();
-  train->callback([path] { train_rank(*path); });
+  auto dry_run = std::make_shared<bool>(false);
+  train->add_flag("--dry-run", *dry_run, "Only tell what would be done");
+  train->callback([path, dry_run] { train_rank(*path, *dry_run); });
 }
 
 }  // namespace zeroshard::cli

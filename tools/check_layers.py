@@ -20,7 +20,18 @@ LEVELS = [
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
 APART = {3, 6}  # modules of these levels never include each other
-WITH_TORCH = {"comm_c10d", "device", *LEVELS[3], "hooks", "engine", "train", "cli_torch", "python", "offload", "checkpoint"}
+WITH_TORCH = {
+    "comm_c10d",
+    "device",
+    *LEVELS[3],
+    "hooks",
+    "engine",
+    "train",
+    "cli_torch",
+    "python",
+    "offload",
+    "checkpoint",
+}
 TORCH_FREE = LEVEL.keys() - WITH_TORCH
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -82,7 +93,9 @@ class Checker:
         for path in files("src", "include", "cli", "cli_torch", "python"):
             if path.suffix != ".py":
                 self.check_file(path)
-        for path in files("src", "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"):
+        for path in files(
+            "src", "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
+        ):
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MAX_LINES:
                 where = path.relative_to(self.root)

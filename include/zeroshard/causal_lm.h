@@ -71,8 +71,8 @@ class CausalLM : public torch::nn::Module {
   // Of one parameter the elements [begin, end), in row-major order, as initialize() draws them: a number depends on
   // `seed`, its place and the parameter's name alone. `out`: fp32, on the host.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
-  // A parameter beside the architecture's own, as adapters have: drawn uniformly from [-bound, bound], and in no file of
-  // the model's.
+  // A parameter beside the architecture's own, as adapters have: drawn uniformly from [-bound, bound], and in no file
+  // of the model's.
   void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
   bool is_added(const std::string& name) const { return added_.contains(name); }
 

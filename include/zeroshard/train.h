@@ -46,6 +46,9 @@ struct TrainOptions {
   std::string lora_adapter;         // directory with the adapter to go on from; empty: new ones
   bool lora_merge = false;          // `output` gets the whole model with the adapters merged in, not these alone
 
+  std::vector<std::string> sample_prompts;  // continued with the likeliest tokens after each evaluation
+  int64_t sample_tokens = 40;
+
   int64_t log_every = 10;  // in steps
 };
 
@@ -74,6 +77,7 @@ struct TrainObserver {
   virtual void started(int64_t step, int64_t total) {}  // step > 0: goes on from a checkpoint
   virtual void stepped(const TrainStep& step) {}
   virtual void evaluated(const Evaluation& evaluation) {}
+  virtual void sampled(int64_t step, const std::string& text) {}
 };
 
 enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
@@ -82,5 +86,9 @@ enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 // `stop` becomes true on any rank (a signal handler may set it), the run ends after its current step with a checkpoint
 // instead. Throws Error on every rank.
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
+
+// What train() would do, as lines of text: the model, the data and its first row, steps, and what each of
+// `config.engine.config.world_size` ranks holds. Texts become files of tokens, nothing else is written. Throws Error.
+std::string describe_run(const TrainConfig& config);
 
 }  // namespace zeroshard

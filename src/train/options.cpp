@@ -39,7 +39,7 @@ void read_text(Fields& fields, TokenizeOptions& text) {
   text.append_eos = fields.boolean("append_eos", text.append_eos);
   text.separator = fields.text("separator", "");
   if (!text.separator.empty()) text.split = text.separator == "blank" ? Split::kBlankLines : Split::kLine;
-  fields.finish();
+  fields.finish(/*strict=*/true);
 }
 
 void read_data(Fields& fields, TrainOptions& options) {
@@ -53,20 +53,20 @@ void read_data(Fields& fields, TrainOptions& options) {
   options.rows.packing = read_packing(fields);
   options.rows.shuffle = fields.boolean("shuffle", true);
   if (std::optional<Fields> text = fields.object("text")) read_text(*text, options.text);
-  fields.finish();
+  fields.finish(/*strict=*/true);
 }
 
 void read_evaluation(Fields& fields, TrainOptions& options) {
   options.evaluate_every = fields.integer("every", 0);
   options.evaluation_rows = fields.integer("rows", 0);
   options.patience = fields.integer("patience", 0);
-  fields.finish();
+  fields.finish(/*strict=*/true);
 }
 
 void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoint_every = fields.integer("every", 0);
   options.checkpoints = fields.text("folder", "");
-  fields.finish();
+  fields.finish(/*strict=*/true);
 }
 
 // "none", "full", or {"every": k}.
@@ -80,7 +80,7 @@ int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
   }
   std::optional<Fields> own = fields.object("activation_checkpointing");
   const int64_t every = own->positive("every");
-  own->finish();
+  own->finish(/*strict=*/true);
   return every;
 }
 
@@ -117,7 +117,7 @@ void read_lora(Fields& fields, TrainOptions& options) {
     check_same("target_modules", as_set(lora.target_modules) == as_set(from.target_modules),
                nlohmann::json(from.target_modules).dump());
   }
-  fields.finish();
+  fields.finish(/*strict=*/true);
   options.lora = lora;
 }
 
@@ -146,13 +146,18 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   if (std::optional<Fields> checkpoints = fields.object("checkpoints")) read_checkpoints(*checkpoints, options);
   if (options.checkpoints.empty()) options.checkpoints = options.output + "/checkpoints";
   options.recompute_every = read_recompute(fields, train);
+  if (std::optional<Fields> samples = fields.object("samples")) {
+    options.sample_prompts = samples->texts("prompts");
+    options.sample_tokens = samples->positive("tokens", options.sample_tokens);
+    samples->finish(/*strict=*/true);
+  }
   options.freeze = fields.texts("freeze");
   if (std::optional<Fields> lora = fields.object("lora")) read_lora(*lora, options);
   check_lora_fits(fields, options);
   options.export_dtype = fields.text("export_dtype", "F32");
   if (options.export_dtype != "F32" && options.export_dtype != "BF16" && options.export_dtype != "F16")
     fields.fail("export_dtype", "must be F32, BF16 or F16");
-  fields.finish();
+  fields.finish(/*strict=*/true);
   return options;
 }
 

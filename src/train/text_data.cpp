@@ -54,16 +54,17 @@ bool is_text(const std::string& path) {
   return std::any_of(kEnds.begin(), kEnds.end(), [&](const char* end) { return path.ends_with(end); });
 }
 
-void tokenize_texts(TrainOptions& options, World& world) {
+void tokenize_texts(TrainOptions& options) {
   Tokens tokens(options);
-  const auto replace = [&] {
-    for (std::vector<std::string>* files : {&options.data, &options.validation_data})
-      for (std::string& file : *files)
-        if (is_text(file)) file = tokens.of(file);
-  };
-  if (world.rank() == 0) replace();
+  for (std::vector<std::string>* files : {&options.data, &options.validation_data})
+    for (std::string& file : *files)
+      if (is_text(file)) file = tokens.of(file);
+}
+
+void tokenize_texts(TrainOptions& options, World& world) {
+  if (world.rank() == 0) tokenize_texts(options);
   world.barrier();
-  if (world.rank() != 0) replace();  // they are there
+  if (world.rank() != 0) tokenize_texts(options);  // they are there
 }
 
 }  // namespace zeroshard

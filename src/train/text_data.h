@@ -9,7 +9,9 @@ namespace zeroshard {
 bool is_text(const std::string& path);
 
 // Puts files of tokens in the place of the text files in `options`, made with the tokenizer of the model's directory
-// and kept in output/tokens for the next run. Collective: rank 0 makes them. Throws on every rank.
+// and kept in output/tokens for the next run.
+void tokenize_texts(TrainOptions& options);
+// The same, collective: rank 0 makes them.
 void tokenize_texts(TrainOptions& options, World& world);
 
 }  // namespace zeroshard

@@ -1,4 +1,4 @@
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -11,16 +11,17 @@
 #include "hooks/recompute.h"
 #include "train/batch.h"
 #include "train/made_model.h"
+#include "train/run_data.h"
+#include "train/sampler.h"
 #include "train/text_data.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/nn.h"
+#include "zeroshard/tokenizer.h"
 #include "zeroshard/train.h"
 #include "zeroshard/world.h"
 
 namespace zeroshard {
 namespace {
-
-using Part = DatasetOptions::Part;
 
 // Runs the parts of a model as units of an engine, some blocks with activation checkpointing.
 class EngineRunner final : public PartRunner {
@@ -41,25 +42,6 @@ class EngineRunner final : public PartRunner {
   int64_t recompute_every_;
 };
 
-DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part part) {
-  DatasetOptions rows = options.rows;
-  rows.part = part;
-  rows.vocab_size = model.vocab_size();
-  rows.shuffle = rows.shuffle && part == Part::kTraining;
-  if (!options.validation_data.empty() && part == Part::kValidation) {
-    rows.part = Part::kTraining;  // these files are held out as a whole
-    rows.validation_share = 0;
-  }
-  return rows;
-}
-
-std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const CausalLM& model) {
-  const bool own_files = !options.validation_data.empty();
-  if (!own_files && options.rows.validation_share == 0) return nullptr;
-  return std::make_unique<Dataset>(own_files ? options.validation_data : options.data,
-                                   rows_of(options, model, Part::kValidation));
-}
-
 class Run {
  public:
   Run(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop)
@@ -70,11 +52,11 @@ class Run {
         stop_(stop),
         made_(make_model(options_)),
         model_(made_.model),
-        training_(options_.data, rows_of(options_, *model_, Part::kTraining)),
+        training_(training_data(options_, *model_)),
         validation_(validation_data(options_, *model_)),
         engine_(*model_, config.engine, world, values_of(options_, *model_)),
         runner_(engine_, options_.recompute_every),
-        total_(options_.steps > 0 ? options_.steps : steps_of(options_.epochs)) {
+        total_(total_steps(options_, *training_, config_.train_batch_size)) {
     ZS_CHECK(options_.evaluate_every == 0 || validation_, "train.evaluation.every is ", options_.evaluate_every,
              ", but there is nothing to evaluate on: give train.data.validation or train.data.validation_share");
     torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
@@ -112,11 +94,6 @@ class Run {
  private:
   static bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-  int64_t steps_of(double epochs) {
-    const double rows = epochs * static_cast<double>(training_.rows_in_epoch(0));
-    return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(rows / static_cast<double>(config_.train_batch_size))));
-  }
-
   at::Tensor loss_of(const TrainBatch& batch) {
     return sum_of_losses(model_->logits(batch.tokens, runner_), batch.targets);
   }
@@ -131,7 +108,7 @@ class Run {
     for (int64_t micro = 0; micro < config_.grad_accumulation_steps; ++micro) {
       std::vector<TokenRow> rows;
       const int64_t first = rows_done_ + (micro * world_.world_size() + world_.rank()) * size;
-      for (int64_t i = 0; i < size; ++i) rows.push_back(training_.row(first + i));
+      for (int64_t i = 0; i < size; ++i) rows.push_back(training_->row(first + i));
       batches.push_back(make_batch(rows, world_.device()));
     }
     return batches;
@@ -196,12 +173,35 @@ class Run {
     without_progress_ = evaluation.loss < best_ ? 0 : without_progress_ + 1;
     best_ = std::min(best_, evaluation.loss);
     observer_.evaluated(evaluation);
+    for (const std::string& prompt : options_.sample_prompts) sample(prompt);
+  }
+
+  // The likeliest text. Without a cache, which would want the units whole for longer than a call: every token is a
+  // forward pass over all, as an evaluation's row is.
+  void sample(const std::string& prompt) {
+    if (!tokenizer_) tokenizer_ = load_tokenizer(options_.model);
+    std::vector<int32_t> ids = tokenizer_->encode(prompt, true, true);
+    ZS_CHECK(!ids.empty(), "train.samples.prompts has a prompt without tokens: '", prompt, "'");
+    Sampler sampler({.temperature = 0});
+    // As many on every rank: an end token does not end the loop.
+    for (int64_t i = 0; i < options_.sample_tokens && int64_t(ids.size()) < model_->max_length(); ++i) {
+      TokenBatch batch;
+      batch.ids = at::empty({1, int64_t(ids.size())}, at::kLong);
+      std::copy(ids.begin(), ids.end(), batch.ids.data_ptr<int64_t>());
+      batch.ids = batch.ids.to(world_.device());
+      engine_.begin_forward(/*training=*/false);
+      const at::Tensor logits = model_->logits(batch, runner_).select(1, -1).flatten();
+      ids.push_back(sampler.choose(logits.to(at::kCPU, at::kFloat)));
+    }
+    const auto ends = [&](int32_t id) { return id == tokenizer_->eos() || id >= tokenizer_->vocab_size(); };
+    ids.erase(std::find_if(ids.begin() + 1, ids.end(), ends), ids.end());
+    observer_.sampled(engine_.steps(), tokenizer_->decode(ids, /*skip_special=*/true));
   }
 
   void save() {
     if (saved_ == engine_.steps()) return;
     const nlohmann::json client = {{"rows", rows_done_},
-                                   {"data", training_.digest()},
+                                   {"data", training_->digest()},
                                    {"adapter_scale", adapter_scale()},
                                    {"best", std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json()},
                                    {"without_progress", without_progress_}};
@@ -227,7 +227,7 @@ class Run {
   void check_data(const nlohmann::json& client) const {
     ZS_CHECK(client.is_object() && client.contains("data"), "the checkpoint in '", options_.checkpoints,
              "' is not of such a run: name another folder in train.checkpoints.folder");
-    ZS_CHECK(client.at("data") == training_.digest(), "the checkpoint in '", options_.checkpoints,
+    ZS_CHECK(client.at("data") == training_->digest(), "the checkpoint in '", options_.checkpoints,
              "' was made with other data, or another length, packing, order or seed: rows would be lost or repeated. "
              "Give the same \"train.data\", or another train.checkpoints.folder");
     const nlohmann::json scale = client.value("adapter_scale", nlohmann::json());
@@ -243,11 +243,12 @@ class Run {
   const std::atomic<bool>& stop_;
   MadeModel made_;
   std::shared_ptr<CausalLM> model_;
-  Dataset training_;
+  std::unique_ptr<Dataset> training_;
   std::unique_ptr<Dataset> validation_;  // null: there is none
   ModuleEngine engine_;
   EngineRunner runner_;
   int64_t total_;
+  std::unique_ptr<Tokenizer> tokenizer_;  // once there is a sample to be made
   int64_t rows_done_ = 0, saved_ = 0, evaluated_ = -1;
   double best_ = std::numeric_limits<double>::infinity();
   int64_t without_progress_ = 0;  // evaluations

@@ -69,7 +69,13 @@ _TABLE = [
         "",
         "ProgressLine.AStoppedTerminalGetsNoHeapOfOldBars",
     ),
-    ("monitor-width-asked-once", _LINE, "columns_of(output_.fd()) - 1", "39", "ProgressLine.TheWidthIsAskedForEachTime"),
+    (
+        "monitor-width-asked-once",
+        _LINE,
+        "columns_of(output_.fd()) - 1",
+        "39",
+        "ProgressLine.TheWidthIsAskedForEachTime",
+    ),
 ]
 
 MUTANTS = [Mutant(name, file, old, new, "monitor", test) for name, file, old, new, test in _TABLE]

@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 import transformers
 from built import BUILD, needs
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ZEROSHARD = shutil.which("zeroshard") or str(BUILD / "cli" / "zeroshard")
 pytestmark = needs(BUILD / "cli" / "zeroshard-torch")
@@ -181,7 +183,7 @@ def test_no_python_is_in_the_process(tmp_path, tokens):
     try:
         assert any("step 2/" in line for line in process.stdout)
         ranks = subprocess.run(["pgrep", "-f", f"zeroshard-torch train {config}"], capture_output=True, text=True)
-        maps = "".join(open(f"/proc/{pid}/maps").read() for pid in [process.pid, *ranks.stdout.split()])
+        maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in [process.pid, *ranks.stdout.split()])
         assert "libtorch_cpu" in maps and "libpython" not in maps and "torch_python" not in maps
     finally:
         process.send_signal(signal.SIGINT)
@@ -211,3 +213,48 @@ def test_wrong_input_is_named(tmp_path, tokens, change, code, message):
     assert done.returncode == code, (done.returncode, done.stderr)
     assert message in done.stderr, done.stderr
     assert not (tmp_path / "trained" / "config.json").exists()
+
+
+TEXTS = [
+    "To be, or not to be, that is the question:",
+    "Whether 'tis nobler in the mind \u2014 \U0001f642",
+] * 30
+
+
+def test_text_is_made_into_tokens_and_sampled(tmp_path):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    config = transformers.LlamaConfig(**SMALL | {"vocab_size": tokenizer.get_vocab_size()})
+    config.save_pretrained(tmp_path / "model")
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    train = {
+        "model": str(tmp_path / "model"),
+        "output": str(tmp_path / "trained"),
+        "from_scratch": True,
+        "steps": 40,
+        "data": {"train": [str(tmp_path / "texts.jsonl")], "length": 16, "validation_share": 0.1, "packing": "whole"},
+        "samples": {"prompts": ["To be, or", "Whether 'tis"], "tokens": 9},
+    }
+    path = write(tmp_path, train, stage=3)
+    dry = subprocess.run([*command(path, 2), "--dry-run"], capture_output=True, text=True, timeout=60)
+    assert dry.returncode == 0, dry.stderr
+    tokens = sum(len(tokenizer.encode(text).ids) + 1 for text in TEXTS)
+    told = [int(line.split(" documents, ")[1].split()[0]) for line in dry.stdout.splitlines() if " documents, " in line]
+    assert sum(told) == tokens, dry.stdout
+    assert "of each of 2 ranks at stage 3" in dry.stdout and "question" in dry.stdout + "Whether"
+    assert not (tmp_path / "trained" / "checkpoints").exists()
+    files = os.listdir(tmp_path / "trained" / "tokens")
+    done = run(path, 2)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path / "trained" / "tokens") == files, "the tokens were there already"
+    assert "sample: To be, or not to be, that is the" in done.stdout, done.stdout
+    assert "sample: Whether 'tis nobler in the" in done.stdout, done.stdout
+    missing = train | {"data": train["data"] | {"train": [str(tmp_path / "other.jsonl")]}}
+    done = run(write(tmp_path, missing), 2)
+    assert done.returncode == 1 and "other.jsonl" in done.stderr

@@ -164,6 +164,7 @@ TEST(Training, WrongConfigurationsAreNamed) {
   };
   EXPECT_THAT(error("\"train\": {", "\"trian\": {"), HasSubstr("no object \"train\""));
   EXPECT_THAT(error("\"seed\": 3", "\"sead\": 3"), HasSubstr("train.sead"));
+  EXPECT_THAT(error("\"length\": 16", "\"length\": 16, \"shufle\": false"), HasSubstr("train.data.shufle = false"));
   EXPECT_THAT(error("\"steps\": 4", "\"steps\": 4, \"epochs\": 2"), HasSubstr("exactly one of"));
   EXPECT_THAT(error("\"length\": 16", "\"length\": 64"), HasSubstr("has only 32 positions"));
   EXPECT_THAT(error("\"length\": 16", "\"length\": 16, \"packing\": \"tight\""), HasSubstr("train.data.packing"));
