@@ -22,6 +22,7 @@ import lora_mutants
 import monitor_mutants
 import python_mutants
 import tokenizer_mutants
+import train_mutants
 from mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -213,6 +214,7 @@ MUTANTS = [
     *monitor_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
+    *train_mutants.MUTANTS,
 ]
 
 # The installed package is found by an import hook; the tests of a mutant need the tree's own.

@@ -1,0 +1,70 @@
+"""What `zeroshard train` and `zeroshard generate` could get wrong."""
+
+from mutant import Mutant
+
+_TRAINER = "src/train/trainer.cpp"
+_PARITY = "Training.TheLossIsTheMeanOverTheTargetsOfAllRanks"
+_STAGES = "Training.StagesAndRecomputationGiveTheSameWeights"
+_RESUME = "Training.AnInterruptedRunGoesOnWhereItWas"
+
+_TABLE = [
+    (
+        "train-mean-of-micro-batches",
+        _TRAINER,
+        "engine_.backward(loss * weight);",
+        "engine_.backward(loss / double(batch.num_targets));",
+        _PARITY,
+    ),
+    (
+        "train-rows-by-rank",
+        _TRAINER,
+        "(micro * world_.world_size() + world_.rank()) * size",
+        "(world_.rank() * config_.grad_accumulation_steps + micro) * size + world_.rank()",
+        _PARITY,
+    ),
+    ("train-position-lost", _TRAINER, 'rows_done_ = state.at("rows").get<int64_t>();', "", _RESUME),
+    (
+        "train-other-data-accepted",
+        _TRAINER,
+        'client.at("data") == training_->digest()',
+        'client.contains("data")',
+        _RESUME,
+    ),
+    (
+        "train-recompute-without-parameters",
+        "src/hooks/recompute.cpp",
+        "    torch::autograd::backward({output}, {gradients.front()});\n",
+        "    torch::autograd::backward({output}, {gradients.front()}, false, false, {input});\n",
+        _STAGES,
+    ),
+    (
+        "train-shards-read-from-the-start",
+        "src/unit/unit.cpp",
+        "now.begin - param.begin, now.end - param.begin, piece",
+        "now.begin - needed.begin, now.end - needed.begin, piece",
+        _STAGES,
+    ),
+    (
+        "train-initial-values-from-the-block",
+        "src/train/models/causal_lm.cpp",
+        "values + (at - first), values + (stop - first)",
+        "values, values + (stop - at)",
+        _STAGES,
+    ),
+    (
+        "train-tied-drawn-twice",
+        "src/train/models/causal_lm.cpp",
+        "if (drawn.insert(item.value().unsafeGetTensorImpl()).second)",
+        "if (drawn.insert(&item).second)",
+        "Training.FrozenParametersStay",
+    ),
+    (
+        "train-patience-ignored",
+        _TRAINER,
+        "without_progress_ >= options_.patience",
+        "without_progress_ > options_.patience",
+        "Training.EndsEarlyWithoutProgress",
+    ),
+]
+
+MUTANTS = [Mutant(name, file, old, new, "train", test) for name, file, old, new, test in _TABLE]
