@@ -28,7 +28,7 @@ import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIMIZER = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+OPTIMIZER = {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 # name: (kind, ranks)
 CONTESTANTS = {
     "zeroshard, 1 rank": ("zeroshard", 1),

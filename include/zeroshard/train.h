@@ -74,10 +74,10 @@ struct Evaluation {
 };
 struct TrainObserver {
   virtual ~TrainObserver() = default;
-  virtual void started(int64_t step, int64_t total) {}  // step > 0: goes on from a checkpoint
-  virtual void stepped(const TrainStep& step) {}
-  virtual void evaluated(const Evaluation& evaluation) {}
-  virtual void sampled(int64_t step, const std::string& text) {}
+  virtual void started(int64_t /*step*/, int64_t /*total*/) {}  // step > 0: goes on from a checkpoint
+  virtual void stepped(const TrainStep& /*step*/) {}
+  virtual void evaluated(const Evaluation& /*evaluation*/) {}
+  virtual void sampled(int64_t /*step*/, const std::string& /*text*/) {}
 };
 
 enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
