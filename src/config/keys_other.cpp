@@ -41,6 +41,7 @@ std::vector<Key> blocks_about_other_tools() {
       block("comet", "metrics are not sent to Comet"),
       block("monitor_config", "metrics are not sent to other tools"),
       block("timers", "zeroshard has no engine timers"),
+      block("train", "`zeroshard train` reads it, and nothing else does"),
       block("pipeline", "it configures pipeline parallelism, which is not in use"),
   };
 }
