@@ -272,7 +272,9 @@ def test_mistakes_are_told_and_leave_nothing(of_bytes, tmp_path):
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
     command = [COMMAND, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # The tests may run in the background, where SIGINT is ignored; the command then leaves it so.
+    heed = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heed) as process:
         process.stdin.write("some text\n" * 100)
         process.stdin.flush()
         deadline = time.monotonic() + 20
