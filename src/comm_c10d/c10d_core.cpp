@@ -1,5 +1,6 @@
 #include "comm_c10d/c10d_core.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -32,6 +33,13 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
+// A process forked after at::set_num_threads() gets a new pool of threads when a thread first computes. If two do at
+// once, as the threads of a Gloo group, one of them finds no pool. So one does before them: not the calling thread,
+// whose number of threads would be set.
+void renew_thread_pool() {
+  std::thread([] { at::init_num_threads(); }).join();
+}
+
 }  // namespace
 
 C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
@@ -42,7 +50,9 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       options_(options),
       rank_(group_ ? group_->getRank() : 0),
       world_size_(group_ ? group_->getSize() : 1),
-      divergence_(group_ ? group_->getStore() : nullptr, rank_, world_size_) {}
+      divergence_(group_ ? group_->getStore() : nullptr, rank_, world_size_) {
+  renew_thread_pool();
+}
 
 c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   throw_if_failed();
