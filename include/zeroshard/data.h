@@ -8,10 +8,13 @@
 // Rows of tokens for training, out of files of tokens (docs/token-files.md).
 namespace zeroshard {
 
+// In the place of a target: nothing is to be learned there. The value that LibTorch's losses ignore by default.
+inline constexpr int32_t kNoTarget = -100;
+
 // What a language model sees and predicts. Each has DatasetOptions::length entries.
 struct TokenRow {
   std::vector<int32_t> ids;
-  std::vector<int32_t> targets;    // the token that follows, or -100 where nothing is to be learned
+  std::vector<int32_t> targets;    // the token that follows, or kNoTarget
   std::vector<int32_t> documents;  // 1, 2, ... in the order of the row; 0: padding
 };
 

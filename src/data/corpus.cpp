@@ -12,7 +12,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int32_t kNoTarget = -100;
 constexpr int64_t kScanBytes = int64_t{64} << 20;  // smaller foreign files are read through when they are opened
 constexpr int64_t kIds = INT64_C(1) << 31;
 

@@ -21,7 +21,7 @@ class Corpus {
   int64_t length(uint32_t member) const { return place(member).length; }
 
   // Appends tokens [begin, begin + count) of a member to `ids`, and for each the next token of the member to `targets`:
-  // -100 where there is none, or it is not to be learned.
+  // kNoTarget where there is none, or it is not to be learned.
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 

@@ -11,8 +11,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int32_t kNoTarget = -100;
-
 const DatasetOptions& checked(const DatasetOptions& options) {
   constexpr int64_t kMaxLength = 1 << 30;
   ZS_CHECK(options.length >= 1 && options.length <= kMaxLength, "the length of a row must be between 1 and ",

@@ -8,8 +8,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int32_t kNoTarget = -100;
-
 at::Tensor stack(const std::vector<TokenRow>& rows, std::vector<int32_t> TokenRow::*field) {
   const auto length = static_cast<int64_t>((rows.front().*field).size());
   at::Tensor result = at::empty({static_cast<int64_t>(rows.size()), length}, at::kLong);
@@ -36,6 +34,14 @@ TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device) {
     const auto none = std::count(row.targets.begin(), row.targets.end(), kNoTarget);
     batch.num_targets += static_cast<int64_t>(row.targets.size()) - none;
   }
+  return batch;
+}
+
+TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device) {
+  TokenBatch batch;
+  batch.ids = at::empty({1, static_cast<int64_t>(ids.size())}, at::kLong);
+  std::copy(ids.begin(), ids.end(), batch.ids.data_ptr<int64_t>());
+  batch.ids = batch.ids.to(device);
   return batch;
 }
 

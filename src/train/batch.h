@@ -11,12 +11,15 @@ namespace zeroshard {
 
 struct TrainBatch {
   TokenBatch tokens;
-  at::Tensor targets;  // int64, [batch, length]; -100 where there is none
+  at::Tensor targets;  // int64, [batch, length]; kNoTarget where there is none
   int64_t num_targets = 0;
 };
 
 // The rows on `device`. All have the same length.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device);
+
+// One row of ids, and no more.
+TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device);
 
 // The sum over targets of -log p(target): a scalar, fp32. `logits`: [batch, length, vocabulary].
 at::Tensor sum_of_losses(const at::Tensor& logits, const at::Tensor& targets);

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +9,7 @@
 
 #include "base/check.h"
 #include "comm/comm.h"
+#include "train/batch.h"
 #include "train/sampler.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/world.h"
@@ -94,9 +94,7 @@ struct Generator::Impl {
   PartFinder find_parts() const {
     const at::NoGradGuard no_grad;
     PartFinder parts;
-    TokenBatch one;
-    one.ids = at::zeros({1, 1}, at::kLong);
-    model->logits(one, parts);
+    model->logits(batch_of({0}, world.device()), parts);
     return parts;
   }
 
@@ -125,9 +123,7 @@ struct Generator::Impl {
 
   // Of the token behind the last: fp32, [vocabulary].
   at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
-    TokenBatch batch;
-    batch.ids = at::empty({1, static_cast<int64_t>(ids.size())}, at::kLong);
-    std::copy(ids.begin(), ids.end(), batch.ids.data_ptr<int64_t>());
+    const TokenBatch batch = batch_of(ids, world.device());
     return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kFloat).contiguous();
   }
 

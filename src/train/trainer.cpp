@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -159,7 +158,7 @@ class Run {
       for (int64_t i = first; i < std::min(first + size, limit); ++i) rows.push_back(validation_->row(i));
       if (rows.empty()) {
         rows.push_back(validation_->row(0));
-        std::fill(rows.front().targets.begin(), rows.front().targets.end(), -100);
+        std::fill(rows.front().targets.begin(), rows.front().targets.end(), kNoTarget);
       }
       const TrainBatch batch = make_batch(rows, world_.device());
       engine_.begin_forward(/*training=*/false);
@@ -185,12 +184,8 @@ class Run {
     Sampler sampler({.temperature = 0});
     // As many on every rank: an end token does not end the loop.
     for (int64_t i = 0; i < options_.sample_tokens && int64_t(ids.size()) < model_->max_length(); ++i) {
-      TokenBatch batch;
-      batch.ids = at::empty({1, int64_t(ids.size())}, at::kLong);
-      std::copy(ids.begin(), ids.end(), batch.ids.data_ptr<int64_t>());
-      batch.ids = batch.ids.to(world_.device());
       engine_.begin_forward(/*training=*/false);
-      const at::Tensor logits = model_->logits(batch, runner_).select(1, -1).flatten();
+      const at::Tensor logits = model_->logits(batch_of(ids, world_.device()), runner_).select(1, -1).flatten();
       ids.push_back(sampler.choose(logits.to(at::kCPU, at::kFloat)));
     }
     const auto ends = [&](int32_t id) { return id == tokenizer_->eos() || id >= tokenizer_->vocab_size(); };
