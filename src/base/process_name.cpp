@@ -49,7 +49,11 @@ bool has_ended(std::string_view name) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), pid);
   if (error != std::errc() || end != digits.data() + digits.size() || pid <= 0) return false;
   if (pid == ::getpid()) return name != process_name();
-  return ::kill(pid, 0) != 0 && errno == ESRCH;
+  return !process_exists(pid);
+}
+
+bool process_exists(pid_t pid) {
+  return ::kill(pid, 0) == 0 || errno != ESRCH;
 }
 
 }  // namespace zeroshard

@@ -17,6 +17,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/process_name.h"
 #include "launch/heartbeat_layout.h"
 #include "launch/stack_dump.h"
 
@@ -90,7 +91,7 @@ std::shared_ptr<Slot> map_slot(int fd, int local_rank) {
 bool claim(Slot& slot, pid_t pid) {
   int32_t owner = slot.owner.load();
   while (owner != pid) {
-    if (owner != 0 && (::kill(owner, 0) == 0 || errno != ESRCH)) return false;
+    if (owner != 0 && process_exists(owner)) return false;
     if (slot.owner.compare_exchange_weak(owner, pid)) break;
   }
   return true;

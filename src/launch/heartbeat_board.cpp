@@ -1,7 +1,6 @@
 #include "launch/heartbeat_board.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <new>
 
 #include "base/check.h"
+#include "base/process_name.h"
 #include "launch/heartbeat_layout.h"
 
 namespace zeroshard {
@@ -61,10 +61,6 @@ Wait load_wait(const heartbeat::Slot& slot) {
   return wait;
 }
 
-bool is_alive(pid_t process) {
-  return process > 0 && (::kill(process, 0) == 0 || errno != ESRCH);
-}
-
 // The reader's side of Note [Sequence lock]. A rank that died while it wrote leaves the lock closed: then what is there
 // has to do. One that writes all the time, or lost its core meanwhile, does not hang: its text does not matter.
 Wait read_wait(const heartbeat::Slot& slot) {
@@ -76,7 +72,8 @@ Wait read_wait(const heartbeat::Slot& slot) {
     wait = load_wait(slot);
     if (before % 2 == 0 && slot.sequence.load(std::memory_order_relaxed) == before) return wait;
   }
-  if (before != first || is_alive(slot.owner)) wait.where = "(changing)";
+  const pid_t owner = slot.owner;
+  if (before != first || (owner > 0 && process_exists(owner))) wait.where = "(changing)";
   return wait;
 }
 
