@@ -5,12 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <optional>
 
+#include "base/read_text.h"
 #include "commands.h"
 #include "zeroshard/error.h"
 #include "zeroshard/metrics.h"
@@ -30,14 +29,6 @@ void stop_at_signals() {
   action.sa_handler = [](int) { stop_requested = true; };
   action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the process at once
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
-}
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good() && !file.eof()) throw IoError("cannot read '" + path + "'");
-  if (!file.is_open()) throw IoError("cannot open '" + path + "': a configuration with \"train\" is needed");
-  return text;
 }
 
 // What rank 0 tells on the console and in the files of metrics.

@@ -1,13 +1,11 @@
 #include "train/model_directory.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
-#include "base/check.h"
+#include "base/format.h"
+#include "base/read_text.h"
 #include "file/durable.h"
 #include "train/models/lora_config.h"
 
@@ -25,14 +23,6 @@ constexpr const char* kCompanions[] = {"generation_config.json",
                                        "merges.txt",
                                        "chat_template.jinja"};
 
-std::optional<std::string> read_if_there(const std::string& path) {
-  if (!std::filesystem::exists(path)) return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good() && !file.eof()) throw IoError(concat("cannot read '", path, "'"));
-  return text;
-}
-
 std::string with_dtype(const std::string& config, const std::string& dtype) {
   auto json = nlohmann::ordered_json::parse(config);
   const char* const name = dtype == "BF16" ? "bfloat16" : dtype == "F16" ? "float16" : "float32";
@@ -45,17 +35,18 @@ void write_directory(const ModelExport& what, ExportOptions weights, const char*
   weights.dtype = what.dtype;
   export_weights(what.checkpoints, what.output, weights);
   Directory output = Directory::create(posix_io(), what.output);
-  for (const char* name : kCompanions)
-    if (const auto text = read_if_there(concat(what.model, '/', name))) write_small_file(output, name, *text);
+  for (const char* name : kCompanions) {
+    const std::string path = concat(what.model, '/', name);
+    if (std::filesystem::exists(path)) write_small_file(output, name, read_text(path));
+  }
   write_small_file(output, config_name, config);
 }
 
 }  // namespace
 
 void write_model_directory(const ModelExport& what, ExportOptions weights) {
-  const std::optional<std::string> config = read_if_there(what.model + "/config.json");
-  if (!config) throw IoError(concat("cannot read '", what.model, "/config.json'"));
-  write_directory(what, std::move(weights), "config.json", with_dtype(*config, what.dtype));
+  const std::string config = read_text(what.model + "/config.json");
+  write_directory(what, std::move(weights), "config.json", with_dtype(config, what.dtype));
 }
 
 void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config) {

@@ -1,21 +1,13 @@
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 
 #include "base/check.h"
+#include "base/read_text.h"
 #include "checkpoint/model_files.h"
 #include "zeroshard/causal_lm.h"
 
 namespace zeroshard {
 namespace {
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw IoError(concat("cannot read '", path, "': it must be there beside the weights of a model"));
-  return text;
-}
 
 // Files of the model without its head lack the name of the trunk: "h.0.ln_1.weight" for "transformer.h.0.ln_1.weight".
 const ModelFiles::Tensor* find_tensor(const ModelFiles& files, const std::string& parameter) {
@@ -63,7 +55,7 @@ Places find_all(const ModelFiles& files, const CausalLM& model) {
 
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory) {
   const std::string config = directory + "/config.json";
-  return make_causal_lm(read_text(config), config);
+  return make_causal_lm(read_text(config, ": it must be there beside the weights of a model"), config);
 }
 
 ParameterValues stored_values(const CausalLM& model, const std::string& directory) {

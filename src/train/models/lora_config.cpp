@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/read_text.h"
 #include "train/models/fields.h"
 #include "train/models/lora.h"
 
@@ -48,9 +47,7 @@ void require_untouched_base(Fields& fields, const nlohmann::json& config) {
 
 LoraOptions read_lora_options(const std::string& directory) {
   const std::string path = concat(directory, '/', kAdapterConfig);
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw IoError(concat("cannot read '", path, "': an adapter in PEFT's format has one"));
+  const std::string text = read_text(path, ": an adapter in PEFT's format has one");
   nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   ZS_CHECK(!config.is_discarded(), path, " is not JSON");
   Fields fields(config, path);
