@@ -112,10 +112,7 @@ void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& works
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text, bool add_special, bool parse_special) const {
   const WorkspacePool::Lease lease(workspaces_);
   Workspace& workspace = *lease;
-  if (!is_valid_utf8(text)) {
-    workspace.well_formed = replace_invalid_utf8(text);
-    text = workspace.well_formed;
-  }
+  text = well_formed_utf8(text, workspace.well_formed);
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 8);
   if (add_special && options_.add_bos && bos_) ids.push_back(*bos_);

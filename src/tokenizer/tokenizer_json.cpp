@@ -89,10 +89,7 @@ void JsonTokenizer::read_added_tokens(const JsonField& root) {
 std::vector<int32_t> JsonTokenizer::encode(std::string_view text, bool add_special, bool parse_special) const {
   const WorkspacePool::Lease lease(workspaces_);
   Workspace& workspace = *lease;
-  if (!is_valid_utf8(text)) {
-    workspace.well_formed = replace_invalid_utf8(text);
-    text = workspace.well_formed;
-  }
+  text = well_formed_utf8(text, workspace.well_formed);
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 8);
   if (add_special) ids = around_.before;

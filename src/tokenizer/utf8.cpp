@@ -79,6 +79,12 @@ std::string replace_invalid_utf8(std::string_view text) {
   return result;
 }
 
+std::string_view well_formed_utf8(std::string_view text, std::string& storage) {
+  if (is_valid_utf8(text)) return text;
+  storage = replace_invalid_utf8(text);
+  return storage;
+}
+
 bool is_white_space(char32_t code) {
   if (code < 0x80) return code == ' ' || (code >= '\t' && code <= '\r');
   if (code == 0x85) return true;

@@ -20,6 +20,8 @@ void append_utf8(std::string& text, char32_t code);
 bool is_valid_utf8(std::string_view text);
 // Each maximal ill-formed part becomes U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
+// `text` where it is well-formed, else its replacement, which `storage` gets.
+std::string_view well_formed_utf8(std::string_view text, std::string& storage);
 
 // Length of the character that begins with `lead`, in well-formed text.
 inline size_t utf8_length(char lead) {
