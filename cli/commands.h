@@ -1,19 +1,14 @@
 #pragma once
 #include <vector>
 
+#include "program.h"
+
 namespace CLI {
 class App;
 }
 
 // The subcommands of `zeroshard`, one per file. Each adds itself to the program; its callback does the work.
-//   wrong input:   throw zeroshard::ValueError or ConfigError; the message goes to stderr and the exit code is 2
-//   other errors:  throw; exit code 1
-//   another code:  throw Exit{code}
 namespace zeroshard::cli {
-
-struct Exit {
-  int code;
-};
 
 void add_config_command(CLI::App& app);
 void add_checkpoint_command(CLI::App& app);

@@ -16,9 +16,6 @@
 namespace zeroshard::cli {
 namespace {
 
-using Format = TokenizeOptions::Format;
-using Split = TokenizeOptions::Split;
-
 // A signal handler can reach nothing else. 0, or the signal that asked to stop.
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
@@ -64,10 +61,7 @@ void write_tokens(const Arguments& arguments) {
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.tokenizer);
   TokenizeOptions options = arguments.options;
   options.stop = &stop;
-  if (!arguments.separator.empty()) {
-    options.split = arguments.separator == "blank" ? Split::kBlankLines : Split::kLine;
-    options.separator = arguments.separator;
-  }
+  options.split_at(arguments.separator);
   try {
     print_report(tokenize_files(*tokenizer, arguments.inputs, arguments.output, options), arguments.output);
   } catch (const Error&) {
@@ -129,11 +123,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--tokenizer", arguments.tokenizer, "A directory with tokenizer.json or tokenizer.model, or the file");
   app.add_option("--output", arguments.output, "The file of tokens to write");
   app.add_option("INPUT", arguments.inputs, "Text, or a JSON object per line; - is standard input");
-  const std::map<std::string, Format> formats{{"auto", Format::kAuto},
-                                              {"text", Format::kText},
-                                              {"jsonl", Format::kJsonl},
-                                              {"chat", Format::kChat},
-                                              {"instruct", Format::kInstruct}};
+  const std::map<std::string, TokenizeOptions::Format> formats(std::begin(kTokenizeFormats),
+                                                               std::end(kTokenizeFormats));
   app.add_option("--format", options.format,
                  "text; jsonl: records with a text; chat: with messages; instruct: {prompt, completion} or "
                  "{instruction, input, output}; auto: by the name, text or jsonl")

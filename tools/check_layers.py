@@ -16,7 +16,8 @@ LEVELS = [
     ["unit", "reduce", "optim"],
     ["hooks"],
     ["engine"],
-    ["train", "cli", "cli_torch", "python"],
+    ["train", "cli", "python"],
+    ["cli_torch"],
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
 APART = {3, 6}  # modules of these levels never include each other

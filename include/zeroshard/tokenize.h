@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zeroshard/tokenizer.h"
@@ -25,10 +26,24 @@ struct TokenizeOptions {
   bool append_eos = true;      // to each document of kText and kJsonl; templates have their own ends
   Split split = Split::kFile;  // of kText
   std::string separator;
+  // As options say it: "blank" for kBlankLines, else the line; nothing for "".
+  void split_at(const std::string& text) {
+    if (text.empty()) return;
+    split = text == "blank" ? Split::kBlankLines : Split::kLine;
+    separator = text;
+  }
   int threads = 0;                                  // 0: one per core
   int64_t max_document_bytes = int64_t{256} << 20;  // of a text or a line
   const std::atomic<bool>* stop = nullptr;          // once true, tokenize_files() throws
 };
+
+// The formats by the names that options have for them.
+inline constexpr std::pair<const char*, TokenizeOptions::Format> kTokenizeFormats[] = {
+    {"auto", TokenizeOptions::Format::kAuto},
+    {"text", TokenizeOptions::Format::kText},
+    {"jsonl", TokenizeOptions::Format::kJsonl},
+    {"chat", TokenizeOptions::Format::kChat},
+    {"instruct", TokenizeOptions::Format::kInstruct}};
 
 struct TokenizeReport {
   int64_t documents = 0, tokens = 0, learned = 0, bytes = 0;  // bytes: of the input

@@ -22,23 +22,15 @@ Packing read_packing(Fields& fields) {
 }
 
 void read_text(Fields& fields, TokenizeOptions& text) {
-  using Format = TokenizeOptions::Format;
-  using Split = TokenizeOptions::Split;
-  constexpr std::pair<const char*, Format> kFormats[] = {{"auto", Format::kAuto},
-                                                         {"text", Format::kText},
-                                                         {"jsonl", Format::kJsonl},
-                                                         {"chat", Format::kChat},
-                                                         {"instruct", Format::kInstruct}};
   const std::string format = fields.text("format", "auto");
-  const auto* const found =
-      std::find_if(std::begin(kFormats), std::end(kFormats), [&](const auto& each) { return each.first == format; });
-  if (found == std::end(kFormats)) fields.fail("format", "must be auto, text, jsonl, chat or instruct");
+  const auto* const found = std::find_if(std::begin(kTokenizeFormats), std::end(kTokenizeFormats),
+                                         [&](const auto& each) { return each.first == format; });
+  if (found == std::end(kTokenizeFormats)) fields.fail("format", "must be auto, text, jsonl, chat or instruct");
   text.format = found->second;
   text.field = fields.text("field", "");
   text.template_name = fields.text("template", text.template_name);
   text.append_eos = fields.boolean("append_eos", text.append_eos);
-  text.separator = fields.text("separator", "");
-  if (!text.separator.empty()) text.split = text.separator == "blank" ? Split::kBlankLines : Split::kLine;
+  text.split_at(fields.text("separator", ""));
   fields.finish(/*strict=*/true);
 }
 
