@@ -190,6 +190,10 @@ def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: d
     for name in [name for name in os.environ if _LAUNCHER_VARIABLES.search(name)]:
         del os.environ[name]
     os.environ.update({name: str(value) for name, value in environment.items()})
+    import torch
+
+    # Before other threads compute: of several at once, one would find no pool of threads in a forked process.
+    torch.set_num_threads(torch.get_num_threads())
     code = 1
     try:
         answer = {"value": case(**kwargs)}
