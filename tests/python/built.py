@@ -7,6 +7,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
+ZEROSHARD = BUILD / "cli" / "zeroshard"
+ZEROSHARD_TORCH = BUILD / "cli" / "zeroshard-torch"
 
 
 def needs(*programs: Path) -> pytest.MarkDecorator:

@@ -11,6 +11,7 @@ import time
 import pytest
 import strace
 import world
+from built import ZEROSHARD
 from test_checkpoint import facts, make, seed, train
 from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
 
@@ -164,7 +165,7 @@ def traced_save(folder, tag, keep, victim, *options):
 
 
 def verified(path):
-    command = [shutil.which("zeroshard") or "zeroshard", "checkpoint", "verify", path]
+    command = [ZEROSHARD, "checkpoint", "verify", path]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from built import ZEROSHARD, needs
 from data.convert.make_fixtures import STEPS, Net, batch, groups_of, loss_of
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -389,29 +390,28 @@ def write_archive(path, model, value):
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
+@needs(ZEROSHARD)
 def test_command(tmp_path):
-    from test_launcher import CLI
-
-    run = [CLI, "checkpoint", "convert", str(DATA / "dcp"), str(tmp_path / "out"), "--tag", "begin", "--buffer", "mean"]
+    out = str(tmp_path / "out")
+    run = [ZEROSHARD, "checkpoint", "convert", str(DATA / "dcp"), out, "--tag", "begin", "--buffer", "mean"]
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix}
     done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "out" / "begin")
     assert "whether frozen are frozen parameters" in done.stderr and "mean" not in done.stderr
-    verified = subprocess.run([CLI, "checkpoint", "verify", tmp_path / "out" / "begin"], capture_output=True)
+    verified = subprocess.run([ZEROSHARD, "checkpoint", "verify", tmp_path / "out" / "begin"], capture_output=True)
     assert verified.returncode == 0, verified.stderr
     run[3] = str(tmp_path)
     done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 2 and "no checkpoint that can be imported" in done.stderr
 
 
+@needs(ZEROSHARD)
 def test_an_import_does_not_replace_what_it_reads(tmp_path):
-    from test_launcher import CLI
-
     run = Path(shutil.copytree(DATA / "ds2_bf16", tmp_path / "run"))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix}
-    command = [CLI, "checkpoint", "convert", str(run), str(run)]
+    command = [ZEROSHARD, "checkpoint", "convert", str(run), str(run)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 2 and f"{run}/global_step3 is no checkpoint of zeroshard" in done.stderr, done.stderr
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

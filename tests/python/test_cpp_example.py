@@ -3,17 +3,16 @@
 import re
 import subprocess
 
-from built import BUILD, REPOSITORY, needs
+from built import BUILD, REPOSITORY, ZEROSHARD, needs
 
 EXAMPLE = BUILD / "examples" / "cpp" / "example_train"
-COMMAND = BUILD / "cli" / "zeroshard"
 
-pytestmark = needs(EXAMPLE, COMMAND)
+pytestmark = needs(EXAMPLE, ZEROSHARD)
 
 
 def train(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict[str, tuple[int, int]]]:
     """Its lines of steps, and (planned, peak) bytes by category."""
-    command = [COMMAND, "run", "--nproc", str(ranks), EXAMPLE]
+    command = [ZEROSHARD, "run", "--nproc", str(ranks), EXAMPLE]
     command += [REPOSITORY / "examples" / "configs" / config, REPOSITORY / "examples" / "cpp" / "train.cpp", str(steps)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -2,17 +2,15 @@
 
 import json
 import os
-import shutil
 import subprocess
 
 import pytest
 import torch
 import transformers
-from built import BUILD, needs
+from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-ZEROSHARD = shutil.which("zeroshard") or str(BUILD / "cli" / "zeroshard")
-pytestmark = needs(BUILD / "cli" / "zeroshard-torch")
+pytestmark = needs(ZEROSHARD_TORCH)
 
 SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4}
 GROUPED = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}

@@ -5,7 +5,6 @@ import os
 import pty
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,21 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from built import ZEROSHARD, needs
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def find_cli():
-    """$ZEROSHARD_BIN, else the newest build of this tree, else the installed command."""
-    for name in ("ZEROSHARD_BIN", "ZEROSHARD_CLI"):
-        if name in os.environ:
-            return os.path.abspath(os.environ[name])
-    built = sorted(ROOT.glob("build/*/cli/zeroshard"), key=lambda path: path.stat().st_mtime)
-    return str(built[-1]) if built else shutil.which("zeroshard")
-
-
-CLI = find_cli()
-pytestmark = pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built")
+pytestmark = needs(ZEROSHARD)
 VARIABLES = re.compile(r"RANK$|_SIZE$|^MASTER_|^TORCHELASTIC|^OMP_NUM_THREADS$|^CUDA_VISIBLE_DEVICES$|_SOCKET_IFNAME$")
 
 
@@ -42,7 +29,7 @@ def environment(**changes):
 def launch(*args, **options):
     """Starts `zeroshard run ARGS`, with pipes unless told otherwise."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **options}
-    return subprocess.Popen([CLI, "run", *args], **options)
+    return subprocess.Popen([ZEROSHARD, "run", *args], **options)
 
 
 def run(*args, **options):

@@ -7,11 +7,11 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from built import BUILD, needs
+from built import BUILD, ZEROSHARD_TORCH, needs
 from test_causal_lm import CASES, ROWS, difference, make_batch, make_model, run_model
 from test_train_command import BATCH, LENGTH, OPTIMIZER, STEPS, make, metrics, perplexity, run, tokens, write
 
-pytestmark = needs(BUILD / "cli" / "zeroshard-torch", BUILD / "tests" / "run_model")
+pytestmark = needs(ZEROSHARD_TORCH, BUILD / "tests" / "run_model")
 assert tokens  # a fixture
 
 PREFIX = "base_model.model."

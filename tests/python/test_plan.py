@@ -1,31 +1,17 @@
 """`zeroshard plan` from outside: shapes against transformers, golden numbers, bad input."""
 
 import json
-import os
 import random
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+from built import ZEROSHARD, needs
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def find_cli():
-    """$ZEROSHARD_CLI, else the newest build of this tree, else the installed command."""
-    if "ZEROSHARD_CLI" in os.environ:
-        return os.environ["ZEROSHARD_CLI"]
-    built = sorted(ROOT.glob("build/*/cli/zeroshard"), key=lambda path: path.stat().st_mtime)
-    return str(built[-1]) if built else shutil.which("zeroshard")
-
-
-CLI = find_cli()
-pytestmark = pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built")
+pytestmark = needs(ZEROSHARD)
 
 
 def run(*args):
-    return subprocess.run([CLI, "plan", *map(str, args)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([ZEROSHARD, "plan", *map(str, args)], capture_output=True, text=True, timeout=60)
 
 
 def plan(*args):

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import soak_job
 import world
+from built import ZEROSHARD, needs
 from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
-from test_launcher import CLI, alive, launch, supervisor_of
+from test_launcher import alive, launch, supervisor_of
 
-pytestmark = [pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built"), pytest.mark.fault]
+pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
 RANKS, KEEP = 2, 2
 WARM = 6  # saves until each allocator has what it needs
 GROWTH_KIB = 1024  # 0.4 % of what a rank holds, and less than what 40 copies of its state need

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
+from built import ZEROSHARD, needs
 from test_launcher import (
-    CLI,
     DAEMON,
     NOTE,
     WAIT,
@@ -31,7 +31,7 @@ from test_launcher import (
 )
 
 pytestmark = [
-    pytest.mark.skipif(CLI is None, reason="the command `zeroshard` is not built"),
+    needs(ZEROSHARD),
     pytest.mark.fault,
 ]
 RUNS = int(os.environ.get("ZEROSHARD_FAULT_RUNS", "0"))
@@ -132,13 +132,13 @@ def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
     body = ENVIRONMENT
     limit = ["sh", "-c", 'ulimit -n 45; exec "$@"', "-"]
     args = ["run", "--nproc", "16", "--max-restarts", "15", "--min-ranks", "1", script(body)]
-    done = subprocess.run([*limit, CLI, *args], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*limit, ZEROSHARD, *args], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.search(r"rank \d+ could not be started, so there is one rank fewer: restart 1 of 15 begins", done.stderr)
     restart = max(restart for restart, _ in environments(done.stdout))
     assert restart >= 1
     assert environments(done.stdout)[restart, 0]["WORLD_SIZE"] == str(16 - restart)
-    strict = subprocess.run([*limit, CLI, *args[:3], *args[-1:]], capture_output=True, text=True, timeout=60)
+    strict = subprocess.run([*limit, ZEROSHARD, *args[:3], *args[-1:]], capture_output=True, text=True, timeout=60)
     assert strict.returncode == 1
     assert "Too many open files" in strict.stderr
 
@@ -287,7 +287,7 @@ def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa:
     step = int(re.search(r"asked to stop: saving step (\d+) in ", err)[1])
     assert step >= 3
     assert sorted(os.listdir(tmp_path / "run")) == [f"global_step{step}", "latest"]
-    subprocess.run([CLI, "checkpoint", "verify", tmp_path / "run" / f"global_step{step}"], check=True, timeout=20)
+    subprocess.run([ZEROSHARD, "checkpoint", "verify", tmp_path / "run" / f"global_step{step}"], check=True, timeout=20)
 
 
 # --- kills at any time ------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,11 +12,10 @@ import numpy
 import pytest
 import torch
 import transformers
-from built import BUILD, needs
+from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-ZEROSHARD = shutil.which("zeroshard") or str(BUILD / "cli" / "zeroshard")
-pytestmark = needs(BUILD / "cli" / "zeroshard-torch")
+pytestmark = needs(ZEROSHARD_TORCH)
 
 LENGTH, BATCH, STEPS = 32, 12, 12
 OPTIMIZER = {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
