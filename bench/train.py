@@ -49,7 +49,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--curve", type=int, default=0, help="compare the losses of that many steps with eager's, too")
-    parser.add_argument("--contestants", help="comma-separated (default: all)")
+    parser.add_argument("--contestants", help="names, separated by semicolons (default: all)")
     parser.add_argument("--model", type=Path, default=ROOT / "runs/shakespeare-model")
     parser.add_argument("--program", type=Path, default=ROOT / ".venv/bin/zeroshard-torch")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/train.json")
@@ -173,7 +173,9 @@ def table(rounds, names, arguments):
 
 def main():
     arguments = parse_arguments()
-    names = arguments.contestants.split(",") if arguments.contestants else list(CONTESTANTS)
+    names = arguments.contestants.split(";") if arguments.contestants else list(CONTESTANTS)
+    if unknown := set(names) - set(CONTESTANTS):
+        sys.exit(f"train.py: unknown contestants {sorted(unknown)}; there are: {'; '.join(CONTESTANTS)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, arguments)
