@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/kernels_impl.h"
+#include "kernels/rows_impl.h"
 
 // The optimizers, once for any vector type. Orders of operations, and which products are fused into sums, are those
 // that torch's CPU kernels use; see tests/kernels/optim_test.cpp for the formulas one element at a time.
@@ -142,6 +143,9 @@ constexpr KernelTable make_table(const char* name) {
       ZS_STEPS(sgd_kernel),
       ZS_STEPS(lion_kernel),
       ZS_STEPS(adagrad_kernel),
+      rms_norm_kernel<V>,
+      rms_norm_backward_kernel<V>,
+      rotate_kernel<V>,
   };
 #undef ZS_ROW
 #undef ZS_PAIRS

@@ -4,9 +4,10 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/rows.h"
 
-// What an instruction set provides: one function per kernel and dtype pair, and the constants that those functions
-// need, computed once per call in fp64 by code that is the same for all.
+// What an instruction set provides: one function per kernel and dtype pair (rows: fp32 alone), and the constants that
+// those functions need, computed once per call in fp64 by code that is the same for all.
 namespace zeroshard::kernels {
 
 struct AdamConstants {
@@ -53,6 +54,9 @@ struct KernelTable {
   Sgd sgd[kDtypes][kDtypes + 1];
   Lion lion[kDtypes][kDtypes + 1];
   Adagrad adagrad[kDtypes][kDtypes + 1];
+  decltype(&kernels::rms_norm) rms_norm;
+  decltype(&kernels::rms_norm_backward) rms_norm_backward;
+  decltype(&kernels::rotate) rotate;
 };
 
 // Null where the code was not compiled for this architecture. The processor is not asked.

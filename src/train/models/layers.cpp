@@ -13,6 +13,7 @@
 #include <ATen/ops/silu.h>
 
 #include "device/swap_storage.h"
+#include "hooks/row_ops.h"
 
 namespace zeroshard {
 namespace {
@@ -60,6 +61,8 @@ RmsNorm::RmsNorm(int64_t features, double eps, Scale scale)
     : eps_(eps), scale_(scale), weight_(register_parameter("weight", without_memory({features}))) {}
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) const {
+  const float offset = scale_ == Scale::kOnePlusWeight ? 1 : 0;
+  if (fits_row_ops(x) && fits_row_ops(weight_)) return rms_norm(x, weight_, eps_, offset);
   const at::Tensor wide = x.to(at::kFloat);
   const at::Tensor normal = wide * at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
   if (scale_ == Scale::kOnePlusWeight) return (normal * (1.0 + weight_.to(at::kFloat))).to(x.scalar_type());

@@ -7,6 +7,8 @@
 
 #include <numbers>
 
+#include "hooks/row_ops.h"
+
 namespace zeroshard {
 namespace {
 
@@ -59,6 +61,7 @@ Rope::Angles Rope::angles(const at::Tensor& positions, at::ScalarType dtype) con
 }
 
 at::Tensor Rope::rotate(const at::Tensor& x, const Angles& angles) {
+  if (fits_row_ops(x) && fits_row_ops(angles.cos)) return zeroshard::rotate(x, angles.cos, angles.sin);
   const auto halves = x.chunk(2, -1);
   return x * angles.cos + at::cat({-halves[1], halves[0]}, -1) * angles.sin;
 }
