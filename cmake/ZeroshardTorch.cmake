@@ -56,6 +56,14 @@ list(TRANSFORM torch_libraries REPLACE "(.+)" "${torch_root}/lib/lib\\1.so")
 # The CUDA wheel's own needs (cuBLAS, NCCL, ...) lie elsewhere, or, where the variant is only compiled, nowhere.
 target_link_options(zs_torch INTERFACE -Wl,--no-as-needed $<$<BOOL:${ZEROSHARD_CUDA}>:-Wl,--allow-shlib-undefined>)
 target_link_libraries(zs_torch INTERFACE ${torch_libraries})
+# at::parallel_for is a header: without OpenMP it runs on one thread, and says nothing. The runtime is LibTorch's own, as
+# there must be one in a process.
+target_compile_options(zs_torch INTERFACE -fopenmp)
+set(openmp gomp)
+if(EXISTS ${torch_root}/lib/libgomp.so.1)
+  set(openmp ${torch_root}/lib/libgomp.so.1)
+endif()
+target_link_libraries(zs_torch INTERFACE ${openmp})
 target_compile_options(zs_torch INTERFACE -Wno-conversion -Wno-unused-parameter)
 target_compile_definitions(zs_torch INTERFACE USE_C10D_GLOO)
 set(ZS_TORCH_LIB_DIR ${torch_root}/lib)

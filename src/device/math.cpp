@@ -9,6 +9,10 @@
 #include "kernels/kernels.h"
 #include "layout/shard_layout.h"
 
+#ifndef INTRA_OP_PARALLEL
+#error "LibTorch's parallel loops need OpenMP here, or they run on one thread: compile with -fopenmp"
+#endif
+
 namespace zeroshard::math {
 namespace {
 
