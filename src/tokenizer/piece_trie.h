@@ -41,6 +41,7 @@ class PieceTrie {
   uint32_t child(uint32_t node, char byte) const {
     const Node& from = nodes_[node];
     const char* labels = labels_.data() + from.first_child;
+    if (from.children == 1) return *labels == byte ? from.first_child : kNone;
     const void* found = std::memchr(labels, byte, from.children);
     return found ? from.first_child + static_cast<uint32_t>(static_cast<const char*>(found) - labels) : kNone;
   }

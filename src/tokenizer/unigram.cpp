@@ -136,8 +136,8 @@ class Unigram::Run {
 
 void Unigram::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
   scratch.cache.encode(word, out, [&] { Run(*this, word, scratch, out).run(); });
-  if (scratch.nodes.capacity() > kKeptNodes) scratch.nodes = {};
-  if (scratch.path.capacity() > kKeptNodes) scratch.path = {};
+  if (scratch.nodes.capacity() > kKeptNodes) scratch.nodes = std::vector<Node>();
+  if (scratch.path.capacity() > kKeptNodes) scratch.path = std::vector<Step>();
 }
 
 void Unigram::append_unknown(std::string_view text, std::vector<int32_t>& out) const {

@@ -5,8 +5,7 @@
 namespace zeroshard::testing {
 namespace {
 
-std::string error_with(const char* pointer, const Json& value) {
-  Json json = small_tokenizer();
+std::string error_with(const char* pointer, const Json& value, Json json = small_tokenizer()) {
   json[Json::json_pointer(pointer)] = value;
   return error_of([&] { make(json); });
 }
@@ -92,7 +91,8 @@ TEST(TokenizerJson, ManyThreadsEncodeAtOnce) {
 
 TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
   const std::pair<std::pair<const char*, Json>, const char*> cases[] = {
-      {{"/model/type", "Unigram"}, "tokenizer.json.model.type = \"Unigram\" is not supported"},
+      {{"/model/type", "WordPiece"}, "tokenizer.json.model.type = \"WordPiece\" is not supported: of models, BPE and"},
+      {{"/model/type", "Unigram"}, "is not supported: it must be an array of tokens and scores"},
       {{"/model/dropout", 0.1}, "tokenizer.json.model.dropout = 0.1"},
       {{"/model/end_of_word_suffix", "</w>"}, "tokenizer.json.model.end_of_word_suffix = \"</w>\""},
       {{"/model/continuing_subword_prefix", "##"}, "continuing_subword_prefix = \"##\""},
@@ -138,13 +138,69 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
 }
 
 TEST(TokenizerJson, EveryFieldOfAnotherTypeIsAnErrorOfItsOwn) {
-  const Json whole = small_tokenizer().flatten();
-  for (const auto& [pointer, value] : whole.items()) {
-    for (const Json& other : {Json(nullptr), Json(-7), Json("~"), Json::array({1}), Json::object({{"~", 2}})}) {
-      if (value == other) continue;
-      const std::string error = error_with(pointer.c_str(), other);
-      EXPECT_EQ(error.find("json.exception"), std::string::npos) << pointer << " " << other << ": " << error;
+  for (const Json& tokenizer : {small_tokenizer(), small_unigram()}) {
+    const Json whole = tokenizer.flatten();
+    for (const auto& [pointer, value] : whole.items()) {
+      for (const Json& other : {Json(nullptr), Json(-7), Json("~"), Json::array({1}), Json::object({{"~", 2}})}) {
+        if (value == other) continue;
+        const std::string error = error_with(pointer.c_str(), other, tokenizer);
+        EXPECT_EQ(error.find("json.exception"), std::string::npos) << pointer << " " << other << ": " << error;
+      }
     }
+  }
+}
+
+TEST(TokenizerJson, UnigramModels) {
+  Json json = small_unigram();
+  EXPECT_EQ(make(json)->encode("abxyb\u2581aé", false, false), Ids({4, 0, 3, 5, 6}));
+  EXPECT_EQ(make(json)->encode("ab</s><x>", false, true), Ids({4, 1, 9}));
+  EXPECT_EQ(make(json)->encode("b</s><unk>x", false, false), Ids({3, 1, 0}));  // each name in the vocabulary is a piece
+  EXPECT_EQ(make(json)->vocab_size(), 10);
+  EXPECT_EQ(make(json)->decode({4, 1, 6}, true), "ab é");
+  json["model"]["vocab"].push_back({"ab", -9});  // the last of equal ones counts
+  EXPECT_EQ(make(json)->encode("ab", false, false), Ids({2, 3}));
+  EXPECT_EQ(make(json)->id_of("ab"), 7);
+  json = small_unigram();
+  json["model"]["unk_id"] = nullptr;
+  EXPECT_EQ(make(json)->encode("ab", false, false), Ids({4}));
+  EXPECT_NE(error_of([&] { make(json)->encode("abx", false, false); }).find("the text has 'x'"), std::string::npos);
+}
+
+TEST(TokenizerJson, WhatIsNotSupportedInUnigramModelsIsNamed) {
+  const std::pair<std::pair<const char*, Json>, const char*> cases[] = {
+      {{"/model/vocab", Json::object({{"a", 1}})}, "tokenizer.json.model.vocab = {\"a\":1}"},
+      {{"/model/vocab", Json::array()}, "model.vocab = [] is not supported: it must be an array of tokens and scores"},
+      {{"/model/vocab/2", {"a", "b"}}, "model.vocab[2] = [\"a\",\"b\"] is not supported: it must be a token"},
+      {{"/model/vocab/2", {"a", 1, 2}}, "model.vocab[2]"},
+      {{"/model/vocab/2/0", std::string(1025, 'a')}, "a token of at most 1024 bytes and its score"},
+      {{"/model/unk_id", 7}, "model.unk_id must be an integer from 0 to 6, not 7"},
+      {{"/model/merges", Json::array()}, "model.merges = []"},
+      {{"/model/nbest_size", 3}, "model.nbest_size = 3 is not supported: no sampling is"},
+      {{"/added_tokens/0/id", 2}, "the vocabulary has this token as 1"},
+  };
+  for (const auto& [change, message] : cases) {
+    const std::string error = error_with(change.first, change.second, small_unigram());
+    EXPECT_NE(error.find(message), std::string::npos) << change.first << ": '" << error << "'";
+  }
+  Json json = small_unigram();
+  json["pre_tokenizer"] = {{"type", "ByteLevel"}};
+  EXPECT_EQ(error_of([&] { make(json); }), "");
+  json["model"]["byte_fallback"] = true;
+  EXPECT_NE(error_of([&] { make(json); }).find("model.byte_fallback = true is not supported"), std::string::npos);
+}
+
+TEST(TokenizerJson, DigestsTellUnigramModelsApart) {
+  const std::string digest = make(small_unigram())->digest();
+  EXPECT_EQ(make(small_unigram())->digest(), digest);
+  const std::pair<const char*, Json> changes[] = {{"/model/vocab/2/1", -2.25},
+                                                  {"/model/vocab/2/0", "c"},
+                                                  {"/model/unk_id", 1},
+                                                  {"/model/unk_id", nullptr},
+                                                  {"/model/byte_fallback", true}};
+  for (const auto& [pointer, value] : changes) {
+    Json json = small_unigram();
+    json[Json::json_pointer(pointer)] = value;
+    EXPECT_NE(make(json)->digest(), digest) << pointer;
   }
 }
 
