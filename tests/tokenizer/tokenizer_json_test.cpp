@@ -1,5 +1,8 @@
+#include <span>
 #include <thread>
 
+#include "base/base64.h"
+#include "tokenizer/charsmap.h"
 #include "tokenizer/support.h"
 
 namespace zeroshard::testing {
@@ -112,9 +115,13 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
       {{"/extra", true}, "tokenizer.json.extra = true"},
       {{"/normalizer", {{"type", "BertNormalizer"}}}, "tokenizer.json.normalizer.type = \"BertNormalizer\""},
       {{"/normalizer", {{"type", "NFC"}, {"x", 1}}}, "tokenizer.json.normalizer.x = 1"},
-      {{"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "Nmt"}}}}}},
-       "tokenizer.json.normalizer.normalizers[0].type = \"Nmt\""},
+      {{"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "ByteLevel"}}}}}},
+       "tokenizer.json.normalizer.normalizers[0].type = \"ByteLevel\""},
       {{"/normalizer", {{"type", "Replace"}, {"content", ""}, {"pattern", {{"String", ""}}}}}, "normalizer.pattern"},
+      {{"/normalizer", {{"type", "Strip"}, {"strip_left", true}}}, "tokenizer.json.normalizer lacks 'strip_right'"},
+      {{"/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", "AAA"}}}, "is not supported: not base64: 3"},
+      {{"/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", "AAAAAAAA"}}}, "rules of 6 bytes"},
+      {{"/normalizer", {{"type", "Lowercase"}, {"x", 1}}}, "tokenizer.json.normalizer.x = 1"},
       {{"/pre_tokenizer", {{"type", "BertPreTokenizer"}}}, "tokenizer.json.pre_tokenizer.type = \"BertPreTokenizer\""},
       {{"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "__"}}}, "pre_tokenizer.replacement = \"__\""},
       {{"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "x"}}}, "prepend_scheme"},
@@ -148,6 +155,56 @@ TEST(TokenizerJson, EveryFieldOfAnotherTypeIsAnErrorOfItsOwn) {
       }
     }
   }
+}
+
+// A compiled charsmap, with its two rules: A becomes a, AB becomes z.
+std::string small_charsmap() {
+  constexpr uint32_t kEnds = 1U << 8, kLeaf = 1U << 31;
+  std::vector<uint32_t> units(0x301, 0);
+  const auto offset = [](uint32_t from, uint32_t to) { return (from ^ to) << 10; };
+  units[0] = offset(0, 0x100);
+  units[0x100 ^ 'A'] = 'A' | kEnds | offset(0x100 ^ 'A', 0x200);
+  units[0x200] = kLeaf | 0;
+  units[0x200 ^ 'B'] = 'B' | kEnds | offset(0x200 ^ 'B', 0x300);
+  units[0x300] = kLeaf | 2;
+  units.insert(units.begin(), static_cast<uint32_t>(units.size() * sizeof units[0]));
+  return {std::string(reinterpret_cast<const char*>(units.data()), units.size() * sizeof units[0]) +
+          std::string("a\0z\0", 4)};  // as it is on this machine
+}
+
+TEST(Charsmap, RulesAreAppliedAsEachLibraryDoes) {
+  const Charsmap charsmap(small_charsmap(), "m");
+  EXPECT_EQ(charsmap.longest("ABC").bytes, 2U);
+  EXPECT_EQ(charsmap.longest("ABC").replacement, "z");
+  EXPECT_EQ(charsmap.longest("BA").bytes, 0U);
+  EXPECT_EQ(charsmap.apply_to_graphemes("ABCé"), "aBCé");
+  // A grapheme becomes what its beginning does; a long one is taken apart.
+  EXPECT_EQ(charsmap.apply_to_graphemes("A\u0301A\u0301\u0301\u0301"), "aa\u0301\u0301\u0301");
+  EXPECT_EQ(charsmap.apply_to_graphemes(""), "");
+}
+
+TEST(TokenizerJson, Normalizers) {
+  const auto normalized = [](const Json& normalizer, const std::string& text) {
+    Json json = byte_tokenizer();
+    json["normalizer"] = normalizer;
+    const auto tokenizer = make(json);
+    return tokenizer->decode(tokenizer->encode(text, false, false), false);
+  };
+  const auto named = [](const char* type) { return Json{{"type", type}}; };
+  EXPECT_EQ(normalized(named("Lowercase"), "ÀΣ\u0130ǅ1"), "àσi\u0307ǆ1");
+  EXPECT_EQ(normalized(named("StripAccents"), "e\u0301é\u093E."), "eé.");
+  EXPECT_EQ(normalized(named("Nmt"), std::string("a\0\1\tb\u200Bc\u2581\u008F", 12)), std::string("a\0 b c ", 7));
+  const auto strip = [](bool left, bool right) {
+    return Json{{"type", "Strip"}, {"strip_left", left}, {"strip_right", right}};
+  };
+  EXPECT_EQ(normalized(strip(true, false), " \u3000a b\n"), "a b\n");
+  EXPECT_EQ(normalized(strip(false, true), " a b\n\u2028"), " a b");
+  EXPECT_EQ(normalized(strip(true, true), " \n "), "");
+  const std::string bytes = small_charsmap();
+  const Json precompiled = {{"type", "Precompiled"},
+                            {"precompiled_charsmap", to_base64(std::as_bytes(std::span(bytes)))}};
+  EXPECT_EQ(normalized(precompiled, "BAB"), "BaB");
+  EXPECT_EQ(normalized({{"type", "Sequence"}, {"normalizers", {precompiled, named("Lowercase")}}}, "BAB"), "bab");
 }
 
 TEST(TokenizerJson, UnigramModels) {
