@@ -107,6 +107,13 @@ TEST(SentencePiece, UnigramModels) {
   EXPECT_EQ(unused->decode({10}, false), "bb");
 }
 
+// Their scores grow with their length.
+TEST(SentencePiece, UserDefinedPiecesOfUnigramModelsArePartOfTheSum) {
+  const auto tokenizer =
+      load(unigram_bytes("", number(3, 0)) + piece("zw", -1) + piece("w", -1) + piece("@@z", 0, Type::kUserDefined));
+  EXPECT_EQ(tokenizer->encode("@@zw", false, false), Ids({12, 11}));
+}
+
 TEST(SentencePiece, UnigramModelsWithByteFallback) {
   const auto tokenizer = load(unigram_bytes(number(35, 1)) + byte_pieces());
   EXPECT_EQ(tokenizer->encode("a\xC3\xA9x", false, false), Ids({3, 4, 10 + 0xC3, 10 + 0xA9, 10 + 'x'}));
