@@ -3,17 +3,6 @@
 #include "tokenizer/utf8.h"
 
 namespace zeroshard {
-namespace {
-
-// The last character of `text`, which is well formed and not empty.
-CodePoint last_character(std::string_view text) {
-  size_t begin = text.size() - 1;
-  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
-  return decode_utf8(text.substr(begin));
-}
-
-}  // namespace
-
 void AddedTokens::insert(std::string_view text, Token token) {
   if (trie_.insert(text, static_cast<int32_t>(tokens_.size()))) tokens_.push_back(std::move(token));
 }

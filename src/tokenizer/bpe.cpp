@@ -1,7 +1,6 @@
 #include "tokenizer/bpe.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -29,15 +28,6 @@ size_t end_of_part(std::string_view text, size_t begin) {
 
 }  // namespace
 
-void WordCache::put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count) {
-  if (word.empty() || word.size() > kMaxBytes || count > kMaxIds) return;
-  Entry& entry = entries_[hash % kEntries];
-  entry.bytes = static_cast<uint8_t>(word.size());
-  entry.count = static_cast<uint8_t>(count);
-  std::memcpy(entry.text, word.data(), word.size());
-  std::copy_n(ids, count, entry.ids);
-}
-
 Bpe::Bpe(Parts parts) : parts_(std::move(parts)) {
   for (size_t byte = 0; byte < 256; ++byte) {
     const char unit = static_cast<char>(static_cast<unsigned char>(byte));
@@ -55,28 +45,14 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& 
 }
 
 void Bpe::encode_part(std::string_view part, Scratch& scratch, std::vector<int32_t>& out) const {
-  const bool cached = part.size() <= WordCache::kMaxBytes;
-  const uint64_t hash = cached ? hash_text(part) : 0;
-  if (cached && scratch.cache.find(part, hash, out)) return;
-  const size_t before = out.size();
-  const int32_t whole = parts_.ignore_merges ? parts_.tokens.find(part) : -1;
-  if (whole >= 0) {
-    out.push_back(whole);
-  } else {
+  scratch.cache.encode(part, out, [&] {
+    const int32_t whole = parts_.ignore_merges ? parts_.tokens.find(part) : -1;
+    if (whole >= 0) return out.push_back(whole);
     scratch.symbols.clear();
     cut_into_units(part, scratch.symbols);
     scratch.symbols.size() <= kShortSymbols ? merge_short(scratch) : merge_long(scratch);
     append_symbols(scratch.symbols, out);
-  }
-  if (cached) scratch.cache.put(part, hash, out.data() + before, out.size() - before);
-}
-
-bool Bpe::append_bytes(std::string_view unit, std::vector<int32_t>& symbols) const {
-  const auto& bytes = parts_.unknown.bytes;
-  const auto id = [&](char byte) { return bytes[static_cast<unsigned char>(byte)]; };
-  if (std::any_of(unit.begin(), unit.end(), [&](char byte) { return id(byte) < 0; })) return false;
-  for (const char byte : unit) symbols.push_back(id(byte));
-  return true;
+  });
 }
 
 void Bpe::cut_into_units(std::string_view part, std::vector<int32_t>& symbols) const {
@@ -90,7 +66,7 @@ void Bpe::cut_into_units(std::string_view part, std::vector<int32_t>& symbols) c
     if (id >= 0) {
       if (std::exchange(pending, false)) symbols.push_back(unknown.id);
       symbols.push_back(id);
-    } else if (!append_bytes(unit, symbols) && unknown.id >= 0) {
+    } else if (!append_byte_ids(unknown.bytes, unit, symbols) && unknown.id >= 0) {
       if (pending && !unknown.fuse) symbols.push_back(unknown.id);
       pending = true;
     }
@@ -106,7 +82,8 @@ void Bpe::append_symbols(const std::vector<int32_t>& symbols, std::vector<int32_
   bool after_unknown = false;
   for (const int32_t symbol : symbols) {
     const bool extra = symbol >= parts_.first_extra;
-    if (extra && append_bytes(parts_.extra[static_cast<size_t>(symbol - parts_.first_extra)], out)) {
+    const auto text = [&] { return std::string_view(parts_.extra[static_cast<size_t>(symbol - parts_.first_extra)]); };
+    if (extra && append_byte_ids(parts_.unknown.bytes, text(), out)) {
       after_unknown = false;
       continue;
     }

@@ -1,40 +1,14 @@
 #pragma once
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/byte_token.h"
 #include "tokenizer/tables.h"
+#include "tokenizer/word_cache.h"
 
 namespace zeroshard {
-
-// The ids of short words seen before. Direct-mapped: a new word takes the place of an older one, so it never grows.
-class WordCache {
- public:
-  WordCache() : entries_(kEntries) {}
-
-  static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
-
-  // Appends the ids of `word` and returns true when it is there.
-  bool find(std::string_view word, uint64_t hash, std::vector<int32_t>& out) const {
-    const Entry& entry = entries_[hash % kEntries];
-    if (entry.bytes != word.size() || std::string_view(entry.text, entry.bytes) != word) return false;
-    out.insert(out.end(), entry.ids, entry.ids + entry.count);
-    return true;
-  }
-  // Ignores what is too long.
-  void put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count);
-
- private:
-  static constexpr size_t kEntries = size_t{1} << 15;
-  struct alignas(64) Entry {
-    uint8_t bytes = 0, count = 0;  // bytes 0: free
-    char text[kMaxBytes] = {};
-    int32_t ids[kMaxIds] = {};
-  };
-  std::vector<Entry> entries_;
-};
 
 // Byte-pair encoding of one word: its units, bytes or characters, are merged pair by pair, lowest rank first, leftmost
 // first among equals. Immutable; any number of threads may encode, each with a Scratch of its own.
@@ -49,15 +23,10 @@ class Bpe {
   };
   // What becomes of a character that is no token.
   struct Unknown {
-    int32_t id = -1;                              // -1: nothing
-    bool fuse = false;                            // a run of them gives one id
-    bool after_merging = false;                   // SentencePiece; Hugging Face decides before
-    std::array<int32_t, 256> bytes = filled(-1);  // their bytes' tokens come first
-    static std::array<int32_t, 256> filled(int32_t value) {
-      std::array<int32_t, 256> result{};
-      result.fill(value);
-      return result;
-    }
+    int32_t id = -1;                // -1: nothing
+    bool fuse = false;              // a run of them gives one id
+    bool after_merging = false;     // SentencePiece; Hugging Face decides before
+    ByteIds bytes = no_byte_ids();  // their bytes' tokens come first
   };
   struct Parts {
     StringTable tokens;  // by what they are in text
@@ -81,7 +50,6 @@ class Bpe {
  private:
   void encode_part(std::string_view part, Scratch& scratch, std::vector<int32_t>& out) const;
   void cut_into_units(std::string_view part, std::vector<int32_t>& symbols) const;
-  bool append_bytes(std::string_view unit, std::vector<int32_t>& symbols) const;
   void append_symbols(const std::vector<int32_t>& symbols, std::vector<int32_t>& out) const;
   Merge pair(int32_t left, int32_t right) const {
     const Merge* merge = parts_.merges.find(left, right);
@@ -91,7 +59,7 @@ class Bpe {
   void merge_long(Scratch& scratch) const;
 
   Parts parts_;
-  std::array<int32_t, 256> byte_ids_;  // of one-byte units
+  ByteIds byte_ids_;  // of one-byte units
 };
 
 }  // namespace zeroshard

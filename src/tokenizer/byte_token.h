@@ -1,9 +1,30 @@
 #pragma once
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace zeroshard {
+
+// The ids of the tokens that stand for bytes; -1: there is none.
+using ByteIds = std::array<int32_t, 256>;
+
+inline ByteIds no_byte_ids() {
+  ByteIds ids{};
+  ids.fill(-1);
+  return ids;
+}
+
+// Appends the ids of the bytes of `text`. Returns false, and appends nothing, when one of them has none.
+template <typename Ids>
+bool append_byte_ids(const ByteIds& bytes, std::string_view text, Ids& out) {
+  const auto id = [&](char byte) { return bytes[static_cast<unsigned char>(byte)]; };
+  for (const char byte : text)
+    if (id(byte) < 0) return false;
+  for (const char byte : text) out.push_back(id(byte));
+  return true;
+}
 
 // The byte that a token "<0x0A>" stands for.
 inline std::optional<unsigned char> byte_of_token(std::string_view token) {

@@ -35,23 +35,62 @@ Charsmap::Charsmap(std::string_view bytes, const std::string& name) {
   ZS_CHECK(is_valid_utf8(replacements_), "'", name, "' is damaged: its normalization rules are not UTF-8");
 }
 
-Charsmap::Rule Charsmap::longest(std::string_view text) const {
-  Rule rule;
-  if (units_.empty()) return rule;
+template <typename Visit>
+void Charsmap::each_rule(std::string_view text, const Visit& visit) const {
+  if (units_.empty()) return;
   size_t node = offset_of(units_[0]);
   for (size_t at = 0; at < text.size(); ++at) {
     const auto byte = static_cast<unsigned char>(text[at]);
     node ^= byte;
-    if (node >= units_.size() || label_of(units_[node]) != byte) break;
+    if (node >= units_.size() || label_of(units_[node]) != byte) return;
     const bool ends = ends_text(units_[node]);
     node ^= offset_of(units_[node]);
     if (!ends || node >= units_.size()) continue;
     const size_t begin = units_[node] & 0x7FFFFFFFU;
     if (begin >= replacements_.size()) continue;
     const std::string_view rest = std::string_view(replacements_).substr(begin);
-    rule = {at + 1, rest.substr(0, rest.find('\0'))};
+    if (!visit(Rule{at + 1, rest.substr(0, rest.find('\0'))})) return;
   }
-  return rule;
+}
+
+Charsmap::Rule Charsmap::longest(std::string_view text) const {
+  Rule longest;
+  each_rule(text, [&](const Rule& rule) {
+    longest = rule;
+    return true;
+  });
+  return longest;
+}
+
+Charsmap::Rule Charsmap::shortest(std::string_view text) const {
+  Rule shortest;
+  each_rule(text, [&](const Rule& rule) {
+    shortest = rule;
+    return false;
+  });
+  return shortest;
+}
+
+std::string Charsmap::apply_to_graphemes(std::string_view text) const {
+  constexpr size_t kLongGrapheme = 6;
+  std::string result;
+  result.reserve(text.size());
+  const auto apply = [&](std::string_view part) {
+    const Rule rule = shortest(part);
+    if (rule.bytes > 0) result += rule.replacement;
+    return rule.bytes > 0;
+  };
+  while (!text.empty()) {
+    std::string_view grapheme = text.substr(0, grapheme_length(text));
+    text.remove_prefix(grapheme.size());
+    if (grapheme.size() < kLongGrapheme && apply(grapheme)) continue;
+    while (!grapheme.empty()) {
+      const std::string_view character = grapheme.substr(0, utf8_length(grapheme[0]));
+      if (!apply(character)) result += character;
+      grapheme.remove_prefix(character.size());
+    }
+  }
+  return result;
 }
 
 }  // namespace zeroshard

@@ -4,6 +4,8 @@
 #include <variant>
 #include <vector>
 
+#include "tokenizer/character_map.h"
+#include "tokenizer/charsmap.h"
 #include "tokenizer/json_field.h"
 #include "tokenizer/regex.h"
 #include "tokenizer/unicode_form.h"
@@ -35,9 +37,21 @@ class Normalizer {
     Regex regex;
     std::string to;
   };
-  using Step = std::variant<UnicodeForm, Prepend, ReplaceText, ReplaceMatches>;
+  struct Strip {
+    bool left = true, right = true;
+  };
+  using Step = std::variant<UnicodeForm, CharacterMap, Charsmap, Strip, Prepend, ReplaceText, ReplaceMatches>;
   void add(const JsonField& field, int depth);
-  static bool run(const Step& step, std::string_view text, std::string& result, Workspace& workspace);
+  bool add_by_name(const JsonField& field, const std::string& type);
+  void add_replace(const JsonField& field);
+  // Each returns false when `text` stays as it is, else writes the result.
+  static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
+  static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
+  static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);
+  static bool run(const Strip& strip, std::string_view text, std::string& result, Workspace& workspace);
+  static bool run(const Prepend& prepend, std::string_view text, std::string& result, Workspace& workspace);
+  static bool run(const ReplaceText& replace, std::string_view text, std::string& result, Workspace& workspace);
+  static bool run(const ReplaceMatches& replace, std::string_view text, std::string& result, Workspace& workspace);
 
   std::vector<Step> steps_;
 };

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "base/check.h"
-#include "tokenizer/byte_token.h"
+#include "tokenizer/sentencepiece_reserved.h"
 #include "tokenizer/utf8.h"
 
 namespace zeroshard {
@@ -17,43 +17,14 @@ using Type = Model::Type;
 constexpr std::string_view kSpace = "\xE2\x96\x81";
 constexpr size_t kMaxPieceBytes = 1024;  // every way to cut a piece is tried
 
-// Pieces that text is made of.
-bool is_ordinary(const Model::Piece& piece) {
-  return piece.type == Type::kNormal || piece.type == Type::kUserDefined;
-}
-
 void check(const Model& model, const std::string& name) {
-  static constexpr const char* kKinds[] = {"", "unigram", "BPE", "word", "char"};
-  ZS_CHECK(model.kind == Model::Kind::kBpe, "'", name, "' is of type ", kKinds[static_cast<int>(model.kind)],
-           ", which is not supported: BPE is");
-  ZS_CHECK(!model.treat_whitespace_as_suffix, "'", name, "': treat_whitespace_as_suffix = true is not supported");
-  ZS_CHECK(model.escape_whitespaces, "'", name, "': escape_whitespaces = false is not supported");
-  ZS_CHECK(!model.has_denormalizer, "'", name, "': a denormalizer is not supported");
+  check_supported(model, name);
   for (const Model::Piece& piece : model.pieces) {
     ZS_CHECK(piece.type != Type::kUnused, "'", name, "': the piece '", piece.text,
-             "' is UNUSED, which is not supported");
+             "' is UNUSED, which is not supported in a model of type BPE");
     ZS_CHECK(piece.text.size() <= kMaxPieceBytes, "'", name, "' has a piece of ", piece.text.size(), " bytes: at most ",
              kMaxPieceBytes, " are supported");
   }
-}
-
-void read_reserved(const Model& model, const std::string& name, Bpe::Unknown& unknown) {
-  size_t bytes = 0;
-  for (size_t id = 0; id < model.pieces.size(); ++id) {
-    const Model::Piece& piece = model.pieces[id];
-    if (piece.type == Type::kUnknown) {
-      ZS_CHECK(unknown.id < 0, "'", name, "' has two unknown pieces");
-      unknown.id = static_cast<int32_t>(id);
-    }
-    if (piece.type != Type::kByte) continue;
-    const auto byte = byte_of_token(piece.text);
-    ZS_CHECK(byte && unknown.bytes[*byte] < 0, "'", name, "': the byte piece '", piece.text, "' is wrong");
-    unknown.bytes[*byte] = static_cast<int32_t>(id);
-    ++bytes;
-  }
-  ZS_CHECK(unknown.id >= 0, "'", name, "' has no unknown piece");
-  ZS_CHECK(bytes == (model.byte_fallback ? 256 : 0), "'", name, "' has ", bytes,
-           " byte pieces, with byte_fallback = ", model.byte_fallback ? "true" : "false");
 }
 
 // The rank of each score: equal scores have equal ranks.
@@ -87,9 +58,9 @@ void add_extra_characters(const Model& model, Bpe::Parts& parts) {
 
 Bpe bpe_of(const SentencePieceModel& model, const std::string& name) {
   check(model, name);
+  const ReservedPieces reserved = reserved_pieces(model, name);
   Bpe::Parts parts;
-  parts.unknown.fuse = parts.unknown.after_merging = true;
-  read_reserved(model, name, parts.unknown);
+  parts.unknown = {.id = reserved.unknown, .fuse = true, .after_merging = true, .bytes = reserved.bytes};
   parts.tokens = StringTable(model.pieces.size());
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     if (is_ordinary(model.pieces[id])) parts.tokens.insert(model.pieces[id].text, static_cast<int32_t>(id));

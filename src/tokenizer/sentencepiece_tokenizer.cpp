@@ -6,12 +6,21 @@
 #include "tokenizer/byte_token.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/sentencepiece_bpe.h"
+#include "tokenizer/sentencepiece_unigram.h"
 #include "tokenizer/utf8.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr std::string_view kSpace = "\xE2\x96\x81";
+
+SubwordModel subword_model_of(const SentencePieceModel& model, const std::string& name) {
+  static constexpr const char* kKinds[] = {"", "unigram", "BPE", "word", "char"};
+  if (model.kind == SentencePieceModel::Kind::kUnigram) return unigram_of(model, name);
+  ZS_CHECK(model.kind == SentencePieceModel::Kind::kBpe, "'", name, "' is of type ",
+           kKinds[static_cast<int>(model.kind)], ", which is not supported: BPE and unigram are");
+  return bpe_of(model, name);
+}
 
 std::string digest_of(const SentencePieceModel& model, SentencePieceTokenizer::Options options) {
   TokenizerDigest digest;
@@ -21,6 +30,7 @@ std::string digest_of(const SentencePieceModel& model, SentencePieceTokenizer::O
     digest.add(static_cast<int64_t>(piece.type));
   }
   digest.add(model.charsmap);
+  if (model.kind != SentencePieceModel::Kind::kBpe) digest.add(static_cast<int64_t>(model.kind));
   for (const bool flag : {model.add_dummy_prefix, model.remove_extra_whitespaces, options.add_bos, options.add_eos})
     digest.add(flag);
   return digest.text();
@@ -36,7 +46,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(const SentencePieceModel& model, 
       unk_surface_(model.unk_surface),
       options_(options),
       charsmap_(model.charsmap, name),
-      bpe_(bpe_of(model, name)) {
+      model_(subword_model_of(model, name)) {
   read_pieces(model, name);
   digest_ = digest_of(model, options);
 }
@@ -91,10 +101,15 @@ void SentencePieceTokenizer::normalize(std::string_view text, std::string& resul
 
 void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const {
   normalize(part, workspace.normalized);
-  const std::string_view text = workspace.normalized;
+  if (std::holds_alternative<Bpe>(model_)) return encode_around_user_defined(workspace.normalized, workspace, ids);
+  encode_word(model_, workspace.normalized, workspace.model, ids);  // there they are pieces with a score
+}
+
+void SentencePieceTokenizer::encode_around_user_defined(std::string_view text, Workspace& workspace,
+                                                        std::vector<int32_t>& ids) const {
   size_t done = 0;
   const auto encode_until = [&](size_t end) {
-    if (done < end) bpe_.encode(text.substr(done, end - done), workspace.bpe, ids);
+    if (done < end) encode_word(model_, text.substr(done, end - done), workspace.model, ids);
   };
   for (size_t at = user_defined_.candidate(text, 0); at < text.size(); at = user_defined_.candidate(text, at)) {
     const auto found = user_defined_.longest(text.substr(at));

@@ -4,16 +4,16 @@
 #include <vector>
 
 #include "tokenizer/added_tokens.h"
-#include "tokenizer/bpe.h"
 #include "tokenizer/charsmap.h"
 #include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/subword_model.h"
 #include "tokenizer/token_list.h"
 #include "tokenizer/workspace.h"
 #include "zeroshard/tokenizer.h"
 
 namespace zeroshard {
 
-// A SentencePiece model of type BPE.
+// A SentencePiece model of type BPE or Unigram.
 class SentencePieceTokenizer : public Tokenizer {
  public:
   struct Options {
@@ -36,6 +36,7 @@ class SentencePieceTokenizer : public Tokenizer {
   void normalize(std::string_view text, std::string& result) const;
   std::string_view normalize_prefix(std::string_view& text) const;
   void encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const;
+  void encode_around_user_defined(std::string_view text, Workspace& workspace, std::vector<int32_t>& ids) const;
 
   TokenList tokens_;
   std::vector<Type> types_;
@@ -45,7 +46,7 @@ class SentencePieceTokenizer : public Tokenizer {
   Charsmap charsmap_;
   PrefixTrie user_defined_;
   AddedTokens control_;
-  Bpe bpe_;
+  SubwordModel model_;
   mutable WorkspacePool workspaces_;
 };
 

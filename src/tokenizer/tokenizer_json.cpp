@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "tokenizer/byte_level.h"
-#include "tokenizer/tokenizer_json_bpe.h"
+#include "tokenizer/tokenizer_json_model.h"
 #include "tokenizer/utf8.h"
 
 namespace zeroshard {
@@ -34,7 +34,7 @@ JsonTokenizer::JsonTokenizer(const JsonField& root, const BoundaryTokens& bounda
     : tokens_(read_tokens(root)),
       normalizer_(root.optional("normalizer")),
       pre_tokenizer_(root.optional("pre_tokenizer")),
-      bpe_(read_bpe(root["model"], pre_tokenizer_.byte_level())),
+      model_(read_model(root["model"], pre_tokenizer_.byte_level())),
       decoder_(root.optional("decoder")) {
   root.allow_only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
                    "decoder", "model"});
@@ -106,7 +106,7 @@ std::vector<int32_t> JsonTokenizer::encode(std::string_view text, bool add_speci
 void JsonTokenizer::encode_part(std::string_view part, bool at_start, bool parse_special, Workspace& workspace,
                                 std::vector<int32_t>& ids) const {
   part = normalizer_.apply(part, workspace);
-  const auto word = [&](std::string_view text) { bpe_.encode(text, workspace.bpe, ids); };
+  const auto word = [&](std::string_view text) { encode_word(model_, text, workspace.model, ids); };
   added_normalized_.cut(
       part, parse_special,
       [&](size_t begin, size_t end) {

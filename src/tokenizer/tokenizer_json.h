@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "tokenizer/added_tokens.h"
-#include "tokenizer/bpe.h"
 #include "tokenizer/decoder.h"
 #include "tokenizer/json_field.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/special_ids.h"
+#include "tokenizer/subword_model.h"
 #include "tokenizer/token_list.h"
 #include "tokenizer/workspace.h"
 #include "zeroshard/tokenizer.h"
@@ -21,7 +21,7 @@ struct BoundaryTokens {
   std::string bos, eos;  // empty: none
 };
 
-// A tokenizer as Hugging Face's `tokenizers` writes it, with a BPE model.
+// A tokenizer as Hugging Face's `tokenizers` writes it, with a model of type BPE or Unigram.
 class JsonTokenizer : public Tokenizer {
  public:
   // `file` is the contents of tokenizer.json, `name` what errors call it.
@@ -42,7 +42,7 @@ class JsonTokenizer : public Tokenizer {
   TokenList tokens_;
   Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;
-  Bpe bpe_;
+  SubwordModel model_;
   Decoder decoder_;
   AddedTokens added_, added_normalized_;  // found in the text as it is, and as normalized
   std::vector<uint8_t> special_;          // by id

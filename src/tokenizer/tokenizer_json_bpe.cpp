@@ -1,22 +1,15 @@
 #include "tokenizer/tokenizer_json_bpe.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 
+#include "tokenizer/byte_fallback.h"
 #include "tokenizer/byte_level.h"
-#include "tokenizer/byte_token.h"
 
 namespace zeroshard {
 namespace {
 
-// Ids need not be without gaps, but nothing is allocated for many more than there are tokens.
-int64_t most_ids(size_t tokens) {
-  return static_cast<int64_t>(tokens) * 8 + 65536;
-}
-
 void check_options(const JsonField& model) {
-  if (model.type() != "BPE") model["type"].refuse("of models, BPE is");
   model.allow_only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                     "byte_fallback", "ignore_merges", "vocab", "merges"});
   if (model.has("dropout") && model["dropout"].json() != 0.0) model["dropout"].refuse("no dropout is");
@@ -68,9 +61,7 @@ void read_unknown(const JsonField& model, const StringTable& ids, bool complete,
     if (unknown.id < 0) model["unk_token"].refuse("it must be in the vocabulary");
     unknown.fuse = model.boolean_or("fuse_unk", false);
   }
-  if (!model.boolean_or("byte_fallback", false)) return;
-  if (byte_level) model["byte_fallback"].refuse("it is so with ByteLevel only when the vocabulary has every byte");
-  for (size_t byte = 0; byte < 256; ++byte) unknown.bytes[byte] = ids.find(token_of_byte(byte));
+  unknown.bytes = read_byte_fallback(model, ids, byte_level);
 }
 
 // Whether `text` has another character directly before a U+2581.
@@ -82,28 +73,6 @@ bool has_space_inside(std::string_view text) {
 }
 
 }  // namespace
-
-TokenList read_tokens(const JsonField& root) {
-  const JsonField vocab = root["model"]["vocab"];
-  if (!vocab.json().is_object()) vocab.refuse("it must be an object of tokens and ids");
-  const size_t added = root.has("added_tokens") ? root["added_tokens"].json().size() : 0;
-  const int64_t most = most_ids(vocab.json().size() + added);
-  int64_t size = 0;
-  for (const auto& [text, id] : vocab.json().items()) {
-    if (!JsonField::is_integer(id, 0, most)) vocab.member(text, id).refuse(concat("ids are from 0 to ", most));
-    size = std::max(size, 1 + id.get<int64_t>());
-  }
-  if (root.has("added_tokens")) {
-    root["added_tokens"].each([&](const JsonField& token) { size = std::max(size, 1 + token["id"].integer(0, most)); });
-  }
-  TokenList tokens(size);
-  for (const auto& [text, id] : vocab.json().items()) {
-    const auto value = id.get<int32_t>();
-    if (!tokens.set(value, text))
-      vocab.member(text, id).refuse(concat("it is the id of '", tokens.text(value), "' too"));
-  }
-  return tokens;
-}
 
 Bpe read_bpe(const JsonField& model, bool byte_level) {
   check_options(model);
@@ -139,7 +108,7 @@ Bpe read_bpe(const JsonField& model, bool byte_level) {
   return Bpe(std::move(parts));
 }
 
-void add_to_digest(const JsonField& model, TokenizerDigest& digest) {
+void add_bpe_to_digest(const JsonField& model, TokenizerDigest& digest) {
   each_merge(model["merges"], [&](std::string_view left, std::string_view right, size_t) {
     digest.add(left);
     digest.add(right);

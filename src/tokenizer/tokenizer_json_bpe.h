@@ -5,11 +5,9 @@
 
 namespace zeroshard {
 
-// The tokens of tokenizer.json's model and its added tokens.
-TokenList read_tokens(const JsonField& root);
-// The model itself. `byte_level`: its tokens are written in GPT-2's alphabet.
+// tokenizer.json's model of type BPE. `byte_level`: its tokens are written in GPT-2's alphabet.
 Bpe read_bpe(const JsonField& model, bool byte_level);
-// What identifies the model.
-void add_to_digest(const JsonField& model, TokenizerDigest& digest);
+// What identifies it, without its tokens.
+void add_bpe_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

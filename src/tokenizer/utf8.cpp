@@ -37,6 +37,12 @@ CodePoint decode_utf8(std::string_view text) {
   return {code, length, true};
 }
 
+CodePoint last_character(std::string_view text) {
+  size_t begin = text.size() - 1;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+  return decode_utf8(text.substr(begin));
+}
+
 void append_utf8(std::string& text, char32_t code) {
   const auto put = [&](char32_t byte) { text += static_cast<char>(static_cast<unsigned char>(byte)); };
   if (code < 0x80) return put(code);
@@ -83,6 +89,22 @@ std::string_view well_formed_utf8(std::string_view text, std::string& storage) {
   if (is_valid_utf8(text)) return text;
   storage = replace_invalid_utf8(text);
   return storage;
+}
+
+size_t grapheme_length(std::string_view text) {
+  const auto is_ascii = [&](size_t at) { return at >= text.size() || static_cast<unsigned char>(text[at]) < 0x80; };
+  if (is_ascii(0) && is_ascii(1)) return text.starts_with("\r\n") ? 2 : 1;
+  utf8proc_int32_t state = 0;
+  CodePoint last = decode_utf8(text);
+  for (size_t at = last.bytes; at < text.size(); at += last.bytes) {
+    const CodePoint next = decode_utf8(text.substr(at));
+    if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(last.code),
+                                         static_cast<utf8proc_int32_t>(next.code), &state)) {
+      return at;
+    }
+    last = next;
+  }
+  return text.size();
 }
 
 bool is_white_space(char32_t code) {

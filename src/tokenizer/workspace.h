@@ -4,15 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "tokenizer/bpe.h"
 #include "tokenizer/regex.h"
+#include "tokenizer/subword_model.h"
 
 namespace zeroshard {
 
 // What a call of encode() works with; one call at a time.
 struct Workspace {
   Regex::Scratch regex;
-  Bpe::Scratch bpe;
+  SubwordScratch model;
   std::string well_formed, normalized, spare;
   std::vector<std::string> steps;  // texts that steps of the pre-tokenizer changed
 };

@@ -169,6 +169,31 @@ def assigned_code(draw):
             return code
 
 
+def fields_of(message, number):
+    """The byte strings that a protocol buffer has as the fields of that number."""
+    found, at = [], 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key = varint()
+        if key & 7 == 0:
+            varint()
+            continue
+        length = varint() if key & 7 == 2 else {1: 8, 5: 4}[key & 7]
+        if key & 7 == 2 and key >> 3 == number:
+            found.append(message[at : at + length])
+        at += length
+    return found
+
+
 def frames(items):
     return b"".join(struct.pack("<q", len(item)) + item for item in items)
 

@@ -1,5 +1,7 @@
+#include <cmath>
 #include <cstring>
 
+#include "tokenizer/byte_token.h"
 #include "tokenizer/charsmap.h"
 #include "tokenizer/sentencepiece_model.h"
 #include "tokenizer/sentencepiece_tokenizer.h"
@@ -73,22 +75,70 @@ TEST(SentencePiece, NormalizerSettings) {
   EXPECT_EQ(prefixed->decode({3, 6}, false), " a");
 }
 
+std::string byte_pieces() {
+  std::string bytes;
+  for (size_t byte = 0; byte < 256; ++byte) bytes += piece(token_of_byte(byte), 0, Type::kByte);
+  return bytes;
+}
+
 TEST(SentencePiece, ByteFallback) {
-  std::string bytes = model_bytes(number(35, 1));
-  for (int byte = 0; byte < 256; ++byte) {
-    char name[8];
-    std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(byte));
-    bytes += piece(name, 0, Type::kByte);
-  }
-  const auto tokenizer = load(bytes);
+  const auto tokenizer = load(model_bytes(number(35, 1)) + byte_pieces());
   EXPECT_EQ(tokenizer->encode("a\xC3\xA9x", false, false), Ids({6, 10 + 0xC3, 10 + 0xA9, 10 + 'x'}));
   EXPECT_EQ(tokenizer->encode("\xFF", false, false), Ids({3, 10 + 0xEF, 10 + 0xBF, 10 + 0xBD}));
   EXPECT_EQ(tokenizer->decode({6, 10 + 0xC3, 10 + 0xA9, 10 + 0xC3}, false), "a\xC3\xA9\xC3");
 }
 
+// Without a type, as SentencePiece's default has it.
+std::string unigram_bytes(const std::string& trainer = "", const std::string& normalizer = "") {
+  return pieces() + text(2, trainer) + text(3, normalizer);
+}
+
+TEST(SentencePiece, UnigramModels) {
+  const auto tokenizer = load(unigram_bytes());
+  EXPECT_EQ(tokenizer->encode("ab a", true, false), Ids({1, 3, 7, 3, 4}));  // -1 - 2 is better than -4
+  EXPECT_EQ(tokenizer->encode("bab", false, false), Ids({3, 5, 7}));        // -5 is as good as -2 - 3, and longer
+  EXPECT_EQ(tokenizer->encode("bxyxxzyb", false, false), Ids({3, 5, 8, 0, 5}));
+  EXPECT_EQ(tokenizer->encode("a@@@b<s>", false, false), Ids({3, 4, 0, 9, 5, 0}));  // names of others are no pieces
+  EXPECT_EQ(tokenizer->encode("a<s>b", false, true), Ids({3, 4, 1, 3, 5}));
+  EXPECT_EQ(tokenizer->decode({1, 6, 3, 7, 0, 2}, true), "a ab \xE2\x81\x87 ");
+  // UNUSED pieces are decoded, and never found.
+  const auto unused = load(unigram_bytes() + piece("bb", 9, Type::kUnused));
+  EXPECT_EQ(unused->encode("bb", false, false), Ids({3, 5, 5}));
+  EXPECT_EQ(unused->decode({10}, false), "bb");
+}
+
+// Their scores grow with their length.
+TEST(SentencePiece, UserDefinedPiecesOfUnigramModelsArePartOfTheSum) {
+  const auto tokenizer =
+      load(unigram_bytes("", number(3, 0)) + piece("zw", -1) + piece("w", -1) + piece("@@z", 0, Type::kUserDefined));
+  EXPECT_EQ(tokenizer->encode("@@zw", false, false), Ids({12, 11}));
+}
+
+TEST(SentencePiece, UnigramModelsWithByteFallback) {
+  const auto tokenizer = load(unigram_bytes(number(35, 1)) + byte_pieces());
+  EXPECT_EQ(tokenizer->encode("a\xC3\xA9x", false, false), Ids({3, 4, 10 + 0xC3, 10 + 0xA9, 10 + 'x'}));
+  EXPECT_EQ(tokenizer->decode({6, 10 + 0xC3, 10 + 0xA9}, false), "a\xC3\xA9");
+}
+
+TEST(SentencePiece, WhatIsNotSupportedInUnigramModelsIsNamed) {
+  const std::pair<std::string, const char*> cases[] = {
+      {unigram_bytes(number(24, 1)), "treat_whitespace_as_suffix"},
+      {unigram_bytes("", number(5, 0)), "escape_whitespaces"},
+      {unigram_bytes(number(35, 1)), "has 0 byte pieces, with byte_fallback = true"},
+      {unigram_bytes() + piece("<u>", 0, Type::kUnknown), "two unknown pieces"},
+      {piece("a", 0), "has no unknown piece"},
+      {unigram_bytes() + piece("n", INFINITY), "the score of the piece 'n' is infinite"},
+      {unigram_bytes() + piece(std::string(2000, 'n'), 0), "has a piece of 2000 bytes"},
+  };
+  for (const auto& [bytes, message] : cases) {
+    const std::string error = error_of([&, &bytes = bytes] { load(bytes); });
+    EXPECT_NE(error.find(message), std::string::npos) << message << ": '" << error << "'";
+  }
+}
+
 TEST(SentencePiece, WhatIsNotSupportedIsNamed) {
   const std::pair<std::string, const char*> cases[] = {
-      {pieces(), "'m.model' is of type unigram, which is not supported"},
+      {pieces() + text(2, number(3, 3)), "'m.model' is of type word, which is not supported: BPE and unigram are"},
       {pieces() + text(2, number(3, 4)), "is of type char"},
       {pieces() + text(2, number(3, 9)), "the model type is 9"},
       {model_bytes(number(24, 1)), "treat_whitespace_as_suffix"},
@@ -123,14 +173,16 @@ TEST(SentencePiece, AModelCutAnywhereIsAnErrorOrASmallerModel) {
   int errors = 0;
   for (size_t bytes = 0; bytes < whole.size(); ++bytes)
     errors += error_of([&] { load(whole.substr(0, bytes)); }).empty() ? 0 : 1;
-  // The trainer's part, without which it is no BPE model, is behind the pieces; the normalizer's may be absent.
-  EXPECT_EQ(errors, static_cast<int>(whole.size()) - 1);
+  // What may be absent: pieces behind the unknown one, the trainer's part (then it is a Unigram model), the
+  // normalizer's.
+  EXPECT_EQ(errors, static_cast<int>(whole.size()) - 11);
 }
 
 TEST(SentencePiece, DigestsTellModelsApart) {
   const std::string digest = load(model_bytes())->digest();
   EXPECT_EQ(load(model_bytes(text(44, "unk")))->digest(), digest);  // decodes differently, that is all
   EXPECT_NE(load(model_bytes("", number(3, 0)))->digest(), digest);
+  EXPECT_NE(load(unigram_bytes())->digest(), digest);
   EXPECT_NE(load(model_bytes(), {.add_bos = false})->digest(), digest);
   EXPECT_NE(load(model_bytes() + piece("c", -9))->digest(), digest);
   EXPECT_NE(load(model_bytes() + piece("c", -9))->digest(), load(model_bytes() + piece("c", -8))->digest());

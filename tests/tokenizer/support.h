@@ -31,6 +31,15 @@ inline Json small_tokenizer() {
       "merges": ["a b", ["ab", "c"], "▁ a", "c c"]}})");
 }
 
+// A Unigram model of some letters; of its added tokens one is in the vocabulary.
+inline Json small_unigram() {
+  return Json::parse(R"({
+    "added_tokens": [{"id": 1, "content": "</s>", "special": true}, {"id": 9, "content": "<x>", "special": true}],
+    "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+    "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+      "vocab": [["<unk>", 0], ["</s>", 0.0], ["a", -2.5], ["b", -3], ["ab", -4.5], ["\u2581a", -5.0], ["é", -6]]}})");
+}
+
 inline std::unique_ptr<Tokenizer> make(const Json& json) {
   return std::make_unique<JsonTokenizer>(json, "tokenizer.json", BoundaryTokens{});
 }

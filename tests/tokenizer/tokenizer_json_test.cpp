@@ -1,12 +1,14 @@
+#include <span>
 #include <thread>
 
+#include "base/base64.h"
+#include "tokenizer/charsmap.h"
 #include "tokenizer/support.h"
 
 namespace zeroshard::testing {
 namespace {
 
-std::string error_with(const char* pointer, const Json& value) {
-  Json json = small_tokenizer();
+std::string error_with(const char* pointer, const Json& value, Json json = small_tokenizer()) {
   json[Json::json_pointer(pointer)] = value;
   return error_of([&] { make(json); });
 }
@@ -92,7 +94,8 @@ TEST(TokenizerJson, ManyThreadsEncodeAtOnce) {
 
 TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
   const std::pair<std::pair<const char*, Json>, const char*> cases[] = {
-      {{"/model/type", "Unigram"}, "tokenizer.json.model.type = \"Unigram\" is not supported"},
+      {{"/model/type", "WordPiece"}, "tokenizer.json.model.type = \"WordPiece\" is not supported: of models, BPE and"},
+      {{"/model/type", "Unigram"}, "is not supported: it must be an array of tokens and scores"},
       {{"/model/dropout", 0.1}, "tokenizer.json.model.dropout = 0.1"},
       {{"/model/end_of_word_suffix", "</w>"}, "tokenizer.json.model.end_of_word_suffix = \"</w>\""},
       {{"/model/continuing_subword_prefix", "##"}, "continuing_subword_prefix = \"##\""},
@@ -112,9 +115,13 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
       {{"/extra", true}, "tokenizer.json.extra = true"},
       {{"/normalizer", {{"type", "BertNormalizer"}}}, "tokenizer.json.normalizer.type = \"BertNormalizer\""},
       {{"/normalizer", {{"type", "NFC"}, {"x", 1}}}, "tokenizer.json.normalizer.x = 1"},
-      {{"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "Nmt"}}}}}},
-       "tokenizer.json.normalizer.normalizers[0].type = \"Nmt\""},
+      {{"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "ByteLevel"}}}}}},
+       "tokenizer.json.normalizer.normalizers[0].type = \"ByteLevel\""},
       {{"/normalizer", {{"type", "Replace"}, {"content", ""}, {"pattern", {{"String", ""}}}}}, "normalizer.pattern"},
+      {{"/normalizer", {{"type", "Strip"}, {"strip_left", true}}}, "tokenizer.json.normalizer lacks 'strip_right'"},
+      {{"/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", "AAA"}}}, "is not supported: not base64: 3"},
+      {{"/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", "AAAAAAAA"}}}, "rules of 6 bytes"},
+      {{"/normalizer", {{"type", "Lowercase"}, {"x", 1}}}, "tokenizer.json.normalizer.x = 1"},
       {{"/pre_tokenizer", {{"type", "BertPreTokenizer"}}}, "tokenizer.json.pre_tokenizer.type = \"BertPreTokenizer\""},
       {{"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "__"}}}, "pre_tokenizer.replacement = \"__\""},
       {{"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "x"}}}, "prepend_scheme"},
@@ -138,13 +145,119 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
 }
 
 TEST(TokenizerJson, EveryFieldOfAnotherTypeIsAnErrorOfItsOwn) {
-  const Json whole = small_tokenizer().flatten();
-  for (const auto& [pointer, value] : whole.items()) {
-    for (const Json& other : {Json(nullptr), Json(-7), Json("~"), Json::array({1}), Json::object({{"~", 2}})}) {
-      if (value == other) continue;
-      const std::string error = error_with(pointer.c_str(), other);
-      EXPECT_EQ(error.find("json.exception"), std::string::npos) << pointer << " " << other << ": " << error;
+  for (const Json& tokenizer : {small_tokenizer(), small_unigram()}) {
+    const Json whole = tokenizer.flatten();
+    for (const auto& [pointer, value] : whole.items()) {
+      for (const Json& other : {Json(nullptr), Json(-7), Json("~"), Json::array({1}), Json::object({{"~", 2}})}) {
+        if (value == other) continue;
+        const std::string error = error_with(pointer.c_str(), other, tokenizer);
+        EXPECT_EQ(error.find("json.exception"), std::string::npos) << pointer << " " << other << ": " << error;
+      }
     }
+  }
+}
+
+// A compiled charsmap, with its two rules: A becomes a, AB becomes z.
+std::string small_charsmap() {
+  constexpr uint32_t kEnds = 1U << 8, kLeaf = 1U << 31;
+  std::vector<uint32_t> units(0x301, 0);
+  const auto offset = [](uint32_t from, uint32_t to) { return (from ^ to) << 10; };
+  units[0] = offset(0, 0x100);
+  units[0x100 ^ 'A'] = 'A' | kEnds | offset(0x100 ^ 'A', 0x200);
+  units[0x200] = kLeaf | 0;
+  units[0x200 ^ 'B'] = 'B' | kEnds | offset(0x200 ^ 'B', 0x300);
+  units[0x300] = kLeaf | 2;
+  units.insert(units.begin(), static_cast<uint32_t>(units.size() * sizeof units[0]));
+  return {std::string(reinterpret_cast<const char*>(units.data()), units.size() * sizeof units[0]) +
+          std::string("a\0z\0", 4)};  // as it is on this machine
+}
+
+TEST(Charsmap, RulesAreAppliedAsEachLibraryDoes) {
+  const Charsmap charsmap(small_charsmap(), "m");
+  EXPECT_EQ(charsmap.longest("ABC").bytes, 2U);
+  EXPECT_EQ(charsmap.longest("ABC").replacement, "z");
+  EXPECT_EQ(charsmap.longest("BA").bytes, 0U);
+  EXPECT_EQ(charsmap.apply_to_graphemes("ABCé"), "aBCé");
+  // A grapheme becomes what its beginning does; a long one is taken apart.
+  EXPECT_EQ(charsmap.apply_to_graphemes("A\u0301A\u0301\u0301\u0301"), "aa\u0301\u0301\u0301");
+  EXPECT_EQ(charsmap.apply_to_graphemes(""), "");
+}
+
+TEST(TokenizerJson, Normalizers) {
+  const auto normalized = [](const Json& normalizer, const std::string& text) {
+    Json json = byte_tokenizer();
+    json["normalizer"] = normalizer;
+    const auto tokenizer = make(json);
+    return tokenizer->decode(tokenizer->encode(text, false, false), false);
+  };
+  const auto named = [](const char* type) { return Json{{"type", type}}; };
+  EXPECT_EQ(normalized(named("Lowercase"), "ÀΣ\u0130ǅ1"), "àσi\u0307ǆ1");
+  EXPECT_EQ(normalized(named("StripAccents"), "e\u0301é\u093E."), "eé.");
+  EXPECT_EQ(normalized(named("Nmt"), std::string("a\0\1\tb\u200Bc\u2581\u008F", 12)), std::string("a\0 b c ", 7));
+  const auto strip = [](bool left, bool right) {
+    return Json{{"type", "Strip"}, {"strip_left", left}, {"strip_right", right}};
+  };
+  EXPECT_EQ(normalized(strip(true, false), " \u3000a b\n"), "a b\n");
+  EXPECT_EQ(normalized(strip(false, true), " a b\n\u2028"), " a b");
+  EXPECT_EQ(normalized(strip(true, true), " \n "), "");
+  const std::string bytes = small_charsmap();
+  const Json precompiled = {{"type", "Precompiled"},
+                            {"precompiled_charsmap", to_base64(std::as_bytes(std::span(bytes)))}};
+  EXPECT_EQ(normalized(precompiled, "BAB"), "BaB");
+  EXPECT_EQ(normalized({{"type", "Sequence"}, {"normalizers", {precompiled, named("Lowercase")}}}, "BAB"), "bab");
+}
+
+TEST(TokenizerJson, UnigramModels) {
+  Json json = small_unigram();
+  EXPECT_EQ(make(json)->encode("abxyb\u2581aé", false, false), Ids({4, 0, 3, 5, 6}));
+  EXPECT_EQ(make(json)->encode("ab</s><x>", false, true), Ids({4, 1, 9}));
+  EXPECT_EQ(make(json)->encode("b</s><unk>x", false, false), Ids({3, 1, 0}));  // each name in the vocabulary is a piece
+  EXPECT_EQ(make(json)->vocab_size(), 10);
+  EXPECT_EQ(make(json)->decode({4, 1, 6}, true), "ab é");
+  json["model"]["vocab"].push_back({"ab", -9});  // the last of equal ones counts
+  EXPECT_EQ(make(json)->encode("ab", false, false), Ids({2, 3}));
+  EXPECT_EQ(make(json)->id_of("ab"), 7);
+  json = small_unigram();
+  json["model"]["unk_id"] = nullptr;
+  EXPECT_EQ(make(json)->encode("ab", false, false), Ids({4}));
+  EXPECT_NE(error_of([&] { make(json)->encode("abx", false, false); }).find("the text has 'x'"), std::string::npos);
+}
+
+TEST(TokenizerJson, WhatIsNotSupportedInUnigramModelsIsNamed) {
+  const std::pair<std::pair<const char*, Json>, const char*> cases[] = {
+      {{"/model/vocab", Json::object({{"a", 1}})}, "tokenizer.json.model.vocab = {\"a\":1}"},
+      {{"/model/vocab", Json::array()}, "model.vocab = [] is not supported: it must be an array of tokens and scores"},
+      {{"/model/vocab/2", {"a", "b"}}, "model.vocab[2] = [\"a\",\"b\"] is not supported: it must be a token"},
+      {{"/model/vocab/2", {"a", 1, 2}}, "model.vocab[2]"},
+      {{"/model/vocab/2/0", std::string(1025, 'a')}, "a token of at most 1024 bytes and its score"},
+      {{"/model/unk_id", 7}, "model.unk_id must be an integer from 0 to 6, not 7"},
+      {{"/model/merges", Json::array()}, "model.merges = []"},
+      {{"/model/nbest_size", 3}, "model.nbest_size = 3 is not supported: no sampling is"},
+      {{"/added_tokens/0/id", 2}, "the vocabulary has this token as 1"},
+  };
+  for (const auto& [change, message] : cases) {
+    const std::string error = error_with(change.first, change.second, small_unigram());
+    EXPECT_NE(error.find(message), std::string::npos) << change.first << ": '" << error << "'";
+  }
+  Json json = small_unigram();
+  json["pre_tokenizer"] = {{"type", "ByteLevel"}};
+  EXPECT_EQ(error_of([&] { make(json); }), "");
+  json["model"]["byte_fallback"] = true;
+  EXPECT_NE(error_of([&] { make(json); }).find("model.byte_fallback = true is not supported"), std::string::npos);
+}
+
+TEST(TokenizerJson, DigestsTellUnigramModelsApart) {
+  const std::string digest = make(small_unigram())->digest();
+  EXPECT_EQ(make(small_unigram())->digest(), digest);
+  const std::pair<const char*, Json> changes[] = {{"/model/vocab/2/1", -2.25},
+                                                  {"/model/vocab/2/0", "c"},
+                                                  {"/model/unk_id", 1},
+                                                  {"/model/unk_id", nullptr},
+                                                  {"/model/byte_fallback", true}};
+  for (const auto& [pointer, value] : changes) {
+    Json json = small_unigram();
+    json[Json::json_pointer(pointer)] = value;
+    EXPECT_NE(make(json)->digest(), digest) << pointer;
   }
 }
 

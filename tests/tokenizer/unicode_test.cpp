@@ -83,6 +83,21 @@ TEST(UnicodeForm, ALongRunOfMarksIsSorted) {
   EXPECT_EQ(to_form(utf8(marks), UnicodeForm::kNfc), utf8(sorted));
 }
 
+TEST(Utf8, GraphemesAreWhatReadersTakeForCharacters) {
+  const std::pair<std::u32string, size_t> cases[] = {{U"ab", 1},
+                                                     {U"\r\nb", 2},
+                                                     {U"\n\r", 1},
+                                                     {U"a\u0301\u0302b", 5},
+                                                     {U"\u00e9a", 2},
+                                                     {U"\U0001F1E6\U0001F1E7\U0001F1E8", 8},
+                                                     {U"\U0001F44D\U0001F3FDx", 8},
+                                                     {U"\u1100\u1161", 6},
+                                                     {U"\u4e00\u4e00", 3},
+                                                     {U"a", 1},
+                                                     {U"\u0301", 2}};
+  for (const auto& [text, bytes] : cases) EXPECT_EQ(grapheme_length(utf8(text)), bytes) << utf8(text);
+}
+
 TEST(Properties, SpacesAndWords) {
   for (const char32_t code : {U' ', U'\t', U'\r', U'\u0085', U'\u00a0', U'\u2028', U'\u3000'})
     EXPECT_TRUE(is_white_space(code)) << uint32_t{code};

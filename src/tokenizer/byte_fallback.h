@@ -1,0 +1,18 @@
+#pragma once
+#include "tokenizer/byte_token.h"
+#include "tokenizer/json_field.h"
+#include "tokenizer/tables.h"
+
+namespace zeroshard {
+
+// What tokenizer.json's model does with the bytes of what it does not know: the ids of <0x00> to <0xFF>, as far as
+// there are such tokens, when it has `byte_fallback`. `ids`: its tokens as written.
+inline ByteIds read_byte_fallback(const JsonField& model, const StringTable& ids, bool byte_level) {
+  ByteIds bytes = no_byte_ids();
+  if (!model.boolean_or("byte_fallback", false)) return bytes;
+  if (byte_level) model["byte_fallback"].refuse("with ByteLevel every byte must be in the vocabulary instead");
+  for (size_t byte = 0; byte < 256; ++byte) bytes[byte] = ids.find(token_of_byte(byte));
+  return bytes;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+
+#include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/unigram.h"
+
+namespace zeroshard {
+
+// Throws ValueError naming `name` for what is not supported.
+Unigram unigram_of(const SentencePieceModel& model, const std::string& name);
+
+}  // namespace zeroshard

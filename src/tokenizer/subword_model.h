@@ -1,0 +1,31 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tokenizer/bpe.h"
+#include "tokenizer/unigram.h"
+
+namespace zeroshard {
+
+// What turns words into ids.
+using SubwordModel = std::variant<Bpe, Unigram>;
+
+// What encode_word() works with; one call at a time. Only the part of the model that is used takes memory.
+struct SubwordScratch {
+  Bpe::Scratch bpe;
+  Unigram::Scratch unigram;
+};
+
+// Appends the ids of `word`.
+inline void encode_word(const SubwordModel& model, std::string_view word, SubwordScratch& scratch,
+                        std::vector<int32_t>& out) {
+  if (const auto* bpe = std::get_if<Bpe>(&model)) {
+    bpe->encode(word, scratch.bpe, out);
+  } else {
+    std::get<Unigram>(model).encode(word, scratch.unigram, out);
+  }
+}
+
+}  // namespace zeroshard

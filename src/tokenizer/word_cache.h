@@ -1,0 +1,48 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/tables.h"
+
+namespace zeroshard {
+
+// The ids of short words seen before. Direct-mapped: a new word takes the place of an older one, so it never grows
+// beyond the 2 MiB that the first word allocates.
+class WordCache {
+ public:
+  static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
+
+  // Appends the ids of `word`: those that are here, or those that append_ids() appends, which are kept.
+  template <typename AppendIds>
+  void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
+    if (word.size() > kMaxBytes) return append_ids();
+    const uint64_t hash = hash_text(word);
+    if (find(word, hash, out)) return;
+    const size_t before = out.size();
+    append_ids();
+    put(word, hash, out.data() + before, out.size() - before);
+  }
+
+  // Appends the ids of `word` and returns true when it is there.
+  bool find(std::string_view word, uint64_t hash, std::vector<int32_t>& out) const {
+    if (entries_.empty()) return false;
+    const Entry& entry = entries_[hash % kEntries];
+    if (entry.bytes != word.size() || std::string_view(entry.text, entry.bytes) != word) return false;
+    out.insert(out.end(), entry.ids, entry.ids + entry.count);
+    return true;
+  }
+  // Ignores what is too long.
+  void put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count);
+
+ private:
+  static constexpr size_t kEntries = size_t{1} << 15;
+  struct alignas(64) Entry {
+    uint8_t bytes = 0, count = 0;  // bytes 0: free
+    char text[kMaxBytes] = {};
+    int32_t ids[kMaxIds] = {};
+  };
+  std::vector<Entry> entries_;
+};
+
+}  // namespace zeroshard
