@@ -20,9 +20,10 @@ using Format = TokenizeOptions::Format;
 
 [[noreturn]] void throw_no_plugin(const std::string& path, const std::string& reason) {
   throw ValueError(
-      concat("cannot read ", path, ": Parquet is read by ", kParquetPluginFile,
-             ", which is a part of zeroshard where the Python package pyarrow was there when it was built; ", reason,
-             ". Install pyarrow and build zeroshard again, or convert the file to JSON lines"));
+      concat("cannot read ", path, ": that takes ", kParquetPluginFile,
+             ", which zeroshard has where pyarrow was there when it was built (", reason,
+             "). Install the Python package pyarrow and build zeroshard again, or convert the file to JSON "
+             "lines"));
 }
 
 std::string library() {
