@@ -308,6 +308,32 @@ def test_a_damaged_file_is_an_error(model, tmp_path, name):
     assert errors >= 14 + 10
 
 
+LIES = {
+    "index": (pa.array(["a", "b", "c", "a", "b"]).dictionary_encode(), 1, "a string is not in the column's dictionary"),
+    "count": (pa.array(["a", "b", "c", "a", "b"]), 2, "row group 0 lacks 1 of its rows"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_a_page_says_is_compared(model, tmp_path, name):
+    """Arrow itself takes these, and would give less, or what lies behind the dictionary."""
+    column, bit, wanted = LIES[name]
+    path = tmp_path / "in.parquet"
+    schema = pa.schema([pa.field("text", column.type, nullable=False)])
+    how = {"compression": "none", "write_statistics": False, "use_dictionary": name == "index"}
+    pq.write_table(pa.table([column], schema=schema), path, **how)
+    whole = path.read_bytes()
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
+    messages = set()
+    for at in range(chunk.data_page_offset, end):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        result = run(model, tmp_path / "out", "--threads", "1", path)
+        assert result.returncode in (0, 1), result
+        messages.add(result.stderr.decode().split(": ")[-1].strip())
+    assert wanted in messages, messages
+
+
 def test_memory_does_not_grow_with_the_row_group(model, tmp_path):
     def peak(rows):
         text = "many words " * 400
