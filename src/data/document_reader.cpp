@@ -4,9 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
+#include "data/parquet_reader.h"
 
 namespace zeroshard {
 namespace {
@@ -29,22 +31,26 @@ void check_stop(const std::atomic<bool>* stop) {
   if (stop != nullptr && stop->load()) throw Error("interrupted");
 }
 
-LineReader::LineReader(const std::string& path, const std::atomic<bool>* stop) : path_(path), fd_(0), stop_(stop) {
-  if (path == "-") {
-    path_ = "standard input";
-    return;
-  }
+OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* stop) {
   ZS_CHECK(!path.empty() && path.find('\0') == path.npos, "the path of an input is empty or contains a zero byte");
-  fd_ = retry_interrupted([&] {
+  const int fd = retry_interrupted([&] {
     check_stop(stop);
-    const int result = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    const int result = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | flags);
     return result < 0 ? -errno : result;
   });
-  check_io(fd_, "open", path);
-  owned_ = OpenFd(posix_io(), fd_);
+  check_io(fd, "open", path);
+  OpenFd owned(posix_io(), fd);
   struct stat found;
-  if (::fstat(fd_, &found) == 0 && S_ISDIR(found.st_mode))
+  if (::fstat(fd, &found) == 0 && S_ISDIR(found.st_mode))
     throw IoError(concat("cannot read ", path, ": it is a directory; name the files in it"));
+  return owned;
+}
+
+LineReader::LineReader(const std::string& path, const std::atomic<bool>* stop)
+    : LineSource(path == "-" ? "standard input" : path), fd_(0), stop_(stop) {
+  if (path == "-") return;
+  owned_ = open_input(path, 0, stop);
+  fd_ = owned_.get();
 }
 
 bool LineReader::fill() {
@@ -61,6 +67,7 @@ bool LineReader::fill() {
   buffer_.resize(size + size_t(std::max<int64_t>(got, 0)));
   check_io(got, "read", path_);
   bytes_ += got;
+  if (line_ == 0) refuse_parquet(buffer_, path_);
   return got > 0;
 }
 
@@ -84,18 +91,28 @@ bool LineReader::next(std::string_view& line, int64_t max_bytes) {
 }
 
 DocumentReader::DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options)
-    : inputs_(inputs), options_(options) {}
+    : inputs_(inputs), options_(options) {
+  // At once, and not when the files before are done.
+  const auto found = std::find_if(inputs.begin(), inputs.end(), is_parquet);
+  if (found != inputs.end()) parquet_ = &load_parquet_plugin(*found);
+}
 
 bool DocumentReader::is_json(const std::string& path) const {
   using Format = TokenizeOptions::Format;
+  if (is_parquet(path)) return true;
   if (options_.format != Format::kAuto) return options_.format != Format::kText;
   return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
+}
+
+std::unique_ptr<LineSource> DocumentReader::open(const std::string& path) const {
+  if (is_parquet(path)) return std::make_unique<ParquetReader>(*parquet_, path, options_);
+  return std::make_unique<LineReader>(path, options_.stop);
 }
 
 std::optional<RawDocument> DocumentReader::next() {
   for (; file_ < inputs_.size(); ++file_) {
     if (!reader_) {
-      reader_.emplace(inputs_[file_], options_.stop);
+      reader_ = open(inputs_[file_]);
       more_of_file_ = true;
     }
     if (std::optional<RawDocument> document = next_of_file()) return document;

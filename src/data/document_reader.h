@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "file/io.h"
@@ -10,31 +12,48 @@
 
 namespace zeroshard {
 
-// The lines of a file, pipe or device, one at a time.
-class LineReader {
- public:
-  // `path` "-": standard input. Throws IoError.
-  explicit LineReader(const std::string& path, const std::atomic<bool>* stop);
+struct ParquetPlugin;
 
-  // The next line with its newline, which the last one may lack; valid until the next call. False at the end. Throws
-  // ValueError for one of more than `max_bytes`.
-  bool next(std::string_view& line, int64_t max_bytes);
+// An input that consists of lines.
+class LineSource {
+ public:
+  virtual ~LineSource() = default;
+
+  // The next line with its newline, which it may lack; valid until the next call. False at the end. Throws ValueError
+  // for one of more than `max_bytes`.
+  virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
   int64_t line() const { return line_; }  // number of the last one, from 1
   int64_t bytes() const { return bytes_; }
 
+ protected:
+  explicit LineSource(std::string path) : path_(std::move(path)) {}
+
+  std::string path_;
+  int64_t line_ = 0, bytes_ = 0;
+};
+
+// The lines of a file, pipe or device.
+class LineReader : public LineSource {
+ public:
+  // `path` "-": standard input. Throws IoError.
+  LineReader(const std::string& path, const std::atomic<bool>* stop);
+
+  bool next(std::string_view& line, int64_t max_bytes) override;
+
  private:
   bool fill();
 
-  std::string path_;
   OpenFd owned_;
   int fd_;
   const std::atomic<bool>* stop_;
   std::string buffer_;
   size_t begin_ = 0, searched_ = 0;  // in buffer_: of the next line; no newline before
   bool ended_ = false;
-  int64_t line_ = 0, bytes_ = 0;
 };
+
+// Opens an input for reading, and refuses a directory. Throws IoError.
+OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* stop);
 
 // Throws Error when `stop` is set.
 void check_stop(const std::atomic<bool>* stop);
@@ -50,6 +69,7 @@ struct RawDocument {
 // The documents of all inputs, one after the other.
 class DocumentReader {
  public:
+  // Throws ValueError when there is a Parquet file and no reader of such files.
   DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
   // Empty at the end.
@@ -59,12 +79,14 @@ class DocumentReader {
  private:
   bool is_json(const std::string& path) const;
   bool ends_document(std::string_view line) const;
+  std::unique_ptr<LineSource> open(const std::string& path) const;
   std::optional<RawDocument> next_of_file();
   bool next_text(RawDocument& document);
 
   const std::vector<std::string>& inputs_;
   const TokenizeOptions& options_;
-  std::optional<LineReader> reader_;
+  const ParquetPlugin* parquet_ = nullptr;  // if an input needs it
+  std::unique_ptr<LineSource> reader_;
   size_t file_ = 0;
   bool more_of_file_ = true;
   int64_t bytes_ = 0;  // of the files before

@@ -50,7 +50,7 @@ class Tokens {
 }  // namespace
 
 bool is_text(const std::string& path) {
-  constexpr std::array kEnds = {".txt", ".jsonl", ".ndjson", ".json"};
+  constexpr std::array kEnds = {".txt", ".jsonl", ".ndjson", ".json", ".parquet"};
   return std::any_of(kEnds.begin(), kEnds.end(), [&](const char* end) { return path.ends_with(end); });
 }
 

@@ -66,6 +66,10 @@ def test_allowed_includes_are_clean(tmp_path):
             {"src/plan/a.cpp": '#include "zeroshard/e.h"\n', "include/zeroshard/e.h": "#include <c10/core/Device.h>\n"},
             "src/plan/a.cpp: 'plan' is torch-free, but includes zeroshard/e.h -> c10/core/Device.h",
         ),
+        (
+            {"src/data/a.cpp": "#include <arrow/array.h>\n", "src/parquet_plugin/a.cpp": "#include <arrow/array.h>\n"},
+            "src/data/a.cpp:1: includes arrow/array.h: Arrow belongs into src/parquet_plugin alone",
+        ),
         ({"src/misc/a.h": ""}, "src/misc/a.h: module 'misc' is not in the table of tools/check_layers.py"),
         ({"bench/a.py": "x = 1\n" * 601}, "bench/a.py: 601 lines, the limit is 600: split it"),
     ],

@@ -1,0 +1,213 @@
+#include "parquet_plugin/json_cells.h"
+
+#include <arrow/type.h>
+#include <arrow/util/utf8.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace zeroshard {
+namespace {
+
+using arrow::Type;
+
+// A column of nulls.
+class JsonNulls : public JsonCells {
+ public:
+  void append(std::string& json, int64_t) const override { json += "null"; }
+};
+
+// Array: any with GetView().
+template <typename Array>
+class JsonStrings : public JsonCells {
+ public:
+  explicit JsonStrings(std::shared_ptr<arrow::Array> array)
+      : owner_(std::move(array)), array_(static_cast<const Array&>(*owner_)) {}
+
+  void append(std::string& json, int64_t row) const override {
+    if (array_.IsNull(row)) {
+      json += "null";
+      return;
+    }
+    const std::string_view text = array_.GetView(row);
+    if (!arrow::util::ValidateUTF8(text)) throw std::runtime_error("a string is not UTF-8");
+    append_json_string(json, text);
+  }
+
+ private:
+  std::shared_ptr<arrow::Array> owner_;
+  const Array& array_;
+};
+
+class JsonDictionary : public JsonCells {
+ public:
+  explicit JsonDictionary(std::shared_ptr<arrow::Array> array)
+      : owner_(std::move(array)),
+        array_(static_cast<const arrow::DictionaryArray&>(*owner_)),
+        values_(make_json_cells(array_.dictionary(), {})) {}
+
+  void append(std::string& json, int64_t row) const override {
+    if (array_.IsNull(row)) {
+      json += "null";
+      return;
+    }
+    // Arrow does not compare them with the dictionary, and in a damaged file they are anything.
+    const int64_t index = array_.GetValueIndex(row);
+    if (index < 0 || index >= array_.dictionary()->length())
+      throw std::runtime_error("a string is not in the column's dictionary");
+    values_->append(json, index);
+  }
+
+ private:
+  std::shared_ptr<arrow::Array> owner_;
+  const arrow::DictionaryArray& array_;
+  std::unique_ptr<JsonCells> values_;
+};
+
+class JsonStructs : public JsonCells {
+ public:
+  JsonStructs(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields)
+      : owner_(std::move(array)), array_(static_cast<const arrow::StructArray&>(*owner_)) {
+    for (const std::string& name : fields) {
+      std::string key = ",";
+      append_json_string(key, name);
+      key += ':';
+      fields_.emplace_back(std::move(key), make_json_cells(array_.GetFieldByName(name), {}));
+    }
+  }
+
+  void append(std::string& json, int64_t row) const override {
+    if (array_.IsNull(row)) {
+      json += "null";
+      return;
+    }
+    const size_t begin = json.size();
+    for (const auto& [key, cells] : fields_) {
+      json += key;
+      cells->append(json, row);
+    }
+    json[begin] = '{';
+    json += '}';
+  }
+
+ private:
+  std::shared_ptr<arrow::Array> owner_;
+  const arrow::StructArray& array_;
+  std::vector<std::pair<std::string, std::unique_ptr<JsonCells>>> fields_;
+};
+
+// Array: any with values(), value_offset() and value_length().
+template <typename Array>
+class JsonLists : public JsonCells {
+ public:
+  JsonLists(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields)
+      : owner_(std::move(array)),
+        array_(static_cast<const Array&>(*owner_)),
+        values_(std::make_unique<JsonStructs>(array_.values(), fields)) {}
+
+  void append(std::string& json, int64_t row) const override {
+    if (array_.IsNull(row)) {
+      json += "null";
+      return;
+    }
+    const int64_t begin = array_.value_offset(row), end = begin + array_.value_length(row);
+    json += '[';
+    for (int64_t i = begin; i < end; ++i) {
+      if (i > begin) json += ',';
+      values_->append(json, i);
+    }
+    json += ']';
+  }
+
+ private:
+  std::shared_ptr<arrow::Array> owner_;
+  const Array& array_;
+  std::unique_ptr<JsonCells> values_;
+};
+
+}  // namespace
+
+void append_json_string(std::string& json, std::string_view text) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  json += '"';
+  size_t begin = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x20 && c != '"' && c != '\\') continue;
+    json.append(text, begin, i - begin);
+    begin = i + 1;
+    json += '\\';
+    if (c >= 0x20) {
+      json += text[i];
+    } else if (c == '\n') {
+      json += 'n';
+    } else {
+      json += "u00";
+      json += kDigits[c >> 4];
+      json += kDigits[c & 15];
+    }
+  }
+  json.append(text, begin);
+  json += '"';
+}
+
+bool holds_strings(const arrow::DataType& type) {
+  switch (type.id()) {
+    case Type::NA:
+    case Type::STRING:
+    case Type::BINARY:  // what some programs write, who do not say that it is text
+    case Type::LARGE_STRING:
+    case Type::LARGE_BINARY:
+    case Type::STRING_VIEW:
+    case Type::BINARY_VIEW:
+      return true;
+    case Type::DICTIONARY:
+      return holds_strings(*static_cast<const arrow::DictionaryType&>(type).value_type());
+    default:
+      return false;
+  }
+}
+
+bool holds_lists(const arrow::DataType& type) {
+  switch (type.id()) {
+    case Type::NA:
+      return true;
+    case Type::LIST:
+    case Type::LARGE_LIST:
+    case Type::FIXED_SIZE_LIST:
+      return type.field(0)->type()->id() == Type::STRUCT;
+    default:
+      return false;
+  }
+}
+
+std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array,
+                                           const std::vector<std::string>& fields) {
+  // A file's schema may say one thing and its pages another: the casts above must be right whatever it says.
+  const arrow::DataType* const type = array == nullptr ? nullptr : array->type().get();
+  if (type == nullptr || !(fields.empty() ? holds_strings(*type) : holds_lists(*type)))
+    throw std::runtime_error("a column has another type than the file says");
+  switch (type->id()) {
+    case Type::STRING:
+    case Type::BINARY:
+      return std::make_unique<JsonStrings<arrow::BinaryArray>>(std::move(array));
+    case Type::LARGE_STRING:
+    case Type::LARGE_BINARY:
+      return std::make_unique<JsonStrings<arrow::LargeBinaryArray>>(std::move(array));
+    case Type::STRING_VIEW:
+    case Type::BINARY_VIEW:
+      return std::make_unique<JsonStrings<arrow::BinaryViewArray>>(std::move(array));
+    case Type::DICTIONARY:
+      return std::make_unique<JsonDictionary>(std::move(array));
+    case Type::LIST:
+      return std::make_unique<JsonLists<arrow::ListArray>>(std::move(array), fields);
+    case Type::LARGE_LIST:
+      return std::make_unique<JsonLists<arrow::LargeListArray>>(std::move(array), fields);
+    case Type::FIXED_SIZE_LIST:
+      return std::make_unique<JsonLists<arrow::FixedSizeListArray>>(std::move(array), fields);
+    default:
+      return std::make_unique<JsonNulls>();
+  }
+}
+
+}  // namespace zeroshard

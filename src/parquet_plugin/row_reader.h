@@ -1,0 +1,52 @@
+#pragma once
+#include <arrow/record_batch.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/arrow/schema.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/parquet_plugin.h"
+#include "parquet_plugin/json_cells.h"
+
+namespace zeroshard {
+
+// The rows of a Parquet file in their order, a few megabytes in memory at a time. Throws what Arrow throws, or
+// std::runtime_error.
+class RowReader {
+ public:
+  // Owns `fd` from the beginning, also when it throws.
+  explicit RowReader(int fd);
+
+  const std::vector<std::string>& columns() const { return columns_; }
+  void select(const ParquetColumn* columns, size_t count);
+  // A JSON object, valid until the next call; false at the end.
+  bool next(std::string_view& json);
+
+ private:
+  struct Wanted {
+    std::string name;
+    std::vector<std::string> fields;
+    std::unique_ptr<JsonCells> cells;  // of batch_
+  };
+
+  void select_leaves(const parquet::arrow::SchemaField& column, const Wanted& wanted);
+  bool next_row_group();
+  bool next_batch();
+
+  std::unique_ptr<parquet::arrow::FileReader> reader_;
+  std::shared_ptr<parquet::FileMetaData> metadata_;
+  std::vector<std::string> columns_;
+  std::vector<Wanted> wanted_;
+  std::vector<int> leaves_;  // what is read of the file: columns of Parquet, which have no fields
+  int row_group_ = 0;        // the next
+  std::unique_ptr<arrow::RecordBatchReader> batches_;  // of a row group
+  int64_t left_ = 0;                                   // rows that batches_ has to give yet
+  std::shared_ptr<arrow::RecordBatch> batch_;
+  int64_t row_ = 0;  // of batch_: the next
+  std::string json_;
+};
+
+}  // namespace zeroshard
