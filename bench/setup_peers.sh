@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates .venv-peers: the libraries bench/step.py compares zeroshard with, at fixed versions.
+# Creates .venv-peers: the libraries that bench/step.py and bench/train.py compare zeroshard with, at fixed versions.
 # Usage: bench/setup_peers.sh [python]   (default: python3; needs 2 GB of disk, no GPU)
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -14,7 +14,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 # torch first and alone: the packages below accept it and then fetch no other build.
 "${pip[@]}" "torch==2.13.0"
 "${pip[@]}" setuptools wheel ninja py-cpuinfo
-"${pip[@]}" "transformers==5.23.0" psutil numpy
+"${pip[@]}" "transformers==5.23.0" "accelerate==1.15.0" psutil numpy
 # DeepSpeed's build imports torch, so it must see this environment; no op is compiled ahead of time.
 DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "${pip[@]}" --no-build-isolation "deepspeed==0.19.8"
 

@@ -2,6 +2,7 @@
 """`zeroshard train` beside PyTorch's own loops on the same model and rows: speed, start-up, memory, loss curves.
 
     make demo                     # once: texts and a tokenizer
+    bench/setup_peers.sh          # once: DeepSpeed; without it its contestant is left out
     bench/train.py                # writes bench/results/train.json and .md
 
 A Llama of 10 M parameters on Shakespeare's works in fp32, AdamW, clipping. Round after round every contestant runs as
@@ -36,9 +37,15 @@ CONTESTANTS = {
     "torch.compile": ("compile", 1),
     "zeroshard stage 3, 2 ranks": ("zeroshard", 2),
     "FSDP2, 2 ranks": ("fsdp2", 2),
+    "Trainer with DeepSpeed stage 3, 2 ranks": ("trainer", 2),
 }
-BASE = {"zeroshard, 1 rank": "PyTorch eager", "torch.compile": "PyTorch eager"}
-BASE |= {"zeroshard stage 3, 2 ranks": "FSDP2, 2 ranks"}
+# What a contestant's speed is a multiple of.
+BASES = {
+    "zeroshard, 1 rank": ["PyTorch eager", "torch.compile"],
+    "torch.compile": ["PyTorch eager"],
+    "zeroshard stage 3, 2 ranks": ["FSDP2, 2 ranks", "Trainer with DeepSpeed stage 3, 2 ranks"],
+}
+PEERS = ROOT / ".venv-peers/bin/python"
 
 
 def parse_arguments():
@@ -56,10 +63,10 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def prepare(folder, arguments):
+def prepare(folder, arguments, **shape):
     """A directory with weights, and one document of tokens that is long enough for every run."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(arguments.model)
+    config = transformers.AutoConfig.from_pretrained(arguments.model, **shape)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
     shutil.copy(arguments.model / "tokenizer.json", folder / "model")
     from tokenizers import Tokenizer
@@ -100,6 +107,7 @@ def environments(ranks):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = threads | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"LOCAL_WORLD_SIZE": str(ranks), "DS_ACCELERATOR": "cpu"}
     return [os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
@@ -116,13 +124,15 @@ def run(kind, ranks, folder, arguments, steps):
     log.unlink(missing_ok=True)
     program = [str(arguments.program), "train", str(config)]
     if kind != "zeroshard":
-        program = [sys.executable, str(ROOT / "bench/train_peer.py"), kind, str(config)]
+        python = PEERS if kind == "trainer" else sys.executable
+        program = [str(python), "-W", "ignore", str(ROOT / "bench/train_peer.py"), kind, str(config)]
     started = time.time()
     processes = []
     for rank, environment in enumerate(environments(ranks)):
         own = [*program, str(log if rank == 0 else folder / f"log{rank}.jsonl")] if kind != "zeroshard" else program
         pin = ["taskset", "-c", str(rank)] if ranks > 1 else []
-        processes.append(subprocess.Popen([*pin, *own], env=environment, stdout=subprocess.DEVNULL))
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL if kind == "trainer" else None}
+        processes.append(subprocess.Popen([*pin, *own], env=environment, **quiet))
     memory = 0.0
     while any(process.poll() is None for process in processes):
         if memory == 0 and log.exists() and log.read_text().count("\n") > steps // 2:
@@ -152,6 +162,16 @@ def measure(folder, arguments, names):
     return rounds
 
 
+def measure_alone(folder, arguments, names):
+    """Resident MB of a rank whose model is next to nothing: what a rank costs by itself."""
+    folder.mkdir()
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = argparse.Namespace(**vars(arguments) | {"batch": 2, "length": 16, "warmup": 2})
+    steps = 400
+    prepare(folder, argparse.Namespace(**vars(shape) | {"steps": steps}), **small, num_key_value_heads=4, head_dim=8)
+    return {name: run(*CONTESTANTS[name], folder, shape, steps)["resident_mb"] for name in names}
+
+
 def table(rounds, names, arguments):
     tokens = arguments.batch * arguments.length
     lines = [
@@ -161,19 +181,23 @@ def table(rounds, names, arguments):
     for name in names:
         each = [round_[name] for round_ in rounds]
         steps = [statistics.median(one["steps"]) for one in each]
-        base, ratio = BASE.get(name), ""
-        if base in names:
-            ratios = [statistics.median(r[base]["steps"]) / statistics.median(r[name]["steps"]) for r in rounds]
-            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of {base}"
+        ratios = []
+        for base in [base for base in BASES.get(name, []) if base in names]:
+            all_ = [statistics.median(r[base]["steps"]) / statistics.median(r[name]["steps"]) for r in rounds]
+            ratios.append(f"{statistics.median(all_):.2f} ({min(all_):.2f} to {max(all_):.2f}) of {base}")
         first = statistics.median(one["first_step"] for one in each)
         memory = statistics.median(one["resident_mb"] for one in each)
-        lines.append(f"| {name} | {tokens / statistics.median(steps):.0f} | {ratio} | {first:.2f} s | {memory:.0f} |")
+        lines.append(
+            f"| {name} | {tokens / statistics.median(steps):.0f} | {'; '.join(ratios)} | {first:.2f} s | {memory:.0f} |"
+        )
     return lines
 
 
 def main():
     arguments = parse_arguments()
     names = arguments.contestants.split(";") if arguments.contestants else list(CONTESTANTS)
+    if not arguments.contestants and not PEERS.exists():
+        names.remove("Trainer with DeepSpeed stage 3, 2 ranks")
     if unknown := set(names) - set(CONTESTANTS):
         sys.exit(f"train.py: unknown contestants {sorted(unknown)}; there are: {'; '.join(CONTESTANTS)}")
     with tempfile.TemporaryDirectory() as name:
@@ -181,6 +205,9 @@ def main():
         prepare(folder, arguments)
         rounds = measure(folder, arguments, names)
         lines = table(rounds, names, arguments)
+        alone = measure_alone(folder / "alone", arguments, [name for name in names if CONTESTANTS[name][1] == 2])
+        listed = "; ".join(f"{name}: {megabytes:.0f} MB" for name, megabytes in alone.items())
+        lines += ["", f"Resident memory of a rank whose model has 0.1 M parameters: {listed}."]
         if arguments.curve:
             ours = run("zeroshard", 1, folder, arguments, arguments.curve)["losses"]
             theirs = run("eager", 1, folder, arguments, arguments.curve)["losses"]
@@ -202,7 +229,9 @@ def main():
     text = "\n".join([*head, *lines]) + "\n"
     print(text)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"arguments": sys.argv[1:], "rounds": rounds}, indent=1) + "\n")
+    arguments.out.write_text(
+        json.dumps({"arguments": sys.argv[1:], "rounds": rounds, "alone_mb": alone}, indent=1) + "\n"
+    )
     arguments.out.with_suffix(".md").write_text(text)
 
 

@@ -1,5 +1,6 @@
 """`zeroshard train` against a plain PyTorch loop over the same rows, and its result in transformers."""
 
+import hashlib
 import json
 import math
 import os
@@ -152,6 +153,23 @@ def test_losses_are_those_of_plain_pytorch(tmp_path, tokens, kind, stage, ranks,
     trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     held_out = tokens[LENGTH * BATCH * STEPS + 1 :]
     assert perplexity(trained, held_out) == pytest.approx(steps[STEPS]["perplexity"], rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, *(pytest.param(ranks, marks=pytest.mark.matrix) for ranks in (1, 3, 7))])
+def test_no_stage_changes_a_bit_of_the_result(tmp_path, tokens, ranks):
+    _, train = make(tmp_path, tokens, steps=4)
+    digests = {}
+    for stage in range(4):
+        folder = tmp_path / f"stage{stage}"
+        folder.mkdir()
+        train_batch_size = BATCH if ranks != 7 else 14
+        config = write(folder, train | {"output": str(folder / "trained")}, stage, train_batch_size=train_batch_size)
+        done = run(config, ranks)
+        assert done.returncode == 0, done.stderr
+        digests[stage] = hashlib.sha256((folder / "trained" / "model.safetensors").read_bytes()).hexdigest()
+    assert len(set(digests.values())) == 1, digests
+    start = hashlib.sha256((tmp_path / "model" / "model.safetensors").read_bytes()).hexdigest()
+    assert start not in digests.values(), "nothing was trained"
 
 
 def test_a_signal_ends_a_run_that_goes_on_later(tmp_path, tokens):
