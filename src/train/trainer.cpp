@@ -175,18 +175,21 @@ class Run {
     for (const std::string& prompt : options_.sample_prompts) sample(prompt);
   }
 
-  // The likeliest text. Without a cache, which would want the units whole for longer than a call: every token is a
-  // forward pass over all, as an evaluation's row is.
+  // The likeliest text.
   void sample(const std::string& prompt) {
     if (!tokenizer_) tokenizer_ = load_tokenizer(options_.model);
     std::vector<int32_t> ids = tokenizer_->encode(prompt, true, true);
     ZS_CHECK(!ids.empty(), "train.samples.prompts has a prompt without tokens: '", prompt, "'");
     Sampler sampler({.temperature = 0});
+    const int64_t most = std::min(int64_t(ids.size()) + options_.sample_tokens, model_->max_length());
+    KvCache cache(most);
+    std::vector<int32_t> next = ids;
     // As many on every rank: an end token does not end the loop.
-    for (int64_t i = 0; i < options_.sample_tokens && int64_t(ids.size()) < model_->max_length(); ++i) {
+    while (int64_t(ids.size()) < most) {
       engine_.begin_forward(/*training=*/false);
-      const at::Tensor logits = model_->logits(batch_of(ids, world_.device()), runner_).select(1, -1).flatten();
-      ids.push_back(sampler.choose(logits.to(at::kCPU, at::kFloat)));
+      const at::Tensor logits = model_->logits(batch_of(next, world_.device()), runner_, &cache).flatten();
+      next = {sampler.choose(logits.to(at::kCPU, at::kFloat))};
+      ids.push_back(next.front());
     }
     const auto ends = [&](int32_t id) { return id == tokenizer_->eos() || id >= tokenizer_->vocab_size(); };
     ids.erase(std::find_if(ids.begin() + 1, ids.end(), ends), ids.end());
