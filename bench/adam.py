@@ -20,6 +20,8 @@ import statistics
 import time
 from pathlib import Path
 
+from machine import cpu_name
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_NORM = 1.0
 BYTES = {"step": 30, "all": 34}  # per element: without and with the norm's read
@@ -203,9 +205,7 @@ def summarize(arms, wall, cpu, numel, threads):
 
 
 def machine():
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
-    return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()}
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()}
 
 
 def write_report(out, report):

@@ -23,7 +23,7 @@ from pathlib import Path
 import checkpoint_report
 from checkpoint_peers import CHECKPOINT_SHAPES, PEERS
 from checkpoint_probe import drop_cache
-from step import cpu_name
+from machine import cpu_name
 from stepbench.fleet import ROOT, PeerWorld
 
 SEED = 1234

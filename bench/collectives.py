@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from machine import cpu_name
 
 ROOT = Path(__file__).resolve().parent.parent
 WORLD_SIZE = 2
@@ -153,13 +154,8 @@ def measure(zeroshard, gloo, operation, size, rounds):
 
 
 def describe_machine():
-    cpu = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(":", 1)[1].strip()
-            break
     return {
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "torch": torch.__version__,

@@ -11,12 +11,12 @@ steps, so that slow drifts of the machine hit all alike. Ratios are taken per ro
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from machine import cpu_name
 from stepbench import report
 from stepbench.fleet import ROOT, PeerFailed, PeerWorld
 from stepbench.memory import memcpy_gb_per_second
@@ -146,14 +146,6 @@ def check_parity(race, figures):
             bad.append(f"{peer} ({entry['loss_difference']:.2e})")
     verdict = f"NOT within {tolerance:g}: {', '.join(bad)}" if bad else f"all losses of all steps within {tolerance:g}"
     return {"ok": not bad, "tolerance": tolerance, "text": verdict + " (relative) of one unsharded process"}
-
-
-def cpu_name():
-    with open("/proc/cpuinfo") as info:
-        for line in info:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def measure(options, scratch):

@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from machine import cpu_name
+
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,11 +34,6 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "tokenizer.md")
     return parser.parse_args()
-
-
-def cpu_name():
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
 
 
 def ours(data, path, texts):

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import socket
 import statistics
@@ -27,6 +26,7 @@ from pathlib import Path
 import numpy
 import torch
 import transformers
+from machine import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIMIZER = {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
@@ -214,13 +214,12 @@ def main():
             apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
             ends = f"from {theirs[0]:.3f} to {theirs[-1]:.3f}"
             lines += ["", f"Losses of {arguments.curve} steps, {ends}: at most {apart:.1e} from eager's."]
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     head = [
         "# Training a Hugging Face directory without Python, beside PyTorch",
         "",
         f"    {' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}",
         "",
-        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"{cpu_name()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, "
         f"{platform.system()} {platform.release()}; {arguments.rounds} rounds of {arguments.steps} steps, interleaved; "
         f"{arguments.batch} rows of {arguments.length} tokens. Medians; in brackets the range of rounds.",

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from shakespeare_data import END_OF_TEXT, HELD_OUT, Shakespeare, read_texts
-from transformers import LlamaConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,19 +24,7 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "runs/shakespeare-model")
     arguments = parser.parse_args()
     data = Shakespeare(arguments.data)
-    config = LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        hidden_size=320,
-        num_hidden_layers=6,
-        intermediate_size=864,
-        num_attention_heads=5,
-        num_key_value_heads=5,
-        vocab_size=data.tokenizer.get_vocab_size(),
-        max_position_embeddings=512,
-        bos_token_id=data.end_id,
-        eos_token_id=data.end_id,
-        pad_token_id=data.end_id,
-    )
+    config = data.llama_config()
     arguments.out.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(arguments.out)
     data.tokenizer.save(str(arguments.out / "tokenizer.json"))

@@ -125,6 +125,25 @@ class Shakespeare:
     def end_id(self):
         return self.tokenizer.token_to_id(END_OF_TEXT)
 
+    def llama_config(self):
+        """Of the model that the examples train on this: 10 M parameters."""
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            architectures=["LlamaForCausalLM"],
+            hidden_size=320,
+            num_hidden_layers=6,
+            intermediate_size=864,
+            num_attention_heads=5,
+            num_key_value_heads=5,
+            vocab_size=self.tokenizer.get_vocab_size(),
+            max_position_embeddings=512,
+            tie_word_embeddings=False,
+            bos_token_id=self.end_id,
+            eos_token_id=self.end_id,
+            pad_token_id=self.end_id,
+        )
+
     def batch(self, seed, step, rows, sequence, rank, world_size):
         """Returns this rank's rows of the global batch of `step`: int64 [rows / world_size, sequence].
 

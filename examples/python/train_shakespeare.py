@@ -21,7 +21,7 @@ try:
     import torch
     import torch.distributed as dist
     import zeroshard
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 except ImportError as error:
     sys.exit(
         f"train_shakespeare.py: {error}. It needs zeroshard, transformers, numpy and matplotlib; "
@@ -62,21 +62,7 @@ def load_config(path, steps=None, stage=None):
 
 def build_model(data, seed):
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=320,
-            num_hidden_layers=6,
-            intermediate_size=864,
-            num_attention_heads=5,
-            num_key_value_heads=5,
-            vocab_size=data.tokenizer.get_vocab_size(),
-            max_position_embeddings=512,
-            tie_word_embeddings=False,
-            bos_token_id=data.end_id,
-            eos_token_id=data.end_id,
-            pad_token_id=data.end_id,
-        )
-    )
+    return LlamaForCausalLM(data.llama_config())
 
 
 class Trainer:

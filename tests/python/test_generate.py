@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizer_data import train_byte_level
 
 pytestmark = needs(ZEROSHARD_TORCH)
 
@@ -31,13 +31,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
-    tokenizer.train_from_iterator([PROMPT, "that is the question: whether 'tis nobler é 你 🙂"], trainer)
-    return tokenizer
+    return train_byte_level([PROMPT, "that is the question: whether 'tis nobler é 你 🙂"], ["<|end|>"])
 
 
 def make(folder, kind, tokenizer):

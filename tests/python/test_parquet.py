@@ -9,14 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from built import BUILD, needs
+from built import BUILD, ZEROSHARD, ZEROSHARD_TORCH, needs
+from tokenizer_data import train_byte_level
 
-COMMAND = BUILD / "cli" / "zeroshard"
 PLUGIN = BUILD / "cli" / "libzeroshard_parquet.so"
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: pip install --no-deps -r tools/requirements-data.txt")
 pq = pytest.importorskip("pyarrow.parquet")
 tokenizers = pytest.importorskip("tokenizers")
-pytestmark = needs(COMMAND, PLUGIN)
+pytestmark = needs(ZEROSHARD, PLUGIN)
 
 WORDS = [
     "the",
@@ -59,21 +59,13 @@ def conversations():
 def model(tmp_path_factory):
     """A directory with a tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
-    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    trained.train_from_iterator(texts(), trainer)
+    trained = train_byte_level(texts(), ["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
     trained.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
     return folder
 
 
-def run(model, output, *arguments, command=COMMAND, before=(), **options):
+def run(model, output, *arguments, command=ZEROSHARD, before=(), **options):
     command = [*before, command, "tokenize", "--tokenizer", model, "--output", output, *arguments]
     return subprocess.run(command, capture_output=True, timeout=60, **options)
 
@@ -254,7 +246,7 @@ def test_inputs_that_are_no_files_of_that_name(model, tmp_path):
 def test_without_the_plug_in_files_are_named_before_any_is_read(model, tmp_path):
     alone = tmp_path / "bin" / "zeroshard"
     alone.parent.mkdir()
-    shutil.copy(COMMAND, alone)
+    shutil.copy(ZEROSHARD, alone)
     pq.write_table(pa.table({"text": texts()}), tmp_path / "in.parquet")
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     lines = write_lines(tmp_path / "in.jsonl", [{"text": 5}])
@@ -353,7 +345,7 @@ def test_memory_does_not_grow_with_the_row_group(model, tmp_path):
     assert peak(12_000) < peak(4_000) + (20 << 20)  # text: 58 MB and 19 MB
 
 
-@needs(BUILD / "cli" / "zeroshard-torch")
+@needs(ZEROSHARD_TORCH)
 def test_training_takes_it(model, tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"max_position_embeddings": 32, "rms_norm_eps": 1e-6}
@@ -365,7 +357,7 @@ def test_training_takes_it(model, tmp_path):
         train = {"model": str(model), "output": str(tmp_path / f"of-{name}"), "from_scratch": True, "steps": 1}
         data = {"train": [str(tmp_path / name)], "length": 16}
         (tmp_path / "config.json").write_text(json.dumps({"train_batch_size": 1, "train": train | {"data": data}}))
-        command = [COMMAND, "train", tmp_path / "config.json", "--nproc", "1", "--dry-run"]
+        command = [ZEROSHARD, "train", tmp_path / "config.json", "--nproc", "1", "--dry-run"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert result.returncode == 0, result.stderr
         [file] = (tmp_path / f"of-{name}" / "tokens").iterdir()

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizer_data import train_byte_level
 
 pytestmark = needs(ZEROSHARD_TORCH)
 
@@ -238,12 +238,7 @@ TEXTS = [
 
 
 def test_text_is_made_into_tokens_and_sampled(tmp_path):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer = train_byte_level(TEXTS, ["<|end|>"])
     config = transformers.LlamaConfig(**SMALL | {"vocab_size": tokenizer.get_vocab_size()})
     config.save_pretrained(tmp_path / "model")
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
