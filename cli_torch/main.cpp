@@ -10,9 +10,8 @@
 
 namespace {
 
-// Activations of a step are freed and allocated again in the next. By its defaults glibc gives those of more than
-// 128 KiB back to the system each time, and the system clears them anew: a tenth of a step of a small model. What the
-// user set by the environment stays.
+// Activations of a step are freed and allocated again in the next. By its defaults glibc gives much of that back to the
+// system each time, which clears it anew: 6 % of a step of a small model. What the user set by the environment stays.
 void keep_freed_memory() {
   constexpr int kMmapThreshold = 32 << 20;  // the greatest that glibc takes
   constexpr int kTrimThreshold = 1 << 30;   // so much stays at the top of the heap

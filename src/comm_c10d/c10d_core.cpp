@@ -37,7 +37,12 @@ int64_t ms_since(Clock::time_point start) {
 // once, as the threads of a Gloo group, one of them finds no pool. So one does before them: not the calling thread,
 // whose number of threads would be set.
 void renew_thread_pool() {
-  std::thread([] { at::init_num_threads(); }).join();
+  std::thread([] {
+    try {
+      at::init_num_threads();
+    } catch (const std::exception&) {  // a thread of somebody else is at it
+    }
+  }).join();
 }
 
 }  // namespace

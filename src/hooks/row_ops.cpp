@@ -1,8 +1,10 @@
 #include "hooks/row_ops.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -57,6 +59,7 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
+    if (at::GradMode::is_enabled()) return differentiable_backward(context, gradients.front(), x, weight);
     const at::Tensor dy = gradients.front().contiguous();
     const int64_t features = x.size(-1), rows = x.numel() / features;
     const kernels::RmsNorm norm{features, weight.const_data_ptr<float>(),
@@ -76,6 +79,16 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
                                  part ? part + first / kChunkRows * features : nullptr);
     });
     return {dx, parts.defined() ? sum_of_parts(parts) : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+
+  // For gradients of gradients.
+  static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy, const at::Tensor& x,
+                                               const at::Tensor& weight) {
+    const double eps = context->saved_data["eps"].toDouble(), offset = context->saved_data["offset"].toDouble();
+    const at::Tensor inverse = at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + eps);
+    const at::Tensor up = dy * (weight + offset);
+    const at::Tensor dx = up * inverse - x * inverse.pow(3) * (up * x).mean(-1, /*keepdim=*/true);
+    return {dx, (dy * x * inverse).flatten(0, -2).sum(0), at::Tensor(), at::Tensor()};
   }
 
   static at::Tensor sum_of_parts(const at::Tensor& parts) {
@@ -116,6 +129,8 @@ struct RotateFunction final : torch::autograd::Function<RotateFunction> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
+    if (at::GradMode::is_enabled())  // for gradients of gradients
+      return {RotateFunction::apply(gradients.front(), saved[0], -saved[1]), at::Tensor(), at::Tensor()};
     return {turn(gradients.front(), saved[0], saved[1], /*back=*/true), at::Tensor(), at::Tensor()};
   }
 };
@@ -127,7 +142,8 @@ bool fits_row_ops(const at::Tensor& x) {
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, float offset) {
-  ZS_CHECK(fits_row_ops(x) && fits_row_ops(weight) && weight.dim() == 1 && x.dim() > 0 && x.size(-1) == weight.size(0),
+  ZS_CHECK(fits_row_ops(x) && fits_row_ops(weight) && weight.dim() == 1 && x.dim() > 0 && x.size(-1) > 0 &&
+               x.size(-1) == weight.size(0),
            "rms_norm of ", x.toString(), " [", x.sizes(), "] with a weight ", weight.toString(), " [", weight.sizes(),
            "]");
   return RmsNormFunction::apply(x.contiguous(), weight.contiguous(), eps, static_cast<double>(offset));
@@ -138,8 +154,10 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
     return fits_row_ops(angle) && angle.is_contiguous() &&
            angle.sizes().equals(at::IntArrayRef({x.size(0), 1, x.size(2), x.size(3)}));
   };
-  ZS_CHECK(fits_row_ops(x) && x.dim() == 4 && x.size(3) % 2 == 0 && fits(cos) && fits(sin), "rotate of ", x.toString(),
-           " [", x.sizes(), "] by ", cos.toString(), " [", cos.sizes(), "] and [", sin.sizes(), "]");
+  ZS_CHECK(
+      fits_row_ops(x) && x.dim() == 4 && x.size(1) > 0 && x.size(3) > 0 && x.size(3) % 2 == 0 && fits(cos) && fits(sin),
+      "rotate of ", x.toString(), " [", x.sizes(), "] by ", cos.toString(), " [", cos.sizes(), "] and [", sin.sizes(),
+      "]");
   return RotateFunction::apply(x, cos, sin);
 }
 

@@ -81,7 +81,44 @@ void gather(Comm& comm, int64_t numel, std::string_view tag) {
       ->wait();
 }
 
-// fork() comes before threads: these tests are the file's first, and each rank makes its group in its own process.
+// fork() comes before threads: the tests that fork are the file's first. Each rank makes its group in its own process.
+bool threads_compute_at_once(int count) {
+  std::atomic<int> ready{0};
+  std::atomic<bool> computed{true};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i)
+    threads.emplace_back([&] {
+      for (++ready; ready < count;) std::this_thread::yield();
+      try {
+        at::init_num_threads();  // as the first operation of a thread does
+      } catch (const std::exception&) {
+        computed = false;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return computed;
+}
+
+TEST(C10dCore, ThreadsOfAForkedProcessFindAPool) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked process";
+#endif
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      const C10dCore core(nullptr, kCpu, PeerWatch({{}}, 60'000), with(Transport::kProcessGroup));
+      ::_exit(threads_compute_at_once(4) ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0) << "attempt " << attempt;
+  }
+  at::set_num_threads(threads);
+}
+
 struct Victim {
   std::vector<std::string> errors;
   double seconds = 0;
@@ -352,42 +389,6 @@ TEST(C10dCore, ADifferenceFoundIsToldAlthoughTheOtherHasLeftMeanwhile) {
                     {"ranks disagree: in collective #1 rank 0 called all_reduce", "rank 1 called barrier"});
     c10::raw::intrusive_ptr::decref(group.get());  // fail() keeps it, as Gloo's destructor needs
   }
-}
-
-bool threads_compute_at_once(int count) {
-  std::atomic<int> ready{0};
-  std::atomic<bool> computed{true};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < count; ++i)
-    threads.emplace_back([&] {
-      for (++ready; ready < count;) std::this_thread::yield();
-      try {
-        at::init_num_threads();  // as the first operation of a thread does
-      } catch (const std::exception&) {
-        computed = false;
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  return computed;
-}
-
-TEST(C10dCore, ThreadsOfAForkedProcessFindAPool) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked process";
-#endif
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      const C10dCore core(nullptr, kCpu, PeerWatch({{}}, 60'000), with(Transport::kProcessGroup));
-      ::_exit(threads_compute_at_once(4) ? 0 : 1);
-    }
-    int status = -1;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_EQ(status, 0) << "attempt " << attempt;
-  }
-  at::set_num_threads(threads);
 }
 
 TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {

@@ -87,7 +87,29 @@ TEST(RowOps, RotateAndItsGradientAreThoseOfPlainOperations) {
   }
 }
 
+TEST(RowOps, GradientsHaveGradients) {
+  const auto second = [](const at::Tensor& output, const std::vector<at::Tensor>& inputs) {
+    const auto first = torch::autograd::grad({output.pow(3).sum()}, inputs, {}, std::nullopt, /*create_graph=*/true);
+    at::Tensor sum = at::zeros({});
+    for (const at::Tensor& each : first) sum = sum + each.square().sum();
+    return torch::autograd::grad({sum}, inputs);
+  };
+  const at::Tensor x = leaf({3, 4, 24}), weight = leaf({24});
+  const auto norm = second(rms_norm(x, weight, 1e-5, 1), {x, weight});
+  const auto want_norm = second(composed_norm(x, weight, 1e-5, 1), {x, weight});
+  for (size_t i = 0; i < norm.size(); ++i) EXPECT_TRUE(at::allclose(norm[i], want_norm[i], 1e-3, 1e-3)) << i;
+  const at::Tensor angles = at::randn({2, 1, 5, 4}), cos = at::cat({angles, angles}, -1).cos();
+  const at::Tensor sin = at::cat({angles, angles}, -1).sin(), q = leaf({2, 3, 5, 8});
+  const auto halves = q.chunk(2, -1);
+  const auto turned = second(rotate(q, cos, sin), {q});
+  const auto want_turned = second(q * cos + at::cat({-halves[1], halves[0]}, -1) * sin, {q});
+  EXPECT_TRUE(at::allclose(turned[0], want_turned[0], 1e-3, 1e-3));
+}
+
 TEST(RowOps, WrongShapesAreErrors) {
+  EXPECT_THROW(rms_norm(at::randn({2, 0}), at::randn({0}), 1e-5, 0), ValueError);
+  EXPECT_THROW(rotate(at::randn({2, 0, 4, 6}), at::randn({2, 1, 4, 6}), at::randn({2, 1, 4, 6})), ValueError);
+
   EXPECT_THROW(rms_norm(at::randn({2, 8}), at::randn({9}), 1e-5, 0), ValueError);
   EXPECT_THROW(rms_norm(at::randn({2, 8}).to(at::kDouble), at::randn({8}), 1e-5, 0), ValueError);
   const at::Tensor x = at::randn({2, 3, 4, 6}), angle = at::randn({2, 1, 4, 6});

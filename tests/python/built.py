@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release"))
+BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release")).resolve()
 ZEROSHARD = BUILD / "cli" / "zeroshard"
 ZEROSHARD_TORCH = BUILD / "cli" / "zeroshard-torch"
 

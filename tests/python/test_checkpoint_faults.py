@@ -11,7 +11,7 @@ import time
 import pytest
 import strace
 import world
-from built import ZEROSHARD
+from built import ZEROSHARD, needs
 from test_checkpoint import facts, make, seed, train
 from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
 
@@ -169,6 +169,7 @@ def verified(path):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@needs(ZEROSHARD)
 @pytest.mark.row("K2", "K3")
 @pytest.mark.parametrize(("old", "new"), [("first", "second"), ("same", "same")])
 def test_death_at_every_system_call_of_a_save(tmp_path, release, old, new):

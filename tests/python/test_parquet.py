@@ -13,7 +13,9 @@ from built import BUILD, ZEROSHARD, ZEROSHARD_TORCH, needs
 from tokenizer_data import train_byte_level
 
 PLUGIN = BUILD / "cli" / "libzeroshard_parquet.so"
-pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: pip install --no-deps -r tools/requirements-data.txt")
+pa = pytest.importorskip(
+    "pyarrow", reason="pyarrow is missing: pip install --no-deps -r tools/requirements-parquet.txt"
+)
 pq = pytest.importorskip("pyarrow.parquet")
 tokenizers = pytest.importorskip("tokenizers")
 pytestmark = needs(ZEROSHARD, PLUGIN)
