@@ -33,8 +33,9 @@ uint64_t from_hex(std::string_view text, const std::string& source) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   // Without the text, which need not be UTF-8.
-  ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size(), source,
-           " is damaged: a checksum in it does not have ", kHashDigits, " hexadecimal digits");
+  // As hex() writes it: one flipped bit makes an upper-case digit.
+  ZS_CHECK(text.size() == kHashDigits && error == std::errc() && end == text.data() + text.size() && hex(value) == text,
+           source, " is damaged: a checksum in it does not have ", kHashDigits, " hexadecimal digits in lower case");
   return value;
 }
 

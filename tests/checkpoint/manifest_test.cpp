@@ -69,8 +69,10 @@ TEST(Manifest, EveryDamagedByteIsNoticed) {
   const std::string text = to_text(manifest);
   for (size_t at = 0; at < text.size(); ++at) {
     std::string damaged = text;
-    damaged[at] = char(damaged[at] ^ 1);
-    EXPECT_THROW(parse_manifest(damaged, "m"), ValueError) << "byte " << at;
+    for (int bit = 0; bit < 8; ++bit) {
+      damaged[at] = char(text[at] ^ (1 << bit));
+      EXPECT_THROW(parse_manifest(damaged, "m"), ValueError) << "byte " << at << ", bit " << bit;
+    }
     EXPECT_THROW(parse_manifest(text.substr(0, at), "m"), ValueError) << "cut at " << at;
     damaged[at] = char(text[at] ^ 0x80);  // no longer UTF-8, as the message has to be
     const std::string message = error_of([&] { parse_manifest(damaged, "m"); });
