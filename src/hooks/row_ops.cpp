@@ -101,7 +101,7 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
-at::Tensor turn(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+at::Tensor turn(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const at::Tensor dense = x.stride(3) == 1 ? x : x.contiguous();
   at::Tensor y = at::empty_like(dense);
   const int64_t batch = x.size(0), heads = x.size(1), length = x.size(2), features = x.size(3);
@@ -113,7 +113,7 @@ at::Tensor turn(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
   at::parallel_for(0, batch * length, grain, [&](int64_t begin, int64_t end) {
     for (int64_t place = begin; place < end; ++place) {
       const int64_t row = place / length, at = place % length;
-      const kernels::Rotation rotation{features, cosines + place * features, sines + place * features, back};
+      const kernels::Rotation rotation{features, cosines + place * features, sines + place * features};
       kernels::rotate(rotation, from + row * dense.stride(0) + at * dense.stride(2), dense.stride(1), heads,
                       to + row * y.stride(0) + at * y.stride(2), y.stride(1));
     }
@@ -125,13 +125,11 @@ struct RotateFunction final : torch::autograd::Function<RotateFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
                             const at::Tensor& sin) {
     context->save_for_backward({cos, sin});
-    return turn(x, cos, sin, /*back=*/false);
+    return turn(x, cos, sin);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    if (at::GradMode::is_enabled())  // for gradients of gradients
-      return {RotateFunction::apply(gradients.front(), saved[0], -saved[1]), at::Tensor(), at::Tensor()};
-    return {turn(gradients.front(), saved[0], saved[1], /*back=*/true), at::Tensor(), at::Tensor()};
+    return {RotateFunction::apply(gradients.front(), saved[0], -saved[1]), at::Tensor(), at::Tensor()};
   }
 };
 

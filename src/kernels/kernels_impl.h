@@ -149,7 +149,16 @@ void sum_kernel(const void* const* pieces, int count, float scale, void* out, bo
   }
 }
 
-// Element i of a block is added to lane i % kSquareLanes, and the lanes are added as a binary tree.
+// The lanes added as a binary tree; their number is a power of two. Overwrites them.
+template <typename T, int kLanes>
+T tree_sum(T (&lanes)[kLanes]) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+// Element i of a block is added to lane i % kSquareLanes, and the lanes are added by tree_sum().
 constexpr int kSquareLanes = 32;
 
 template <class V, typename T>
@@ -175,10 +184,7 @@ double block_sum_of_squares(const void* data, int numel) {
   }
   double lanes[kSquareLanes];
   for (int part = 0; part < kVectors * V::kParts; ++part) V::store_doubles(lanes + part * kLanesPerPart, sums[part]);
-  for (int half = kSquareLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  return tree_sum(lanes);
 }
 
 template <class V, typename T>

@@ -22,11 +22,10 @@ void rms_norm_backward(const RmsNorm& norm, const float* dy, const float* x, con
 
 // `heads` rows of `features` (even), `x_stride` and `y_stride` floats apart, each pair (i, i + features/2) turned by an
 // angle (Su et al. 2021): y = x * cos + (-second half of x, first half of x) * sin. cos and sin: [features]. Where
-// their halves are equal, `back` turns back, which is the gradient.
+// their halves are equal, -sin turns back, which is the gradient.
 struct Rotation {
   int64_t features;
   const float *cos, *sin;
-  bool back;
 };
 void rotate(const Rotation& rotation, const float* x, int64_t x_stride, int64_t heads, float* y, int64_t y_stride);
 

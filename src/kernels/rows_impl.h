@@ -6,7 +6,7 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Element i is added to lane i % kDotLanes, and the lanes are added as a binary tree.
+// Element i is added to lane i % kDotLanes, and the lanes are added by tree_sum().
 constexpr int kDotLanes = 32;
 
 // The sum of a[i] * b[i] * c[i], where b[i] is (offset + b[i]).
@@ -37,10 +37,7 @@ float sum_of_products(const float* a, float offset, const float* b, const float*
   }
   float lanes[kDotLanes];
   for (int v = 0; v < kVectors; ++v) V::template store<float>(lanes + v * V::kWidth, sums[v]);
-  for (int half = kDotLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  return tree_sum(lanes);
 }
 
 template <class V>
@@ -90,12 +87,11 @@ template <class V>
 void rotate_kernel(const Rotation& rotation, const float* x, int64_t x_stride, int64_t heads, float* y,
                    int64_t y_stride) {
   const int64_t half = rotation.features / 2;
-  const auto sign = V::set(rotation.back ? -1.0f : 1.0f);
   for (int64_t head = 0; head < heads; ++head, x += x_stride, y += y_stride) {
     for_each_vector<V>(half, [&](auto where) {
       const auto first = where.template load<float>(x), second = where.template load<float>(x + half);
-      const auto sin1 = V::mul(sign, where.template load<float>(rotation.sin));
-      const auto sin2 = V::mul(sign, where.template load<float>(rotation.sin + half));
+      const auto sin1 = where.template load<float>(rotation.sin);
+      const auto sin2 = where.template load<float>(rotation.sin + half);
       const auto straight1 = V::mul(first, where.template load<float>(rotation.cos));
       const auto straight2 = V::mul(second, where.template load<float>(rotation.cos + half));
       where.template store<float>(y, V::sub(straight1, V::mul(second, sin1)));

@@ -104,9 +104,11 @@ TEST_P(Rows, RotateMatchesReferenceAndTurnsBack) {
       cos[size_t(i)] = cos[size_t(i + half)] = std::cos(angle);
       sin[size_t(i)] = sin[size_t(i + half)] = std::sin(angle);
     }
+    std::vector<float> minus_sin;
+    for (const float value : sin) minus_sin.push_back(-value);
     std::vector<float> y(size_t(heads * y_stride), 7), again(size_t(heads * x_stride), 7);
-    table().rotate({features, cos.data(), sin.data(), false}, x.data(), x_stride, heads, y.data(), y_stride);
-    table().rotate({features, cos.data(), sin.data(), true}, y.data(), y_stride, heads, again.data(), x_stride);
+    table().rotate({features, cos.data(), sin.data()}, x.data(), x_stride, heads, y.data(), y_stride);
+    table().rotate({features, cos.data(), minus_sin.data()}, y.data(), y_stride, heads, again.data(), x_stride);
     for (int64_t head = 0; head < heads; ++head) {
       const float* const from = x.data() + head * x_stride;
       const float* const to = y.data() + head * y_stride;
