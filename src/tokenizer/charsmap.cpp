@@ -35,40 +35,23 @@ Charsmap::Charsmap(std::string_view bytes, const std::string& name) {
   ZS_CHECK(is_valid_utf8(replacements_), "'", name, "' is damaged: its normalization rules are not UTF-8");
 }
 
-template <typename Visit>
-void Charsmap::each_rule(std::string_view text, const Visit& visit) const {
-  if (units_.empty()) return;
+Charsmap::Rule Charsmap::find(std::string_view text, Which which) const {
+  Rule rule;
+  if (units_.empty()) return rule;
   size_t node = offset_of(units_[0]);
-  for (size_t at = 0; at < text.size(); ++at) {
+  for (size_t at = 0; at < text.size() && (which == Which::kLongest || rule.bytes == 0); ++at) {
     const auto byte = static_cast<unsigned char>(text[at]);
     node ^= byte;
-    if (node >= units_.size() || label_of(units_[node]) != byte) return;
+    if (node >= units_.size() || label_of(units_[node]) != byte) break;
     const bool ends = ends_text(units_[node]);
     node ^= offset_of(units_[node]);
     if (!ends || node >= units_.size()) continue;
     const size_t begin = units_[node] & 0x7FFFFFFFU;
     if (begin >= replacements_.size()) continue;
     const std::string_view rest = std::string_view(replacements_).substr(begin);
-    if (!visit(Rule{at + 1, rest.substr(0, rest.find('\0'))})) return;
+    rule = {at + 1, rest.substr(0, rest.find('\0'))};
   }
-}
-
-Charsmap::Rule Charsmap::longest(std::string_view text) const {
-  Rule longest;
-  each_rule(text, [&](const Rule& rule) {
-    longest = rule;
-    return true;
-  });
-  return longest;
-}
-
-Charsmap::Rule Charsmap::shortest(std::string_view text) const {
-  Rule shortest;
-  each_rule(text, [&](const Rule& rule) {
-    shortest = rule;
-    return false;
-  });
-  return shortest;
+  return rule;
 }
 
 std::string Charsmap::apply_to_graphemes(std::string_view text) const {
@@ -76,7 +59,7 @@ std::string Charsmap::apply_to_graphemes(std::string_view text) const {
   std::string result;
   result.reserve(text.size());
   const auto apply = [&](std::string_view part) {
-    const Rule rule = shortest(part);
+    const Rule rule = find(part, Which::kShortest);
     if (rule.bytes > 0) result += rule.replacement;
     return rule.bytes > 0;
   };

@@ -17,15 +17,14 @@ class Charsmap {
   // Empty: no rules. Throws ValueError naming `name` when the bytes are wrong.
   Charsmap(std::string_view bytes, const std::string& name);
   // The rule of the longest text that `text` begins with, as SentencePiece applies them.
-  Rule longest(std::string_view text) const;
+  Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
   // All of `text` as Hugging Face's `tokenizers` applies them: to each grapheme of less than 6 bytes, which becomes
   // what the rule of the shortest text that it begins with says; without one, and else, to each character.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:
-  template <typename Visit>
-  void each_rule(std::string_view text, const Visit& visit) const;  // until visit(rule) returns false; shortest first
-  Rule shortest(std::string_view text) const;
+  enum class Which { kShortest, kLongest };
+  Rule find(std::string_view text, Which which) const;
 
   std::vector<uint32_t> units_;
   std::string replacements_;  // each ends with a NUL

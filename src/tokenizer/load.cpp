@@ -1,8 +1,7 @@
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "base/check.h"
+#include "base/read_text.h"
 #include "tokenizer/json_field.h"
 #include "tokenizer/sentencepiece_model.h"
 #include "tokenizer/sentencepiece_tokenizer.h"
@@ -24,10 +23,7 @@ std::string read_file(const fs::path& path) {
     throw IoError(concat("cannot read '", path.string(),
                          "': ", error ? error.message() : "a tokenizer is a regular file of at most 1 GiB"));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string contents{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw IoError(concat("cannot read '", path.string(), "'"));
-  return contents;
+  return read_text(path.string());
 }
 
 Json read_json(const fs::path& path) {

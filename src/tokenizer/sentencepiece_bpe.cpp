@@ -15,15 +15,12 @@ using Model = SentencePieceModel;
 using Type = Model::Type;
 
 constexpr std::string_view kSpace = "\xE2\x96\x81";
-constexpr size_t kMaxPieceBytes = 1024;  // every way to cut a piece is tried
 
 void check(const Model& model, const std::string& name) {
   check_supported(model, name);
   for (const Model::Piece& piece : model.pieces) {
     ZS_CHECK(piece.type != Type::kUnused, "'", name, "': the piece '", piece.text,
              "' is UNUSED, which is not supported in a model of type BPE");
-    ZS_CHECK(piece.text.size() <= kMaxPieceBytes, "'", name, "' has a piece of ", piece.text.size(), " bytes: at most ",
-             kMaxPieceBytes, " are supported");
   }
 }
 

@@ -1,6 +1,7 @@
 #include "tokenizer/sentencepiece_reserved.h"
 
 #include "base/check.h"
+#include "tokenizer/unigram.h"
 
 namespace zeroshard {
 
@@ -10,6 +11,10 @@ void check_supported(const SentencePieceModel& model, const std::string& name) {
   ZS_CHECK(!model.treat_whitespace_as_suffix, "'", name, "': treat_whitespace_as_suffix = true is not supported");
   ZS_CHECK(model.escape_whitespaces, "'", name, "': escape_whitespaces = false is not supported");
   ZS_CHECK(!model.has_denormalizer, "'", name, "': a denormalizer is not supported");
+  // BPE tries every way to cut a piece.
+  for (const SentencePieceModel::Piece& piece : model.pieces)
+    ZS_CHECK(piece.text.size() <= Unigram::kMaxPieceBytes, "'", name, "' has a piece of ", piece.text.size(),
+             " bytes: at most ", Unigram::kMaxPieceBytes, " are supported");
 }
 
 ReservedPieces reserved_pieces(const SentencePieceModel& model, const std::string& name) {

@@ -35,8 +35,6 @@ Unigram unigram_of(const SentencePieceModel& model, const std::string& name) {
   parts.unknown_score = unknown_score(model);
   parts.bytes = reserved.bytes;
   for (const SentencePieceModel::Piece& piece : model.pieces) {
-    ZS_CHECK(piece.text.size() <= Unigram::kMaxPieceBytes, "'", name, "' has a piece of ", piece.text.size(),
-             " bytes: at most ", Unigram::kMaxPieceBytes, " are supported");
     ZS_CHECK(std::isfinite(piece.score), "'", name, "': the score of the piece '", piece.text, "' is infinite");
     const bool user_defined = piece.type == Type::kUserDefined;
     parts.pieces.push_back({is_ordinary(piece) ? piece.text : std::string(),

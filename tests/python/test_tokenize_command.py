@@ -11,10 +11,9 @@ import time
 
 import numpy
 import pytest
-from built import BUILD, REPOSITORY, needs
+from built import REPOSITORY, ZEROSHARD, needs
 
-COMMAND = BUILD / "cli" / "zeroshard"
-pytestmark = needs(COMMAND)
+pytestmark = needs(ZEROSHARD)
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
@@ -99,7 +98,7 @@ def of_bytes(tmp_path_factory):
 
 
 def run(*arguments, **options):
-    return subprocess.run([COMMAND, "tokenize", *arguments], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([ZEROSHARD, "tokenize", *arguments], capture_output=True, text=True, timeout=60, **options)
 
 
 def tokenized(trained, output, *arguments):
@@ -271,7 +270,7 @@ def test_mistakes_are_told_and_leave_nothing(of_bytes, tmp_path):
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
-    command = [COMMAND, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]
+    command = [ZEROSHARD, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]
     # The tests may run in the background, where SIGINT is ignored; the command then leaves it so.
     heed = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heed) as process:
@@ -288,7 +287,7 @@ def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
 
 
 def test_what_a_killed_one_left_goes_with_the_next(of_bytes, tmp_path):
-    command = [COMMAND, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]
+    command = [ZEROSHARD, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         deadline = time.monotonic() + 20
         while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
