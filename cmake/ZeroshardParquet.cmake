@@ -1,5 +1,6 @@
 # libzeroshard_parquet.so, the one part that links Arrow: zeroshard loads it for the first Parquet file (src/data), and
 # does without where it is not there. Headers and libraries are those of the wheel pyarrow of the Python that configures us.
+include(ZeroshardPython)
 set(ZEROSHARD_PARQUET AUTO CACHE STRING "The reader of Parquet files: ON, OFF, or AUTO: where pyarrow is there")
 set_property(CACHE ZEROSHARD_PARQUET PROPERTY STRINGS AUTO ON OFF)
 
@@ -10,11 +11,8 @@ function(zs_find_pyarrow root problem)
     set(${problem} "there is no Python to look for pyarrow in" PARENT_SCOPE)
     return()
   endif()
-  execute_process(
-    COMMAND ${Python_EXECUTABLE} -c
-            "import importlib.util as u; print(u.find_spec('pyarrow').submodule_search_locations[0])"
-    OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE missing)
-  if(missing)
+  zs_python_package(pyarrow folder)
+  if(NOT folder)
     set(${problem} "pyarrow is not installed in ${Python_EXECUTABLE}" PARENT_SCOPE)
     return()
   endif()

@@ -1,15 +1,13 @@
 # LibTorch as one interface target `zs_torch`: from the torch wheel of the Python that configures us, or from the folder
 # ZEROSHARD_TORCH_ROOT (it holds include/ and lib/). The libraries are named here and not through TorchConfig.cmake: a
 # CUDA wheel's asks for the whole CUDA toolkit (cuBLAS, cuSPARSE, ...), of which zeroshard needs the runtime's headers only.
+include(ZeroshardPython)
 set(ZEROSHARD_TORCH_ROOT "" CACHE PATH "LibTorch's folder; empty: that of the torch wheel in Python_EXECUTABLE")
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
 set(torch_root ${ZEROSHARD_TORCH_ROOT})
 if(NOT torch_root)
-  execute_process(
-    COMMAND ${Python_EXECUTABLE} -c
-            "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
-    OUTPUT_VARIABLE torch_root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE torch_missing)
-  if(torch_missing)
+  zs_python_package(torch torch_root)
+  if(NOT torch_root)
     message(FATAL_ERROR "PyTorch is not installed in ${Python_EXECUTABLE}: run `make build`, or `pip install torch`")
   endif()
 endif()
