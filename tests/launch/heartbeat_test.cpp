@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
@@ -233,7 +234,9 @@ TEST(Heartbeat, TextsAreNeverMixed) {
     });
   }
   int seen = 0, mixed = 0;
-  for (int i = 0; i < 20'000; ++i) {
+  // On a busy machine a writer that has just ended its wait may not go on for many of our looks.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (int i = 0; i < 20'000 || (seen < 1000 && std::chrono::steady_clock::now() < end); ++i) {
     const HeartbeatState state = board.read(0);
     if (state.waiting_since_ns == 0 || state.where == "(changing)") continue;
     ++seen;
@@ -241,7 +244,7 @@ TEST(Heartbeat, TextsAreNeverMixed) {
   }
   stop = true;
   for (std::thread& writer : writers) writer.join();
-  EXPECT_GT(seen, 0);
+  EXPECT_GE(seen, 1000);
   EXPECT_EQ(mixed, 0);
 }
 
