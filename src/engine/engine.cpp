@@ -76,6 +76,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, bool average) const {
 
 void Engine::begin_backward(bool sync) {
   impl_->sync = sync;
+  impl_->reducer->begin_backward(impl_->executor->needed(), sync);
 }
 
 void Engine::end_backward() {

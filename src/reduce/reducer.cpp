@@ -88,6 +88,26 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
   }
 }
 
+void Reducer::begin_backward(std::span<const size_t> needed, bool sync) {
+  if (!sync || order_is_of_ != Basis::kUnits) return;
+  // A unit's last gradients are those of its first use. What is not used comes last: it would keep the rest waiting.
+  std::vector<size_t> order;
+  std::vector<bool> used(bucket_of_.size(), false);
+  const auto append = [&](size_t unit) {
+    if (used.at(unit)) return;
+    used[unit] = true;
+    for (const int bucket : bucket_of_[unit])
+      if (bucket >= 0) order.push_back(size_t(bucket));
+  };
+  for (const size_t unit : needed) append(unit);
+  std::reverse(order.begin(), order.end());
+  const auto unused = std::ptrdiff_t(order.size());
+  for (size_t unit = 0; unit < bucket_of_.size(); ++unit) append(unit);
+  std::reverse(order.begin() + unused, order.end());
+  take_order_of_rank_0(order);
+  order_is_of_ = Basis::kForward;
+}
+
 void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) {
   const Place place = place_of_.at(unit).at(param);
   ZS_ASSERT(place.bucket >= 0, "a frozen parameter got a gradient");
@@ -136,7 +156,7 @@ void Reducer::flush(size_t unit) {
 void Reducer::mark_ready(size_t index) {
   if (ready_[index]) return;
   ready_[index] = true;
-  if (!agreed_) completed_.push_back(index);
+  if (order_is_of_ != Basis::kBackward) completed_.push_back(index);
   launch_ready();
 }
 
@@ -177,14 +197,16 @@ void Reducer::end_backward(bool sync) {
   }
   while (!in_flight_.empty()) finish_oldest();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
-  if (!agreed_) agree_on_order();
+  if (order_is_of_ != Basis::kBackward) {
+    take_order_of_rank_0(completed_);
+    order_is_of_ = Basis::kBackward;
+  }
   ready_.assign(buckets_.size(), false);
   next_ = 0;
 }
 
-// Every rank takes the order of rank 0, which saw the whole backward pass.
-void Reducer::agree_on_order() {
-  std::vector<int64_t> order(completed_.begin(), completed_.end());
+void Reducer::take_order_of_rank_0(const std::vector<size_t>& own) {
+  std::vector<int64_t> order(own.begin(), own.end());
   ZS_ASSERT(order.size() == buckets_.size());
   const at::Tensor on_device =
       view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
@@ -192,7 +214,6 @@ void Reducer::agree_on_order() {
   const at::Tensor agreed = on_device.cpu();
   const int64_t* const values = agreed.const_data_ptr<int64_t>();
   order_.assign(values, values + agreed.numel());
-  agreed_ = true;
 }
 
 void Reducer::gather_reduced() {

@@ -9,10 +9,11 @@ namespace zeroshard {
 
 // All gradient buckets of a run: decides when each is launched and finished, and lends them buffers.
 //
-// Buckets are launched in one order on all ranks, whatever order their gradients arrive in: from the last unit to the
-// first in the first backward pass, then as rank 0 completed them in that pass. A parameter that gets no gradient on
-// some rank therefore delays its bucket there, but never makes ranks disagree. Reductions run while backward goes on: a
-// bucket is finished when a later one is launched, or when backward ends.
+// Buckets are launched in one order on all ranks, whatever order their gradients arrive in. In the first backward pass
+// it is the reverse of that in which rank 0's forward pass needed the units, as autograd goes; then the order in which
+// rank 0 completed the buckets in that pass. A parameter that gets no gradient on some rank therefore delays its bucket
+// there, but never makes ranks disagree. Reductions run while backward goes on: a bucket is finished when a later one
+// is launched, or when backward ends.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -23,6 +24,10 @@ class Reducer {
   // Collective (allocates). The layouts, `comm` and `ledger` outlive the reducer.
   Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger);
 
+  // Before a backward pass: `needed` are the units of the forward pass, in order, one as often as it was needed.
+  // Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes from the last unit
+  // to the first.
+  void begin_backward(std::span<const size_t> needed, bool sync);
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
   // own sum. Throws ValueError for a sparse gradient.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
@@ -51,7 +56,7 @@ class Reducer {
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
-  void agree_on_order();
+  void take_order_of_rank_0(const std::vector<size_t>& order);
 
   Options options_;
   Comm& comm_;
@@ -64,7 +69,7 @@ class Reducer {
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
   std::vector<size_t> order_;                 // of launches, the same on all ranks
   std::vector<size_t> completed_;             // in the first backward pass, in the order of completion
-  bool agreed_ = false;                       // order_ is that of rank 0
+  enum class Basis { kUnits, kForward, kBackward } order_is_of_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
   size_t next_ = 0;  // position in order_

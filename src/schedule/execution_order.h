@@ -17,6 +17,8 @@ class ExecutionOrder {
 
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
+  // The units needed in this pass up to now, first to last, one as often as it was needed.
+  std::span<const size_t> needed() const { return current_; }
   bool is_recording() const { return !following_; }
 
  private:
