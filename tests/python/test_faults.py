@@ -341,17 +341,20 @@ def test_a_flipped_bit_is_found_and_its_rank_named(stage, frozen, ranks):
 # -- ranks that die or stop --------------------------------------------------------------------------------------------
 
 
-def train_forever(stage, transport):
-    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=configuration(stage, transport))
+def train_forever(stage, transport, default_timeouts):
+    config = configuration(stage, transport)
+    if default_timeouts:
+        config["zeroshard"] = {"transport": transport}
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=config)
     print("training", flush=True)
     train(engine, 10**9)
 
 
-def disturb(signal_number, stage, transport, seed, victim=None):
+def disturb(signal_number, stage, transport, seed, victim=None, default_timeouts=False):
     """Sends a signal to one rank at a random moment; every other rank ends with an error that names it."""
     generator = random.Random(seed)
     victim = generator.randrange(3) if victim is None else victim
-    trained = world.World(3, train_forever, stage=stage, transport=transport)
+    trained = world.World(3, train_forever, stage=stage, transport=transport, default_timeouts=default_timeouts)
     try:
         trained.wait_for("training")
         time.sleep(generator.uniform(0, 0.3))
@@ -380,6 +383,14 @@ def test_a_rank_that_dies_or_stops(name, transport, release):
         stage = (seed + index) % 4
         took = disturb(getattr(signal, name), stage, transport, seed + index)
         assert took < (END_S if name == "SIGSTOP" else 10), (took, seed + index, stage)
+
+
+@pytest.mark.row("K1", "K5")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_dies_or_stops_with_default_timeouts(name, transport):
+    seed = random.SystemRandom().randrange(1000)
+    disturb(getattr(signal, name), 3, transport, seed, default_timeouts=True)
 
 
 @pytest.mark.row("K5")

@@ -272,13 +272,15 @@ def test_an_optimizer_that_may_not_be_elementwise_is_refused():
 
 
 class Masters:
-    """AdamW on fp32 masters of a 16-bit replica; gradients of ranks are summed in fp32 and rounded once."""
+    """AdamW on fp32 masters of a 16-bit replica; gradients of ranks are summed in fp32 and rounded once.
 
-    def __init__(self, model, dtype):
+    Without a `dtype` each parameter keeps its own.
+    """
+
+    def __init__(self, model, dtype=None):
         self.model = copy.deepcopy(model)
         for param in self.model.parameters():  # buffers stay as they are: a rotary embedding's need fp32
-            param.data = param.data.to(dtype)
-        self.dtype = dtype
+            param.data = param.data.to(dtype or param.dtype)
         self.masters = [param.detach().clone().float() for param in model.parameters()]
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-3, weight_decay=0.1)
 
@@ -291,8 +293,8 @@ class Masters:
             (models.language_loss(self.model, ids) * scale).backward()
             for total, param in zip(totals, self.model.parameters(), strict=True):
                 total += param.grad.float()
-        for master, total in zip(self.masters, totals, strict=True):
-            master.grad = (total / ranks).to(self.dtype).float() / scale
+        for param, master, total in zip(self.model.parameters(), self.masters, totals, strict=True):
+            master.grad = (total / ranks).to(param.dtype).float() / scale
         norm = torch.nn.utils.clip_grad_norm_(self.masters, clip or math.inf).item()
         self.optimizer.step()
         with torch.no_grad():
@@ -316,6 +318,61 @@ def compare_bf16(stage, steps=10):
         norm = reference.step(ids.split(2), clip=0.5)
         worst = max(worst, abs(engine.get_global_grad_norm() / norm - 1))
     return [worst, different_elements(model, reference.model)]
+
+
+def cast_input(linear, inputs):
+    return tuple(value.to(linear.weight.dtype) for value in inputs)
+
+
+def cast_output(_linear, _inputs, output):
+    return output.float()
+
+
+def mixed_llama(linear_dtype):
+    """Linear layers in 16 bits; embeddings, norms and all that lies between layers in fp32."""
+    model = models.tiny_llama()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.to(linear_dtype).register_forward_pre_hook(cast_input)
+            module.register_forward_hook(cast_output)
+    return model
+
+
+def compare_mixed(stage, dtype, steps=10):
+    model = mixed_llama(getattr(torch, dtype))
+    reference = Masters(model)
+    dtypes = [param.dtype for param in model.parameters()]
+    config = configuration(stage, gradient_clipping=0.5)
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
+    engine, *_ = zeroshard.initialize(model=model, config=config)
+    assert [param.dtype for param in model.parameters()] == dtypes and len(set(dtypes)) == 2
+    worst = 0.0
+    for step in range(steps):
+        ids = models.tokens(step, 0, 2 * world.size())
+        engine.backward(models.language_loss(engine, models.share(ids, world.rank(), world.size())))
+        engine.step()
+        norm = reference.step(ids.split(2), clip=0.5)
+        worst = max(worst, abs(engine.get_global_grad_norm() / norm - 1))
+    memory = engine.memory_report()
+    assert memory["measured_peak"] == memory["planned"]
+    return [worst, largest_difference(model, reference.model), engine.parameter_digest()]
+
+
+def largest_difference(model, reference):
+    """Relative to the largest value of each parameter."""
+    with zeroshard.gathered(model.parameters()):
+        pairs = zip(model.parameters(), reference.parameters(), strict=True)
+        return max(((a.float() - b.float()).abs().max() / b.float().abs().max()).item() for a, b in pairs)
+
+
+@pytest.mark.parametrize("world_size,dtype", [(1, "bfloat16"), (2, "float16"), (3, "bfloat16")])
+def test_a_model_of_two_dtypes_keeps_both(world_size, dtype):
+    digests = set()
+    for stage in (1, 3):
+        for norm, different, digest in world.run(world_size, compare_mixed, stage=stage, dtype=dtype):
+            assert norm < 1e-5 and different < 1e-3, (stage, norm, different)
+            digests.add(digest)
+    assert len(digests) == 1
 
 
 def different_elements(model, reference):
