@@ -116,13 +116,16 @@ def environments(ranks):
     return [os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def resident_mb(pid):
-    with open(f"/proc/{pid}/status") as file:
-        return next((int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS")), 0.0)
+def memory_mb(pid):
+    """Of a process: all that is resident; the same with pages that several share counted once among them; its own."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        kb = {line.split()[0]: int(line.split()[1]) for line in list(file)[1:]}
+    own = kb["Private_Clean:"] + kb["Private_Dirty:"]
+    return {"resident": kb["Rss:"] / 1024, "proportional": kb["Pss:"] / 1024, "private": own / 1024}
 
 
 def run(kind, ranks, folder, arguments, steps):
-    """Seconds of each step, seconds to the first step's end, losses, and rank 0's resident MB after half the steps."""
+    """Seconds of each step, seconds to the first step's end, losses, and rank 0's memory in MB after half the steps."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     config = write_config(folder, arguments, steps, 3 if ranks > 1 else 0)
     log = folder / "out" / "metrics.jsonl" if kind == "zeroshard" else folder / "log.jsonl"
@@ -132,7 +135,7 @@ def run(kind, ranks, folder, arguments, steps):
         python = PEERS if kind == "trainer" else sys.executable
         program = [str(python), "-W", "ignore", str(ROOT / "bench/train_peer.py"), kind, str(config)]
     started = time.time()
-    processes, memory = [], 0.0
+    processes, memory = [], None
     errors = folder / "errors.txt"
     try:
         for rank, environment in enumerate(environments(ranks)):
@@ -142,8 +145,8 @@ def run(kind, ranks, folder, arguments, steps):
                 process = subprocess.Popen([*pin, *own], env=environment, stdout=subprocess.DEVNULL, stderr=sink)
             processes.append(process)
         while any(process.poll() is None for process in processes) and not any(each.returncode for each in processes):
-            if memory == 0 and log.exists() and log.read_text().count("\n") > steps // 2:
-                memory = resident_mb(processes[0].pid)
+            if memory is None and log.exists() and log.read_text().count("\n") > steps // 2:
+                memory = memory_mb(processes[0].pid)
             time.sleep(0.02)
     finally:
         for process in processes:
@@ -158,7 +161,7 @@ def run(kind, ranks, folder, arguments, steps):
         "steps": seconds[arguments.warmup - 1 :],
         "first_step": times[0] - started,
         "losses": [record["loss"] for record in records],
-        "resident_mb": memory,
+        "memory_mb": memory,
     }
 
 
@@ -174,13 +177,13 @@ def measure(folder, arguments, names):
 
 
 def measure_alone(folder, arguments, names):
-    """Resident MB of a rank whose model is next to nothing: what a rank costs by itself."""
+    """The memory of a rank whose model is next to nothing: what a rank costs by itself."""
     folder.mkdir()
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape = argparse.Namespace(**vars(arguments) | {"batch": 2, "length": 16, "warmup": 2})
     steps = 400
     prepare(folder, argparse.Namespace(**vars(shape) | {"steps": steps}), **small, num_key_value_heads=4, head_dim=8)
-    return {name: run(*CONTESTANTS[name], folder, shape, steps)["resident_mb"] for name in names}
+    return {name: run(*CONTESTANTS[name], folder, shape, steps)["memory_mb"] for name in names}
 
 
 def table(rounds, names, arguments):
@@ -197,7 +200,7 @@ def table(rounds, names, arguments):
             all_ = [statistics.median(r[base]["steps"]) / statistics.median(r[name]["steps"]) for r in rounds]
             ratios.append(f"{statistics.median(all_):.2f} ({min(all_):.2f} to {max(all_):.2f}) of {base}")
         first = statistics.median(one["first_step"] for one in each)
-        memory = statistics.median(one["resident_mb"] for one in each)
+        memory = statistics.median(one["memory_mb"]["resident"] for one in each)
         lines.append(
             f"| {name} | {tokens / statistics.median(steps):.0f} | {'; '.join(ratios)} | {first:.2f} s | {memory:.0f} |"
         )
@@ -218,8 +221,10 @@ def main():
         rounds = measure(folder, arguments, names)
         lines = table(rounds, names, arguments)
         alone = measure_alone(folder / "alone", arguments, [name for name in names if CONTESTANTS[name][1] == 2])
-        listed = "; ".join(f"{name}: {megabytes:.0f} MB" for name, megabytes in alone.items())
-        lines += ["", f"Resident memory of a rank whose model has 0.1 M parameters: {listed}."]
+        lines += ["", "Memory of one of two ranks whose model has 0.1 M parameters:", ""]
+        lines += ["| | resident MB | shared pages by halves | its own alone |", "|---|---|---|---|"]
+        for name, memory in alone.items():
+            lines.append(f"| {name} | {memory['resident']:.0f} | {memory['proportional']:.0f} | {memory['private']:.0f} |")
         if arguments.curve:
             ours = run("zeroshard", 1, folder, arguments, arguments.curve)["losses"]
             theirs = run("eager", 1, folder, arguments, arguments.curve)["losses"]
