@@ -224,7 +224,8 @@ def main():
         lines += ["", "Memory of one of two ranks whose model has 0.1 M parameters:", ""]
         lines += ["| | resident MB | shared pages by halves | its own alone |", "|---|---|---|---|"]
         for name, memory in alone.items():
-            lines.append(f"| {name} | {memory['resident']:.0f} | {memory['proportional']:.0f} | {memory['private']:.0f} |")
+            own = [f"{memory[kind]:.0f}" for kind in ("resident", "proportional", "private")]
+            lines.append(f"| {name} | {' | '.join(own)} |")
         if arguments.curve:
             ours = run("zeroshard", 1, folder, arguments, arguments.curve)["losses"]
             theirs = run("eager", 1, folder, arguments, arguments.curve)["losses"]
