@@ -7,10 +7,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -41,13 +44,18 @@ uint16_t master_port() {
   return static_cast<uint16_t>(port);
 }
 
-int listen_on_loopback(uint16_t port) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
+sockaddr_in loopback_address(uint16_t port, in_addr_t host = INADDR_LOOPBACK) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(host);
+  return address;
+}
+
+int listen_on_loopback(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  const sockaddr_in address = loopback_address(port);
   if (fd < 0 || ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
       ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(fd, 1024) != 0) {
     const int error = errno;
@@ -55,6 +63,25 @@ int listen_on_loopback(uint16_t port) {
     throw CommError(concat("cannot listen on 127.0.0.1:", port, " (MASTER_PORT): ", std::strerror(error)));
   }
   return fd;
+}
+
+// Asks from 127.0.0.2: from 127.0.0.1 it might be given `port` itself, which would then be taken.
+bool refuses_connections(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const sockaddr_in own = loopback_address(0, INADDR_LOOPBACK + 1), address = loopback_address(port);
+  const bool refused = ::bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 &&
+                       ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
+                       errno == ECONNREFUSED;
+  ::close(fd);
+  return refused;
+}
+
+// For a while: ranks of one host start together, and c10d, once refused, only asks again after half a second.
+void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + std::min(timeout, std::chrono::milliseconds(2000));
+  while (refuses_connections(port) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
 // Gloo writes to sockets of peers that may have died: the signal for that would end this rank without a word. (Python
@@ -88,6 +115,7 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   // "localhost" may resolve to ::1 first, where nobody listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
+  if (loopback && !options.isServer) await_listener_on_loopback(options.port, options.timeout);
   return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
 }
 

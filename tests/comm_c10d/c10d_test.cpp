@@ -215,6 +215,32 @@ TEST(C10dProcesses, StoreAndGlooListenOnLoopbackAlone) {
   expect_no_errors(world.join_all());
 }
 
+TEST(C10dProcesses, ARankMayComeBeforeTheStore) {
+  const std::string port = std::to_string(20000 + (::getpid() + 1) % 20000);
+  testing::ForkedWorld world(3, [&](int rank, Bootstrap&) {
+    ::setenv("MASTER_PORT", port.c_str(), 1);
+    ::unsetenv("MASTER_ADDR");
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const auto store = make_env_store(rank, 3, 20'000);
+    store->set("rank " + std::to_string(rank), "here");
+    for (int peer = 0; peer < 3; ++peer)
+      testing::require(store->get_to_str("rank " + std::to_string(peer)) == "here", "a key of another rank");
+    store->add("done", 1);
+    while (rank == 0 && store->add("done", 0) < 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+  expect_no_errors(world.join_all());
+}
+
+TEST(C10dEnvironment, NobodyServesTheStore) {
+  const std::string port = std::to_string(20000 + (::getpid() + 2) % 20000);
+  ::setenv("MASTER_PORT", port.c_str(), 1);
+  ::unsetenv("MASTER_ADDR");
+  const auto start = Clock::now();
+  EXPECT_ANY_THROW(make_env_store(1, 2, 1000));
+  EXPECT_LT(seconds_since(start), 15);
+  ::unsetenv("MASTER_PORT");
+}
+
 TEST(C10dEnvironment, WrongPortIsAValueError) {
   ::setenv("MASTER_PORT", "70000", 1);
   EXPECT_THROW(make_env_store(0, 1, 1000), ValueError);
