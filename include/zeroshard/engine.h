@@ -106,7 +106,8 @@ class Engine {
 
   // loss * loss_scale / grad_accumulation_steps (without the division when `average` is false).
   at::Tensor scale_loss(const at::Tensor& loss, bool average = true) const;
-  // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum.
+  // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum. Collective; so is the
+  // first begin_backward() with sync.
   void begin_backward(bool sync = true);
   void end_backward();
   // Both, and backward() of the scaled loss in between.

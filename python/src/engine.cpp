@@ -171,7 +171,8 @@ void bind_engine(py::module_& m) {
           "scale_loss",
           [](OwningEngine& o, const at::Tensor& loss, bool average) { return o.engine->scale_loss(loss, average); },
           py::arg("loss"), py::arg("average") = true)
-      .def("begin_backward", [](OwningEngine& o, bool sync) { o.engine->begin_backward(sync); })
+      .def(
+          "begin_backward", [](OwningEngine& o, bool sync) { o.engine->begin_backward(sync); }, Release())
       .def(
           "end_backward", [](OwningEngine& o) { o.engine->end_backward(); }, Release())
       .def(

@@ -37,7 +37,7 @@ class Executor {
   // returned: then several units begin their backward with one tensor, and none of them is done before the others.
   void pre_backward(size_t unit, const void* output);
   void end_backward();
-  // The units that the forward pass which runs has needed, in order, one as often as it was.
+  // As ExecutionOrder::needed(), of the pass that runs or ran last.
   std::span<const size_t> needed() const { return order_->needed(); }
 
   // Keeps a unit unsharded whatever happens, until as many release() calls.

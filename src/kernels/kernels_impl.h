@@ -149,9 +149,10 @@ void sum_kernel(const void* const* pieces, int count, float scale, void* out, bo
   }
 }
 
-// The lanes added as a binary tree; their number is a power of two. Overwrites them.
+// The lanes added as a binary tree. Overwrites them.
 template <typename T, int kLanes>
 T tree_sum(T (&lanes)[kLanes]) {
+  static_assert(kLanes > 0 && (kLanes & (kLanes - 1)) == 0, "a power of two");
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   }

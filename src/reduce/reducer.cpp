@@ -89,7 +89,8 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync) {
-  if (!sync || order_is_of_ != Basis::kUnits) return;
+  if (!sync || basis_ != Basis::kUnits) return;
+  ZS_ASSERT(next_ == 0 && completed_.empty(), "the order of launches would change within a backward pass");
   // A unit's last gradients are those of its first use. What is not used comes last: it would keep the rest waiting.
   std::vector<size_t> order;
   std::vector<bool> used(bucket_of_.size(), false);
@@ -104,8 +105,8 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync) {
   const auto unused = std::ptrdiff_t(order.size());
   for (size_t unit = 0; unit < bucket_of_.size(); ++unit) append(unit);
   std::reverse(order.begin() + unused, order.end());
-  take_order_of_rank_0(order);
-  order_is_of_ = Basis::kForward;
+  take_order_of_rank_0(order, "order of forward");
+  basis_ = Basis::kForward;
 }
 
 void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) {
@@ -156,7 +157,7 @@ void Reducer::flush(size_t unit) {
 void Reducer::mark_ready(size_t index) {
   if (ready_[index]) return;
   ready_[index] = true;
-  if (order_is_of_ != Basis::kBackward) completed_.push_back(index);
+  if (basis_ != Basis::kBackward) completed_.push_back(index);
   launch_ready();
 }
 
@@ -197,20 +198,20 @@ void Reducer::end_backward(bool sync) {
   }
   while (!in_flight_.empty()) finish_oldest();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
-  if (order_is_of_ != Basis::kBackward) {
-    take_order_of_rank_0(completed_);
-    order_is_of_ = Basis::kBackward;
+  if (basis_ != Basis::kBackward) {
+    take_order_of_rank_0(completed_, "order of backward");
+    basis_ = Basis::kBackward;
   }
   ready_.assign(buckets_.size(), false);
   next_ = 0;
 }
 
-void Reducer::take_order_of_rank_0(const std::vector<size_t>& own) {
+void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, std::string_view tag) {
   std::vector<int64_t> order(own.begin(), own.end());
   ZS_ASSERT(order.size() == buckets_.size());
   const at::Tensor on_device =
       view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
-  comm_.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, "launch order")->wait();
+  comm_.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, tag)->wait();
   const at::Tensor agreed = on_device.cpu();
   const int64_t* const values = agreed.const_data_ptr<int64_t>();
   order_.assign(values, values + agreed.numel());

@@ -24,9 +24,9 @@ class Reducer {
   // Collective (allocates). The layouts, `comm` and `ledger` outlive the reducer.
   Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger);
 
-  // Before a backward pass: `needed` are the units of the forward pass, in order, one as often as it was needed.
-  // Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes from the last unit
-  // to the first.
+  // Before the first gradient of a backward pass: `needed` are the units of the forward pass, in order, one as often as
+  // it was needed. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes
+  // from the last unit to the first.
   void begin_backward(std::span<const size_t> needed, bool sync);
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
   // own sum. Throws ValueError for a sparse gradient.
@@ -45,7 +45,8 @@ class Reducer {
   ExactSum squares() const;
 
  private:
-  struct Place {  // of a parameter
+  enum class Basis { kUnits, kForward, kBackward };  // what the order of launches was taken from
+  struct Place {                                     // of a parameter
     int bucket = -1;
     size_t index = 0;
   };
@@ -56,7 +57,7 @@ class Reducer {
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
-  void take_order_of_rank_0(const std::vector<size_t>& order);
+  void take_order_of_rank_0(const std::vector<size_t>& own, std::string_view tag);
 
   Options options_;
   Comm& comm_;
@@ -69,7 +70,7 @@ class Reducer {
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
   std::vector<size_t> order_;                 // of launches, the same on all ranks
   std::vector<size_t> completed_;             // in the first backward pass, in the order of completion
-  enum class Basis { kUnits, kForward, kBackward } order_is_of_ = Basis::kUnits;
+  Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
   size_t next_ = 0;  // position in order_

@@ -17,8 +17,8 @@ class ExecutionOrder {
 
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
-  // The units needed in this pass up to now, first to last, one as often as it was needed.
-  std::span<const size_t> needed() const { return current_; }
+  // The units needed in this pass up to now, or between passes in the last one: first to last, one as often as it was.
+  std::span<const size_t> needed() const { return in_pass_ ? current_ : recorded_; }
   bool is_recording() const { return !following_; }
 
  private:
