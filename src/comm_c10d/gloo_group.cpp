@@ -44,20 +44,32 @@ uint16_t master_port() {
   return static_cast<uint16_t>(port);
 }
 
-sockaddr_in loopback_address(uint16_t port, in_addr_t host = INADDR_LOOPBACK) {
+sockaddr_in loopback_address(uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(host);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   return address;
 }
 
-int listen_on_loopback(uint16_t port) {
+// A TCP socket that is bound to 127.0.0.1:port (0: any port), or -1 with errno.
+int bind_to_loopback(uint16_t port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
   const sockaddr_in address = loopback_address(port);
-  if (fd < 0 || ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(fd, 1024) != 0) {
+  if (fd < 0) return -1;
+  if (::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+      ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+    return fd;
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  return -1;
+}
+
+int listen_on_loopback(uint16_t port) {
+  const int fd = bind_to_loopback(port);
+  if (fd < 0 || ::listen(fd, 1024) != 0) {
     const int error = errno;
     if (fd >= 0) ::close(fd);
     throw CommError(concat("cannot listen on 127.0.0.1:", port, " (MASTER_PORT): ", std::strerror(error)));
@@ -65,23 +77,19 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Asks from 127.0.0.2: from 127.0.0.1 it might be given `port` itself, which would then be taken.
+// Bound before it connects, and not to `port` itself, where it would find itself: nobody is kept from listening there.
 bool refuses_connections(uint16_t port) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
-  const sockaddr_in own = loopback_address(0, INADDR_LOOPBACK + 1), address = loopback_address(port);
-  const bool refused = ::bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 &&
-                       ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-                       errno == ECONNREFUSED;
+  sockaddr_in own{};
+  socklen_t size = sizeof own;
+  const sockaddr_in address = loopback_address(port);
+  const bool refused =
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+      (own.sin_port == address.sin_port ||
+       (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 && errno == ECONNREFUSED));
   ::close(fd);
   return refused;
-}
-
-// For a while: ranks of one host start together, and c10d, once refused, only asks again after half a second.
-void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout) {
-  const auto end = std::chrono::steady_clock::now() + std::min(timeout, std::chrono::milliseconds(2000));
-  while (refuses_connections(port) && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
 // Gloo writes to sockets of peers that may have died: the signal for that would end this rank without a word. (Python
@@ -102,6 +110,12 @@ std::shared_ptr<gloo::transport::Device> make_device() {
 
 }  // namespace
 
+void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (refuses_connections(port) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms) {
   ZS_CHECK(world_size > 0 && rank >= 0 && rank < world_size, "rank is ", rank, ", world_size ", world_size);
   const std::string host = master_address();
@@ -115,7 +129,9 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   // "localhost" may resolve to ::1 first, where nobody listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
-  if (loopback && !options.isServer) await_listener_on_loopback(options.port, options.timeout);
+  // c10d, once refused, only asks again after half a second; ranks of one host start together.
+  if (loopback && !options.isServer)
+    await_listener_on_loopback(options.port, std::min(options.timeout, std::chrono::milliseconds(2000)));
   return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
 }
 
