@@ -11,6 +11,7 @@ cores, two ranks one core each.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -146,7 +147,8 @@ def run(kind, ranks, folder, arguments, steps):
             processes.append(process)
         while any(process.poll() is None for process in processes) and not any(each.returncode for each in processes):
             if memory is None and log.exists() and log.read_text().count("\n") > steps // 2:
-                memory = memory_mb(processes[0].pid)
+                with contextlib.suppress(OSError):  # it has just ended
+                    memory = memory_mb(processes[0].pid)
             time.sleep(0.02)
     finally:
         for process in processes:
@@ -154,6 +156,8 @@ def run(kind, ranks, folder, arguments, steps):
             process.wait()
     if any(process.returncode != 0 for process in processes):
         sys.exit(f"{kind} with {ranks} ranks failed:\n{errors.read_text()[-2000:]}")
+    if memory is None:
+        sys.exit(f"{kind} with {ranks} ranks ended before its memory was read: take more --steps")
     records = [record for record in map(json.loads, log.read_text().splitlines()) if "loss" in record]
     times = [record["time"] for record in records]
     seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
