@@ -1,30 +1,56 @@
 // `zeroshard generate`: text from the model of a Hugging Face directory, without Python.
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "commands.h"
+#include "numbers.h"
 #include "torch_program.h"
+#include "zeroshard/error.h"
 #include "zeroshard/launch.h"
 #include "zeroshard/rank_environment.h"
 
 namespace zeroshard::cli {
+namespace {
 
-// The options are those of zeroshard-torch, which checks them.
+// Takes --nproc out of what is left of the command line, which CLI11 does not look into. The last one counts.
+void take_nproc(std::vector<std::string>& arguments, std::optional<std::string>& nproc) {
+  for (size_t i = 0; i < arguments.size();) {
+    const std::string& argument = arguments[i];
+    const bool joined = argument.starts_with("--nproc=");
+    if (!joined && argument != "--nproc") {
+      ++i;
+      continue;
+    }
+    const size_t taken = joined ? 1 : 2;
+    if (i + taken > arguments.size()) throw ValueError("--nproc needs a number of ranks");
+    nproc = joined ? argument.substr(sizeof "--nproc=" - 1) : arguments[i + 1];
+    arguments.erase(arguments.begin() + long(i), arguments.begin() + long(i + taken));
+  }
+}
+
+}  // namespace
+
+// The other options are those of zeroshard-torch, which checks them.
 void add_generate_command(CLI::App& app) {
   CLI::App* generate = app.add_subcommand("generate", "Text from the model of a Hugging Face directory");
   generate->prefix_command();
   generate->footer(
-      "zeroshard generate [--nproc N] DIR --prompt TEXT [--max-tokens N] [--temperature T] [--top-k K] "
+      "zeroshard generate DIR --prompt TEXT [--nproc N] [--max-tokens N] [--temperature T] [--top-k K] "
       "[--top-p P] [--seed S] [--dtype BF16]: see docs/generate.md.");
-  auto nproc = std::make_shared<int>(1);
-  generate->add_option("--nproc", *nproc, "Ranks that share the model's blocks (default: 1)")
-      ->check(CLI::PositiveNumber);
+  auto nproc = std::make_shared<std::optional<std::string>>();
+  generate->add_option("--nproc", *nproc, "Ranks that share the model's blocks (default: 1)");
   generate->callback([generate, nproc] {
+    std::vector<std::string> arguments = generate->remaining();
+    take_nproc(arguments, *nproc);
+    const int ranks = parse_int("--nproc", *nproc, 1, 1);
     LaunchOptions options;
     options.argv = {torch_program(), "generate"};
-    for (const std::string& argument : generate->remaining()) options.argv.push_back(argument);
-    if (*nproc == 1 || !rank_environment().source.empty()) become(options.argv);
-    options.nproc = *nproc;
+    options.argv.insert(options.argv.end(), arguments.begin(), arguments.end());
+    if (ranks == 1 || !rank_environment().source.empty()) become(options.argv);
+    options.nproc = ranks;
     options.prefix_stdout = false;  // only rank 0 writes
     throw Exit{launch(options)};
   });

@@ -1,19 +1,17 @@
 // `zeroshard run`: starts the ranks of a training script.
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
 
 #include "commands.h"
+#include "numbers.h"
 #include "zeroshard/error.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard::cli {
 namespace {
 
-// Options as text: the messages about wrong numbers are ours.
 struct RunArguments {
   std::optional<std::string> nproc, num_gpus, master_port, nnodes, node_rank, grace_period, stall_timeout, hang_timeout,
       max_restarts, min_ranks;
@@ -21,26 +19,6 @@ struct RunArguments {
   std::string log_dir;
   bool module = false, no_python = false;
 };
-
-template <typename Number>
-Number parse(const char* option, const std::string& text, Number min, const char* expected) {
-  Number value{};
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end || !(value >= min) || std::isinf(static_cast<double>(value))) {
-    throw ValueError(std::string(option) + " is '" + text + "', expected " + expected);
-  }
-  return value;
-}
-
-int parse_int(const char* option, const std::optional<std::string>& text, int min, int otherwise) {
-  if (!text) return otherwise;
-  return parse<int>(option, *text, min, min == 0 ? "a whole number >= 0" : "a whole number >= 1");
-}
-
-double parse_seconds(const char* option, const std::optional<std::string>& text, double otherwise) {
-  return text ? parse<double>(option, *text, 0.0, "seconds >= 0") : otherwise;
-}
 
 int ranks_of(const RunArguments& arguments) {
   if (arguments.nproc && arguments.num_gpus) throw ValueError("give --nproc or --num_gpus, not both");

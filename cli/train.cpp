@@ -4,8 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 
 #include "commands.h"
+#include "numbers.h"
 #include "torch_program.h"
 #include "zeroshard/error.h"
 #include "zeroshard/launch.h"
@@ -16,8 +18,7 @@ namespace {
 
 struct TrainArguments {
   std::string config;
-  int nproc = 1;
-  int max_restarts = 0;
+  std::optional<std::string> nproc, max_restarts;
   std::string log_dir;
   bool dry_run = false;
 };
@@ -27,10 +28,10 @@ int run(const TrainArguments& arguments) {
   options.argv = {torch_program(), "train", arguments.config};
   if (arguments.dry_run) options.argv.emplace_back("--dry-run");
   options.prefix_stdout = !arguments.dry_run;
+  options.nproc = parse_int("--nproc", arguments.nproc, 1, 1);
+  options.max_restarts = parse_int("--max-restarts", arguments.max_restarts, 0, 0);
   // Under torchrun, mpirun, srun or zeroshard run this process is a rank already.
   if (!rank_environment().source.empty()) become(options.argv);
-  options.nproc = arguments.nproc;
-  options.max_restarts = arguments.max_restarts;
   options.log_dir = arguments.log_dir;
   return launch(options);
 }
@@ -42,10 +43,9 @@ void add_train_command(CLI::App& app) {
   train->footer("CONFIG is a DeepSpeed configuration with an object \"train\": see docs/train.md.");
   auto arguments = std::make_shared<TrainArguments>();
   train->add_option("CONFIG", arguments->config, "A JSON file")->required();
-  train->add_option("--nproc,--nproc_per_node", arguments->nproc, "Ranks on this host (default: 1)")
-      ->check(CLI::PositiveNumber);
-  train->add_option("--max-restarts", arguments->max_restarts, "How often a run that fails goes on from its checkpoint")
-      ->check(CLI::NonNegativeNumber);
+  train->add_option("--nproc,--nproc_per_node", arguments->nproc, "Ranks on this host (default: 1)");
+  train->add_option("--max-restarts", arguments->max_restarts,
+                    "How often a run that fails goes on from its checkpoint");
   train->add_option("--log-dir", arguments->log_dir, "Folder for rank-N.log, all that each rank writes");
   train->add_flag("--dry-run", arguments->dry_run, "Only tell what would be done: model, data, steps, bytes of a rank");
   train->callback([arguments] { throw Exit{run(*arguments)}; });

@@ -82,6 +82,10 @@ class Reporter final : public TrainObserver {
   }
 
   void finish(TrainEnd end) {
+    if (!progress_) {
+      std::cout << "stopped by a signal before the first step\n";
+      return;
+    }
     progress_->finish();
     metrics_->finish();
     if (end == TrainEnd::kInterrupted) {

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "train/made_model.h"
+#include "train/model_directory.h"
 #include "train/run_data.h"
 #include "train/text_data.h"
 #include "zeroshard/nn.h"
@@ -67,8 +68,10 @@ void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data)
 
 std::string describe_run(const TrainConfig& config) {
   TrainOptions options = config.train;
+  check_output(options.model, options.output, options.checkpoints);
   tokenize_texts(options);
   const MadeModel made = make_model(options);
+  values_of(options, *made.model);  // finds what weights are missing, or of another shape
   const std::unique_ptr<Dataset> training = training_data(options, *made.model);
   const std::unique_ptr<Dataset> validation = validation_data(options, *made.model);
   const Config& own = config.engine.config;

@@ -3,7 +3,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
+#include "base/check.h"
 #include "base/format.h"
 #include "base/read_text.h"
 #include "file/durable.h"
@@ -12,11 +14,12 @@
 namespace zeroshard {
 namespace {
 
-// What transformers reads beside the weights, as far as a directory has it.
+namespace fs = std::filesystem;
+
+// What transformers reads beside the weights, as far as a directory has it; and *.model, of SentencePiece.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
-                                       "tokenizer.model",
                                        "special_tokens_map.json",
                                        "added_tokens.json",
                                        "vocab.json",
@@ -30,22 +33,53 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
+// What transformers makes of a config.json for a model that has no generation config of its own.
+std::string generation_config_of(const std::string& config) {
+  const auto json = nlohmann::ordered_json::parse(config);
+  nlohmann::ordered_json generation{{"_from_model_config", true}};
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    if (json.contains(name) && !json[name].is_null()) generation[name] = json[name];
+  return generation.dump(2) + "\n";
+}
+
+std::vector<std::string> companions(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const char* name : kCompanions)
+    if (fs::exists(fs::path(directory) / name)) names.emplace_back(name);
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (entry.path().extension() == ".model") names.push_back(entry.path().filename().string());
+  return names;
+}
+
 void write_directory(const ModelExport& what, ExportOptions weights, const char* config_name,
                      const std::string& config) {
   weights.dtype = what.dtype;
   export_weights(what.checkpoints, what.output, weights);
   Directory output = Directory::create(posix_io(), what.output);
-  for (const char* name : kCompanions) {
-    const std::string path = concat(what.model, '/', name);
-    if (std::filesystem::exists(path)) write_small_file(output, name, read_text(path));
-  }
+  for (const std::string& name : companions(what.model))
+    write_small_file(output, name, read_text(concat(what.model, '/', name)));
   write_small_file(output, config_name, config);
 }
 
 }  // namespace
 
+void check_output(const std::string& model, const std::string& output, const std::string& checkpoints) {
+  std::error_code none;  // a folder that is not there is no other
+  ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
+           "', the directory of train.model: its weights would be overwritten. Name another folder");
+  if (fs::exists(checkpoints) && !fs::is_empty(checkpoints)) return;
+  for (const char* name : {"config.json", kAdapterConfig})
+    ZS_CHECK(!fs::exists(fs::path(output) / name), "train.output is '", output, "', which holds a model (", name,
+             "), and there is no checkpoint in '", checkpoints,
+             "' to go on from: it would be overwritten. Name another folder, or delete it");
+}
+
 void write_model_directory(const ModelExport& what, ExportOptions weights) {
   const std::string config = read_text(what.model + "/config.json");
+  if (!fs::exists(what.model + "/generation_config.json")) {
+    Directory output = Directory::create(posix_io(), what.output);
+    write_small_file(output, "generation_config.json", generation_config_of(config));
+  }
   write_directory(what, std::move(weights), "config.json", with_dtype(config, what.dtype));
 }
 

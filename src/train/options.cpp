@@ -153,6 +153,12 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   return options;
 }
 
+// A schedule's "auto": nobody but us knows how long the run is.
+void fill_total_steps(Json& config, const TrainOptions& options) {
+  const Json::json_pointer where("/scheduler/params/total_num_steps");
+  if (options.steps > 0 && config.contains(where) && config[where] == "auto") config[where] = options.steps;
+}
+
 }  // namespace
 
 TrainConfig parse_train_config(const std::string& json, const ConfigContext& context, const std::string& source) {
@@ -162,7 +168,9 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
              "there is no object \"train\", which names the model, the data and the output: see docs/train.md");
     const nlohmann::json train = nlohmann::json::parse(whole["train"].dump());
     whole.erase("train");
-    return {read_train(train, source), parse_config(whole.dump(), context)};
+    const TrainOptions options = read_train(train, source);
+    fill_total_steps(whole, options);
+    return {options, parse_config(whole.dump(), context)};
   } catch (const ConfigError& error) {
     throw ConfigError(concat(source, ": ", error.what()));
   }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "comm/comm.h"
 #include "file/hash.h"
 #include "zeroshard/tokenize.h"
 #include "zeroshard/world.h"
@@ -33,6 +34,7 @@ class Tokens {
 
   std::string of(const std::string& text) {
     if (!fs::exists(text)) throw IoError(concat("cannot open '", text, "' (train.data): there is no such file"));
+    ZS_CHECK(fs::file_size(text) > 0, "'", text, "' (train.data) is empty: leave it out");
     if (!tokenizer_) tokenizer_ = load_tokenizer(options_.model);
     const fs::path folder = fs::path(options_.output) / "tokens";
     const std::string tokens = (folder / name_of_tokens(text, *tokenizer_, options_.text)).string();
@@ -61,10 +63,20 @@ void tokenize_texts(TrainOptions& options) {
       if (is_text(file)) file = tokens.of(file);
 }
 
-void tokenize_texts(TrainOptions& options, World& world) {
-  if (world.rank() == 0) tokenize_texts(options);
-  world.barrier();
+bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>& stop) {
+  options.text.stop = &stop;
+  if (world.rank() == 0) {
+    try {
+      tokenize_texts(options);
+    } catch (const Error&) {
+      if (!stop) throw;
+    }
+  }
+  // Its time-out is that of long waits: rank 0 may have much to read.
+  if (world.checkpoint() != nullptr) world.checkpoint()->barrier("texts become tokens");
+  if (world.mean(stop ? 1 : 0) > 0) return false;
   if (world.rank() != 0) tokenize_texts(options);  // they are there
+  return true;
 }
 
 }  // namespace zeroshard

@@ -10,6 +10,7 @@
 #include "hooks/recompute.h"
 #include "train/batch.h"
 #include "train/made_model.h"
+#include "train/model_directory.h"
 #include "train/run_data.h"
 #include "train/sampler.h"
 #include "train/text_data.h"
@@ -66,6 +67,10 @@ class Run {
     observer_.started(engine_.steps(), total_);
     TrainEnd end = TrainEnd::kDone;
     while (engine_.steps() < total_) {
+      if (options_.patience > 0 && without_progress_ >= options_.patience) {
+        end = TrainEnd::kStoppedEarly;
+        break;
+      }
       if (stop_) engine_.request_stop();
       const bool interrupted = step();
       const int64_t done = engine_.steps();
@@ -75,10 +80,6 @@ class Run {
         return TrainEnd::kInterrupted;
       }
       if (is_due(options_.evaluate_every, done) && done < total_) evaluate();
-      if (options_.patience > 0 && without_progress_ >= options_.patience) {
-        end = TrainEnd::kStoppedEarly;
-        break;
-      }
       if (is_due(options_.checkpoint_every, done) && done < total_) save();
     }
     if (validation_ && evaluated_ != engine_.steps()) evaluate();
@@ -212,8 +213,19 @@ class Run {
 
   void resume() {
     LoadOptions load;
-    load.accept = [this](const std::string& state) { check_data(nlohmann::json::parse(state).at("client")); };
-    const std::optional<std::string> client = engine_.load(options_.checkpoints, load);
+    bool accepted = false;
+    load.accept = [&](const std::string& state) {
+      check_data(nlohmann::json::parse(state).at("client"));
+      accepted = true;
+    };
+    std::optional<std::string> client;
+    try {
+      client = engine_.load(options_.checkpoints, load);
+    } catch (const ValueError& error) {
+      if (!accepted) throw;
+      throw ValueError(concat("the checkpoint in '", options_.checkpoints, "' is not of this model: ", error.what(),
+                              ". Name another folder in train.output or train.checkpoints.folder"));
+    }
     if (!client) return;
     const nlohmann::json state = nlohmann::json::parse(*client);
     rows_done_ = state.at("rows").get<int64_t>();
@@ -256,7 +268,8 @@ class Run {
 
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainConfig own = config;
-  tokenize_texts(own.train, world);
+  check_output(own.train.model, own.train.output, own.train.checkpoints);
+  if (!tokenize_texts(own.train, world, stop)) return TrainEnd::kInterrupted;
   return Run(own, world, observer, stop).run();
 }
 

@@ -48,7 +48,8 @@ def make(folder, kind, tokenizer):
 
 def run(*arguments, ranks=1):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    command = [ZEROSHARD, "generate", "--nproc", str(ranks), *map(str, arguments)]
+    command = [ZEROSHARD, "generate", *map(str, arguments)]
+    command[2 + ranks % 2 : 2 + ranks % 2] = ["--nproc", str(ranks)]  # before the directory, or after
     return subprocess.run(command, capture_output=True, timeout=60, env=environment)
 
 
@@ -99,6 +100,7 @@ def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
         (["--top-p", 0], "top_p"),
         (["--dtype", "F8"], "F8"),
         (["--tokens", 3], "--tokens"),
+        (["--nproc", "0"], "--nproc is '0', expected a whole number >= 1"),
     ],
 )
 def test_wrong_options_are_named(tmp_path, tokenizer, arguments, message):

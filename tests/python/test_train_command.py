@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
+from test_causal_lm import CASES
 from tokenizer_data import train_byte_level
 
 pytestmark = needs(ZEROSHARD_TORCH)
@@ -207,6 +209,145 @@ def test_no_python_is_in_the_process(tmp_path, tokens):
 
 
 @pytest.mark.parametrize(
+    ("precision", "export"),
+    [
+        ({"bf16": {"enabled": True}}, "BF16"),
+        ({"fp16": {"enabled": True, "initial_scale_power": 30, "hysteresis": 1}}, "F16"),
+    ],
+)
+def test_16_bits_learn_and_are_exported(tmp_path, tokens, precision, export):
+    model, train = make(tmp_path, tokens, export_dtype=export, log_every=1)
+    done = run(write(tmp_path, train, 3, **precision), 2)
+    assert done.returncode == 0, done.stderr
+    skipped = done.stdout.count("was skipped: a gradient was not finite")
+    assert skipped > 0 if export == "F16" else skipped == 0, done.stdout
+    losses = [metrics(tmp_path)[step + 1]["loss"] for step in range(STEPS)]
+    expected = plain_losses(model, tokens)
+    assert losses[0] == pytest.approx(expected[0], rel=1e-2)
+    assert losses[-1] == pytest.approx(expected[-1 - skipped], abs=0.1)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained", dtype="auto")
+    assert trained.dtype == {"BF16": torch.bfloat16, "F16": torch.float16}[export]
+    held_out = tokens[LENGTH * BATCH * STEPS + 1 :]
+    assert perplexity(trained.float(), held_out) == pytest.approx(metrics(tmp_path)[STEPS]["perplexity"], rel=2e-2)
+
+
+def test_a_schedule_knows_the_length_of_the_run(tmp_path, tokens):
+    rates = {}
+    for total in ("auto", STEPS):
+        folder = tmp_path / str(total)
+        folder.mkdir()
+        _, train = make(folder, tokens)
+        params = {"warmup_num_steps": 3, "warmup_max_lr": 1e-3, "total_num_steps": total}
+        done = run(write(folder, train, scheduler={"type": "WarmupDecayLR", "params": params}))
+        assert done.returncode == 0, done.stderr
+        rates[total] = [metrics(folder)[step + 1]["lr"] for step in range(STEPS)]
+    assert rates["auto"] == rates[STEPS] and rates["auto"][-1] < 0.3 * max(rates["auto"])
+
+
+def test_what_lies_beside_the_weights_comes_along(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, from_scratch=True, steps=1)
+    model, trained = tmp_path / "model", tmp_path / "trained"
+    (model / "generation_config.json").unlink()
+    (model / "spiece.model").write_bytes(b"pieces")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    config = json.loads((model / "config.json").read_text())
+    # Of programs other than transformers.
+    (model / "config.json").write_text(json.dumps(config | {"is_llama_config": True, "rope_interleaved": False}))
+    done = run(write(tmp_path, train))
+    assert done.returncode == 0, done.stderr
+    assert (trained / "spiece.model").read_bytes() == b"pieces"
+    assert (trained / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert transformers.GenerationConfig.from_pretrained(trained).eos_token_id == config["eos_token_id"]
+    assert transformers.AutoModelForCausalLM.from_pretrained(trained).generation_config.bos_token_id == 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral", "gpt2"])
+def test_models_from_scratch_are_drawn_as_transformers_does(tmp_path, tokens, kind):
+    """Of each parameter the same spread, mean and constants; a step at a rate of zero changes nothing."""
+    torch.manual_seed(7)
+    name, fields = CASES[kind]
+    reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **fields))
+    reference.config.save_pretrained(tmp_path / "model")
+    numpy.save(tmp_path / "train.npy", tokens[:1000])
+    train = {
+        "model": str(tmp_path / "model"),
+        "output": str(tmp_path / "trained"),
+        "from_scratch": True,
+        "steps": 1,
+        "data": {"train": [str(tmp_path / "train.npy")], "length": 16},
+    }
+    done = run(write(tmp_path, train, optimizer={"type": "SGD", "params": {"lr": 0.0}}))
+    assert done.returncode == 0, done.stderr
+    drawn = dict(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained").named_parameters())
+    for parameter, value in reference.named_parameters():
+        ours, spread = drawn[parameter].detach(), value.std().item()
+        if spread == 0:
+            assert torch.equal(ours, value), parameter
+            continue
+        sigmas = math.sqrt(value.numel())
+        assert ours.std().item() == pytest.approx(spread, rel=6 / sigmas), parameter
+        assert abs(ours.mean().item()) < 5 * spread / sigmas, parameter
+        assert not torch.equal(ours, value), "the test compares a model with itself"
+
+
+def test_no_other_model_is_overwritten(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=2)
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    for output, message in ((tmp_path / "link", "the directory of train.model"), (tmp_path / "other", "holds a model")):
+        if output.name == "link":
+            output.symlink_to(tmp_path / "model")
+        else:
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").save_pretrained(output)
+        config = write(tmp_path, train | {"output": str(output)})
+        for flag in ([], ["--dry-run"]):
+            done = subprocess.run([*command(config, 2), *flag], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 2 and message in done.stderr, done.stderr
+        assert (output / "model.safetensors").read_bytes() == weights
+    # One's own may be gone on with.
+    for steps in (2, 3):
+        done = run(write(tmp_path, train | {"steps": steps}))
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_export_that_does_not_fit_leaves_nothing_half_written(tmp_path, tokens):
+    """No file may be as long as the model, as on a disk that is nearly full."""
+    _, train = make(tmp_path, tokens, steps=2)
+    config, trained = write(tmp_path, train), tmp_path / "trained"
+    assert run(config).returncode == 0
+    whole = {name: (trained / name).read_bytes() for name in ("model.safetensors", "config.json")}
+    most = len(whole["model.safetensors"]) // 2
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    for kept in (whole, {}):  # over an older result, and without one
+        for name in whole.keys() - kept.keys():
+            (trained / name).unlink()
+        before = set(os.listdir(trained))
+        done = subprocess.run(command(config), capture_output=True, text=True, timeout=120, preexec_fn=limit)
+        assert done.returncode == 1, done
+        assert "model.safetensors" in done.stderr and "File too large" in done.stderr, done.stderr
+        assert [name for name in set(os.listdir(trained)) - before if not name.startswith("events.")] == []
+        assert all((trained / name).read_bytes() == contents for name, contents in kept.items())
+    assert run(config).returncode == 0, "the checkpoint is there"
+    assert {name: (trained / name).read_bytes() for name in whole} == whole
+
+
+def test_a_dry_run_finds_missing_weights(tmp_path, tokens):
+    _, train = make(tmp_path, tokens)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    done = subprocess.run([*command(write(tmp_path, train)), "--dry-run"], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "safetensors" in done.stderr, done
+
+
+def test_wrong_numbers_of_ranks_are_named(tmp_path):
+    for wrong in ("0", "-1", "two"):
+        done = subprocess.run([ZEROSHARD, "train", "x.json", f"--nproc={wrong}"], capture_output=True, text=True)
+        assert done.returncode == 2 and f"--nproc is '{wrong}', expected a whole number >= 1" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("change", "code", "message"),
     [
         ({"model": "/nowhere"}, 1, "/nowhere/config.json"),
@@ -266,6 +407,34 @@ def test_text_is_made_into_tokens_and_sampled(tmp_path):
     assert os.listdir(tmp_path / "trained" / "tokens") == files, "the tokens were there already"
     assert "sample: To be, or not to be, that is the" in done.stdout, done.stdout
     assert "sample: Whether 'tis nobler in the" in done.stdout, done.stdout
-    missing = train | {"data": train["data"] | {"train": [str(tmp_path / "other.jsonl")]}}
-    done = run(write(tmp_path, missing), 2)
-    assert done.returncode == 1 and "other.jsonl" in done.stderr
+    (tmp_path / "empty.txt").touch()
+    for name, message in (("other.jsonl", "there is no such file"), ("empty.txt", "is empty: leave it out")):
+        wrong = train | {"data": train["data"] | {"train": [str(tmp_path / name)]}}
+        done = run(write(tmp_path, wrong), 2)
+        assert done.returncode in (1, 2) and name in done.stderr and message in done.stderr, done.stderr
+
+
+def test_a_signal_ends_the_tokenization(tmp_path):
+    tokenizer = train_byte_level(TEXTS, ["<|end|>"])
+    transformers.LlamaConfig(**SMALL | {"vocab_size": tokenizer.get_vocab_size()}).save_pretrained(tmp_path / "model")
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (tmp_path / "long.txt").write_text("\n".join(TEXTS) * 40_000)
+    train = {
+        "model": str(tmp_path / "model"),
+        "output": str(tmp_path / "trained"),
+        "from_scratch": True,
+        "steps": 10**6,
+        "data": {"train": [str(tmp_path / "long.txt")], "length": 16},
+    }
+    config = write(tmp_path, train)
+    with subprocess.Popen(command(config, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        tokens = tmp_path / "trained" / "tokens"
+        deadline = time.monotonic() + 60
+        while not (tokens.exists() and os.listdir(tokens)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "stopped by a signal before the first step" in out, (out, err)
+    assert not os.listdir(tokens)

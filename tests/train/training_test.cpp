@@ -151,6 +151,10 @@ TEST(Training, EndsEarlyWithoutProgress) {
   ASSERT_THAT(outcome.errors, Each(""));
   EXPECT_EQ(outcome.ends[0], TrainEnd::kStoppedEarly);
   EXPECT_EQ(outcome.told[0].losses.size(), 3u);
+  const Outcome again = run(json, 1);  // it is over
+  ASSERT_THAT(again.errors, Each(""));
+  EXPECT_EQ(again.ends[0], TrainEnd::kStoppedEarly);
+  EXPECT_EQ(again.told[0].losses.size(), 0u);
 }
 
 TEST(Training, WrongConfigurationsAreNamed) {
