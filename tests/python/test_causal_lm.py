@@ -52,6 +52,7 @@ CASES = {
 ROWS = {
     "whole": [[1] * LENGTH, [1] * LENGTH],
     "padded": [[1] * LENGTH, [1] * (LENGTH - 9) + [0] * 9],
+    "padded in front": [[0] * 5 + [1] * (LENGTH - 5), [1] * LENGTH],
     "packed": [[1] * 10 + [2] * (LENGTH - 10), [1] * 3 + [2] * 16 + [3] * (LENGTH - 19)],
 }
 

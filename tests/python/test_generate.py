@@ -18,6 +18,8 @@ CAPPED = {"head_dim": 12, "sliding_window": 6, "attn_implementation": "eager"}
 KINDS = {
     "llama": (transformers.LlamaConfig, GROUPED | {"tie_word_embeddings": True}),
     "mistral, window": (transformers.MistralConfig, GROUPED | {"sliding_window": 7}),
+    "qwen2": (transformers.Qwen2Config, GROUPED),
+    "qwen3": (transformers.Qwen3Config, GROUPED | {"head_dim": 20, "tie_word_embeddings": True}),
     "gemma2": (
         transformers.Gemma2Config,
         GROUPED | CAPPED,
