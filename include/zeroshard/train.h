@@ -20,7 +20,7 @@ class World;
 // The object "train" of a configuration file (docs/train.md).
 struct TrainOptions {
   std::string model;          // directory with config.json, and weights unless from_scratch
-  std::string output;         // directory that gets the trained model
+  std::string output;         // directory that gets the trained model; refused where it holds another one
   bool from_scratch = false;  // with the architecture's own initialisation
   uint64_t seed = 0;          // of initialisation, the order of the data, dropout
   int64_t steps = 0;          // one of these two is given
@@ -84,7 +84,8 @@ enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 
 // Collective. Goes on from the newest checkpoint, if there is one. At the end the trained model is in `output`. When
 // `stop` becomes true on any rank (a signal handler may set it), the run ends after its current step with a checkpoint
-// instead. Throws Error on every rank.
+// instead; while texts are still made into tokens it ends at once, before TrainObserver::started(). Throws Error on
+// every rank.
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
 // What train() would do, as lines of text: the model, the data and its first row, steps, and what each of
