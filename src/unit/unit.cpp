@@ -5,6 +5,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "base/check.h"
@@ -45,6 +46,10 @@ void copy_overlap(const at::Tensor& to, Range to_range, const at::Tensor& from, 
 // glibc keeps what initialisation frees between blocks that stay: over all units, as much as the whole model.
 void return_free_memory() {
 #ifdef __GLIBC__
+  // One thread at a time: where another malloc is in use (jemalloc, a sanitizer's), this call is the first that glibc's
+  // own sees, and it sets itself up without a lock.
+  static std::mutex mutex;
+  const std::scoped_lock lock(mutex);
   malloc_trim(0);
 #endif
 }
