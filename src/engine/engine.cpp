@@ -77,7 +77,9 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, bool average) const {
 void Engine::begin_backward(bool sync) {
   impl_->sync = sync;
   // Gradients of a loss.backward() before this one are under way in the order that there is.
-  if (!impl_->pending_backward) impl_->reducer->begin_backward(impl_->executor->needed(), sync);
+  if (!impl_->pending_backward) {
+    impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
+  }
 }
 
 void Engine::end_backward() {

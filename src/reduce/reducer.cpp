@@ -88,7 +88,7 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
   }
 }
 
-void Reducer::begin_backward(std::span<const size_t> needed, bool sync) {
+void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
   if (!sync || basis_ != Basis::kUnits) return;
   ZS_ASSERT(next_ == 0 && completed_.empty(), "the order of launches would change within a backward pass");
   // A unit's last gradients are those of its first use. What is not used comes last: it would keep the rest waiting.
@@ -105,7 +105,7 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync) {
   const auto unused = std::ptrdiff_t(order.size());
   for (size_t unit = 0; unit < bucket_of_.size(); ++unit) append(unit);
   std::reverse(order.begin() + unused, order.end());
-  take_order_of_rank_0(order, "order of forward");
+  take_order_of_rank_0(order, gather_comm, "order of forward");
   basis_ = Basis::kForward;
 }
 
@@ -199,19 +199,19 @@ void Reducer::end_backward(bool sync) {
   while (!in_flight_.empty()) finish_oldest();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
   if (basis_ != Basis::kBackward) {
-    take_order_of_rank_0(completed_, "order of backward");
+    take_order_of_rank_0(completed_, comm_, "order of backward");
     basis_ = Basis::kBackward;
   }
   ready_.assign(buckets_.size(), false);
   next_ = 0;
 }
 
-void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, std::string_view tag) {
+void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag) {
   std::vector<int64_t> order(own.begin(), own.end());
   ZS_ASSERT(order.size() == buckets_.size());
   const at::Tensor on_device =
       view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
-  comm_.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, tag)->wait();
+  comm.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, tag)->wait();
   const at::Tensor agreed = on_device.cpu();
   const int64_t* const values = agreed.const_data_ptr<int64_t>();
   order_.assign(values, values + agreed.numel());

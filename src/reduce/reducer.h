@@ -27,7 +27,8 @@ class Reducer {
   // Before the first gradient of a backward pass: `needed` are the units of the forward pass, in order, one as often as
   // it was needed. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes
   // from the last unit to the first.
-  void begin_backward(std::span<const size_t> needed, bool sync);
+  // Over the communicator of the gathers: ranks whose forward passes differ meet there.
+  void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
   // own sum. Throws ValueError for a sparse gradient.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
@@ -57,7 +58,7 @@ class Reducer {
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
-  void take_order_of_rank_0(const std::vector<size_t>& own, std::string_view tag);
+  void take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag);
 
   Options options_;
   Comm& comm_;

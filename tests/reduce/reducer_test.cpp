@@ -455,7 +455,7 @@ TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteAgainstTheForwardOrderOfRank0) {
       Reducer reducer(pointers, scenario.options, comm, ledger);
       const Bytes before = ledger.current();
       for (int step = 0; step < 2; ++step) {
-        reducer.begin_backward(comm.rank() == 0 ? needed : std::vector<size_t>{3, 1}, true);
+        reducer.begin_backward(comm.rank() == 0 ? needed : std::vector<size_t>{3, 1}, true, comm);
         for (size_t i = order.size(); i-- > 0;) {
           for (const size_t param : {0, 1})
             reducer.add(order[i], param, at::ones({units[order[i]].params[param].numel()}), true);
