@@ -43,10 +43,11 @@ def peak_of_building(full_mb, stage):
 
 
 def test_memory_of_building_a_model():
-    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=3):
-        assert full > 140
-        assert peak < full / 2 + 50, (full, peak)  # its half, and eight units: gathered ones, one that is being made
-    for full, peak in world.run(2, peak_of_building, full_mb=144, stage=0):
+    for full, peak in world.run(2, peak_of_building, full_mb=288, stage=3):
+        assert full > 280
+        # Its half, and units of 6 MB: gathered ones, one that is being made. On a busy machine some are given back late.
+        assert peak < full / 2 + 90, (full, peak)
+    for full, peak in world.run(2, peak_of_building, full_mb=288, stage=0):
         assert peak > full  # the measurement sees a whole model
 
 
