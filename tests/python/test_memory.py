@@ -45,7 +45,7 @@ def peak_of_building(full_mb, stage):
 def test_memory_of_building_a_model():
     for full, peak in world.run(2, peak_of_building, full_mb=288, stage=3):
         assert full > 280
-        # Its half, and units of 6 MB: gathered ones, one that is being made. On a busy machine some are given back late.
+        # Its half, and units of 6 MB: gathered ones, one that is being made. On a busy machine some are kept a while.
         assert peak < full / 2 + 90, (full, peak)
     for full, peak in world.run(2, peak_of_building, full_mb=288, stage=0):
         assert peak > full  # the measurement sees a whole model
