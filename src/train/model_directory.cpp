@@ -1,9 +1,9 @@
 #include "train/model_directory.h"
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/format.h"
@@ -42,22 +42,26 @@ std::string generation_config_of(const std::string& config) {
   return generation.dump(2) + "\n";
 }
 
-std::vector<std::string> companions(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const char* name : kCompanions)
-    if (fs::exists(fs::path(directory) / name)) names.emplace_back(name);
+using Files = std::map<std::string, std::string>;  // name: contents
+
+Files companions(const std::string& directory) {
+  Files files;
+  for (const char* name : kCompanions) {
+    const fs::path path = fs::path(directory) / name;
+    if (fs::exists(path)) files[name] = read_text(path.string());
+  }
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
-    if (entry.path().extension() == ".model") names.push_back(entry.path().filename().string());
-  return names;
+    if (entry.path().extension() == ".model")
+      files[entry.path().filename().string()] = read_text(entry.path().string());
+  return files;
 }
 
-void write_directory(const ModelExport& what, ExportOptions weights, const char* config_name,
+void write_directory(const ModelExport& what, ExportOptions weights, const Files& files, const char* config_name,
                      const std::string& config) {
   weights.dtype = what.dtype;
   export_weights(what.checkpoints, what.output, weights);
   Directory output = Directory::create(posix_io(), what.output);
-  for (const std::string& name : companions(what.model))
-    write_small_file(output, name, read_text(concat(what.model, '/', name)));
+  for (const auto& [name, contents] : files) write_small_file(output, name, contents);
   write_small_file(output, config_name, config);
 }
 
@@ -76,15 +80,13 @@ void check_output(const std::string& model, const std::string& output, const std
 
 void write_model_directory(const ModelExport& what, ExportOptions weights) {
   const std::string config = read_text(what.model + "/config.json");
-  if (!fs::exists(what.model + "/generation_config.json")) {
-    Directory output = Directory::create(posix_io(), what.output);
-    write_small_file(output, "generation_config.json", generation_config_of(config));
-  }
-  write_directory(what, std::move(weights), "config.json", with_dtype(config, what.dtype));
+  Files files = companions(what.model);
+  files.emplace("generation_config.json", generation_config_of(config));  // unless the model has its own
+  write_directory(what, std::move(weights), files, "config.json", with_dtype(config, what.dtype));
 }
 
 void write_adapter_directory(const ModelExport& what, ExportOptions weights, const std::string& config) {
-  write_directory(what, std::move(weights), kAdapterConfig, config);
+  write_directory(what, std::move(weights), companions(what.model), kAdapterConfig, config);
 }
 
 }  // namespace zeroshard
