@@ -343,13 +343,8 @@ class Masters:
         return norm
 
 
-def compare_bf16(stage, steps=10):
-    model = models.tiny_llama()
-    reference = Masters(model, torch.bfloat16)
-    config = configuration(stage, gradient_clipping=0.5, bf16={"enabled": True})
-    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
-    engine, *_ = zeroshard.initialize(model=model, config=config)
-    assert all(param.dtype == torch.bfloat16 for param in model.parameters())
+def train_beside(reference, engine, steps):
+    """Both on the same tokens; returns the largest relative difference of their gradient norms."""
     worst = 0.0
     for step in range(steps):
         ids = models.tokens(step, 0, 2 * world.size())
@@ -357,6 +352,17 @@ def compare_bf16(stage, steps=10):
         engine.step()
         norm = reference.step(ids.split(2), clip=0.5)
         worst = max(worst, abs(engine.get_global_grad_norm() / norm - 1))
+    return worst
+
+
+def compare_bf16(stage, steps=10):
+    model = models.tiny_llama()
+    reference = Masters(model, torch.bfloat16)
+    config = configuration(stage, gradient_clipping=0.5, bf16={"enabled": True})
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
+    engine, *_ = zeroshard.initialize(model=model, config=config)
+    assert all(param.dtype == torch.bfloat16 for param in model.parameters())
+    worst = train_beside(reference, engine, steps)
     return [worst, different_elements(model, reference.model)]
 
 
@@ -387,13 +393,7 @@ def compare_mixed(stage, dtype, steps=10):
     config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
     engine, *_ = zeroshard.initialize(model=model, config=config)
     assert [param.dtype for param in model.parameters()] == dtypes and len(set(dtypes)) == 2
-    worst = 0.0
-    for step in range(steps):
-        ids = models.tokens(step, 0, 2 * world.size())
-        engine.backward(models.language_loss(engine, models.share(ids, world.rank(), world.size())))
-        engine.step()
-        norm = reference.step(ids.split(2), clip=0.5)
-        worst = max(worst, abs(engine.get_global_grad_norm() / norm - 1))
+    worst = train_beside(reference, engine, steps)
     memory = engine.memory_report()
     assert memory["measured_peak"] == memory["planned"]
     return [worst, different_elements(model, reference.model, dtype), fp32_difference(model, reference.model)]

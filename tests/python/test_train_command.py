@@ -378,12 +378,17 @@ TEXTS = [
 ] * 30
 
 
-def test_text_is_made_into_tokens_and_sampled(tmp_path):
+def make_for_texts(directory):
+    """A model directory without weights, and the tokenizer in it."""
     tokenizer = train_byte_level(TEXTS, ["<|end|>"])
-    config = transformers.LlamaConfig(**SMALL | {"vocab_size": tokenizer.get_vocab_size()})
-    config.save_pretrained(tmp_path / "model")
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    transformers.LlamaConfig(**SMALL | {"vocab_size": tokenizer.get_vocab_size()}).save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return tokenizer
+
+
+def test_text_is_made_into_tokens_and_sampled(tmp_path):
+    tokenizer = make_for_texts(tmp_path / "model")
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     train = {
         "model": str(tmp_path / "model"),
@@ -415,10 +420,7 @@ def test_text_is_made_into_tokens_and_sampled(tmp_path):
 
 
 def test_a_signal_ends_the_tokenization(tmp_path):
-    tokenizer = train_byte_level(TEXTS, ["<|end|>"])
-    transformers.LlamaConfig(**SMALL | {"vocab_size": tokenizer.get_vocab_size()}).save_pretrained(tmp_path / "model")
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    make_for_texts(tmp_path / "model")
     (tmp_path / "long.txt").write_text("\n".join(TEXTS) * 40_000)
     train = {
         "model": str(tmp_path / "model"),
