@@ -38,12 +38,12 @@ def parse_arguments():
 
 def train_unigram(folder, texts):
     """Nobody publishes one in a package: trained on the texts, with the normalizer and the splits of T5."""
-    from test_tokenizer import precompiled
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from test_tokenizer import precompiled, t5_pre_tokenizer
+    from tokenizers import Tokenizer, models, trainers
 
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = precompiled()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.pre_tokenizer = t5_pre_tokenizer()
     trainer = trainers.UnigramTrainer(vocab_size=8000, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     path = folder / "tokenizer.json"
