@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
+#include "device/cpu_allocator.h"
 #include "device/dtype.h"
 #include "launch/heartbeat.h"
 #include "zeroshard/rank_environment.h"
@@ -84,6 +85,7 @@ World::World(const Config& config, c10::Device device, const Group& gather, cons
 World::~World() = default;
 
 void World::connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint) {
+  use_compact_cpu_allocator();
   CommOptions options = comm_options(config);
   gather_ = make_comm(gather, device_, options);
   reduce_ = make_comm(reduce, device_, options);
