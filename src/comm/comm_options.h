@@ -6,6 +6,8 @@
 
 namespace zeroshard {
 
+class WaitGraph;
+
 struct CommOptions {
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
   Transport transport = Transport::kAuto;       // read by make_comm alone
@@ -13,6 +15,7 @@ struct CommOptions {
   int64_t stall_timeout_ms = 10'000;            // a peer that is stopped (SIGSTOP, a debugger) for this long fails
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: nobody asks
+  std::shared_ptr<WaitGraph> wait_graph;        // of communicators that one thread uses; null: this one alone
 };
 
 }  // namespace zeroshard

@@ -13,6 +13,7 @@ namespace zeroshard {
 namespace {
 
 constexpr std::chrono::milliseconds kTelling(1000);
+constexpr int kPeerBits = 20;  // of an AwaitedRecord
 
 }  // namespace
 
@@ -30,6 +31,22 @@ Op OpRecord::load() const {
   return op;
 }
 
+void AwaitedRecord::store(const std::optional<Awaited>& awaited) {
+  uint64_t word = 0;
+  if (awaited) {
+    const auto progress = static_cast<uint64_t>(awaited->progress);
+    word = awaited->seq << (kPeerBits + 2) | static_cast<uint64_t>(awaited->peer) << 2 | progress << 1 | 1;
+  }
+  word_.store(word, std::memory_order_release);
+}
+
+std::optional<Awaited> AwaitedRecord::load() const {
+  const uint64_t word = word_.load(std::memory_order_acquire);
+  if ((word & 1) == 0) return std::nullopt;
+  const auto peer = static_cast<int>(word >> 2 & ((uint64_t{1} << kPeerBits) - 1));
+  return Awaited{peer, static_cast<Awaited::Progress>(word >> 1 & 1), word >> (kPeerBits + 2)};
+}
+
 void RankControl::notify() noexcept {
   // Sequentially consistent with the waiter, who registers first and looks at `events` afterwards: one of the two
   // sees the other.
@@ -39,7 +56,10 @@ void RankControl::notify() noexcept {
 
 std::string RankControl::progress() const {
   const uint64_t seq = posted.load(std::memory_order_acquire);
-  if (seq == 0) return "no collective";
+  return seq == 0 ? "no collective" : text_of(seq);
+}
+
+std::string RankControl::text_of(uint64_t seq) const {
   Op op = ops[seq % kRing].load();
   op.tag[Op::kTagSize - 1] = 0;
   // Overwritten meanwhile, or another process's memory went bad: the number alone is still right.

@@ -30,11 +30,31 @@ class OpRecord {
   std::array<std::atomic<uint64_t>, kWords> words_{};
 };
 
+// How far a rank waits for another to be with collective `seq`.
+struct Awaited {
+  enum class Progress : uint8_t { kPosted, kFinished };
+  int peer = 0;
+  Progress progress = Progress::kPosted;
+  uint64_t seq = 0;
+  bool operator==(const Awaited&) const = default;
+};
+
+// An Awaited, or none, in one word, so that peers read it whole.
+class AwaitedRecord {
+ public:
+  void store(const std::optional<Awaited>& awaited);
+  std::optional<Awaited> load() const;
+
+ private:
+  std::atomic<uint64_t> word_{0};
+};
+
 struct RankControl {
   alignas(64) std::atomic<uint64_t> posted{0};  // the last collective that this rank posted
   std::atomic<uint32_t> events{0};              // futex: grows whenever anything else here changes
   std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed in good order
   alignas(64) std::atomic<uint32_t> waiters{0};
+  AwaitedRecord awaited;  // while this rank sleeps
   alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};
   std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids; 0: free
   std::array<OpRecord, kRing> ops{};
@@ -42,10 +62,16 @@ struct RankControl {
   std::atomic<uint64_t>& finished_at(uint64_t seq) { return finished[seq % kRing]; }
   bool has_finished(uint64_t seq) const { return finished[seq % kRing].load(std::memory_order_acquire) >= seq; }
   bool has_posted(uint64_t seq) const { return posted.load(std::memory_order_acquire) >= seq; }
+  // `awaited` is of this rank.
+  bool has_reached(const Awaited& awaited) const {
+    return awaited.progress == Awaited::Progress::kPosted ? has_posted(awaited.seq) : has_finished(awaited.seq);
+  }
   // Wakes whoever waits for this rank.
   void notify() noexcept;
   // "collective #17 all_gather(...)", or "no collective".
   std::string progress() const;
+  // "collective #17 all_gather(...)", one of the last kRing that this rank posted.
+  std::string text_of(uint64_t seq) const;
 };
 
 class ControlBlock {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "comm/futex.h"
+#include "comm/wait_graph.h"
 
 namespace zeroshard {
 namespace {
@@ -20,15 +21,23 @@ constexpr int64_t kPollMs = 100;
 constexpr int kSpins = 200;
 constexpr std::chrono::microseconds kSpinTime(1000);
 
+// `own` waits for `peer`: the one wakes the other, and everybody can see it.
 class Waiting {
  public:
-  explicit Waiting(RankControl& rank) : rank_(rank) { rank_.waiters.fetch_add(1); }
-  ~Waiting() { rank_.waiters.fetch_sub(1); }
+  Waiting(RankControl& own, RankControl& peer, const Awaited& awaited) : own_(own), peer_(peer) {
+    peer_.waiters.fetch_add(1);
+    own_.awaited.store(awaited);
+  }
+  ~Waiting() {
+    own_.awaited.store(std::nullopt);
+    peer_.waiters.fetch_sub(1);
+  }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
  private:
-  RankControl& rank_;
+  RankControl& own_;
+  RankControl& peer_;
 };
 
 }  // namespace
@@ -41,7 +50,9 @@ DirectCore::DirectCore(std::shared_ptr<DirectMemory> memory, PeerWatch watch, in
       rank_(rank),
       world_size_(control_.world_size()),
       spins_(control_.world_size() <= online_cores()),
-      owner_pid_(::getpid()) {}
+      owner_pid_(::getpid()) {
+  if (options_.wait_graph) options_.wait_graph->add(memory_);
+}
 
 void DirectCore::post(Op& op, const void* input, int64_t input_bytes) {
   throw_if_failed();
@@ -56,7 +67,7 @@ void DirectCore::post(Op& op, const void* input, int64_t input_bytes) {
                     " bytes, and the staging area of ", options_.staging_bytes,
                     " bytes is full of collectives not yet waited for: use memory from allocate()"));
       for (int peer = 0; peer < world_size_; ++peer)
-        await(peer, op, [&](const RankControl& rank) { return rank.has_finished(oldest); });
+        await(op, {peer, Awaited::Progress::kFinished, oldest});
     }
     op.input = *address;
   }
@@ -77,11 +88,11 @@ void DirectCore::await_slot(const Op& mine) {
                 ", was never waited for (or, an exchange, never released)"));
   }
   for (int peer = 0; peer < world_size_; ++peer)
-    if (peer != rank_) await(peer, mine, [&](const RankControl& rank) { return rank.has_finished(previous); });
+    if (peer != rank_) await(mine, {peer, Awaited::Progress::kFinished, previous});
 }
 
 Op DirectCore::await_posted(int peer, const Op& mine) {
-  await(peer, mine, [&](const RankControl& rank) { return rank.has_posted(mine.seq); });
+  await(mine, {peer, Awaited::Progress::kPosted, mine.seq});
   const Op theirs = control_.rank(peer).ops[mine.seq % kRing].load();
   if (theirs.matches(mine)) return theirs;
   const bool first = peer < rank_;
@@ -98,7 +109,7 @@ void DirectCore::finish(uint64_t seq) {
 }
 
 void DirectCore::await_finished(int peer, const Op& mine) {
-  await(peer, mine, [&](const RankControl& rank) { return rank.has_finished(mine.seq); });
+  await(mine, {peer, Awaited::Progress::kFinished, mine.seq});
 }
 
 void DirectCore::synchronise(const Op& mine) {
@@ -112,42 +123,45 @@ void DirectCore::synchronise(const Op& mine) {
   memory_->sweep();
 }
 
-bool DirectCore::spin(const RankControl& peer, const std::function<bool(const RankControl&)>& ready) const {
-  if (ready(peer)) return true;
+bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
+  if (peer.has_reached(awaited)) return true;
   if (!spins_) return false;
   for (int i = 0; i < kSpins; ++i) {
     cpu_relax();
-    if (ready(peer)) return true;
+    if (peer.has_reached(awaited)) return true;
   }
   const auto end = std::chrono::steady_clock::now() + kSpinTime;
   do {
     ::sched_yield();
-    if (ready(peer)) return true;
+    if (peer.has_reached(awaited)) return true;
   } while (std::chrono::steady_clock::now() < end);
   return false;
 }
 
-void DirectCore::await(int peer, const Op& mine, const std::function<bool(const RankControl&)>& ready) {
+void DirectCore::await(const Op& mine, const Awaited& awaited) {
+  const int peer = awaited.peer;
   RankControl& other = control_.rank(peer);
-  if (spin(other, ready)) return;
-  const Waiting waiting(other);
+  if (spin(other, awaited)) return;
+  const Waiting waiting(control_.rank(rank_), other, awaited);
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0;
   auto last = std::chrono::steady_clock::now();
   while (true) {
     const uint32_t events = other.events.load();
-    if (ready(other)) return;
+    if (other.has_reached(awaited)) return;
     throw_if_failed();
     const bool left = other.left.load(std::memory_order_acquire) != 0;
     const std::optional<std::string> trouble = left ? std::nullopt : watch_.check(peer);
     if (left || trouble) {
-      if (ready(other)) return;  // the last thing it did
+      if (other.has_reached(awaited)) return;  // the last thing it did
       fail((left ? watch_.name(peer) + " left the group" : *trouble) + waiting_text(mine, peer));
     }
     if (waited_ms >= options_.timeout_ms)
       fail(concat(watch_.name(peer), " made no progress for ", waited_ms, " ms") + waiting_text(mine, peer));
-    if (waited_ms >= kPollMs)
+    if (waited_ms >= kPollMs) {
+      fail_in_a_cycle();
       wait.lasts([&] { return concat("#", mine.seq, " ", mine.text(), ", for ", watch_.name(peer)); });
+    }
     futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
     const auto now = std::chrono::steady_clock::now();
     // A longer gap means that this process itself was stopped: not the peer's fault.
@@ -155,6 +169,14 @@ void DirectCore::await(int peer, const Op& mine, const std::function<bool(const 
         std::min<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - last).count(), 2 * kPollMs);
     last = now;
   }
+}
+
+void DirectCore::fail_in_a_cycle() {
+  if (!options_.wait_graph) return;
+  const std::optional<std::string> cycle = options_.wait_graph->find_cycle(rank_);
+  if (!cycle) return;
+  options_.wait_graph->abort(rank_, *cycle);
+  fail(*cycle);
 }
 
 std::string DirectCore::waiting_text(const Op& mine, int peer) {

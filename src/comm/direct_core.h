@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,9 +52,11 @@ class DirectCore {
   void leave() noexcept;
 
  private:
-  void await(int peer, const Op& mine, const std::function<bool(const RankControl&)>& ready);
-  bool spin(const RankControl& peer, const std::function<bool(const RankControl&)>& ready) const;
+  void await(const Op& mine, const Awaited& awaited);
+  bool spin(const RankControl& peer, const Awaited& awaited) const;
   void await_slot(const Op& mine);
+  // When ranks wait for one another in several communicators: nobody will ever go on.
+  void fail_in_a_cycle();
   std::string waiting_text(const Op& mine, int peer);
 
   std::shared_ptr<DirectMemory> memory_;

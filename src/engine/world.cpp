@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/check.h"
+#include "comm/wait_graph.h"
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
 #include "device/cpu_allocator.h"
@@ -87,9 +88,11 @@ World::~World() = default;
 void World::connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint) {
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config);
+  options.wait_graph = std::make_shared<WaitGraph>();
   gather_ = make_comm(gather, device_, options);
   reduce_ = make_comm(reduce, device_, options);
   if (gather && !checkpoint) return;
+  options.wait_graph.reset();  // a thread in the background uses it, too
   // A rank waits here while another writes or reads its whole share.
   options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
   checkpoint_ = make_comm(checkpoint, c10::kCPU, options);

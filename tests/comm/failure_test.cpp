@@ -14,7 +14,9 @@
 
 #include "comm/control_block.h"
 #include "comm/peer_watch.h"
+#include "comm/local_comm.h"
 #include "comm/test_comms.h"
+#include "comm/wait_graph.h"
 #include "support/comm_conformance.h"
 #include "support/comm_world.h"
 
@@ -106,6 +108,64 @@ TEST(Mismatch, OfKindDtypeRootAndReduction) {
     for (const std::string& error :
          testing::run_local_world(2, [&](Comm& comm) { comm.rank() == 0 ? first(comm) : second(comm); }))
       expect_contains(error, {"ranks disagree", "rank 0 called", "rank 1 called", "collective #1"});
+}
+
+// Several communicators of the same ranks, as an engine has them.
+class WaitGraphTest : public ::testing::Test {
+ protected:
+  static std::vector<std::string> run(int world_size, const std::function<void(std::vector<Comm*>)>& body) {
+    CommOptions options;
+    options.wait_graph = std::make_shared<WaitGraph>();
+    std::vector<std::vector<std::unique_ptr<Comm>>> comms;
+    for (int i = 0; i < 3; ++i) comms.push_back(make_local_world(world_size, options));
+    return testing::run_threads(world_size, [&](int rank) {
+      const auto own = [&](int i) { return comms[size_t(i)][size_t(rank)].get(); };
+      body({own(0), own(1), own(2)});
+    });
+  }
+};
+
+TEST_F(WaitGraphTest, RanksThatWaitInDifferentCommunicatorsAreNamedOnAllRanks) {
+  for (const int world_size : {2, 3, 7}) {
+    const auto start = Clock::now();
+    const auto errors = run(world_size, [](const std::vector<Comm*>& comms) {
+      comms[0]->barrier("start");
+      if (comms[0]->rank() == 1) comms[1]->barrier("step end");
+      gather(*comms[0], 4, "model.layers.3");
+      if (comms[0]->rank() != 1) comms[1]->barrier("step end");
+    });
+    EXPECT_LT(seconds_since(start), 20);
+    for (const std::string& error : errors)
+      expect_contains(error, {"ranks disagree: ", "rank 1 called collective #1 barrier('step end')",
+                              "called collective #2 all_gather('model.layers.3', 16 bytes fp32) and waits for rank 1"});
+  }
+}
+
+// 0 waits for 1, which waits for 2, which waits for 0; no two for each other.
+TEST_F(WaitGraphTest, ACycleOfThreeIsFound) {
+  const auto errors = run(3, [](const std::vector<Comm*>& comms) {
+    const int rank = comms[0]->rank();
+    std::unique_ptr<Work> begun;
+    std::vector<float>& full = kept_buffer(12);
+    if (rank == 0)
+      begun = comms[1]->all_gather({full.data(), 12, DType::kFloat32}, Span{full.data(), 4, DType::kFloat32}, "b");
+    gather(*comms[size_t(rank)], 4, std::string("abc").substr(size_t(rank), 1));
+  });
+  for (const std::string& error : errors)
+    expect_contains(error, {"rank 0 called collective #1 all_gather('a', 16 bytes fp32) and waits for rank 1",
+                            "rank 1 called collective #1 all_gather('b', 16 bytes fp32) and waits for rank 2",
+                            "rank 2 called collective #1 all_gather('c', 16 bytes fp32) and waits for rank 0"});
+}
+
+TEST_F(WaitGraphTest, RanksThatAreMerelySlowAreNotFound) {
+  const auto errors = run(4, [](const std::vector<Comm*>& comms) {
+    for (int i = 0; i < 8; ++i) {
+      if (i % 4 == comms[0]->rank()) std::this_thread::sleep_for(std::chrono::milliseconds(350));
+      gather(*comms[0], 4, "a");
+      comms[1]->barrier("b");
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 TEST(Abort, GivesEveryRankTheSameReasonHoweverTheyRace) {

@@ -215,6 +215,16 @@ def evaluate_once_more(stage, transport):
     train(engine, 1)
 
 
+def skip_a_batch(stage, transport):
+    """Rank 1 waits for the others at the end of the step, and they for it in a gather: over two communicators."""
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=configuration(stage, transport))
+    for step in range(4):
+        if step != 2 or world.rank() != 1:
+            ids = models.share(models.tokens(step, 0, 2 * world.size()), world.rank(), world.size())
+            engine.backward(models.language_loss(engine, ids))
+        engine.step()
+
+
 def call_another_unit(stage, transport):
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
@@ -226,7 +236,14 @@ def call_another_unit(stage, transport):
 @pytest.mark.row("U1")
 @pytest.mark.parametrize(
     "case,stage",
-    [(skip_backward, 0), (skip_backward, 2), (skip_backward, 3), (evaluate_once_more, 3), (call_another_unit, 3)],
+    [
+        (skip_backward, 0),
+        (skip_backward, 2),
+        (skip_backward, 3),
+        (skip_a_batch, 3),
+        (evaluate_once_more, 3),
+        (call_another_unit, 3),
+    ],
 )
 def test_ranks_that_call_differently(case, stage):
     """Every rank gets an error that says what each side was doing."""

@@ -1,0 +1,50 @@
+#include "comm/wait_graph.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+
+namespace zeroshard {
+
+std::optional<WaitGraph::Wait> WaitGraph::wait_of(int rank) const {
+  for (const std::weak_ptr<DirectMemory>& each : communicators_) {
+    std::shared_ptr<DirectMemory> communicator = each.lock();
+    if (!communicator) continue;
+    ControlBlock& control = communicator->control();
+    const std::optional<Awaited> awaited = control.rank(rank).awaited.load();
+    if (!awaited || awaited->peer >= control.world_size()) continue;
+    if (!control.rank(awaited->peer).has_reached(*awaited)) return Wait{std::move(communicator), rank, *awaited};
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> WaitGraph::find_cycle(int rank) const {
+  std::vector<Wait> chain;
+  const auto place = [&](int wanted) {
+    return std::find_if(chain.begin(), chain.end(), [&](const Wait& wait) { return wait.rank == wanted; });
+  };
+  while (place(rank) == chain.end()) {
+    const std::optional<Wait> wait = wait_of(rank);
+    if (!wait) return std::nullopt;
+    chain.push_back(*wait);
+    rank = wait->awaited.peer;
+  }
+  chain.erase(chain.begin(), place(rank));  // ranks that wait for the cycle
+  // What a rank waits for had not come when its wait was read, and comes only from a rank that goes on. If all still wait
+  // for the same, none has gone on meanwhile.
+  std::string text = "ranks disagree: ";
+  for (const Wait& wait : chain) {
+    RankControl& control = wait.communicator->control().rank(wait.rank);
+    if (control.awaited.load() != wait.awaited) return std::nullopt;
+    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", wait.rank, " called ", control.text_of(wait.awaited.seq),
+                   " and waits for rank ", wait.awaited.peer);
+  }
+  return text;
+}
+
+void WaitGraph::abort(int rank, std::string_view reason) const noexcept {
+  for (const std::weak_ptr<DirectMemory>& each : communicators_)
+    if (const std::shared_ptr<DirectMemory> communicator = each.lock()) communicator->control().abort(rank, reason);
+}
+
+}  // namespace zeroshard
