@@ -6,6 +6,7 @@
 
 namespace zeroshard {
 
+class Divergence;
 class WaitGraph;
 
 struct CommOptions {
@@ -15,7 +16,9 @@ struct CommOptions {
   int64_t stall_timeout_ms = 10'000;            // a peer that is stopped (SIGSTOP, a debugger) for this long fails
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: nobody asks
-  std::shared_ptr<WaitGraph> wait_graph;        // of communicators that one thread uses; null: this one alone
+  // Of the communicators that one thread uses, among ranks that see each other's memory, or not. Null: this one alone.
+  std::shared_ptr<WaitGraph> wait_graph;
+  std::shared_ptr<Divergence> divergence;
 };
 
 }  // namespace zeroshard

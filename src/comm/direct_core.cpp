@@ -66,8 +66,7 @@ void DirectCore::post(Op& op, const void* input, int64_t input_bytes) {
         fail(concat("rank ", rank_, ": ", op.text(), " needs a copy of ", input_bytes,
                     " bytes, and the staging area of ", options_.staging_bytes,
                     " bytes is full of collectives not yet waited for: use memory from allocate()"));
-      for (int peer = 0; peer < world_size_; ++peer)
-        await(op, {peer, Awaited::Progress::kFinished, oldest});
+      for (int peer = 0; peer < world_size_; ++peer) await(op, {peer, Awaited::Progress::kFinished, oldest});
     }
     op.input = *address;
   }

@@ -30,14 +30,14 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
     rank = wait->awaited.peer;
   }
   chain.erase(chain.begin(), place(rank));  // ranks that wait for the cycle
-  // What a rank waits for had not come when its wait was read, and comes only from a rank that goes on. If all still wait
-  // for the same, none has gone on meanwhile.
+  // What a rank waits for had not come when its wait was read, and comes only from a rank that goes on. If all still
+  // wait for the same, none has gone on meanwhile.
   std::string text = "ranks disagree: ";
   for (const Wait& wait : chain) {
     RankControl& control = wait.communicator->control().rank(wait.rank);
     if (control.awaited.load() != wait.awaited) return std::nullopt;
-    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", wait.rank, " called ", control.text_of(wait.awaited.seq),
-                   " and waits for rank ", wait.awaited.peer);
+    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", wait.rank, " called ",
+                   control.text_of(wait.awaited.seq), " and waits for rank ", wait.awaited.peer);
   }
   return text;
 }

@@ -9,9 +9,9 @@
 
 namespace zeroshard {
 
-// Who waits for whom over several communicators of the same ranks. Ranks that each wait in another communicator, because
-// they called collectives in another order, wait for ever, and no communicator sees it alone. Each rank has one thread
-// for all communicators of a graph: a rank that waits in one does nothing in the others. Not thread-safe.
+// Who waits for whom over several communicators of the same ranks. Ranks that each wait in another communicator,
+// because they called collectives in another order, wait for ever, and no communicator sees it alone. Each rank has one
+// thread for all communicators of a graph: a rank that waits in one does nothing in the others. Not thread-safe.
 class WaitGraph {
  public:
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }

@@ -55,7 +55,10 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       options_(options),
       rank_(group_ ? group_->getRank() : 0),
       world_size_(group_ ? group_->getSize() : 1),
-      divergence_(group_ ? group_->getStore() : nullptr, rank_, world_size_) {
+      divergence_(options.divergence
+                      ? options.divergence
+                      : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_)),
+      number_(divergence_->add_communicator()) {
   renew_thread_pool();
 }
 
@@ -63,7 +66,7 @@ c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::
   throw_if_failed();
   op.seq = ++history_.seq;
   history_.hash = extend(history_.hash, op);
-  divergence_.note(op, history_.hash);
+  divergence_->note(number_, op, history_.hash);
   try {
     return start();
   } catch (const std::exception& error) {
@@ -95,7 +98,7 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
 // the process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message) {
   for (int attempt = 0; attempt < 12; ++attempt) {
-    if (const auto difference = divergence_.look()) fail(op, concat(*difference, ": ", message));
+    if (const auto difference = divergence_->look(number_, op)) fail(op, concat(*difference, ": ", message));
     if (const std::string trouble = watch_.check_all(); !trouble.empty()) fail(op, concat(trouble, ": ", message));
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
   }
@@ -128,7 +131,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
       // Even if `work` has ended meanwhile: by a rank that found the difference, too, and left.
-      if (const auto difference = divergence_.look()) fail(op, *difference);
+      if (const auto difference = divergence_->look(number_, op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }

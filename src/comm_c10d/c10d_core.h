@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,8 +67,9 @@ class C10dCore {
   CommOptions options_;
   int rank_, world_size_;
   History history_;
-  Divergence divergence_;
-  std::string failure_;  // empty: none
+  std::shared_ptr<Divergence> divergence_;  // perhaps of several communicators
+  size_t number_;                           // there
+  std::string failure_;                     // empty: none
   std::vector<Pending*> pending_;
 };
 

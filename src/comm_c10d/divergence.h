@@ -17,25 +17,44 @@
 
 namespace zeroshard {
 
-// Finds out whether ranks that wait for one another have called different collectives: each writes its latest ones into
-// the group's store, which they compare. Costs nothing while nobody waits for long.
+// Finds out whether ranks that wait for one another have called different collectives, in one communicator or in
+// several of the same ranks: each writes its latest ones into a store, which they compare. Costs nothing while nobody
+// waits for long. One thread of a rank calls all collectives of its communicators.
 class Divergence {
  public:
   // `store` may be null: then nothing is ever found.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
-  // This rank has called `op`; `hash` is that of its history up to here.
-  void note(const Op& op, uint64_t hash);
-  // Tells the others, and compares with those that have told. The first collective in which some rank differs from
-  // this one, naming both; nothing when there is none or the store cannot be reached. A store that does not answer
-  // holds it up for a fifth of a second. With a difference it returns once all ranks have found one, or after three
-  // seconds: whoever goes earlier may take the store along.
-  std::optional<std::string> look();
+  // The number of one more communicator: on every rank they come in the same order.
+  size_t add_communicator();
+  // This rank has called `op`; `hash` is that of its history in the communicator up to here.
+  void note(size_t communicator, const Op& op, uint64_t hash);
+  // This rank waits in `op`: tells the others, and compares with those that have told. The first collective of the
+  // communicator in which some rank differs from this one, naming both; or two ranks that each wait in another
+  // communicator for what the other has not called. Nothing when there is neither, or the store cannot be reached. A
+  // store that does not answer holds it up for a fifth of a second. With a difference it returns once all ranks have
+  // found one, or after three seconds: whoever goes earlier may take the store along.
+  std::optional<std::string> look(size_t communicator, const Op& op);
 
  private:
   struct Call {
     uint64_t seq = 0, hash = 0;
     Op op;
+  };
+  struct Communicator {
+    std::array<Call, 64> calls{};  // the latest, by seq
+    uint64_t last = 0, told = 0;   // seq
+  };
+  // Where a rank waits.
+  struct Place {
+    int rank = 0;
+    size_t communicator = 0;
+    uint64_t seq = 0;
+    std::vector<uint64_t> last;  // seq, by communicator
+    std::string call;
+
+    // Whether the rank waits for what `other`, which waits elsewhere, has not called.
+    bool waits_for(const Place& other) const { return other.last.at(communicator) < seq; }
   };
   // With the store, beside the caller.
   class Talk {
@@ -44,22 +63,26 @@ class Divergence {
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
     bool wait_for(std::chrono::milliseconds patience);  // whether it is over
 
-    std::vector<std::pair<int, std::string>> theirs;  // rank, table; to be read once it is over
+    // Of those that have told; to be read once it is over.
+    std::vector<std::pair<int, std::string>> tables, places;  // rank, text
+    size_t communicator = 0;                                  // whose tables
 
    private:
     std::mutex mutex_;
     std::condition_variable changed_;
     bool over_ = false;
   };
-  void start_exchange();
+  void start_exchange(size_t communicator, const Place& own);
   void await_others() const;
-  std::string table() const;
-  std::optional<std::string> compare(int peer, const std::string& theirs) const;
+  std::string table(const Communicator& communicator) const;
+  std::optional<std::string> compare(const Communicator& own, int peer, const std::string& theirs) const;
+  static std::string text_of(const Place& place);
+  std::optional<Place> parse_place(int rank, const std::string& text) const;
+  std::optional<std::string> find_crossed(const Place& own, const Talk& talk) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
-  std::array<Call, 64> calls_{};    // the latest, by seq
-  uint64_t last_ = 0, told_ = 0;    // seq
+  std::vector<Communicator> communicators_;
   std::shared_ptr<Talk> exchange_;  // under way
 };
 

@@ -15,7 +15,9 @@ namespace {
 constexpr uintptr_t kAlignment = 64;  // as torch's own allocator
 
 // The start of what malloc gave, in front of the aligned memory.
-void*& start_of(void* memory) { return static_cast<void**>(memory)[-1]; }
+void*& start_of(void* memory) {
+  return static_cast<void**>(memory)[-1];
+}
 
 void release(void* memory) {
   if (memory == nullptr) return;

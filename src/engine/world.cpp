@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "comm/wait_graph.h"
+#include "comm_c10d/divergence.h"
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
 #include "device/cpu_allocator.h"
@@ -89,10 +90,13 @@ void World::connect(const Config& config, const Group& gather, const Group& redu
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config);
   options.wait_graph = std::make_shared<WaitGraph>();
+  if (gather)
+    options.divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
   gather_ = make_comm(gather, device_, options);
   reduce_ = make_comm(reduce, device_, options);
   if (gather && !checkpoint) return;
-  options.wait_graph.reset();  // a thread in the background uses it, too
+  options.wait_graph.reset();  // a thread in the background uses the third, too
+  options.divergence.reset();
   // A rank waits here while another writes or reads its whole share.
   options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
   checkpoint_ = make_comm(checkpoint, c10::kCPU, options);

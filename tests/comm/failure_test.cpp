@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "comm/control_block.h"
-#include "comm/peer_watch.h"
 #include "comm/local_comm.h"
+#include "comm/peer_watch.h"
 #include "comm/test_comms.h"
 #include "comm/wait_graph.h"
 #include "support/comm_conformance.h"

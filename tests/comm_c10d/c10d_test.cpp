@@ -319,82 +319,6 @@ TEST(C10dComm, DivergenceIsNoticedAtTheNextAllReduce) {
     expect_contains(error, {"rank 2 has called other collectives than rank 0", "'step end'"});
 }
 
-// Looks until there is a difference. On a busy machine the other ranks may begin late, and the store may take longer to
-// answer than one look waits.
-std::optional<std::string> look_until_found(Divergence& rank) {
-  const auto start = Clock::now();
-  while (seconds_since(start) < 60) {
-    if (auto difference = rank.look()) return difference;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return std::nullopt;
-}
-
-// As one whose host is stopped: it answers only once it goes on.
-class StoppableStore final : public c10d::HashStore {
- public:
-  bool check(const std::vector<std::string>& keys) override {
-    while (stopped) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return c10d::HashStore::check(keys);
-  }
-  std::atomic<bool> stopped{true};
-};
-
-TEST(Divergence, AStoreThatDoesNotAnswerHoldsNobodyUp) {
-  const auto store = c10::make_intrusive<StoppableStore>();
-  Divergence first(store, 0, 2), second(store, 1, 2);
-  Op op;
-  op.seq = 1;
-  first.note(op, 1);
-  op.kind = OpKind::kAllReduce;
-  second.note(op, 2);
-  const auto start = Clock::now();
-  EXPECT_FALSE(first.look());
-  EXPECT_FALSE(second.look());
-  EXPECT_FALSE(first.look());
-  EXPECT_LT(seconds_since(start), 5);
-  store->stopped = false;
-  const auto difference = look_until_found(first);
-  ASSERT_TRUE(difference);
-  expect_contains(*difference, {"ranks disagree: in collective #1 rank 0 called", "rank 1 called all_reduce"});
-}
-
-// The first to find out may host the store.
-TEST(Divergence, NobodyLeavesBeforeAllHaveFoundOut) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::unique_ptr<Divergence>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::make_unique<Divergence>(store, rank, 3));
-    Op op;
-    op.seq = 1;
-    op.kind = rank == 1 ? OpKind::kAllReduce : op.kind;
-    ranks.back()->note(op, rank == 1 ? 2 : 1);
-  }
-  EXPECT_FALSE(ranks[0]->look());
-  std::atomic<bool> last_has_looked{false};
-  const auto errors = testing::run_threads(3, [&](int rank) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(350 * rank));
-    if (rank == 2) last_has_looked = true;
-    testing::require(look_until_found(*ranks[static_cast<size_t>(rank)]).has_value(), "no difference found");
-    testing::require(last_has_looked, "a rank left before the last one had looked");
-  });
-  expect_no_errors(errors);
-}
-
-// One that never looks, because it is dead or computes, holds the others up for no longer than said.
-TEST(Divergence, ARankThatFindsNothingDoesNotHoldTheOthers) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  Divergence first(store, 0, 3), second(store, 1, 3);
-  Op op;
-  op.seq = 1;
-  first.note(op, 1);
-  second.note(op, 2);
-  EXPECT_FALSE(first.look());
-  const auto start = Clock::now();
-  EXPECT_TRUE(look_until_found(second));
-  EXPECT_LT(seconds_since(start), 20);
-}
-
 // A collective that ends in an error once another rank has left, which takes the store along.
 class LastLookStore final : public c10d::HashStore {
  public:
@@ -423,10 +347,11 @@ class WorkOfTheOther final : public c10d::Work {
 TEST(C10dCore, ADifferenceFoundIsToldAlthoughTheOtherHasLeftMeanwhile) {
   const auto store = c10::make_intrusive<LastLookStore>();
   Divergence other(store, 1, 2);
+  const size_t number = other.add_communicator();
   Op op(OpKind::kBarrier, 0, DType::kOther1, "other");
   op.seq = 1;
-  other.note(op, 7);
-  EXPECT_FALSE(other.look());
+  other.note(number, op, 7);
+  EXPECT_FALSE(other.look(number, op));
   store->set("zeroshard/found/1", "");
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2);
   C10dCore core(group, kCpu, PeerWatch({{}, {}}, 60'000), with(Transport::kProcessGroup));

@@ -257,7 +257,7 @@ def test_ranks_that_call_differently(case, stage):
 # Gloo matches messages by their order alone: what ranks were doing shows at the next small all_reduce, or not before
 # the time-out, or as a size that Gloo answers with std::terminate.
 @pytest.mark.row("U1")
-@pytest.mark.parametrize("case", [skip_backward, evaluate_once_more])
+@pytest.mark.parametrize("case", [skip_backward, skip_a_batch, evaluate_once_more])
 def test_ranks_that_call_differently_over_a_process_group(case):
     ranks = world.run_ranks(3, case, stage=3, transport="process_group", timeout_s=40)
     assert all(rank.exit_code in (1, -signal.SIGABRT) for rank in ranks), ranks
@@ -265,8 +265,9 @@ def test_ranks_that_call_differently_over_a_process_group(case):
 
 
 @pytest.mark.row("U1")
-def test_errors_over_a_process_group_name_both_sides():
-    ranks = world.run_ranks(3, skip_backward, stage=3, transport="process_group", timeout_s=40)
+@pytest.mark.parametrize("case", [skip_backward, skip_a_batch])
+def test_errors_over_a_process_group_name_both_sides(case):
+    ranks = world.run_ranks(3, case, stage=3, transport="process_group", timeout_s=40)
     for rank in ranks:
         assert rank.exit_code == 1 and "rank 1 called" in rank.error, rank.error
 

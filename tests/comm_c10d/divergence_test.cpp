@@ -1,0 +1,158 @@
+#include "comm_c10d/divergence.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "support/comm_conformance.h"
+#include "support/comm_world.h"
+
+namespace zeroshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Difference = std::optional<std::string>;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+}
+
+// One rank with two communicators, and what it calls in them.
+class Caller {
+ public:
+  Caller(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)
+      : divergence_(store, rank, world_size) {
+    for (int i = 0; i < 2; ++i) divergence_.add_communicator();
+  }
+
+  // In communicator `number`; afterwards the rank waits there.
+  void call(size_t number, OpKind kind, std::string_view tag) {
+    number_ = number;
+    op_ = Op(kind, 4, DType::kFloat32, tag);
+    op_.seq = ++seq_[number];
+    hash_[number] = hash_[number] * 31 + std::hash<std::string>()(op_.text());
+    divergence_.note(number, op_, hash_[number]);
+  }
+  Difference look() { return divergence_.look(number_, op_); }
+
+  // On a busy machine the other ranks may begin late, and the store may take longer to answer than one look waits.
+  Difference look_until_found() {
+    const auto start = Clock::now();
+    while (seconds_since(start) < 60) {
+      if (auto difference = look()) return difference;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return std::nullopt;
+  }
+
+ private:
+  Divergence divergence_;
+  size_t number_ = 0;
+  Op op_;
+  std::array<uint64_t, 2> seq_{}, hash_{};
+};
+
+std::deque<Caller> callers(const c10::intrusive_ptr<c10d::Store>& store, int world_size) {
+  std::deque<Caller> ranks;
+  for (int rank = 0; rank < world_size; ++rank) ranks.emplace_back(store, rank, world_size);
+  return ranks;
+}
+
+// As one whose host is stopped: it answers only once it goes on.
+class StoppableStore final : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    while (stopped) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return c10d::HashStore::check(keys);
+  }
+  std::atomic<bool> stopped{true};
+};
+
+TEST(Divergence, AStoreThatDoesNotAnswerHoldsNobodyUp) {
+  const auto store = c10::make_intrusive<StoppableStore>();
+  auto ranks = callers(store, 2);
+  ranks[0].call(0, OpKind::kAllGather, "a");
+  ranks[1].call(0, OpKind::kAllReduce, "a");
+  const auto start = Clock::now();
+  EXPECT_FALSE(ranks[0].look());
+  EXPECT_FALSE(ranks[1].look());
+  EXPECT_FALSE(ranks[0].look());
+  EXPECT_LT(seconds_since(start), 5);
+  store->stopped = false;
+  const auto difference = ranks[0].look_until_found();
+  ASSERT_TRUE(difference);
+  expect_contains(*difference, {"ranks disagree: in collective #1 rank 0 called", "rank 1 called all_reduce"});
+}
+
+// The first to find out may host the store.
+TEST(Divergence, NobodyLeavesBeforeAllHaveFoundOut) {
+  auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 3);
+  for (size_t rank = 0; rank < 3; ++rank) ranks[rank].call(0, rank == 1 ? OpKind::kAllReduce : OpKind::kBarrier, "a");
+  EXPECT_FALSE(ranks[0].look());
+  std::atomic<bool> last_has_looked{false};
+  const auto errors = testing::run_threads(3, [&](int rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(350 * rank));
+    if (rank == 2) last_has_looked = true;
+    testing::require(ranks[static_cast<size_t>(rank)].look_until_found().has_value(), "no difference found");
+    testing::require(last_has_looked, "a rank left before the last one had looked");
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// One that never looks, because it is dead or computes, holds the others up for no longer than said.
+TEST(Divergence, ARankThatFindsNothingDoesNotHoldTheOthers) {
+  auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 3);
+  ranks[0].call(0, OpKind::kAllGather, "a");
+  ranks[1].call(0, OpKind::kAllReduce, "a");
+  EXPECT_FALSE(ranks[0].look());
+  const auto start = Clock::now();
+  EXPECT_TRUE(ranks[1].look_until_found());
+  EXPECT_LT(seconds_since(start), 20);
+}
+
+// Ranks 0 and 2 gather a unit, rank 1 ends its step: each is the first call of its communicator.
+TEST(Divergence, RanksThatWaitInTwoCommunicatorsFindOut) {
+  auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 3);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    ranks[rank].call(0, OpKind::kAllGather, "same");
+    if (rank == 1) {
+      ranks[rank].call(1, OpKind::kAllReduce, "step end");
+    } else {
+      ranks[rank].call(0, OpKind::kAllGather, "model.layers.3");
+    }
+  }
+  const auto errors = testing::run_threads(3, [&](int rank) {
+    const Difference difference = ranks[static_cast<size_t>(rank)].look_until_found();
+    throw std::runtime_error(difference.value_or("nothing found"));
+  });
+  for (const std::string& error : errors)
+    expect_contains(error, {"ranks disagree: ", "called collective #2 all_gather('model.layers.3', 16 bytes fp32)",
+                            "rank 1 called collective #1 all_reduce('step end', 16 bytes fp32"});
+}
+
+// Rank 0 is ahead by a collective that it does not wait for: what rank 1 waits for comes, and it will go on.
+TEST(Divergence, ARankThatIsAheadIsNoDifference) {
+  auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 2);
+  ranks[0].call(1, OpKind::kExchange, "bucket");
+  ranks[0].call(0, OpKind::kAllGather, "model.layers.3");
+  ranks[1].call(1, OpKind::kExchange, "bucket");
+  for (int i = 0; i < 3; ++i)
+    for (Caller& rank : ranks) EXPECT_EQ(rank.look(), std::nullopt);
+  // Nor is a rank that has gone on since it told where it waits.
+  ranks[1].call(0, OpKind::kAllGather, "model.layers.3");
+  ranks[0].call(1, OpKind::kAllReduce, "step end");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ranks[0].look(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace zeroshard
