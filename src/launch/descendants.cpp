@@ -4,11 +4,11 @@
 #include <cctype>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
+
+#include "launch/process_file.h"
 
 namespace zeroshard {
 namespace {
@@ -23,8 +23,7 @@ std::optional<pid_t> to_pid(const std::string& text) {
 
 // Field 4 of stat. The name before it, in parentheses, may hold anything.
 std::optional<pid_t> parent_of(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = read_process_file(pid, "stat");
   const size_t end = text.rfind(") ");
   if (end == text.npos) return {};  // it has just ended
   const size_t begin = end + 4;     // past ") S "
@@ -69,10 +68,8 @@ std::vector<pid_t> children(pid_t root) {
 }
 
 std::string process_name(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
-  std::string name;
-  std::getline(file, name);
-  return name;
+  const std::string line = read_process_file(pid, "comm");
+  return line.substr(0, line.find('\n'));
 }
 
 }  // namespace zeroshard

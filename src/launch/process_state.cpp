@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 #include <utility>
+
+#include "launch/process_file.h"
 
 namespace zeroshard {
 namespace {
@@ -46,11 +46,6 @@ constexpr std::pair<long, std::string_view> kSystemCalls[] = {
 #endif
 };
 
-std::string read_file(pid_t pid, const char* name) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::string_view word(char state) {
   switch (state) {
     case 'R':
@@ -83,21 +78,21 @@ std::string system_call(const std::string& text) {
 }  // namespace
 
 std::string kernel_state(pid_t pid) {
-  const std::string stat = read_file(pid, "stat");
+  const std::string stat = read_process_file(pid, "stat");
   const size_t end = stat.rfind(") ");  // of the name, which may hold anything
   if (end == stat.npos || end + 2 >= stat.size()) return "gone";
   const char state = stat[end + 2];
   std::string result{state};
   result.append(" (").append(word(state)).append(")");
-  const std::string wchan = read_file(pid, "wchan");
+  const std::string wchan = read_process_file(pid, "wchan");
   if (!wchan.empty() && wchan != "0") result += " in " + wchan;
-  const std::string call = system_call(read_file(pid, "syscall"));
+  const std::string call = system_call(read_process_file(pid, "syscall"));
   if (!call.empty()) result += ", system call " + call;
   return result;
 }
 
 bool handles_signal(pid_t pid, int signal) {
-  const std::string status = read_file(pid, "status");
+  const std::string status = read_process_file(pid, "status");
   constexpr std::string_view kCaught = "\nSigCgt:";
   const size_t begin = status.find(kCaught);
   if (begin == status.npos || signal < 1 || signal > 64) return false;

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/read_text.h"
 #include "zeroshard/plan.h"
 
 // Parameter names, shapes and order as transformers 5 builds them for causal language models.
@@ -344,10 +343,7 @@ ModelShapes load_model_shapes(const std::string& path) {
   const fs::path file = fs::is_directory(path, error) ? fs::path(path) / "config.json" : fs::path(path);
   ZS_CHECK(fs::is_regular_file(file, error), "no model config at ", file.string(),
            ": give a config.json or the directory that holds it");
-  std::ifstream in(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  ZS_CHECK(in.is_open() && !in.bad(), "cannot read ", file.string());
-  return parse_model_shapes(text, file.string());
+  return parse_model_shapes(read_text(file.string()), file.string());
 }
 
 }  // namespace zeroshard

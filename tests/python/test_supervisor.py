@@ -360,7 +360,8 @@ def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
     path = script(body + "sys.exit(1 - restart)\n")
     jobs = [launch("--nproc", "1", "--max-restarts", "1", path) for _ in range(min(RUNS, 100) or 10)]
     outputs = [job.communicate(timeout=120) for job in jobs]
-    assert all(job.returncode == 0 for job in jobs), outputs
+    failed = [(job.returncode, *output) for job, output in zip(jobs, outputs, strict=True) if job.returncode]
+    assert not failed, failed
     envs = [environments(out.decode()) for out, _ in outputs]
     assert all(set(env) == {(0, 0), (1, 0)} for env in envs)
 
