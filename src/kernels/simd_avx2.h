@@ -69,6 +69,9 @@ struct Avx2 {
     const F positive = _mm256_and_ps(_mm256_cmp_ps(selector, zero, _CMP_GT_OQ), a);
     return _mm256_blendv_ps(positive, _mm256_sub_ps(zero, a), _mm256_cmp_ps(selector, zero, _CMP_LT_OQ));
   }
+  static F finite_or(F a, F b) {
+    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(_mm256_sub_ps(a, a), _mm256_setzero_ps(), _CMP_EQ_OQ));
+  }
 
   static D zero() { return _mm256_setzero_pd(); }
   static void add_squares(F value, D* sums) {

@@ -80,6 +80,9 @@ struct Avx512 {
     const F positive = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(selector, zero, _CMP_GT_OQ), a);
     return _mm512_mask_sub_ps(positive, _mm512_cmp_ps_mask(selector, zero, _CMP_LT_OQ), zero, a);
   }
+  static F finite_or(F a, F b) {
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(_mm512_sub_ps(a, a), _mm512_setzero_ps(), _CMP_EQ_OQ), a);
+  }
 
   static D zero() { return _mm512_setzero_pd(); }
   static void add_squares(F value, D* sums) {

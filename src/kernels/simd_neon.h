@@ -59,6 +59,7 @@ struct Neon {
     const F positive = vbslq_f32(vcgtq_f32(selector, zero), a, zero);
     return vbslq_f32(vcltq_f32(selector, zero), vsubq_f32(zero, a), positive);
   }
+  static F finite_or(F a, F b) { return vbslq_f32(vceqq_f32(vsubq_f32(a, a), vdupq_n_f32(0)), a, b); }
 
   static D zero() { return vdupq_n_f64(0); }
   static void add_squares(F value, D* sums) {

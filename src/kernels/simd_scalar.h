@@ -46,6 +46,9 @@ struct Scalar {
   // a where selector > 0, 0 - a where selector < 0, else 0.
   static F by_sign(F a, F selector) { return selector > 0 ? a : selector < 0 ? 0.0f - a : 0.0f; }
 
+  // a where it is finite, else b.
+  static F finite_or(F a, F b) { return std::isfinite(a) ? a : b; }
+
   static D zero() { return 0; }
   // sums[part] += value * value in fp64; the products are exact.
   static void add_squares(F value, D* sums) { sums[0] += static_cast<double>(value) * static_cast<double>(value); }
