@@ -24,7 +24,8 @@ TEST(ProcessFile, OfAProcessThatHasEndedIsEmpty) {
   EXPECT_NE(read_process_file(::getpid(), "stat"), "");
 }
 
-// Others start and end all the time, as on a machine with many jobs: also between the opening of a file and its reading.
+// Others start and end all the time, as on a machine with many jobs: also between the opening of a file and its
+// reading.
 TEST(Descendants, ProcessesMayEndWhileTheyAreLookedAt) {
   std::vector<pid_t> busy;
   for (int i = 0; i < 4; ++i) {
