@@ -5,6 +5,7 @@
 //   reduce      exchange, sum of this rank's slice in rank order, release, drain
 //   copy        ceiling: memcpy of what a rank copies in all_gather, on all ranks at once, from its own memory
 //   sum         ceiling: the sum of reduce, on all ranks at once, from its own memory
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -110,6 +111,19 @@ void serve(Bootstrap& bootstrap) {
 }
 
 }  // namespace
+
+// One core for each rank. The system may leave two that wake each other on one core for tens of milliseconds: longer
+// than all iterations of a size.
+void pin(int rank) {
+  cpu_set_t allowed, own;
+  CPU_ZERO(&own);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || rank >= CPU_COUNT(&allowed)) return;
+  int core = 0;
+  for (int seen = CPU_ISSET(0, &allowed) ? 1 : 0; seen <= rank; seen += CPU_ISSET(core, &allowed) ? 1 : 0) ++core;
+  CPU_SET(core, &own);
+  ::sched_setaffinity(0, sizeof own, &own);
+}
+
 }  // namespace zeroshard
 
 int main(int argc, char** argv) {
@@ -126,6 +140,7 @@ int main(int argc, char** argv) {
     if (pid == 0) rank = child;
     children.push_back(pid);
   }
+  zeroshard::pin(rank);
   try {
     zeroshard::serve(*bootstraps[static_cast<size_t>(rank)]);
   } catch (const std::exception& error) {

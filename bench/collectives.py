@@ -61,6 +61,7 @@ def gloo_operation(arm, full, shard, scratch):
 def gloo_rank(rank, port, commands, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE)
     while (command := commands.get()) is not None:
         arm, size, iterations = command

@@ -6,7 +6,6 @@
 
 namespace zeroshard {
 
-class Divergence;
 class WaitGraph;
 
 struct CommOptions {
@@ -16,9 +15,7 @@ struct CommOptions {
   int64_t stall_timeout_ms = 10'000;            // a peer that is stopped (SIGSTOP, a debugger) for this long fails
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: nobody asks
-  // Of the communicators that one thread uses, among ranks that see each other's memory, or not. Null: this one alone.
-  std::shared_ptr<WaitGraph> wait_graph;
-  std::shared_ptr<Divergence> divergence;
+  std::shared_ptr<WaitGraph> wait_graph;        // of the communicators that one thread uses; null: this one alone
 };
 
 }  // namespace zeroshard

@@ -51,10 +51,10 @@ class AwaitedRecord {
 
 struct RankControl {
   alignas(64) std::atomic<uint64_t> posted{0};  // the last collective that this rank posted
-  std::atomic<uint32_t> events{0};              // futex: grows whenever anything else here changes
+  std::atomic<uint32_t> events{0};              // futex: grows whenever anything changes that another rank waits for
   std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed in good order
   alignas(64) std::atomic<uint32_t> waiters{0};
-  AwaitedRecord awaited;  // while this rank sleeps
+  AwaitedRecord awaited;  // while this rank sleeps; wakes nobody
   alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};
   std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids; 0: free
   std::array<OpRecord, kRing> ops{};

@@ -16,22 +16,41 @@ namespace {
 // Measured on a Sapphire Rapids host, from memfd memory: memcpy is ahead up to 1 MiB, even at 8 MiB, and reaches half
 // to two thirds of the streaming loop's rate at 64 MiB, because it first reads the lines that it overwrites.
 constexpr int64_t kStreamingBytes = int64_t{4} << 20;
-constexpr int64_t kLine = 64;
-constexpr int64_t kPrefetchAhead = 1024;
+constexpr int64_t kLine = 64, kPage = 4096;
+// Four lines of each of eight pages in turn: more rows of memory are open, and more page walks under way, than where
+// one stream goes on: at 256 MiB 10.5 GB/s against 8 from small pages and 10.9 against 9.4 from huge ones (memcpy,
+// which streams, too, from 195 MiB on: 9.5 and 10.5).
+constexpr int64_t kPages = 8, kLines = 4;
+constexpr int64_t kBlock = kPages * kPage;
 
-// `to` is aligned to 16 bytes, `lines` are whole.
-void stream_lines(std::byte* to, const std::byte* from, int64_t lines) {
-  for (int64_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(from) + kPrefetchAhead, _MM_HINT_T0);
-    const auto* source = reinterpret_cast<const __m128i*>(from);
-    auto* target = reinterpret_cast<__m128i*>(to);
-    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(target, a);
-    _mm_stream_si128(target + 1, b);
-    _mm_stream_si128(target + 2, c);
-    _mm_stream_si128(target + 3, d);
+// Both pointers to whole lines, `to` aligned to 16 bytes.
+void stream_line(std::byte* to, const std::byte* from) {
+  const auto* source = reinterpret_cast<const __m128i*>(from);
+  auto* target = reinterpret_cast<__m128i*>(to);
+  const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+  const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+  _mm_stream_si128(target, a);
+  _mm_stream_si128(target + 1, b);
+  _mm_stream_si128(target + 2, c);
+  _mm_stream_si128(target + 3, d);
+}
+
+void stream_block(std::byte* to, const std::byte* from) {
+  for (int64_t line = 0; line < kPage; line += kLines * kLine) {
+    for (int64_t page = 0; page < kBlock; page += kPage) {
+      for (int64_t i = page + line; i < page + line + kLines * kLine; i += kLine) {
+        _mm_prefetch(reinterpret_cast<const char*>(from) + i + kLines * kLine, _MM_HINT_T0);
+        stream_line(to + i, from + i);
+      }
+    }
   }
+}
+
+// As stream_line; `bytes` is a multiple of kLine.
+void stream_lines(std::byte* to, const std::byte* from, int64_t bytes) {
+  const int64_t blocks = bytes / kBlock * kBlock;
+  for (int64_t i = 0; i < blocks; i += kBlock) stream_block(to + i, from + i);
+  for (int64_t i = blocks; i < bytes; i += kLine) stream_line(to + i, from + i);
   _mm_sfence();  // streaming stores are not ordered by the release stores that follow a copy
 }
 #endif
@@ -45,7 +64,7 @@ void copy_bytes(void* to, const void* from, int64_t bytes) {
     auto* target = static_cast<std::byte*>(to);
     const auto* source = static_cast<const std::byte*>(from);
     const int64_t head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(target) % 64);
-    const int64_t lines = (bytes - head) / kLine, done = head + lines * kLine;
+    const int64_t lines = (bytes - head) / kLine * kLine, done = head + lines;
     std::memcpy(target, source, static_cast<size_t>(head));
     stream_lines(target + head, source + head, lines);
     std::memcpy(target + done, source + done, static_cast<size_t>(bytes - done));

@@ -30,14 +30,19 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
     rank = wait->awaited.peer;
   }
   chain.erase(chain.begin(), place(rank));  // ranks that wait for the cycle
-  // What a rank waits for had not come when its wait was read, and comes only from a rank that goes on. If all still
-  // wait for the same, none has gone on meanwhile.
+  // A rank leaves its wait only once it is over, and never comes to the same one again. What all did before the waits
+  // that were read above is visible now: if all of them go on and none is over, nobody can have been the first to
+  // leave.
   std::string text = "ranks disagree: ";
   for (const Wait& wait : chain) {
-    RankControl& control = wait.communicator->control().rank(wait.rank);
-    if (control.awaited.load() != wait.awaited) return std::nullopt;
-    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", wait.rank, " called ",
-                   control.text_of(wait.awaited.seq), " and waits for rank ", wait.awaited.peer);
+    ControlBlock& block = wait.communicator->control();
+    RankControl& control = block.rank(wait.rank);
+    if (control.awaited.load() != wait.awaited || block.rank(wait.awaited.peer).has_reached(wait.awaited))
+      return std::nullopt;
+    const bool posted = wait.awaited.progress == Awaited::Progress::kPosted;
+    text += concat(&wait == &chain.front() ? "" : "; ", "rank ", wait.rank, posted ? " called " : " waits in ",
+                   control.text_of(wait.awaited.seq), posted ? " and waits for rank " : " for the end of rank ",
+                   wait.awaited.peer);
   }
   return text;
 }

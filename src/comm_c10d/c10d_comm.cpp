@@ -56,8 +56,8 @@ struct GatherHeader {
 }  // namespace
 
 C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
-                   const CommOptions& options)
-    : core_(std::make_shared<C10dCore>(group, device, std::move(watch), options)),
+                   const CommOptions& options, std::shared_ptr<Divergence> divergence)
+    : core_(std::make_shared<C10dCore>(group, device, std::move(watch), options, std::move(divergence))),
       transport_(group ? c10d::ProcessGroup::backendTypeToString(group->getBackendType()) : "single") {}
 
 C10dComm::~C10dComm() = default;

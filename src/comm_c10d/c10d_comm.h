@@ -13,6 +13,7 @@
 namespace zeroshard {
 
 class C10dCore;
+class Divergence;
 
 // Comm over any c10d process group. On CUDA wait() orders the current stream after the collective; only barrier()
 // blocks the host. An all_reduce of more than 64 KiB sums in the back end's order.
@@ -20,9 +21,9 @@ class C10dCore;
 // fail in its own words or time out. abort() reaches NCCL's peers at once, others when this process ends.
 class C10dComm final : public Comm {
  public:
-  // No `group`: a world of one. `watch` knows the peers of this host.
+  // No `group`: a world of one. `watch` knows the peers of this host. `divergence`: as C10dCore's.
   C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
-           const CommOptions& options = {});
+           const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr);
   ~C10dComm() override;
   C10dComm(const C10dComm&) = delete;
   C10dComm& operator=(const C10dComm&) = delete;

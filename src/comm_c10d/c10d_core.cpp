@@ -48,16 +48,15 @@ void renew_thread_pool() {
 }  // namespace
 
 C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
-                   const CommOptions& options)
+                   const CommOptions& options, std::shared_ptr<Divergence> divergence)
     : group_(std::move(group)),
       device_(device),
       watch_(std::move(watch)),
       options_(options),
       rank_(group_ ? group_->getRank() : 0),
       world_size_(group_ ? group_->getSize() : 1),
-      divergence_(options.divergence
-                      ? options.divergence
-                      : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_)),
+      divergence_(divergence ? std::move(divergence)
+                             : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_)),
       number_(divergence_->add_communicator()) {
   renew_thread_pool();
 }
@@ -70,7 +69,7 @@ c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::
   try {
     return start();
   } catch (const std::exception& error) {
-    fail_explained(op, text_of(error));
+    fail_explained(op, text_of(error), /*waits=*/false);
   }
 }
 
@@ -90,15 +89,16 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   try {
     work.wait();  // done: throws its error, if any
   } catch (const std::exception& error) {
-    fail_explained(op, text_of(error));
+    fail_explained(op, text_of(error), /*waits=*/true);
   }
 }
 
 // A rank that waits for this one tells what it called within a second. Of one that died the connection breaks before
 // the process is gone.
-void C10dCore::fail_explained(const Op& op, const std::string& message) {
+void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
-    if (const auto difference = divergence_->look(number_, op)) fail(op, concat(*difference, ": ", message));
+    const auto difference = divergence_->look(number_, waits ? &op : nullptr);
+    if (difference) fail(op, concat(*difference, ": ", message));
     if (const std::string trouble = watch_.check_all(); !trouble.empty()) fail(op, concat(trouble, ": ", message));
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
   }
@@ -131,7 +131,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
       // Even if `work` has ended meanwhile: by a rank that found the difference, too, and left.
-      if (const auto difference = divergence_->look(number_, op)) fail(op, *difference);
+      if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }

@@ -25,8 +25,9 @@ class C10dCore {
     virtual void wait_pending() = 0;
   };
 
-  C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
-           const CommOptions& options);
+  // `divergence`: of all communicators that one thread uses; null: of this one alone.
+  C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch, const CommOptions& options,
+           std::shared_ptr<Divergence> divergence = nullptr);
 
   c10d::ProcessGroup& group() { return *group_; }
   at::Device device() const { return device_; }
@@ -59,7 +60,7 @@ class C10dCore {
  private:
   void poll(c10d::Work& work, const Op& op);
   // The back end's own message rarely says why: adds what the other ranks did.
-  [[noreturn]] void fail_explained(const Op& op, const std::string& message);
+  [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;

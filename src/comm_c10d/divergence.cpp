@@ -15,22 +15,16 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPatience(200);
 constexpr std::chrono::milliseconds kFarewell(3000);
 
-std::string key_of(size_t communicator, int rank) {
-  return concat("zeroshard/calls/", communicator, "/", rank);
-}
-
-std::string place_key_of(int rank) {
-  return concat("zeroshard/place/", rank);
-}
-
-std::string found_key_of(int rank) {
-  return concat("zeroshard/found/", rank);
-}
-
 }  // namespace
 
 Divergence::Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size) {}
+    : store_(std::move(store)), rank_(rank), world_size_(world_size) {
+  if (store_) generation_ = store_->add(concat("zeroshard/divergence/", rank), 1);
+}
+
+std::string Divergence::key(std::string_view what, int rank) const {
+  return concat("zeroshard/", generation_, "/", what, "/", rank);
+}
 
 size_t Divergence::add_communicator() {
   communicators_.emplace_back();
@@ -94,19 +88,20 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
 
 // If ranks wait for ever in two communicators, there are two of them of which each lacks what the other waits for: of
 // those that wait in the first communicator, one that the second's earliest lacks, and the other way round. What a rank
-// told holds while it waits, and it waits as long as the other does.
-std::optional<std::string> Divergence::find_crossed(const Place& own, const Talk& talk) const {
-  std::vector<Place> places{own};
+// told holds while it waits, and it waits as long as the other does. (A collective that not every rank needs to call
+// for the others to go on, as a broadcast's leaf, may end the wait: the engine gives none to ranks that go different
+// ways.)
+std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
+  std::vector<Place> places;
+  if (own) places.push_back(*own);
   for (const auto& [peer, text] : talk.places)
     if (auto place = parse_place(peer, text)) places.push_back(*std::move(place));
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.rank < b.rank; });
   for (const Place& a : places)
     for (const Place& b : places)
       if (a.rank < b.rank && a.communicator != b.communicator && a.waits_for(b) && b.waits_for(a))
-        return concat("ranks disagree: rank ", a.rank, " called collective #", a.seq, " ", a.call,
-                      ", for which it waits, "
-                      "and rank ",
-                      b.rank, " called collective #", b.seq, " ", b.call, " of another group");
+        return concat("ranks disagree: rank ", a.rank, " called collective #", a.seq, " ", a.call, " and waits, rank ",
+                      b.rank, " called collective #", b.seq, " ", b.call, ", in another group, and waits");
   return std::nullopt;
 }
 
@@ -135,19 +130,22 @@ bool Divergence::Talk::wait_for(std::chrono::milliseconds patience) {
   return changed_.wait_for(lock, patience, [&] { return over_; });
 }
 
-void Divergence::start_exchange(size_t number, const Place& place) {
+void Divergence::start_exchange(size_t number, const std::optional<Place>& place) {
   Communicator& communicator = communicators_[number];
-  const std::string own = communicator.told == communicator.last ? std::string() : table(communicator);
-  exchange_ = Talk::start([store = store_, own, number, place, world_size = world_size_](Talk& talk) {
-    if (!own.empty()) store->set(key_of(number, place.rank), own);
-    store->set(place_key_of(place.rank), text_of(place));
-    const auto read = [&](const std::string& key, int peer, auto& texts) {
-      if (store->check({key})) texts.emplace_back(peer, store->get_to_str(key));
+  const std::string calls = concat("calls/", number);
+  std::vector<std::pair<std::string, std::string>> own, theirs;  // key and text; keys of tables and places
+  if (communicator.told != communicator.last) own.emplace_back(key(calls, rank_), table(communicator));
+  if (place) own.emplace_back(key("place", rank_), text_of(*place));
+  for (int rank = 0; rank < world_size_; ++rank) theirs.emplace_back(key(calls, rank), key("place", rank));
+  exchange_ = Talk::start([store = store_, own, theirs, self = size_t(rank_)](Talk& talk) {
+    for (const auto& [key, text] : own) store->set(key, text);
+    const auto read = [&](const std::string& key, size_t peer, auto& texts) {
+      if (store->check({key})) texts.emplace_back(int(peer), store->get_to_str(key));
     };
-    for (int peer = 0; peer < world_size; ++peer) {
-      if (peer == place.rank) continue;
-      read(key_of(number, peer), peer, talk.tables);
-      read(place_key_of(peer), peer, talk.places);
+    for (size_t peer = 0; peer < theirs.size(); ++peer) {
+      if (peer == self) continue;
+      read(theirs[peer].first, peer, talk.tables);
+      read(theirs[peer].second, peer, talk.places);
     }
   });
   if (!exchange_) return;
@@ -156,20 +154,24 @@ void Divergence::start_exchange(size_t number, const Place& place) {
 }
 
 void Divergence::await_others() const {
-  const auto talk = Talk::start([store = store_, rank = rank_, world_size = world_size_](Talk&) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_size_; ++rank) keys.push_back(key("found", rank));
+  const auto talk = Talk::start([store = store_, keys, self = size_t(rank_)](Talk&) {
     const auto end = Clock::now() + kFarewell;
-    store->set(found_key_of(rank), "");
-    for (int peer = 0; peer < world_size; ++peer)
-      while (!store->check({found_key_of(peer)}) && Clock::now() < end)
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    store->set(keys[self], "");
+    for (const std::string& key : keys)
+      while (!store->check({key}) && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   });
   if (talk) talk->wait_for(kFarewell);
 }
 
-std::optional<std::string> Divergence::look(size_t communicator, const Op& op) {
+std::optional<std::string> Divergence::look(size_t communicator, const Op* waiting) {
   if (!store_) return std::nullopt;
-  Place place{rank_, communicator, op.seq, {}, op.text()};
-  for (const Communicator& each : communicators_) place.last.push_back(each.last);
+  std::optional<Place> place;
+  if (waiting != nullptr) {
+    place = {rank_, communicator, waiting->seq, {}, waiting->text()};
+    for (const Communicator& each : communicators_) place->last.push_back(each.last);
+  }
   if (!exchange_) start_exchange(communicator, place);
   if (!exchange_) return std::nullopt;
   const std::shared_ptr<Talk> exchange = exchange_;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <utility>
@@ -22,19 +23,19 @@ namespace zeroshard {
 // waits for long. One thread of a rank calls all collectives of its communicators.
 class Divergence {
  public:
-  // `store` may be null: then nothing is ever found.
+  // `store` may be null: then nothing is ever found. All ranks make it together.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
   // The number of one more communicator: on every rank they come in the same order.
   size_t add_communicator();
   // This rank has called `op`; `hash` is that of its history in the communicator up to here.
   void note(size_t communicator, const Op& op, uint64_t hash);
-  // This rank waits in `op`: tells the others, and compares with those that have told. The first collective of the
-  // communicator in which some rank differs from this one, naming both; or two ranks that each wait in another
-  // communicator for what the other has not called. Nothing when there is neither, or the store cannot be reached. A
-  // store that does not answer holds it up for a fifth of a second. With a difference it returns once all ranks have
-  // found one, or after three seconds: whoever goes earlier may take the store along.
-  std::optional<std::string> look(size_t communicator, const Op& op);
+  // Tells the others what this rank called, and where it waits (null: nowhere), and compares with those that have told.
+  // The first collective of the communicator in which some rank differs from this one, naming both; or two ranks that
+  // each wait in another communicator for what the other has not called. Nothing when there is neither, or the store
+  // cannot be reached. A store that does not answer holds it up for a fifth of a second. With a difference it returns
+  // once all ranks have found one, or after three seconds: whoever goes earlier may take the store along.
+  std::optional<std::string> look(size_t communicator, const Op* waiting);
 
  private:
   struct Call {
@@ -72,16 +73,18 @@ class Divergence {
     std::condition_variable changed_;
     bool over_ = false;
   };
-  void start_exchange(size_t communicator, const Place& own);
+  void start_exchange(size_t communicator, const std::optional<Place>& own);
+  std::string key(std::string_view what, int rank) const;
   void await_others() const;
   std::string table(const Communicator& communicator) const;
   std::optional<std::string> compare(const Communicator& own, int peer, const std::string& theirs) const;
   static std::string text_of(const Place& place);
   std::optional<Place> parse_place(int rank, const std::string& text) const;
-  std::optional<std::string> find_crossed(const Place& own, const Talk& talk) const;
+  std::optional<std::string> find_crossed(const std::optional<Place>& own, const Talk& talk) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
+  int64_t generation_ = 0;  // there may have been others over the same store
   std::vector<Communicator> communicators_;
   std::shared_ptr<Talk> exchange_;  // under way
 };

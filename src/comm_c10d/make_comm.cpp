@@ -75,7 +75,7 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
 }  // namespace
 
 std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
-                                const CommOptions& options) {
+                                const CommOptions& options, std::shared_ptr<Divergence> divergence) {
   using Transport = CommOptions::Transport;
   if (!group || group->getSize() == 1) return single_comm(device, options);
   C10dBootstrap bootstrap(group, device, options.timeout_ms);
@@ -93,7 +93,8 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
       log(LogLevel::kWarning, concat(error.what(), "; using the process group instead"));
     }
   }
-  return std::make_unique<C10dComm>(group, device, watch_of(cards, group->getRank(), options), options);
+  return std::make_unique<C10dComm>(group, device, watch_of(cards, group->getRank(), options), options,
+                                    std::move(divergence));
 }
 
 std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options) {

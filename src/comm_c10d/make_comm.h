@@ -10,10 +10,13 @@
 
 namespace zeroshard {
 
+class Divergence;
+
 // The communicator for `group`, by options.transport: kAuto takes shared memory for CPU ranks of one host, and the
 // group itself otherwise or when shared memory cannot be used. A collective call. No group: a world of one.
+// Communicators that one thread uses may share a `divergence` (of the groups' ranks), as they may options.wait_graph.
 std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
-                                const CommOptions& options = {});
+                                const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr);
 
 // As above, for a group that torch.distributed registered (ProcessGroup.group_name). "": a world of one.
 std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options = {});

@@ -1,9 +1,15 @@
 #include "device/cpu_allocator.h"
 
+#include <dlfcn.h>
+#ifdef __GLIBC__
+#include <gnu/libc-version.h>
+#endif
+
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/env.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -55,13 +61,30 @@ class CompactAllocator final : public c10::Allocator {
 
 }  // namespace
 
+#ifdef __GLIBC__
+namespace {
+
+// Another one in its place has classes of sizes of its own, and no need of this.
+bool malloc_is_glibcs() {
+  Dl_info own{}, libc{};
+  const void* const found = ::dlsym(RTLD_DEFAULT, "malloc");
+  return found != nullptr && ::dladdr(found, &own) != 0 &&
+         ::dladdr(reinterpret_cast<const void*>(&::gnu_get_libc_version), &libc) != 0 &&
+         own.dli_fbase == libc.dli_fbase;
+}
+
+}  // namespace
+#endif
+
 void use_compact_cpu_allocator() {
 #ifdef __GLIBC__
   static std::once_flag once;
   std::call_once(once, [] {
-    if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
+    if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator() || !malloc_is_glibcs()) return;
     if (c10::utils::check_env("THP_MEM_ALLOC_ENABLE") == true) return;
-    c10::SetCPUAllocator(new CompactAllocator);  // torch's from here on, until the process ends
+    auto* const allocator = new CompactAllocator;  // torch's from here on, until the process ends
+    std::atomic_thread_fence(std::memory_order_release);
+    c10::SetCPUAllocator(allocator);
   });
 #endif
 }

@@ -334,6 +334,8 @@ void Engine::report_failed_save() {
 }
 
 void Engine::run_together(const std::function<void()>& step) {
+  // Where the steps of the others are, too: a rank that comes here alone is named, and so is what the others called.
+  impl_->reduce_comm.barrier("save_checkpoint or load_checkpoint");
   report_failed_save();  // waits: the communicator is the saver's until then
   zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
 }

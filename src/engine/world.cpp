@@ -89,14 +89,14 @@ World::~World() = default;
 void World::connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint) {
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config);
+  // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
   options.wait_graph = std::make_shared<WaitGraph>();
-  if (gather)
-    options.divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
-  gather_ = make_comm(gather, device_, options);
-  reduce_ = make_comm(reduce, device_, options);
+  std::shared_ptr<Divergence> divergence;
+  if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
+  gather_ = make_comm(gather, device_, options, divergence);
+  reduce_ = make_comm(reduce, device_, options, divergence);
   if (gather && !checkpoint) return;
-  options.wait_graph.reset();  // a thread in the background uses the third, too
-  options.divergence.reset();
+  options.wait_graph.reset();
   // A rank waits here while another writes or reads its whole share.
   options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
   checkpoint_ = make_comm(checkpoint, c10::kCPU, options);

@@ -10,11 +10,13 @@ namespace zeroshard {
 namespace {
 
 TEST(CopyBytes, CopiesExactlyTheRangeAtAnyAlignment) {
-  constexpr int64_t kLarge = (int64_t{4} << 20) + 200;  // beyond the threshold of streaming stores
+  // Beyond the threshold of streaming stores: whole blocks of pages, some pages, lines and bytes.
+  constexpr int64_t kLarge = (int64_t{4} << 20) + 5 * 4096 + 3 * 64 + 13;
   std::mt19937_64 random(1);
-  std::vector<unsigned char> source(kLarge + 256), target(kLarge + 256);
+  std::vector<unsigned char> source(kLarge + 64), target(kLarge + 256);
   for (auto& byte : source) byte = static_cast<unsigned char>(random());
-  for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{5000}, int64_t{4} << 20, kLarge})
+  const auto sizes = {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{5000}, int64_t{4} << 20, kLarge - 5000, kLarge};
+  for (const int64_t size : sizes)
     for (const auto& [to, from] : {std::pair(0, 0), std::pair(1, 3), std::pair(16, 5), std::pair(63, 64)}) {
       std::memset(target.data(), 0xee, target.size());
       copy_bytes(target.data() + to, source.data() + from, size);

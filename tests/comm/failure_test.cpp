@@ -168,6 +168,61 @@ TEST_F(WaitGraphTest, RanksThatAreMerelySlowAreNotFound) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+// A control block alone, as the wait graph sees it.
+class BareMemory final : public DirectMemory {
+ public:
+  explicit BareMemory(int world_size) : memory_(ControlBlock::bytes(world_size) + 64), control_(place(), world_size) {
+    ControlBlock::create(place(), world_size);
+  }
+  ControlBlock& control() override { return control_; }
+  std::optional<PeerAddress> publish(const void*, int64_t, uint64_t) override { return std::nullopt; }
+  const void* read(int, const PeerAddress&) override { return nullptr; }
+  SegmentGrant create(int64_t) override { return {}; }
+  void attach(int, const SegmentGrant&, int64_t) override {}
+  void attached(const SegmentGrant&) override {}
+  void free(uint64_t) noexcept override {}
+
+ private:
+  void* place() {
+    void* aligned = memory_.data();
+    size_t space = memory_.size();
+    return std::align(64, memory_.size() - 64, aligned, space);
+  }
+  std::vector<std::byte> memory_;
+  ControlBlock control_;
+};
+
+// Two ranks in turn: each waits for what the other is about to post, and looks for cycles all the while.
+TEST(WaitGraph, RanksThatGoOnAreNeverACycle) {
+  const auto memory = std::make_shared<BareMemory>(2);
+  WaitGraph graph;
+  graph.add(memory);
+  std::atomic<bool> over{false};
+  std::atomic<uint64_t> found{0};
+  const auto play = [&](int rank) {
+    RankControl& own = memory->control().rank(rank);
+    RankControl& peer = memory->control().rank(1 - rank);
+    for (uint64_t seq = 1; !over && found == 0; ++seq) {
+      if (rank == 1) own.posted = seq;
+      const Awaited awaited{1 - rank, Awaited::Progress::kPosted, seq};
+      own.awaited.store(awaited);
+      while (!peer.has_reached(awaited) && !over) found += graph.find_cycle(rank) ? 1 : 0;
+      own.awaited.store(std::nullopt);
+      if (rank == 0) own.posted = seq;
+    }
+  };
+  std::thread other([&] { play(1); });
+  std::thread clock([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    over = true;
+  });
+  play(0);
+  other.join();
+  clock.join();
+  EXPECT_EQ(found, 0);
+  EXPECT_GT(memory->control().rank(0).posted, 100);
+}
+
 TEST(Abort, GivesEveryRankTheSameReasonHoweverTheyRace) {
   constexpr int kWorld = 4, kRounds = 2000;
   for (int round = 0; round < kRounds; ++round) {

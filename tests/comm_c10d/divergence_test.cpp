@@ -38,12 +38,14 @@ class Caller {
   // In communicator `number`; afterwards the rank waits there.
   void call(size_t number, OpKind kind, std::string_view tag) {
     number_ = number;
+    waits_ = true;
     op_ = Op(kind, 4, DType::kFloat32, tag);
     op_.seq = ++seq_[number];
     hash_[number] = hash_[number] * 31 + std::hash<std::string>()(op_.text());
     divergence_.note(number, op_, hash_[number]);
   }
-  Difference look() { return divergence_.look(number_, op_); }
+  void go_on() { waits_ = false; }
+  Difference look() { return divergence_.look(number_, waits_ ? &op_ : nullptr); }
 
   // On a busy machine the other ranks may begin late, and the store may take longer to answer than one look waits.
   Difference look_until_found() {
@@ -59,6 +61,7 @@ class Caller {
   Divergence divergence_;
   size_t number_ = 0;
   Op op_;
+  bool waits_ = false;
   std::array<uint64_t, 2> seq_{}, hash_{};
 };
 
@@ -140,17 +143,45 @@ TEST(Divergence, RanksThatWaitInTwoCommunicatorsFindOut) {
                             "rank 1 called collective #1 all_reduce('step end', 16 bytes fp32"});
 }
 
-// Rank 0 is ahead by a collective that it does not wait for: what rank 1 waits for comes, and it will go on.
-TEST(Divergence, ARankThatIsAheadIsNoDifference) {
-  auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 2);
-  ranks[0].call(1, OpKind::kExchange, "bucket");
-  ranks[0].call(0, OpKind::kAllGather, "model.layers.3");
-  ranks[1].call(1, OpKind::kExchange, "bucket");
+// The texts that ranks told lie in the store; `looks` of all ranks, each long enough for an answer.
+void expect_nothing_found(std::deque<Caller>& ranks) {
   for (int i = 0; i < 3; ++i)
     for (Caller& rank : ranks) EXPECT_EQ(rank.look(), std::nullopt);
-  // Nor is a rank that has gone on since it told where it waits.
-  ranks[1].call(0, OpKind::kAllGather, "model.layers.3");
-  ranks[0].call(1, OpKind::kAllReduce, "step end");
+}
+
+// One of the two has called what the other waits for: that one goes on.
+TEST(Divergence, ARankThatIsAheadIsNoDifference) {
+  for (const size_t ahead : {0, 1}) {
+    auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 2);
+    ranks[ahead].call(1, OpKind::kExchange, "bucket");
+    ranks[ahead].call(0, OpKind::kAllGather, "model.layers.3");
+    ranks[1 - ahead].call(1, OpKind::kExchange, "bucket");
+    expect_nothing_found(ranks);
+    // The same looks do find one that lacks what the other waits for.
+    ranks[1 - ahead].call(1, OpKind::kAllReduce, "step end");
+    for (const std::string& error : testing::run_threads(2, [&](int rank) {
+           testing::require(ranks[size_t(rank)].look_until_found().has_value(), "nothing found");
+         }))
+      EXPECT_EQ(error, "");
+  }
+}
+
+TEST(Divergence, ARankThatDoesNotWaitIsNoDifference) {
+  auto ranks = callers(c10::make_intrusive<c10d::HashStore>(), 2);
+  ranks[0].call(0, OpKind::kAllGather, "model.layers.3");
+  ranks[1].call(1, OpKind::kAllReduce, "step end");
+  ranks[1].go_on();  // its call has failed
+  expect_nothing_found(ranks);
+}
+
+// What ranks told over the same store before: rank 1 waited for a call that rank 0 has not made now.
+TEST(Divergence, PlacesOfAnEarlierOneAreForgotten) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto before = callers(store, 2);
+  for (int i = 0; i < 5; ++i) before[1].call(1, OpKind::kAllReduce, "step end");
+  EXPECT_EQ(before[1].look(), std::nullopt);
+  auto ranks = callers(store, 2);
+  ranks[0].call(0, OpKind::kAllGather, "model.layers.3");
   for (int i = 0; i < 3; ++i) EXPECT_EQ(ranks[0].look(), std::nullopt);
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <vector>
 
@@ -18,36 +19,46 @@ namespace {
 TEST(ProcessFile, OfAProcessThatHasEndedIsEmpty) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
+  ASSERT_GT(child, 0);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_EQ(read_process_file(child, "stat"), "");
   EXPECT_EQ(process_name(child), "");
   EXPECT_NE(read_process_file(::getpid(), "stat"), "");
 }
 
-// Others start and end all the time, as on a machine with many jobs: also between the opening of a file and its
-// reading.
-TEST(Descendants, ProcessesMayEndWhileTheyAreLookedAt) {
-  std::vector<pid_t> busy;
-  for (int i = 0; i < 4; ++i) {
-    const pid_t child = ::fork();
-    if (child != 0) {
-      busy.push_back(child);
-      continue;
-    }
+// A process that starts others, each of which ends at once, until it is killed.
+class BusyParent {
+ public:
+  BusyParent() : pid_(::fork()) {
+    if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     while (true) {
       const pid_t brief = ::fork();
-      if (brief == 0) ::_exit(0);
-      if (brief > 0) ::waitpid(brief, nullptr, 0);
+      if (brief <= 0) ::_exit(0);
+      ::waitpid(brief, nullptr, 0);
     }
   }
+  ~BusyParent() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  BusyParent(const BusyParent&) = delete;
+  BusyParent& operator=(const BusyParent&) = delete;
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+};
+
+// As on a machine with many jobs: processes end also between the opening of a file of theirs and its reading.
+TEST(Descendants, ProcessesMayEndWhileTheyAreLookedAt) {
+  const std::array<BusyParent, 4> busy;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);
   while (std::chrono::steady_clock::now() < end) {
-    std::vector<pid_t> found = children(::getpid());
-    for (const pid_t child : busy) EXPECT_NE(std::find(found.begin(), found.end(), child), found.end());
+    const std::vector<pid_t> found = children(::getpid());
+    for (const BusyParent& parent : busy) EXPECT_NE(std::find(found.begin(), found.end(), parent.pid()), found.end());
   }
-  for (const pid_t child : busy) ::kill(child, SIGKILL);
-  for (const pid_t child : busy) ::waitpid(child, nullptr, 0);
 }
 
 }  // namespace

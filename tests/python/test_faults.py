@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import tempfile
 import time
 
 import models
@@ -225,6 +226,16 @@ def skip_a_batch(stage, transport):
         engine.step()
 
 
+def save_alone(stage, transport):
+    """As scripts do that save plain models on one rank."""
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=configuration(stage, transport))
+    train(engine, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        if world.rank() == 1:
+            engine.save_checkpoint(folder)
+        train(engine, 1)
+
+
 def call_another_unit(stage, transport):
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
@@ -241,6 +252,8 @@ def call_another_unit(stage, transport):
         (skip_backward, 2),
         (skip_backward, 3),
         (skip_a_batch, 3),
+        (save_alone, 0),
+        (save_alone, 3),
         (evaluate_once_more, 3),
         (call_another_unit, 3),
     ],
@@ -265,7 +278,7 @@ def test_ranks_that_call_differently_over_a_process_group(case):
 
 
 @pytest.mark.row("U1")
-@pytest.mark.parametrize("case", [skip_backward, skip_a_batch])
+@pytest.mark.parametrize("case", [skip_backward, skip_a_batch, save_alone])
 def test_errors_over_a_process_group_name_both_sides(case):
     ranks = world.run_ranks(3, case, stage=3, transport="process_group", timeout_s=40)
     for rank in ranks:
