@@ -79,4 +79,4 @@ def test_resident_memory_is_what_was_planned(stage):
     for built, trained, first, total in world.run(2, resident_beside_planned, width=512, layers=24, stage=stage):
         assert total > 250
         assert built < 1.03 * first + 32, (built, first)  # the model's own tensors are gone
-        assert abs(trained - total) < 0.03 * total + 32, (trained, total)  # activations, single gradients, Gloo
+        assert abs(trained - total) < 0.03 * total + 48, (trained, total)  # activations, single gradients, Gloo
