@@ -4,8 +4,8 @@
     bench/setup_peers.sh        # once
     bench/checkpoint.py         # writes a table and a JSON file under bench/results/
 
-The processes of all peers live through the whole run and idle on a pipe. Ratios are taken per round, against a memcpy
-and O_DIRECT probes of the same bytes in the same round.
+The processes of all peers live through the whole run, stopped while it is another's turn. Ratios are taken per round,
+against a memcpy and O_DIRECT probes of the same bytes in the same round.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import checkpoint_report
 from checkpoint_peers import CHECKPOINT_SHAPES, PEERS
 from checkpoint_probe import drop_cache
 from machine import cpu_name
-from stepbench.fleet import ROOT, PeerWorld
+from stepbench.fleet import ROOT, PeerWorld, end_with_the_driver
 
 SEED = 1234
 
@@ -82,8 +82,9 @@ class World(PeerWorld):
         }  # fmt: skip
         with open(self._log(index), "wb") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
-            )
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment,
+                preexec_fn=end_with_the_driver,
+            )  # fmt: skip
         os.close(write_end)
         self.processes.append(process)
         self.answers.append(read_end)

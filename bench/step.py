@@ -4,8 +4,8 @@
     bench/setup_peers.sh                      # once
     bench/step.py --shape small --world 2     # writes a table and a JSON file under bench/results/
 
-The processes of all peers live through the whole run and idle on a pipe; round after round each peer in turn runs a few
-steps, so that slow drifts of the machine hit all alike. Ratios are taken per round.
+The processes of all peers live through the whole run, stopped while it is another's turn; round after round each peer
+runs a few steps, so that slow drifts of the machine hit all alike. Ratios are taken per round.
 """
 
 import argparse

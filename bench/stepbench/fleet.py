@@ -1,8 +1,10 @@
-"""Starts and drives the processes of the peers. Between commands they are blocked on a pipe and use no core."""
+"""Starts and drives the processes of the peers. Between commands they are stopped, with all their threads."""
 
+import ctypes
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class PeerFailed(RuntimeError):
     """A process of a peer raised, ended or did not answer in time."""
+
+
+def end_with_the_driver():
+    """In a process that starts: nobody else would end one that is stopped."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def free_port():
@@ -63,8 +70,9 @@ class PeerWorld:
         }
         with open(self._log(index), "wb") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
-            )
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment,
+                preexec_fn=end_with_the_driver,
+            )  # fmt: skip
         os.close(write_end)
         self.processes.append(process)
         self.answers.append(read_end)
@@ -75,6 +83,17 @@ class PeerWorld:
 
     def ask(self, timeout, **command):
         """Sends one command to every process and returns their answers in order."""
+        self._signal(signal.SIGCONT)
+        try:
+            return self._ask(timeout, command)
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number):
+        for process in self.processes:
+            process.send_signal(number)  # nothing, if it has ended
+
+    def _ask(self, timeout, command):
         line = (json.dumps(command) + "\n").encode()
         for process in self.processes:
             try:
@@ -109,6 +128,7 @@ class PeerWorld:
         return "\n".join(parts)
 
     def stop(self):
+        self._signal(signal.SIGCONT)
         for process in self.processes:
             try:
                 process.stdin.write(b'{"command": "exit"}\n')

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The smallest sharded training: a plain torch model, ZeRO stage 3.
 
-zeroshard run --num_gpus 2 examples/python/train_minimal.py
+zeroshard run --nproc 2 examples/python/train_minimal.py
 """
 
 import os

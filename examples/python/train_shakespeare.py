@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains a Llama of 10 M parameters on Shakespeare's works with ZeRO stage 3, on two CPU ranks, in about three minutes.
 
-    zeroshard run --num_gpus 2 examples/python/train_shakespeare.py
-    zeroshard run --num_gpus 2 examples/python/train_shakespeare.py --compare-stages 10
+    zeroshard run --nproc 2 examples/python/train_shakespeare.py
+    zeroshard run --nproc 2 examples/python/train_shakespeare.py --compare-stages 10
 
 The model is Hugging Face's LlamaForCausalLM, unchanged, with random weights. Log, plot and texts go to
 runs/shakespeare/.

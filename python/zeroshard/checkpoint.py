@@ -253,6 +253,8 @@ def load(
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers that are not contiguous
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
+        for of_a_damaged_one in (tensors, states, copies):  # that was tried before
+            of_a_damaged_one.clear()
         chosen = []
         own = {(info.name, info.kind) for info in infos}
         for info in infos:

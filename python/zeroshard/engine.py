@@ -75,11 +75,13 @@ class Engine(nn.Module):
     # -- construction ------------------------------------------------------------------------------------------------
 
     def _place_buffers(self) -> None:
-        for module in self.module.modules():
+        for prefix, module in self.module.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.is_meta:
+                    path = f"{prefix}.{name}" if prefix else name
                     raise ValueError(
-                        f"buffer '{name}' of a {type(module).__name__} is on the meta device: it has no value"
+                        f"buffer '{path}' is on the meta device, where it has no value: build the model inside "
+                        "zeroshard.Init(), which computes buffers and leaves only parameters without memory"
                     )
                 if buffer.device != self.device:
                     module._buffers[name] = buffer.to(self.device)
@@ -195,11 +197,11 @@ class Engine(nn.Module):
             save_failed = self._take_step(lr_kwargs or {})
         self.micro_steps += 1
         self.global_samples += self.train_micro_batch_size_per_gpu() * self.world_size()
-        if save_failed:  # late: the step was applied, and training may go on
-            self._core.report_failed_save()
         if self._stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
+        if save_failed:  # late: the step was applied, and training may go on
+            self._core.report_failed_save()
 
     def _take_step(self, lr_kwargs: dict) -> bool:
         """Returns whether a save in the background has failed."""
@@ -363,6 +365,10 @@ class Engine(nn.Module):
 
         def save() -> None:
             _log(f"asked to stop: saving step {self.global_steps} in {os.fspath(save_dir)}")
+            try:
+                self.wait_for_checkpoint()
+            except _C.Error as error:  # of an earlier save: this one is tried all the same
+                _log(f"a checkpoint was not saved: {error}")
             self.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
             self.wait_for_checkpoint()
 
@@ -502,6 +508,10 @@ def _wait_at_exit(engine: weakref.ref[Engine]) -> None:
             alive.wait_for_checkpoint()
         except _C.Error as error:
             _log(f"the last checkpoint was not saved: {error}")
+            # Nothing else turns the code of a process that has already ended well: a supervisor is to know.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def _report_memory(engine: weakref.ref[Engine]) -> None:

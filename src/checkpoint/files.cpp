@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/shape_text.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/export_names.h"
@@ -28,6 +29,7 @@ constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 struct Opened {
   std::string path, tag;
   CheckpointReader reader;
+  std::vector<std::pair<std::string, std::string>> bad{};  // beside it: what cannot be read, and may be newer; tag, why
 };
 
 // The directory and the tag in a path that ends in a checkpoint; the newest of a root otherwise.
@@ -40,11 +42,21 @@ Opened open_checkpoint(const std::string& path) {
     const std::string tag = given.filename().string();
     return {given.string(), tag, CheckpointReader(root, tag)};
   }
-  const StoreListing listing = list_store(directory);
+  StoreListing listing = list_store(directory);
   ZS_CHECK(!listing.committed.empty(), path, " is no checkpoint, and there is none in it",
            listing.bad.empty() ? "" : concat(": '", listing.bad[0].first, "': ", listing.bad[0].second));
-  const std::string& tag = listing.committed.front().tag;
-  return {(given / tag).string(), tag, CheckpointReader(directory, tag)};
+  const auto newest = std::find_if(listing.committed.begin(), listing.committed.end(),
+                                   [](const FoundCheckpoint& found) { return found.latest; });
+  const std::string& tag = (newest == listing.committed.end() ? listing.committed.front() : *newest).tag;
+  return {(given / tag).string(), tag, CheckpointReader(directory, tag), std::move(listing.bad)};
+}
+
+// For those that go on with what they find.
+Opened open_and_warn(const std::string& path) {
+  Opened opened = open_checkpoint(path);
+  for (const auto& [tag, why] : opened.bad)
+    log(LogLevel::kWarning, concat("'", tag, "' is left out, '", opened.tag, "' is taken: ", why));
+  return opened;
 }
 
 CheckpointSummary summarise(const std::string& tag, const Manifest& manifest) {
@@ -245,7 +257,7 @@ std::vector<CheckpointSummary> list_checkpoints(const std::string& path) {
 }
 
 CheckpointDetails inspect_checkpoint(const std::string& path) {
-  const Opened opened = open_checkpoint(path);
+  const Opened opened = open_and_warn(path);
   const Manifest& manifest = opened.reader.manifest();
   CheckpointDetails details{
       summarise(opened.tag, manifest), opened.path, manifest.config_digest, manifest.state, manifest.versions, {}};
@@ -256,7 +268,10 @@ CheckpointDetails inspect_checkpoint(const std::string& path) {
 }
 
 std::vector<std::string> verify_checkpoint(const std::string& path) {
-  return open_checkpoint(path).reader.verify();
+  Opened opened = open_checkpoint(path);
+  std::vector<std::string> wrong = opened.reader.verify();
+  for (const auto& [tag, why] : opened.bad) wrong.push_back(concat("'", tag, "': ", why));
+  return wrong;
 }
 
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,
@@ -265,7 +280,7 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
            "': an export is in F32, BF16 or F16");
   ZS_CHECK(options.max_file_bytes > 0, "the largest size of a file is ", options.max_file_bytes, " bytes");
   check_tag(options.file_stem);
-  Opened opened = open_checkpoint(path);
+  Opened opened = open_and_warn(path);
   Directory out = Directory::create(posix_io(), directory);
   ExportFiles files = distribute(opened.reader.manifest(), options, out);
   ZS_CHECK(!files.empty(), opened.path, " has no weights");
@@ -277,7 +292,7 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
 }
 
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other) {
-  Opened first = open_checkpoint(one), second = open_checkpoint(other);
+  Opened first = open_and_warn(one), second = open_and_warn(other);
   std::vector<std::string> lines;
   const auto line = [&](const TensorRecord& tensor, const std::string& what) {
     lines.push_back(concat(tensor.name, " (", tensor.kind, "): ", what));

@@ -86,8 +86,10 @@ void discard(Directory& root, const std::string& tag) {
   root.remove_tree(trash);
 }
 
+// Those that do not count as the newest (`latest` false) are kept for something else than to go on from them: they
+// stand in for none of the others.
 void delete_older(Directory& root, StoreListing& listing, int keep, int64_t step, const std::string& except) {
-  std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step; });
+  std::erase_if(listing.committed, [&](const FoundCheckpoint& found) { return found.step > step || !found.latest; });
   for (size_t i = size_t(keep); i < listing.committed.size(); ++i)
     if (listing.committed[i].tag != except) discard(root, listing.committed[i].tag);
 }

@@ -88,7 +88,8 @@ StepResult ModuleEngine::step() {
     ++iteration_;
     apply_schedule();
   }
-  if (result.save_failed) report_failed_save();  // the step is counted: the caller may go on
+  // The step is counted: the caller may go on. One that is to stop has a last checkpoint to save.
+  if (result.save_failed && !result.stop) report_failed_save();
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "hooks/recompute.h"
 #include "train/batch.h"
 #include "train/made_model.h"
@@ -75,6 +76,7 @@ class Run {
       const bool interrupted = step();
       const int64_t done = engine_.steps();
       if (interrupted && done < total_) {
+        forget_failed_save();
         save();
         engine_.wait_for_checkpoint();
         return TrainEnd::kInterrupted;
@@ -206,6 +208,15 @@ class Run {
                                    {"without_progress", without_progress_}};
     engine_.save(options_.checkpoints, client.dump());
     saved_ = engine_.steps();
+  }
+
+  // Of an earlier one, that must not stand in the way of the last.
+  void forget_failed_save() {
+    try {
+      engine_.wait_for_checkpoint();
+    } catch (const IoError& error) {
+      if (world_.rank() == 0) log(LogLevel::kError, concat("a checkpoint was not saved: ", error.what()));
+    }
   }
 
   // Beside the parameters' shapes, what a checkpoint with adapters belongs to.

@@ -11,6 +11,7 @@
 #include "checkpoint/support.h"
 #include "file/faulty_io.h"
 #include "file/support.h"
+#include "zeroshard/checkpoint_files.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -125,6 +126,17 @@ TEST(Retain, ARunThatHasGoneBackKeepsWhatItSaves) {
   EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s35", "s60"));
 }
 
+// Otherwise nothing would be left to go on from.
+TEST(Retain, OneThatDoesNotCountAsTheNewestStandsInForNoOther) {
+  const TemporaryDirectory root;
+  ASSERT_THAT(save({root.path(), "s10", 10, /*keep=*/1}), Each(""));
+  for (const int64_t step : {11, 12})
+    ASSERT_THAT(save({root.path(), concat("best", step), step, /*keep=*/1, /*latest=*/false}), Each(""));
+  EXPECT_THAT(names_in(root.path()), ElementsAre("best11", "best12", "latest", "s10"));
+  ASSERT_THAT(save({root.path(), "s20", 20, /*keep=*/1}), Each(""));
+  EXPECT_THAT(names_in(root.path()), ElementsAre("best11", "best12", "latest", "s20"));
+}
+
 // A process may die between a commit and what it deletes then.
 TEST(Retain, WhatADeathLeftUndeletedGoesBeforeTheNextSave) {
   const TemporaryDirectory root;
@@ -135,6 +147,18 @@ TEST(Retain, WhatADeathLeftUndeletedGoesBeforeTheNextSave) {
   EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s20", "s30", "s90"));
   EXPECT_THAT(save({root.path(), "s40", 40, /*keep=*/2}), Each(""));
   EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s30", "s40", "s90"));
+}
+
+// Of a directory: what a load would take, and what is wrong beside it.
+TEST(CheckpointFiles, TheNewestOfADirectoryIsThatOfALoad) {
+  const TemporaryDirectory root;
+  for (const int64_t step : {10, 20}) ASSERT_THAT(save({root.path(), concat("s", step), step}), Each(""));
+  ASSERT_THAT(save({root.path(), "best", 25, /*keep=*/0, /*latest=*/false}), Each(""));
+  EXPECT_EQ(inspect_checkpoint(root.path()).summary.tag, "s20");
+  EXPECT_THAT(verify_checkpoint(root.path()), IsEmpty());
+  put(root / "s20/manifest.json", "{}");
+  EXPECT_EQ(inspect_checkpoint(root.path()).summary.tag, "s10");
+  EXPECT_THAT(verify_checkpoint(root.path()), ElementsAre(HasSubstr("'s20': ")));
 }
 
 TEST(ListStore, WhatCannotBeReadIsNamed) {

@@ -184,8 +184,8 @@ CHECKPOINT = [
     (
         "save-sweeps-the-living",
         _PROCESS,
-        "::kill(pid, 0) != 0 && errno == ESRCH",
-        "true",
+        "  return !process_exists(pid);",
+        "  return true;",
         "Commit.OnlyWhatDeadProcessesOfThisHostLeftIsSwept",
     ),
     ("async-error-swallowed", _ASYNC, "    worker.error = error;\n", "", "AsyncSaver.AnErrorComesOutOnceOnEveryRank"),
@@ -313,8 +313,8 @@ CHECKPOINT = [
     (
         "save-retention-of-a-left-branch",
         _STORE,
-        "return found.step > step;",
-        "return found.step > step + (int64_t{1} << 40);",
+        "return found.step > step || ",
+        "return found.step > step + (int64_t{1} << 40) || ",
         "Retain.ARunThatHasGoneBackKeepsWhatItSaves",
     ),
     ("save-no-sequence", _SAVE, "    manifest.sequence = sequence_;\n", "", "Sequence.TheNewestCommitIsLoaded"),
@@ -331,6 +331,13 @@ CHECKPOINT = [
         "each.left_behind = each.step > step;",
         "each.left_behind = false;",
         "Sequence.DamageLeadsBackAndNotToALeftBranch",
+    ),
+    (
+        "save-counts-those-that-are-not-the-newest",
+        _STORE,
+        "found.step > step || !found.latest;",
+        "found.step > step;",
+        "Retain.OneThatDoesNotCountAsTheNewestStandsInForNoOther",
     ),
     (
         "save-deletes-the-branch-it-comes-from",

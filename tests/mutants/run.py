@@ -48,6 +48,22 @@ TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "tokenize
 
 MUTANTS = [
     Mutant(
+        "wait-cycle-read-once",
+        "src/comm/wait_graph.cpp",
+        " || block.rank(wait.awaited.peer).has_reached(wait.awaited))",
+        ")",
+        "comm",
+        "WaitGraph.RanksThatGoOnAreNeverACycle",
+    ),
+    Mutant(
+        "wait-crossed-one-way",
+        "src/comm_c10d/divergence.cpp",
+        "a.waits_for(b) && b.waits_for(a)",
+        "a.waits_for(b)",
+        "comm_c10d",
+        "Divergence.ARankThatIsAheadIsNoDifference",
+    ),
+    Mutant(
         "shard-rounds-down",
         "src/layout/shard_layout.cpp",
         "align_up(ceil_div(end, world_size), kBlockNumel)",
@@ -186,8 +202,8 @@ MUTANTS = [
     Mutant(
         "wrong-ranks-slice",
         "src/unit/unit.cpp",
-        "kept.copy_(replicated ? staging : staging.slice(0, mine.begin, mine.end));",
-        "kept.copy_(replicated ? staging : staging.slice(0, 0, mine.size()));",
+        "device_).copy_(staging.slice(0, range.begin, range.end));",
+        "device_).copy_(staging.slice(0, 0, range.size()));",
         "unit",
         "Unit.EveryRankHasTheValuesOfRankZeroAfterEveryRoundTrip",
     ),

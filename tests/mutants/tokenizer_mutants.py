@@ -13,7 +13,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-cache-one-id-too-many",
-        "src/tokenizer/bpe.cpp",
+        "src/tokenizer/word_cache.cpp",
         "count > kMaxIds) return;",
         "count > kMaxIds + 1) return;",
         "tokenizer",
@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "token-ill-formed-passes",
         "src/tokenizer/tokenizer_json.cpp",
-        "if (!is_valid_utf8(text)) {",
-        "if (false) {",
+        "  text = well_formed_utf8(text, workspace.well_formed);\n",
+        "",
         "tokenizer",
         "TokenizerJson.NulsAndIllFormedTextAreText",
     ),

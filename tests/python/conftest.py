@@ -15,7 +15,7 @@ ROWS = KILLS + DISKS + FILES + CODE + STATE + JOBS
 
 
 def pytest_addoption(parser):
-    parser.addoption("--release", action="store_true", help="the full matrices and the counts of a release (hours)")
+    parser.addoption("--release", action="store_true", help="the counts of a release, and all matrices (hours)")
     parser.addoption("--row", action="append", choices=ROWS, help="--row=K1: only that row's tests")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import time
 
 import models
@@ -484,3 +485,42 @@ def leave_an_engine_alive(folder):
 def test_a_process_that_ends_waits_for_its_save_whatever_holds_the_engine(tmp_path):
     world.run(1, leave_an_engine_alive, folder=str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == ["global_step0", "latest"]
+
+
+def stop_after_a_failed_save(folder):
+    engine = make(3)
+    seed(engine)
+    engine.save_and_stop_on(folder)
+    train(engine, 1)
+    if engine.rank() == 0:
+        open(os.path.join(folder, "file"), "w").close()
+    dist.barrier()
+    engine.save_checkpoint(os.path.join(folder, "file"))  # not a directory
+    if engine.rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    train(engine, 50)
+
+
+@pytest.mark.row("P1", "D4")
+def test_a_failed_save_does_not_stand_in_the_way_of_the_last(tmp_path):
+    ranks = world.run_ranks(3, stop_after_a_failed_save, folder=str(tmp_path))
+    assert [rank.exit_code for rank in ranks] == [143] * 3, [rank.error for rank in ranks]
+    assert "a checkpoint was not saved" in ranks[0].log
+    assert sorted(os.listdir(tmp_path)) == ["file", "global_step2", "latest"]
+
+
+def end_with_a_failing_save(folder):
+    import builtins
+
+    builtins.kept = engine = make(2)
+    seed(engine)
+    train(engine, 1)
+    engine.save_checkpoint(os.path.join(folder, "file"))
+
+
+@pytest.mark.row("D4")
+def test_a_process_whose_last_save_fails_does_not_end_well(tmp_path):
+    (tmp_path / "file").write_text("")
+    ranks = world.run_ranks(2, end_with_a_failing_save, folder=str(tmp_path))
+    assert [rank.exit_code for rank in ranks] == [1, 1]
+    assert all("the last checkpoint was not saved" in rank.log for rank in ranks)
