@@ -28,12 +28,18 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
     device = torch.device(device) if device is not None else default_device(env.local_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    port = int(os.environ.get("MASTER_PORT", "29500"))
+    port = _port(os.environ.get("MASTER_PORT", "29500"))
     timeout = timeout or timedelta(minutes=10)
     if host in _LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = _make_store(host, port, env.rank, env.world_size, timeout)
     dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise ValueError(f"MASTER_PORT is '{text}', expected 1 to 65535")
+    return int(text)
 
 
 def default_device(local_rank: int) -> torch.device:

@@ -52,3 +52,12 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     assert [distributed.default_device(rank) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     with pytest.raises(ValueError, match=r"local rank 2 has no GPU .* shows 2 .*at most 2 rank"):
         distributed.default_device(2)
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", ""])
+def test_a_wrong_port_is_named(monkeypatch, port):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(ValueError, match=f"MASTER_PORT is '{port}', expected 1 to 65535"):
+        distributed.init_distributed()
