@@ -14,7 +14,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ import checkpoint_report
 from checkpoint_peers import CHECKPOINT_SHAPES, PEERS
 from checkpoint_probe import drop_cache
 from machine import cpu_name
-from stepbench.fleet import ROOT, PeerWorld, end_with_the_driver
+from stepbench.fleet import ROOT, PeerWorld
 
 SEED = 1234
 
@@ -80,15 +79,7 @@ class World(PeerWorld):
             "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
-        with open(self._log(index), "wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment,
-                preexec_fn=end_with_the_driver,
-            )  # fmt: skip
-        os.close(write_end)
-        self.processes.append(process)
-        self.answers.append(read_end)
-        self.buffers.append(b"")
+        self._spawn(command, environment, index, read_end, write_end)
 
     def do(self, command, **arguments):
         return self.ask(self.timeout, command=command, **arguments)

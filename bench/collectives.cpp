@@ -110,20 +110,18 @@ void serve(Bootstrap& bootstrap) {
   }
 }
 
-}  // namespace
-
 // One core for each rank. The system may leave two that wake each other on one core for tens of milliseconds: longer
 // than all iterations of a size.
 void pin(int rank) {
   cpu_set_t allowed, own;
   CPU_ZERO(&own);
   if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || rank >= CPU_COUNT(&allowed)) return;
-  int core = 0;
-  for (int seen = CPU_ISSET(0, &allowed) ? 1 : 0; seen <= rank; seen += CPU_ISSET(core, &allowed) ? 1 : 0) ++core;
-  CPU_SET(core, &own);
+  for (int core = 0, seen = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &allowed) && seen++ == rank) CPU_SET(core, &own);
   ::sched_setaffinity(0, sizeof own, &own);
 }
 
+}  // namespace
 }  // namespace zeroshard
 
 int main(int argc, char** argv) {

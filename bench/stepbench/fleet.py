@@ -68,6 +68,10 @@ class PeerWorld:
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",
         }
+        self._spawn(command, environment, index, read_end, write_end)
+
+    def _spawn(self, command, environment, index, read_end, write_end):
+        """Process `index`, which answers on `write_end`."""
         with open(self._log(index), "wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment,

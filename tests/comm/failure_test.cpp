@@ -19,21 +19,18 @@
 #include "comm/wait_graph.h"
 #include "support/comm_conformance.h"
 #include "support/comm_world.h"
+#include "support/expect.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::Clock, testing::expect_contains, testing::seconds_since;
 
 #if defined(__SANITIZE_THREAD__)
 #define SKIP_WITHOUT_FORK() GTEST_SKIP() << "fork() under ThreadSanitizer"
 #else
 #define SKIP_WITHOUT_FORK() static_cast<void>(0)
 #endif
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Inputs stay until the end of the process: peers may read them after this rank has failed or left.
 std::vector<float>& kept_buffer(size_t numel) {
@@ -48,11 +45,6 @@ void gather(Comm& comm, int64_t numel, std::string_view tag) {
   comm.all_gather({full.data(), numel * comm.world_size(), DType::kFloat32},
                   Span{full.data() + comm.rank() * numel, numel, DType::kFloat32}, tag)
       ->wait();
-}
-
-void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
 }
 
 // Rank 2 calls something else than the others as the third collective.

@@ -25,18 +25,16 @@
 #include "comm_c10d/make_comm.h"
 #include "support/comm_conformance.h"
 #include "support/comm_world.h"
+#include "support/expect.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
 
-using Transport = CommOptions::Transport;
-using Clock = std::chrono::steady_clock;
-constexpr at::DeviceType kCpu = at::DeviceType::CPU;
+using testing::Clock, testing::expect_contains, testing::seconds_since;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+using Transport = CommOptions::Transport;
+constexpr at::DeviceType kCpu = at::DeviceType::CPU;
 
 CommOptions with(Transport transport) {
   CommOptions options;
@@ -71,11 +69,6 @@ std::vector<std::string> run_gloo_threads(int world_size, const CommOptions& opt
 
 void expect_no_errors(const std::vector<std::string>& errors) {
   for (size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
-}
-
-void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
 }
 
 void gather(Comm& comm, int64_t numel, std::string_view tag) {

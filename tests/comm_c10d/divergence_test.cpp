@@ -11,21 +11,14 @@
 
 #include "support/comm_conformance.h"
 #include "support/comm_world.h"
+#include "support/expect.h"
 
 namespace zeroshard {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using testing::Clock, testing::expect_contains, testing::seconds_since;
+
 using Difference = std::optional<std::string>;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
-}
 
 // One rank with two communicators, and what it calls in them.
 class Caller {
