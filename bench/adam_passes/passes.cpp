@@ -68,16 +68,16 @@ void Crew::run(int64_t numel, const std::function<void(int, int64_t, int64_t)>& 
 }
 
 double norm(Crew& crew, const Arrays& arrays) {
-  std::vector<double> sums(static_cast<size_t>((arrays.numel + 1023) / 1024));
-  crew.run(arrays.numel, [&](int, int64_t begin, int64_t end) {
-    for (; begin < end; begin += 1024) {
-      sums[static_cast<size_t>(begin / 1024)] =
-          kernels::sum_of_squares(arrays.grad + begin, DType::kFloat32, std::min<int64_t>(1024, end - begin));
-    }
+  std::vector<kernels::TwofoldSum> sums(static_cast<size_t>(crew.threads()));
+  crew.run(arrays.numel, [&](int thread, int64_t begin, int64_t end) {
+    sums[static_cast<size_t>(thread)] = kernels::sum_of_squares(arrays.grad + begin, DType::kFloat32, end - begin);
   });
-  double total = 0;
-  for (const double sum : sums) total += sum;  // block order: the same bits for any number of threads
-  return std::sqrt(total);
+  double total = 0, rest = 0;
+  for (const kernels::TwofoldSum& sum : sums) {
+    total += sum.sum;
+    rest += sum.rest;
+  }
+  return std::sqrt(total + rest);
 }
 
 void adam_step(Crew& crew, const Arrays& arrays, float grad_scale, int64_t step) {

@@ -18,10 +18,14 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;    // elements below which a second thread does not pay
 constexpr int64_t kAtenBlocks = 4096;  // squared at a time off the CPU: bounds the memory for them
-constexpr int64_t kCachedBlocks = 32;  // summed, then squared, before the next: stays in the L2 cache
+constexpr int64_t kCached = 1 << 15;   // elements summed, then squared, before the next: stay in the L2 cache
 
 int64_t num_blocks(int64_t numel) {
   return (numel + kBlockNumel - 1) / kBlockNumel;
+}
+
+int64_t num_pieces(int64_t numel) {
+  return (numel + kCached - 1) / kCached;
 }
 
 char* at_offset(void* data, int64_t elements, DType dtype) {
@@ -31,11 +35,18 @@ const char* at_offset(const void* data, int64_t elements, DType dtype) {
   return static_cast<const char*>(data) + elements * element_size(dtype);
 }
 
-// partial[b] = sum of squares of block b, for the blocks of [begin, end); begin is on a block boundary.
-void sum_block_squares(const void* data, DType dtype, int64_t begin, int64_t end, std::vector<double>& partial) {
-  for (int64_t at = begin; at < end; at += kBlockNumel) {
-    partial[size_t(at / kBlockNumel)] =
-        kernels::sum_of_squares(at_offset(data, at, dtype), dtype, std::min(kBlockNumel, end - at));
+// body(begin, end) for pieces of kCached elements, on all threads.
+template <typename Body>
+void for_cached_pieces(int64_t numel, const Body& body) {
+  at::parallel_for(0, num_pieces(numel), kGrain / kCached, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) body(piece * kCached, std::min(numel, (piece + 1) * kCached));
+  });
+}
+
+void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
+  for (const kernels::TwofoldSum& piece : pieces) {
+    sum.add(piece.sum);
+    sum.add(piece.rest);
   }
 }
 
@@ -93,29 +104,26 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
   const DType from = to_dtype(type), to = to_dtype(out.scalar_type());
   void* const dst = out.data_ptr();
   const bool in_place = pieces.size() == 1 && pieces[0] == dst && from == to && scale == 1 && !accumulate;
-  std::vector<double> partial(size_t(num_blocks(out.numel())), 0.0);
-  at::parallel_for(0, num_blocks(out.numel()), kGrain / kBlockNumel, [&](int64_t first, int64_t last) {
+  std::vector<kernels::TwofoldSum> sums(squares ? size_t(num_pieces(out.numel())) : 0);
+  for_cached_pieces(out.numel(), [&](int64_t begin, int64_t end) {
     std::vector<const void*> parts(pieces.size());
-    for (int64_t block = first; block < last; block += kCachedBlocks) {
-      const int64_t begin = block * kBlockNumel;
-      const int64_t end = std::min(out.numel(), std::min(last, block + kCachedBlocks) * kBlockNumel);
-      for (size_t i = 0; i < pieces.size(); ++i) parts[i] = at_offset(pieces[i], begin, from);
-      if (!in_place) kernels::sum_in_order(parts, from, scale, at_offset(dst, begin, to), to, accumulate, end - begin);
-      if (squares) sum_block_squares(dst, to, begin, end, partial);
-    }
+    for (size_t i = 0; i < pieces.size(); ++i) parts[i] = at_offset(pieces[i], begin, from);
+    void* const to_here = at_offset(dst, begin, to);
+    if (!in_place) kernels::sum_in_order(parts, from, scale, to_here, to, accumulate, end - begin);
+    if (squares) sums[size_t(begin / kCached)] = kernels::sum_of_squares(to_here, to, end - begin);
   });
-  if (!squares) return;
-  for (const double value : partial) squares->add(value);
+  if (squares) add(sums, *squares);
 }
 
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
   if (!flat.is_cpu()) return aten::add_sum_of_squares(flat, sum);
-  std::vector<double> partial(size_t(num_blocks(flat.numel())), 0.0);
-  at::parallel_for(0, num_blocks(flat.numel()), kGrain / kBlockNumel, [&](int64_t first, int64_t last) {
-    sum_block_squares(flat.const_data_ptr(), to_dtype(flat.scalar_type()), first * kBlockNumel,
-                      std::min(flat.numel(), last * kBlockNumel), partial);
+  const DType dtype = to_dtype(flat.scalar_type());
+  std::vector<kernels::TwofoldSum> sums(size_t(num_pieces(flat.numel())));
+  for_cached_pieces(flat.numel(), [&](int64_t begin, int64_t end) {
+    sums[size_t(begin / kCached)] =
+        kernels::sum_of_squares(at_offset(flat.const_data_ptr(), begin, dtype), dtype, end - begin);
   });
-  for (const double value : partial) sum.add(value);
+  add(sums, sum);
 }
 
 }  // namespace zeroshard::math

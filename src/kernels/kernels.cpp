@@ -117,7 +117,7 @@ void sum_in_order(const KernelTable& table, std::span<const void* const> pieces,
                                                                  out, accumulate, numel);
 }
 
-double sum_of_squares(const KernelTable& table, const void* data, DType dtype, int64_t numel) {
+TwofoldSum sum_of_squares(const KernelTable& table, const void* data, DType dtype, int64_t numel) {
   check_numel(numel);
   return table.sum_of_squares[dtype_index(dtype)](data, numel);
 }
@@ -167,7 +167,7 @@ void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale,
   sum_in_order(active_table(), pieces, dtype, scale, out, out_dtype, accumulate, numel);
 }
 
-double sum_of_squares(const void* data, DType dtype, int64_t numel) {
+TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel) {
   return sum_of_squares(active_table(), data, dtype, numel);
 }
 

@@ -21,11 +21,14 @@ void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, floa
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
-// Elements that sum_of_squares adds up at a time.
-inline constexpr int64_t kSumBlockNumel = 1024;
-// Sum of squares in fp64, in a fixed association that does not depend on the instruction set: the sums of blocks of
-// kSumBlockNumel elements, added in order. Non-finite when an element is.
-double sum_of_squares(const void* data, DType dtype, int64_t numel);
+// A sum in fp64, and beside it the sum of what its additions have rounded away.
+struct TwofoldSum {
+  double sum = 0, rest = 0;
+};
+// Sum of squares with a relative error of about numel^2 2^-106: however a range is cut, the parts add up to the same
+// double (Sum2 of Ogita, Rump and Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005). The order of
+// additions does not depend on the instruction set. Non-finite when an element is.
+TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
 // What every optimizer kernel needs besides its own hyper-parameters.
 struct StepBuffers {

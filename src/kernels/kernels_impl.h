@@ -159,44 +159,59 @@ T tree_sum(T (&lanes)[kLanes]) {
   return lanes[0];
 }
 
-// Element i of a block is added to lane i % kSquareLanes, and the lanes are added by tree_sum().
-constexpr int kSquareLanes = 32;
+// Adds term to sum, and what this addition rounds away to rest (Knuth's TwoSum). Of a double, or a vector of them.
+template <typename D>
+void add_twofold(D term, D& sum, D& rest) {
+  const D total = sum + term, gained = total - sum;
+  rest = rest + ((sum - (total - gained)) + (term - gained));
+  sum = total;
+}
+
+// Element i is added to lane i % kSquareLanes, and the lanes as a binary tree.
+constexpr int kSquareLanes = 16;
 
 template <class V, typename T>
-double block_sum_of_squares(const void* data, int numel) {
-  constexpr int kVectors = kSquareLanes / V::kWidth, kLanesPerPart = V::kWidth / V::kParts;
-  typename V::D sums[kVectors * V::kParts];
+TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
+  constexpr int kVectors = kSquareLanes / V::kWidth, kNumSums = kVectors * V::kParts;
+  typename V::D sums[kNumSums], rests[kNumSums];
 #pragma GCC unroll 64
-  for (auto& sum : sums) sum = V::zero();
-  int i = 0;
-  for (; i + kSquareLanes <= numel; i += kSquareLanes) {
+  for (int i = 0; i < kNumSums; ++i) sums[i] = rests[i] = V::zero();
+  const auto add = [&](const void* elements, int64_t i) {
 #pragma GCC unroll 64
     for (int v = 0; v < kVectors; ++v) {
-      Body<V>{i + v * V::kWidth}.template prefetch<T>(data);
-      V::add_squares(Body<V>{i + v * V::kWidth}.template load<T>(data), sums + v * V::kParts);
+      typename V::D parts[V::kParts];
+      V::widen(Body<V>{i + v * V::kWidth}.template load<T>(elements), parts);
+#pragma GCC unroll 64
+      for (int part = 0; part < V::kParts; ++part) {
+        const int at = v * V::kParts + part;
+        add_twofold(parts[part] * parts[part], sums[at], rests[at]);  // the square is exact
+      }
     }
+  };
+  int64_t i = 0;
+  for (; i + kSquareLanes <= numel; i += kSquareLanes) {
+#pragma GCC unroll 64
+    for (int v = 0; v < kVectors; ++v) Body<V>{i + v * V::kWidth}.template prefetch<T>(data);
+    add(data, i);
   }
   if (i < numel) {  // zero-filled: adding +0 changes no lane
     T padded[kSquareLanes] = {};
     std::memcpy(padded, at(data, i * static_cast<int64_t>(sizeof(T))), sizeof(T) * static_cast<size_t>(numel - i));
-    for (int v = 0; v < kVectors; ++v) {
-      V::add_squares(Body<V>{v * V::kWidth}.template load<T>(padded), sums + v * V::kParts);
+    add(padded, 0);
+  }
+  constexpr int kLanesPerPart = V::kWidth / V::kParts;
+  double lanes[kSquareLanes], rest_lanes[kSquareLanes];
+  for (int part = 0; part < kNumSums; ++part) {
+    V::store_doubles(lanes + part * kLanesPerPart, sums[part]);
+    V::store_doubles(rest_lanes + part * kLanesPerPart, rests[part]);
+  }
+  for (int half = kSquareLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      rest_lanes[lane] += rest_lanes[lane + half];
+      add_twofold(lanes[lane + half], lanes[lane], rest_lanes[lane]);
     }
   }
-  double lanes[kSquareLanes];
-  for (int part = 0; part < kVectors * V::kParts; ++part) V::store_doubles(lanes + part * kLanesPerPart, sums[part]);
-  return tree_sum(lanes);
-}
-
-template <class V, typename T>
-double sum_of_squares_kernel(const void* data, int64_t numel) {
-  double total = 0;
-  for (int64_t begin = 0; begin < numel; begin += kSumBlockNumel) {
-    const int64_t left = numel - begin;
-    total += block_sum_of_squares<V, T>(at(data, begin * static_cast<int64_t>(sizeof(T))),
-                                        static_cast<int>(left < kSumBlockNumel ? left : kSumBlockNumel));
-  }
-  return total;
+  return {lanes[0], rest_lanes[0]};
 }
 
 }  // namespace

@@ -40,11 +40,46 @@ float sum_of_products(const float* a, float offset, const float* b, const float*
   return tree_sum(lanes);
 }
 
+// Element i of a block is added in fp64 to lane i % kMeanLanes, the lanes by tree_sum(), and the blocks in order.
+constexpr int kMeanLanes = 32;
+constexpr int64_t kMeanBlock = 1024;
+
+template <class V>
+double block_sum_of_squares(const float* x, int64_t numel) {
+  constexpr int kVectors = kMeanLanes / V::kWidth, kLanesPerPart = V::kWidth / V::kParts;
+  typename V::D sums[kVectors * V::kParts];
+#pragma GCC unroll 64
+  for (auto& sum : sums) sum = V::zero();
+  const auto add = [&](const float* from) {
+#pragma GCC unroll 64
+    for (int v = 0; v < kVectors; ++v)
+      V::add_squares(V::template load<float>(from + v * V::kWidth), sums + v * V::kParts);
+  };
+  int64_t i = 0;
+  for (; i + kMeanLanes <= numel; i += kMeanLanes) add(x + i);
+  if (i < numel) {  // zero-filled: adding +0 changes no lane
+    float padded[kMeanLanes] = {};
+    std::memcpy(padded, x + i, sizeof(float) * static_cast<size_t>(numel - i));
+    add(padded);
+  }
+  double lanes[kMeanLanes];
+  for (int part = 0; part < kVectors * V::kParts; ++part) V::store_doubles(lanes + part * kLanesPerPart, sums[part]);
+  return tree_sum(lanes);
+}
+
+template <class V>
+double mean_square(const float* x, int64_t numel) {
+  double total = 0;
+  for (int64_t at = 0; at < numel; at += kMeanBlock)
+    total += block_sum_of_squares<V>(x + at, numel - at < kMeanBlock ? numel - at : kMeanBlock);
+  return total / static_cast<double>(numel);
+}
+
 template <class V>
 void rms_norm_kernel(const RmsNorm& norm, const float* x, int64_t rows, float* y, float* inverse_rms) {
   const auto offset = V::set(norm.offset);
   for (int64_t row = 0; row < rows; ++row, x += norm.features, y += norm.features) {
-    const double mean = sum_of_squares_kernel<V, float>(x, norm.features) / static_cast<double>(norm.features);
+    const double mean = mean_square<V>(x, norm.features);
     inverse_rms[row] = static_cast<float>(1 / std::sqrt(mean + norm.eps));
     const auto scale = V::set(inverse_rms[row]);
     for_each_vector<V>(norm.features, [&](auto where) {

@@ -63,9 +63,14 @@ struct Neon {
 
   static D zero() { return vdupq_n_f64(0); }
   static void add_squares(F value, D* sums) {
-    const D low = vcvt_f64_f32(vget_low_f32(value)), high = vcvt_high_f64_f32(value);
-    sums[0] = vfmaq_f64(sums[0], low, low);
-    sums[1] = vfmaq_f64(sums[1], high, high);
+    D parts[kParts];
+    widen(value, parts);
+    sums[0] = vfmaq_f64(sums[0], parts[0], parts[0]);
+    sums[1] = vfmaq_f64(sums[1], parts[1], parts[1]);
+  }
+  static void widen(F value, D* parts) {
+    parts[0] = vcvt_f64_f32(vget_low_f32(value));
+    parts[1] = vcvt_high_f64_f32(value);
   }
   static void store_doubles(double* to, D value) { vst1q_f64(to, value); }
 

@@ -52,6 +52,8 @@ struct Scalar {
   static D zero() { return 0; }
   // sums[part] += value * value in fp64; the products are exact.
   static void add_squares(F value, D* sums) { sums[0] += static_cast<double>(value) * static_cast<double>(value); }
+  // value in fp64, kParts vectors of it.
+  static void widen(F value, D* parts) { parts[0] = value; }
   static void store_doubles(double* to, D value) { *to = value; }
 };
 

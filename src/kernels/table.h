@@ -39,7 +39,7 @@ constexpr int kNoParam = kDtypes;
 struct KernelTable {
   using Pack = void (*)(const void* src, void* dst, float scale, int64_t numel);
   using Sum = void (*)(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel);
-  using SumOfSquares = double (*)(const void* data, int64_t numel);
+  using SumOfSquares = TwofoldSum (*)(const void* data, int64_t numel);
   using Adam = void (*)(const StepBuffers&, float* exp_avg, float* exp_avg_sq, const AdamConstants&);
   using Sgd = void (*)(const StepBuffers&, float* momentum_buffer, const SgdConstants&);
   using Lion = void (*)(const StepBuffers&, float* exp_avg, const LionConstants&);
@@ -78,7 +78,7 @@ void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, D
               int64_t numel);
 void sum_in_order(const KernelTable&, std::span<const void* const> pieces, DType dtype, float scale, void* out,
                   DType out_dtype, bool accumulate, int64_t numel);
-double sum_of_squares(const KernelTable&, const void* data, DType dtype, int64_t numel);
+TwofoldSum sum_of_squares(const KernelTable&, const void* data, DType dtype, int64_t numel);
 void adam(const KernelTable&, const StepBuffers&, float* exp_avg, float* exp_avg_sq, const AdamArgs&);
 void sgd(const KernelTable&, const StepBuffers&, float* momentum_buffer, const SgdArgs&);
 void lion(const KernelTable&, const StepBuffers&, float* exp_avg, const LionArgs&);

@@ -30,7 +30,7 @@ TEST(Dispatch, ThePublicFunctionsUseTheChosenTable) {
   float twice = 0;
   pack(&one, DType::kFloat32, &twice, DType::kFloat32, 2.0f, 1);
   EXPECT_EQ(twice, 3.0f);
-  EXPECT_EQ(sum_of_squares(&one, DType::kFloat32, 1), 2.25);
+  EXPECT_EQ(sum_of_squares(&one, DType::kFloat32, 1).sum, 2.25);
 }
 
 }  // namespace

@@ -134,21 +134,26 @@ TEST_P(Sum, OutMayBeAnyPiece) {
   }
 }
 
-// The association, one lane at a time: 32 lanes per block of 1024 elements, a binary tree, blocks in order.
-double reference_sum_of_squares(const Buffer& buffer) {
-  double total = 0;
-  for (int64_t begin = 0; begin < buffer.numel(); begin += 1024) {
-    double lanes[32] = {};
-    for (int64_t i = begin; i < std::min(begin + 1024, buffer.numel()); ++i) {
-      const double value = buffer.get(i);
-      lanes[(i - begin) % 32] += value * value;
-    }
-    for (int half : {16, 8, 4, 2, 1}) {
-      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-    }
-    total += lanes[0];
+void add_twofold(double term, TwofoldSum& to) {
+  const double total = to.sum + term, gained = total - to.sum;
+  to.rest += (to.sum - (total - gained)) + (term - gained);
+  to.sum = total;
+}
+
+// The association, one lane at a time: 16 lanes and a binary tree.
+TwofoldSum reference_sum_of_squares(const Buffer& buffer) {
+  TwofoldSum lanes[16];
+  for (int64_t i = 0; i < buffer.numel(); ++i) {
+    const double value = buffer.get(i);
+    add_twofold(value * value, lanes[i % 16]);
   }
-  return total;
+  for (int half : {8, 4, 2, 1}) {
+    for (int lane = 0; lane < half; ++lane) {
+      lanes[lane].rest += lanes[lane + half].rest;
+      add_twofold(lanes[lane + half].sum, lanes[lane]);
+    }
+  }
+  return lanes[0];
 }
 
 TEST_P(Sum, SquaresHaveOneAssociation) {
@@ -157,31 +162,44 @@ TEST_P(Sum, SquaresHaveOneAssociation) {
     for (const int64_t numel : lengths()) {
       Buffer buffer(dtype, numel, static_cast<int>(random() % 17));
       fill(buffer, random);
-      const double got = sum_of_squares(table(), buffer.data(), dtype, numel);
-      ASSERT_EQ(got, reference_sum_of_squares(buffer)) << name_of(dtype) << ", numel " << numel;
+      const TwofoldSum got = sum_of_squares(table(), buffer.data(), dtype, numel);
+      const TwofoldSum expected = reference_sum_of_squares(buffer);
+      ASSERT_EQ(got.sum, expected.sum) << name_of(dtype) << ", numel " << numel;
+      ASSERT_EQ(got.rest, expected.rest) << name_of(dtype) << ", numel " << numel;
       double plain = 0;
       for (int64_t i = 0; i < numel; ++i) plain += static_cast<double>(buffer.get(i)) * buffer.get(i);
-      ASSERT_NEAR(got, plain, 1e-12 * plain) << name_of(dtype) << ", numel " << numel;  // fp64, other order
+      ASSERT_NEAR(got.sum, plain, 1e-12 * plain) << name_of(dtype) << ", numel " << numel;  // fp64, other order
     }
   }
 }
 
-TEST_P(Sum, SquaresOfBlocksAddUp) {
+// Values of many sizes: plain additions give another double for nearly every order.
+TEST_P(Sum, SquaresDoNotDependOnOrderAndCut) {
   Random random(7);
-  Buffer buffer(DType::kFloat32, 5 * kSumBlockNumel + 77);
-  fill(buffer, random);
-  double total = 0;
-  for (int64_t begin = 0; begin < buffer.numel(); begin += kSumBlockNumel) {
-    total +=
-        sum_of_squares(table(), buffer.at(begin), DType::kFloat32, std::min(kSumBlockNumel, buffer.numel() - begin));
+  for (const int64_t numel : {100, 1024, 40000}) {
+    std::vector<float> values(static_cast<size_t>(numel));
+    std::normal_distribution<float> normal;
+    for (float& value : values) value = std::ldexp(normal(random), -static_cast<int>(random() % 16));
+    const TwofoldSum whole = sum_of_squares(table(), values.data(), DType::kFloat32, numel);
+    for (int repetition = 0; repetition < 20; ++repetition) {
+      std::shuffle(values.begin(), values.end(), random);
+      const auto cut = static_cast<int64_t>(random() % static_cast<uint64_t>(numel));
+      TwofoldSum both = sum_of_squares(table(), values.data(), DType::kFloat32, cut);
+      const TwofoldSum right = sum_of_squares(table(), values.data() + cut, DType::kFloat32, numel - cut);
+      both.rest += right.rest;
+      add_twofold(right.sum, both);
+      ASSERT_EQ(both.sum + both.rest, whole.sum + whole.rest) << numel << " cut at " << cut;
+    }
   }
-  EXPECT_EQ(sum_of_squares(table(), buffer.data(), DType::kFloat32, buffer.numel()), total);
 }
 
 TEST_P(Sum, SquaresKeepRangeAndShowNonFinite) {
   for (const int64_t numel : {1, 16, 31, 32, 33, 1025}) {
     std::vector<float> values(static_cast<size_t>(numel), 0x1p-149f);
-    const auto sum = [&] { return sum_of_squares(table(), values.data(), DType::kFloat32, numel); };
+    const auto sum = [&] {
+      const TwofoldSum squares = sum_of_squares(table(), values.data(), DType::kFloat32, numel);
+      return squares.sum + squares.rest;
+    };
     EXPECT_EQ(sum(), static_cast<double>(numel) * 0x1p-298);
     std::fill(values.begin(), values.end(), std::numeric_limits<float>::max());
     EXPECT_TRUE(std::isfinite(sum()));
@@ -193,7 +211,7 @@ TEST_P(Sum, SquaresKeepRangeAndShowNonFinite) {
       }
     }
   }
-  EXPECT_EQ(sum_of_squares(table(), nullptr, DType::kBFloat16, 0), 0.0);
+  EXPECT_EQ(sum_of_squares(table(), nullptr, DType::kBFloat16, 0).sum, 0.0);
 }
 
 TEST_P(Sum, RejectsWhatItCannotDo) {

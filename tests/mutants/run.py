@@ -64,6 +64,22 @@ MUTANTS = [
         "Divergence.ARankThatIsAheadIsNoDifference",
     ),
     Mutant(
+        "norm-without-rest",
+        "src/kernels/kernels_impl.h",
+        "  return {lanes[0], rest_lanes[0]};\n",
+        "  return {lanes[0], 0};\n",
+        "kernels",
+        "*/Sum.SquaresDoNotDependOnOrderAndCut/*",
+    ),
+    Mutant(
+        "norm-rest-of-pieces",
+        "src/device/math.cpp",
+        "    sum.add(piece.rest);\n",
+        "",
+        "device",
+        "Math.SquaresDoNotDependOnTheCutOrOnThreads",
+    ),
+    Mutant(
         "shard-rounds-down",
         "src/layout/shard_layout.cpp",
         "align_up(ceil_div(end, world_size), kBlockNumel)",

@@ -86,7 +86,7 @@ def initial_digest():
 
 
 def check(world_size, accumulation, dtype, variants, steps, clip=0.5):
-    digests, norms = {}, {}  # norms by units: the blocks of squares lie in the flat order of a unit's parameters
+    digests, norms = {}, {}
     for start in range(0, len(variants), VARIANTS_PER_WORLD):
         part = variants[start : start + VARIANTS_PER_WORLD]
         arguments = {"dtype": dtype, "accumulation": accumulation, "clip": clip, "steps": steps}
@@ -94,16 +94,11 @@ def check(world_size, accumulation, dtype, variants, steps, clip=0.5):
         for variant, *results in zip(part, *by_rank, strict=True):
             for rank, (digest, norms_of_steps) in enumerate(results):
                 digests.setdefault(digest, []).append((rank, variant))
-                norms.setdefault(tuple(variant["unit_classes"]), {}).setdefault(tuple(norms_of_steps), []).append(
-                    (rank, variant)
-                )
-    for results in (digests, *norms.values()):
+                norms.setdefault(tuple(norms_of_steps), []).append((rank, variant))
+    for results in (digests, norms):
         where = "\n".join(f"{key}: {places[:6]}" for key, places in results.items())
         assert len(results) == 1, f"{len(results)} results:\n{where}"
-    one, *others = [norm for results in norms.values() for norm in results]
-    for other in others:
-        assert other == pytest.approx(one, rel=1e-14)
-    return next(iter(digests)), *one
+    return next(iter(digests)), *next(iter(norms))
 
 
 SAMPLE = [(1, 2, "fp32"), (2, 1, "bf16"), (2, 4, "fp32"), (3, 1, "fp32"), (3, 2, "bf16"), (4, 4, "bf16")]
