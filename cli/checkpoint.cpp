@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "choices.h"
 #include "commands.h"
 #include "zeroshard/checkpoint_files.h"
 #include "zeroshard/error.h"
@@ -126,23 +127,29 @@ void add_verify(CLI::App& parent) {
   });
 }
 
+// As safetensors spells it; that spelling is taken, too.
+std::string export_dtype(const std::string& name) {
+  const std::map<std::string, std::string> dtypes{
+      {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}, {"f32", "F32"}, {"f16", "F16"}};
+  const std::string lower = CLI::detail::to_lower(name);
+  return choose(dtypes, dtypes.contains(lower) ? lower : name, "--dtype");
+}
+
 void add_export(CLI::App& parent) {
   CLI::App* const app =
       parent.add_subcommand("export", "Writes the weights as safetensors, as Hugging Face keeps them");
   struct Arguments {
-    std::string path, out, max_file_size = "5GB";
+    std::string path, out, dtype, max_file_size = "5GB";
     ExportOptions options;
   };
   auto arguments = std::make_shared<Arguments>();
   app->add_option("CHECKPOINT", arguments->path, "A checkpoint, or a directory: its newest")->required();
   app->add_option("OUT", arguments->out, "The directory to write to, such as one with a config.json")->required();
-  const std::map<std::string, std::string> dtypes{{"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}};
-  app->add_option("--dtype", arguments->options.dtype, "fp32 (the master weights), bf16 or fp16")
-      ->transform(CLI::CheckedTransformer(dtypes, CLI::ignore_case))
-      ->default_str("fp32");
+  app->add_option("--dtype", arguments->dtype, "fp32 (the master weights), bf16 or fp16")->default_str("fp32");
   app->add_option("--max-file-size", arguments->max_file_size, "5GB, 200MB, ...: more files above")
       ->capture_default_str();
   app->callback([=] {
+    if (!arguments->dtype.empty()) arguments->options.dtype = export_dtype(arguments->dtype);
     arguments->options.max_file_bytes = int64_t(parse_bytes(arguments->max_file_size));
     for (const std::string& file : export_weights(arguments->path, arguments->out, arguments->options))
       std::cout << file << "\n";

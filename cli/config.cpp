@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "numbers.h"
 
 namespace zeroshard::cli {
 namespace {
@@ -124,9 +125,9 @@ void add_config_command(CLI::App& app) {
   auto arguments = std::make_shared<ExplainArguments>();  // lives as long as the callback
   CLI::App* explain_app = config->add_subcommand("explain", "Prints every resolved value and where it comes from");
   explain_app->add_option("file", arguments->file, "Training config, JSON as DeepSpeed's")->required();
-  explain_app->add_option("--world-size", arguments->world_size, "Number of ranks (default: 1)");
-  explain_app->add_option("--hidden-size", arguments->hidden_size,
-                          "The model's hidden size, for values that are \"auto\"");
+  add_int(*explain_app, "--world-size", {.min = 1}, arguments->world_size, "Number of ranks (default: 1)");
+  add_int(*explain_app, "--hidden-size", {.min = 1}, arguments->hidden_size,
+          "The model's hidden size, for values that are \"auto\"");
   explain_app->add_flag("--json", arguments->json, "Print JSON");
   explain_app->callback([arguments] { explain(*arguments); });
 

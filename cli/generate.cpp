@@ -1,7 +1,6 @@
 // `zeroshard generate`: text from the model of a Hugging Face directory, without Python.
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +15,7 @@ namespace zeroshard::cli {
 namespace {
 
 // Takes --nproc out of what is left of the command line, which CLI11 does not look into. The last one counts.
-void take_nproc(std::vector<std::string>& arguments, std::optional<std::string>& nproc) {
+void take_nproc(std::vector<std::string>& arguments, int& nproc) {
   for (size_t i = 0; i < arguments.size();) {
     const std::string& argument = arguments[i];
     const bool joined = argument.starts_with("--nproc=");
@@ -25,8 +24,9 @@ void take_nproc(std::vector<std::string>& arguments, std::optional<std::string>&
       continue;
     }
     const size_t taken = joined ? 1 : 2;
-    if (i + taken > arguments.size()) throw ValueError("--nproc needs a number of ranks");
-    nproc = joined ? argument.substr(sizeof "--nproc=" - 1) : arguments[i + 1];
+    const bool missing = i + taken > arguments.size();
+    const std::string value = joined ? argument.substr(sizeof "--nproc=" - 1) : missing ? "" : arguments[i + 1];
+    nproc = parse_int("--nproc", value, kRanksPerHost);
     arguments.erase(arguments.begin() + long(i), arguments.begin() + long(i + taken));
   }
 }
@@ -40,17 +40,16 @@ void add_generate_command(CLI::App& app) {
   generate->footer(
       "zeroshard generate DIR --prompt TEXT [--nproc N] [--max-tokens N] [--temperature T] [--top-k K] "
       "[--top-p P] [--seed S] [--dtype BF16]: see docs/generate.md.");
-  auto nproc = std::make_shared<std::optional<std::string>>();
-  generate->add_option("--nproc", *nproc, "Ranks that share the model's blocks (default: 1)");
+  auto nproc = std::make_shared<int>(1);
+  add_int(*generate, "--nproc", kRanksPerHost, *nproc, "Ranks that share the model's blocks (default: 1)");
   generate->callback([generate, nproc] {
     std::vector<std::string> arguments = generate->remaining();
     take_nproc(arguments, *nproc);
-    const int ranks = parse_int("--nproc", *nproc, 1, 1);
     LaunchOptions options;
     options.argv = {torch_program(), "generate"};
     options.argv.insert(options.argv.end(), arguments.begin(), arguments.end());
-    if (ranks == 1 || !rank_environment().source.empty()) become(options.argv);
-    options.nproc = ranks;
+    if (*nproc == 1 || !rank_environment().source.empty()) become(options.argv);
+    options.nproc = *nproc;
     options.prefix_stdout = false;  // only rank 0 writes
     throw Exit{launch(options)};
   });

@@ -1,5 +1,6 @@
 #include "numbers.h"
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 
@@ -8,26 +9,60 @@
 namespace zeroshard::cli {
 namespace {
 
-template <typename Number>
-Number parse(const char* option, const std::string& text, Number min, const char* expected) {
-  Number value{};
-  const char* end = text.data() + text.size();
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr const char* kSeconds = "seconds >= 0";
+
+// `told_max`: the upper limit is named even where it is only that of int.
+std::string describe(IntRange range, bool told_max) {
+  std::string text = "a whole number >= " + std::to_string(range.min);
+  if (told_max) text += " and <= " + std::to_string(range.max);
+  return text;
+}
+
+[[noreturn]] void fail(const std::string& option, const std::string& text, const std::string& expected) {
+  const std::string is = text.empty() ? " has no value" : " is '" + text + "'";
+  throw ValueError(option + is + ", expected " + expected);
+}
+
+double parse_seconds(const std::string& option, const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end || !(value >= min) || std::isinf(static_cast<double>(value))) {
-    throw ValueError(std::string(option) + " is '" + text + "', expected " + expected);
-  }
+  if (error != std::errc{} || stop != end || !(value >= 0) || std::isinf(value)) fail(option, text, kSeconds);
   return value;
+}
+
+// CLI11 hands its text to `read` while it parses, before the subcommand's callback.
+void add(CLI::App& app, const std::string& names, const std::string& expected, const std::string& help,
+         std::function<void(const std::string& option, const std::string& text)> read) {
+  const std::string first = names.substr(0, names.find(','));
+  app.add_option_function<std::string>(
+         names, [first, read](const std::string& text) { read(first, text); }, help)
+      ->type_name(expected);
 }
 
 }  // namespace
 
-int parse_int(const char* option, const std::optional<std::string>& text, int min, int otherwise) {
-  if (!text) return otherwise;
-  return parse<int>(option, *text, min, min == 0 ? "a whole number >= 0" : "a whole number >= 1");
+int parse_int(const std::string& option, const std::string& text, IntRange range) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const bool too_large = stop == end && error == std::errc::result_out_of_range && !text.starts_with('-');
+  if (error != std::errc{} || stop != end || value < range.min || value > range.max) {
+    fail(option, text, describe(range, too_large || range.max != kMaxInt));
+  }
+  return value;
 }
 
-double parse_seconds(const char* option, const std::optional<std::string>& text, double otherwise) {
-  return text ? parse<double>(option, *text, 0.0, "seconds >= 0") : otherwise;
+void add_int(CLI::App& app, const std::string& names, IntRange range, std::function<void(int)> set,
+             const std::string& help) {
+  add(app, names, describe(range, range.max != kMaxInt), help,
+      [range, set](const std::string& option, const std::string& text) { set(parse_int(option, text, range)); });
+}
+
+void add_seconds(CLI::App& app, const std::string& names, double& value, const std::string& help) {
+  add(app, names, kSeconds, help,
+      [&value](const std::string& option, const std::string& text) { value = parse_seconds(option, text); });
 }
 
 }  // namespace zeroshard::cli

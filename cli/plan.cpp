@@ -5,7 +5,9 @@
 #include <map>
 #include <memory>
 
+#include "choices.h"
 #include "commands.h"
+#include "numbers.h"
 #include "plan_output.h"
 #include "zeroshard/config.h"
 #include "zeroshard/error.h"
@@ -43,15 +45,6 @@ std::string name_of_optimizer(const std::optional<OptimizerConfig>& optimizer) {
   return "?";
 }
 
-template <typename Map>
-const auto& choose(const Map& choices, const std::string& name, const std::string& flag) {
-  const auto found = choices.find(name);
-  if (found != choices.end()) return found->second;
-  std::string known;
-  for (const auto& [key, value] : choices) known += (known.empty() ? "" : ", ") + key;
-  throw ValueError(flag + " must be one of " + known + ", got '" + name + "'");
-}
-
 void read_config(const Arguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
@@ -79,12 +72,7 @@ PlanInputs read_inputs(const Arguments& arguments) {
   }
   if (!arguments.params.empty()) inputs.num_params = parse_param_count(arguments.params);
   if (!arguments.model.empty()) inputs.model = load_model_shapes(arguments.model);
-  if (!arguments.world_size) {
-    if (!arguments.list_params) throw ValueError("give --world-size, the number of ranks");
-  } else if (*arguments.world_size < 1 || *arguments.world_size > kMaxPlannedWorldSize) {
-    throw ValueError("--world-size must be 1 to " + std::to_string(kMaxPlannedWorldSize) + ", got " +
-                     std::to_string(*arguments.world_size));
-  }
+  if (!arguments.world_size && !arguments.list_params) throw ValueError("give --world-size, the number of ranks");
   if (arguments.list_params) {
     if (!inputs.model) throw ValueError("--list-params needs --model");
     return inputs;
@@ -131,7 +119,7 @@ void add_plan_command(CLI::App& app) {
   CLI::App* plan = app.add_subcommand("plan", "Says how many bytes each rank will hold, before anything is allocated");
   plan->add_option("--params", arguments->params, "Number of parameters: 7.5e9, 7.5B, 350M");
   plan->add_option("--model", arguments->model, "Hugging Face model directory or config.json");
-  plan->add_option("--world-size", arguments->world_size, "Number of ranks");
+  add_int(*plan, "--world-size", {.min = 1, .max = kMaxPlannedWorldSize}, arguments->world_size, "Number of ranks");
   plan->add_option("--stage", arguments->stage, "0, 1, 2, 3 or all (default: that of --config, else all)");
   plan->add_option("--dtype", arguments->dtype, "bf16, fp16 or fp32 (default: that of --config, else bf16)");
   plan->add_option("--optimizer", arguments->optimizer,

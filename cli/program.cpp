@@ -4,6 +4,7 @@
 #include <exception>
 #include <iostream>
 
+#include "usage_error.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::cli {
@@ -11,14 +12,8 @@ namespace {
 
 constexpr int kFailure = 1, kWrongInput = 2;
 
-// CLI11's own codes start at 100; scripts expect 2 for a wrong command line.
-int exit_code(const CLI::App& app, const CLI::ParseError& error) {
-  const int code = app.exit(error);
-  return code == 0 ? 0 : kWrongInput;
-}
-
-int report(const std::exception& error, int code) {
-  std::cerr << "zeroshard: " << error.what() << "\n";
+int report(const std::string& message, int code) {
+  std::cerr << "zeroshard: " << message << "\n";
   return code;
 }
 
@@ -29,13 +24,14 @@ int run_program(CLI::App& app, int argc, const char* const* argv) {
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return exit_code(app, error);
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return report(explain(app, error), kWrongInput);
   } catch (const Exit& exit) {
     return exit.code;
   } catch (const ValueError& error) {
-    return report(error, kWrongInput);
+    return report(error.what(), kWrongInput);
   } catch (const std::exception& error) {
-    return report(error, kFailure);
+    return report(error.what(), kFailure);
   }
 }
 

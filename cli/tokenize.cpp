@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "choices.h"
 #include "commands.h"
 #include "zeroshard/error.h"
 #include "zeroshard/token_file.h"
@@ -125,10 +126,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("INPUT", arguments.inputs, "Text, a JSON object per line, or Parquet; - is standard input");
   const std::map<std::string, TokenizeOptions::Format> formats(std::begin(kTokenizeFormats),
                                                                std::end(kTokenizeFormats));
-  app.add_option("--format", options.format,
-                 "text; jsonl: records with a text; chat: with messages; instruct: {prompt, completion} or "
-                 "{instruction, input, output}; auto: by the name, text or jsonl. Rows of Parquet are records")
-      ->transform(CLI::CheckedTransformer(formats).description(""))
+  app.add_option_function<std::string>(
+         "--format",
+         [formats, &options](const std::string& name) { options.format = choose(formats, name, "--format"); },
+         "text; jsonl: records with a text; chat: with messages; instruct: {prompt, completion} or "
+         "{instruction, input, output}; auto: by the name, text or jsonl. Rows of Parquet are records")
       ->type_name("FORMAT")
       ->default_str("auto");
   app.add_option("--field", options.field, "Of a record or a row: its text or messages (default: text, messages)");

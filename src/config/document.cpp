@@ -9,6 +9,7 @@
 namespace zeroshard {
 namespace {
 
+constexpr size_t kMaxUnknownTold = 20;
 // Their keys depend on the type beside them, so they are checked when that is known.
 constexpr const char* kOpenBlocks[] = {"optimizer.params", "scheduler.params"};
 
@@ -38,6 +39,8 @@ Document::Document(const Json& root, std::span<const Key> keys) {
     }
   }
   blocks_.insert(std::begin(kOpenBlocks), std::end(kOpenBlocks));
+  known_.assign(blocks_.begin(), blocks_.end());
+  for (const auto& [name, canonical] : canonical_) known_.push_back(name);
   if (!root.is_object()) throw ConfigError(concat("the configuration must be an object {...}, got ", shown(root)));
   for (const auto& [name, value] : root.items()) {
     // The nested form wins over the flat one wherever it stands, so flat keys come last.
@@ -54,7 +57,7 @@ bool Document::is_block(const std::string& path) const {
 
 void Document::walk(const std::string& path, const Json& value, bool flat) {
   if (canonical_.contains(path) || in_open_block(path)) return add(path, value, flat);
-  if (!is_block(path)) refuse(path, value);
+  if (!is_block(path)) return note_unknown(path, value, known_, "");
   if (value.is_null()) return;
   if (path == "zero_optimization" && value.is_boolean()) {
     return add(path + ".stage", value.get<bool>() ? 1 : 0, flat);
@@ -78,10 +81,26 @@ void Document::add(const std::string& path, const Json& value, bool flat) {
   }
 }
 
-void Document::refuse(const std::string& path, const Json& value) const {
-  std::vector<std::string> known(blocks_.begin(), blocks_.end());
-  for (const auto& [name, canonical] : canonical_) known.push_back(name);
-  fail_value(path, value, "unknown key;" + suggest_path(path, known) + " `zeroshard config keys` lists all");
+void Document::note_unknown(const std::string& path, const Json& value, const std::vector<std::string>& known,
+                            const std::string& allowed) {
+  if (++unknown_count_ > kMaxUnknownTold) return;
+  unknown_.push_back({concat(path, " = ", shown(value)), suggest_path(path, known), allowed});
+}
+
+void Document::refuse_unknown() const {
+  if (unknown_.empty()) return;
+  const std::string list = " `zeroshard config keys` lists all";
+  if (unknown_count_ == 1) {
+    const auto& [given, nearest, allowed] = unknown_.front();
+    throw ConfigError(concat(given, ": unknown key;", nearest, allowed.empty() ? list : allowed));
+  }
+  std::string text = concat(unknown_count_, " unknown keys;", list);
+  for (const auto& [given, nearest, allowed] : unknown_) {
+    const std::string advice = nearest + allowed;
+    text += concat("\n  ", given, advice.empty() ? "" : ":", advice);
+  }
+  if (unknown_count_ > unknown_.size()) text += concat("\n  and ", unknown_count_ - unknown_.size(), " more");
+  throw ConfigError(text);
 }
 
 const Given* Document::find(const std::string& path) const {
@@ -94,16 +113,17 @@ bool Document::has_block(const std::string& block) const {
   return next != given_.end() && is_below(next->first, block);
 }
 
-void Document::check_block(const std::string& block, std::span<const Key> keys) const {
+void Document::check_block(const std::string& block, std::span<const Key> keys) {
   std::vector<std::string> known;
+  std::string names;
   for (const Key& key : keys) {
-    if (is_below(key.path, block)) known.push_back(key.path);
+    if (!is_below(key.path, block)) continue;
+    known.push_back(key.path);
+    names += (names.empty() ? "" : ", ") + key.path.substr(block.size() + 1);
   }
   for (const auto& [path, given] : given_) {
     if (!is_below(path, block) || std::find(known.begin(), known.end(), path) != known.end()) continue;
-    std::string names;
-    for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name.substr(block.size() + 1);
-    fail_value(path, given.value, concat("unknown key;", suggest_path(path, known), " allowed here: ", names));
+    note_unknown(path, given.value, known, " allowed here: " + names);
   }
 }
 

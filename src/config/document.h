@@ -16,17 +16,19 @@ struct Given {
 };
 
 // The file's values by path. Aliases, the boolean form of zero_optimization and flat keys such as
-// "zero_optimization.stage" are translated here; keys that are not in the table are refused.
+// "zero_optimization.stage" are translated here; keys that are not in the table are noted, to be refused together.
 class Document {
  public:
-  // Throws ConfigError for unknown keys, for keys given under two names and for what is not an object but should be.
+  // Throws ConfigError for keys given under two names and for what is not an object but should be.
   Document(const Json& root, std::span<const Key> keys);
 
   const Given* find(const std::string& path) const;
   // Whether anything below this block is given.
   bool has_block(const std::string& block) const;
-  // Throws ConfigError when a key below `block` is given but not among `keys`.
-  void check_block(const std::string& block, std::span<const Key> keys) const;
+  // Notes the keys below `block` that are given but not among `keys`.
+  void check_block(const std::string& block, std::span<const Key> keys);
+  // Throws one ConfigError that names all unknown keys noted so far, if there are any.
+  void refuse_unknown() const;
 
   // Flat keys that lost against the nested form of the same key.
   const std::vector<std::string>& overridden() const { return overridden_; }
@@ -35,13 +37,21 @@ class Document {
   void walk(const std::string& path, const Json& value, bool flat);
   void add(const std::string& path, const Json& value, bool flat);
   bool is_block(const std::string& path) const;
-  void refuse(const std::string& path, const Json& value) const;
+  void note_unknown(const std::string& path, const Json& value, const std::vector<std::string>& known,
+                    const std::string& allowed);
+
+  struct UnknownKey {
+    std::string given, nearest, allowed;  // "stge = 3", " did you mean 'stage'?", " allowed here: ..." in an open block
+  };
 
   std::map<std::string, std::string> canonical_;  // paths and aliases to paths
   std::set<std::string> blocks_;
+  std::vector<std::string> known_;  // both
   std::map<std::string, Given> given_;
   std::set<std::string> flat_;  // the given ones that were written flat
   std::vector<std::string> overridden_;
+  std::vector<UnknownKey> unknown_;  // the first ones
+  size_t unknown_count_ = 0;
 };
 
 }  // namespace zeroshard

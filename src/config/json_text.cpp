@@ -1,7 +1,9 @@
 #include "config/json_text.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
+#include <variant>
 #include <vector>
 
 #include "base/format.h"
@@ -25,6 +27,13 @@ Position position_of(std::string_view text, size_t offset) {
 [[noreturn]] void fail_at(std::string_view text, size_t offset, const std::string& problem) {
   const Position position = position_of(text, offset);
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
+}
+
+// To a length that fits an error message.
+std::string cut(std::string text) {
+  constexpr size_t kMaxShown = 80;
+  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown - 3) + "...";
+  return text;
 }
 
 bool is_space(char c) {
@@ -115,20 +124,43 @@ class StrictText {
   char last_mark_ = '\0';  // 'v': a value ended
 };
 
-// Follows the parser to find keys given twice in one object.
-class DuplicateKeys {
+// Follows the parser: where it is, and whether a key is given twice in one object.
+class Follower {
  public:
   bool operator()(Json::parse_event_t event, const Json& parsed) {
-    if (event == Json::parse_event_t::object_start) {
-      objects_.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      objects_.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      Object& object = objects_.back();
-      object.last_key = parsed.get<std::string>();
-      if (!object.keys.insert(object.last_key).second) throw ConfigError(path() + ": this key is given twice");
+    switch (event) {
+      case Json::parse_event_t::object_start:
+        open_.emplace_back(Object{});
+        break;
+      case Json::parse_event_t::array_start:
+        open_.emplace_back(Array{});
+        break;
+      case Json::parse_event_t::object_end:
+      case Json::parse_event_t::array_end:
+        open_.pop_back();
+        value_ended();
+        break;
+      case Json::parse_event_t::key:
+        enter(parsed.get<std::string>());
+        break;
+      case Json::parse_event_t::value:
+        value_ended();
+        break;
     }
     return true;
+  }
+
+  // Of the value that is being read: "optimizer.params.betas[0]". Empty for the whole text.
+  std::string path() const {
+    std::string path;
+    for (const auto& each : open_) {
+      if (const auto* array = std::get_if<Array>(&each)) {
+        path += concat('[', array->index, ']');
+      } else {
+        path += (path.empty() ? "" : ".") + std::get<Object>(each).last_key;
+      }
+    }
+    return path;
   }
 
  private:
@@ -136,15 +168,32 @@ class DuplicateKeys {
     std::set<std::string> keys;
     std::string last_key;
   };
+  struct Array {
+    size_t index = 0;
+  };
 
-  std::string path() const {
-    std::string path;
-    for (const Object& object : objects_) path += (path.empty() ? "" : ".") + object.last_key;
-    return path;
+  void enter(const std::string& key) {
+    Object& object = std::get<Object>(open_.back());
+    object.last_key = key;
+    if (!object.keys.insert(key).second) throw ConfigError(path() + ": this key is given twice");
   }
 
-  std::vector<Object> objects_;
+  void value_ended() {
+    if (open_.empty()) return;
+    if (auto* array = std::get_if<Array>(&open_.back())) ++array->index;
+  }
+
+  std::vector<std::variant<Object, Array>> open_;  // the innermost last
 };
+
+// The parser says the number in quotes, and not where it stands.
+[[noreturn]] void fail_number(const std::string& path, const std::string& message) {
+  const size_t begin = message.find('\''), end = message.rfind('\'');
+  const bool quoted = begin != message.npos && end > begin;
+  const std::string number = quoted ? cut(message.substr(begin + 1, end - begin - 1)) : "a number";
+  throw ConfigError(concat(path.empty() ? "the configuration" : path, " = ", number,
+                           ": this number is too large: at most ", std::numeric_limits<double>::max(), " can be kept"));
+}
 
 }  // namespace
 
@@ -153,24 +202,20 @@ Json read_json(std::string_view text) {
     throw ConfigError(concat("a configuration of ", text.size(), " bytes: at most ", kMaxConfigBytes, " are read"));
   }
   const std::string strict = StrictText(text).rewrite();
-  DuplicateKeys duplicate_keys;
+  Follower follower;
   try {
-    return Json::parse(strict,
-                       [&](int, Json::parse_event_t event, Json& parsed) { return duplicate_keys(event, parsed); });
+    return Json::parse(strict, [&](int, Json::parse_event_t event, Json& parsed) { return follower(event, parsed); });
   } catch (const Json::parse_error& error) {
     const std::string message = error.what();
     const size_t start = message.find("syntax error");
     fail_at(strict, error.byte > 0 ? error.byte - 1 : 0, start == message.npos ? message : message.substr(start));
-  } catch (const Json::out_of_range&) {
-    throw ConfigError("a number is too large for a double");
+  } catch (const Json::out_of_range& error) {
+    fail_number(follower.path(), error.what());
   }
 }
 
 std::string shown(const Json& value) {
-  constexpr size_t kMaxShown = 80;
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown - 3) + "...";
-  return text;
+  return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 }  // namespace zeroshard

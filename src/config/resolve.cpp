@@ -25,6 +25,15 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
+// The index of `name` among `names`, without regard to case.
+std::optional<size_t> index_of(const Json& name, std::span<const std::string_view> names) {
+  const std::string wanted = lower(name.get<std::string>());
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (lower(std::string(names[i])) == wanted) return i;
+  }
+  return std::nullopt;
+}
+
 // Goes through the table, row by row, and fills a Config.
 class Resolver {
  public:
@@ -32,6 +41,7 @@ class Resolver {
       : context_(context), keys_(always_known_keys()), document_(root, keys_) {}
 
   ParsedConfig run() {
+    refuse_unknown_keys();
     parsed_.config.world_size = context_.world_size;
     for (const Key& key : keys_) visit(key);
     resolve_optimizer();
@@ -94,23 +104,33 @@ class Resolver {
     }
   }
 
-  // The type's index among `names`, without regard to case.
+  // All of the file at once, those of the optimizer and the scheduler too where it is known which they are.
+  void refuse_unknown_keys() {
+    if (const auto index = given_type("optimizer.type", optimizer_names())) {
+      document_.check_block("optimizer.params", optimizer_keys(OptimizerConfig::Type(*index)));
+    }
+    if (const auto index = given_type("scheduler.type", scheduler_names())) {
+      document_.check_block("scheduler.params", scheduler_keys(*index));
+    }
+    document_.refuse_unknown();
+  }
+
+  std::optional<size_t> given_type(const std::string& path, std::span<const std::string_view> names) const {
+    const Given* given = document_.find(path);
+    return given && given->value.is_string() ? index_of(given->value, names) : std::nullopt;
+  }
+
+  // The type's index among `names`.
   size_t type_index(const std::string& path, const Json& type, std::span<const std::string_view> names,
                     std::span<const std::string_view> unsupported_names) const {
-    const std::string wanted = lower(type.get<std::string>());
+    if (const auto index = index_of(type, names)) return *index;
     std::string all;
-    std::vector<std::string> candidates;
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (lower(std::string(names[i])) == wanted) return i;
-      all += concat(i == 0 ? "" : ", ", names[i]);
-      candidates.emplace_back(names[i]);
+    for (const std::string_view name : names) all += concat(all.empty() ? "" : ", ", name);
+    if (const auto index = index_of(type, unsupported_names)) {
+      fail_value(path, type, concat(unsupported_names[*index], " is not supported; must be one of ", all));
     }
-    for (const std::string_view name : unsupported_names) {
-      if (lower(std::string(name)) == wanted) {
-        fail_value(path, type, concat(name, " is not supported; must be one of ", all));
-      }
-    }
-    fail_value(path, type, concat("must be one of ", all, ";", suggest_path(type.get<std::string>(), candidates)));
+    const std::string nearest = suggest_path(type.get<std::string>(), {names.begin(), names.end()});
+    fail_value(path, type, concat("must be one of ", all, nearest.empty() ? "" : ";", nearest));
   }
 
   // The type named in `block`, or null. A block with other keys must have one.
@@ -128,9 +148,7 @@ class Resolver {
     if (type.is_null()) return;
     const size_t index = type_index("optimizer.type", type, optimizer_names(), unsupported_optimizer_names());
     config().optimizer.emplace().type = OptimizerConfig::Type(index);
-    const std::vector<Key> keys = optimizer_keys(config().optimizer->type);
-    document_.check_block("optimizer.params", keys);
-    for (const Key& key : keys) visit(key);
+    for (const Key& key : optimizer_keys(config().optimizer->type)) visit(key);
     const OptimizerConfig& optimizer = *config().optimizer;
     if (optimizer.nesterov && (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
       fail_value("optimizer.params.nesterov", true, "needs a momentum above 0 and a dampening of 0");
@@ -142,9 +160,7 @@ class Resolver {
     if (type.is_null()) return;
     const size_t index = type_index("scheduler.type", type, scheduler_names(), {});
     config().scheduler = make_scheduler(index);
-    const std::vector<Key> keys = scheduler_keys(index);
-    document_.check_block("scheduler.params", keys);
-    for (const Key& key : keys) visit(key);
+    for (const Key& key : scheduler_keys(index)) visit(key);
   }
 
   ConfigValue& value_of(const std::string& path) {
@@ -198,7 +214,7 @@ class Resolver {
 
   const ConfigContext& context_;
   const std::vector<Key> keys_;
-  const Document document_;
+  Document document_;
   ParsedConfig parsed_;
 };
 

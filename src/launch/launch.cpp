@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "launch/descendants.h"
 #include "launch/environment.h"
+#include "launch/limits.h"
 #include "launch/port.h"
 #include "launch/restart.h"
 #include "launch/supervisor.h"
@@ -31,7 +32,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxRanksPerHost = 4096;
 constexpr int kDefaultPort = 29500;  // torchrun's, for several hosts
 
 void check(const LaunchOptions& options) {

@@ -26,6 +26,34 @@ TEST(ConfigErrors, NothingNearIsNotSuggested) {
   EXPECT_THAT(message, testing::Not(HasSubstr("did you mean")));
 }
 
+TEST(ConfigErrors, AllUnknownKeysAreToldAtOnce) {
+  const std::string message = error_of(R"({"zero_optimization": {"stge": 3, "stage": 7}, "qwertyuiop": 1,
+      "optimizer": {"type": "AdamW", "params": {"weight_decai": 0}},
+      "scheduler": {"type": "WarmupLR", "params": {"speed": 5}}, "fp16.enable": true})");
+  EXPECT_THAT(message, testing::StartsWith("5 unknown keys; `zeroshard config keys` lists all\n"));
+  EXPECT_THAT(message, HasSubstr("\n  zero_optimization.stge = 3: did you mean 'zero_optimization.stage'?\n"));
+  EXPECT_THAT(message, HasSubstr("\n  qwertyuiop = 1\n"));
+  EXPECT_THAT(message, HasSubstr("\n  fp16.enable = true: did you mean 'fp16.enabled'?\n"));
+  EXPECT_THAT(message, HasSubstr("\n  optimizer.params.weight_decai = 0: did you mean 'optimizer.params.weight_decay'? "
+                                 "allowed here: lr, "));
+  EXPECT_THAT(message, HasSubstr("\n  scheduler.params.speed = 5: allowed here: warmup_"));
+}
+
+TEST(ConfigErrors, OfVeryManyUnknownKeysTheFirstAreTold) {
+  std::string json = "{";
+  for (int i = 0; i < 20'000; ++i) json += "\"key_without_a_meaning_" + std::to_string(i) + "\": 1,";
+  const std::string message = error_of(json + "}");
+  EXPECT_THAT(message, testing::StartsWith("20000 unknown keys;"));
+  EXPECT_THAT(message, testing::EndsWith("\n  and 19980 more"));
+}
+
+TEST(ConfigErrors, TheMessageEndsWhereNoNameIsNear) {
+  EXPECT_EQ(error_of(R"({"scheduler": {"type": "Qwertyuiop"}})"),
+            "scheduler.type = \"Qwertyuiop\": must be one of WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, "
+            "LRRangeTest");
+  expect_error(R"({"scheduler": {"type": "OnceCycle"}})", {"LRRangeTest; did you mean 'OneCycle'?"});
+}
+
 TEST(ConfigErrors, ValuesOutOfRange) {
   expect_error(R"({"zero_optimization": {"stage": 4}})", {"zero_optimization.stage = 4", "an integer from 0 to 3"});
   expect_error(R"({"zero_optimization": {"stage": -1}})", {"zero_optimization.stage = -1"});

@@ -47,6 +47,7 @@ TEST(JsonText, SyntaxErrorsNameLineAndColumn) {
 TEST(JsonText, AKeyGivenTwiceIsAnError) {
   expect_error(R"({"train_batch_size": 1, "train_batch_size": 2})", {"train_batch_size: this key is given twice"});
   expect_error(R"({"fp16": {"enabled": true, "loss_scale": 1, "enabled": true}})", {"fp16.enabled", "twice"});
+  expect_error(R"({"a": [{}, {"x": 1, "x": 1}]})", {"a[1].x: this key is given twice"});
   EXPECT_NO_THROW(read_json(R"({"a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 1}]})"));
 }
 
@@ -65,6 +66,16 @@ TEST(JsonText, RefusesWhatIsTooLong) {
 TEST(JsonText, RefusesBrokenUtf8AndHugeNumbers) {
   EXPECT_THROW(read_json("{\"a\": \"\xff\xfe\"}"), ConfigError);
   EXPECT_THROW(read_json("{\"a\": 1e999}"), ConfigError);
+}
+
+TEST(JsonText, NumbersThatAreTooLargeAreNamed) {
+  const char* const lr = R"({"fp16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 1e400}}})";
+  expect_error(lr, {"optimizer.params.lr = 1e400: ", "too large"});
+  expect_error(R"({"a": [[1, 2], {"b": []}, {"c": [0.5, {"d": 3}, -1e999]}]})", {"a[2].c[2] = -1e999: "});
+  expect_error("1e400", {"the configuration = 1e400: "});
+  const std::string message = error_of("{\"a\": 1" + std::string(1000, '0') + "}");
+  EXPECT_THAT(message, HasSubstr("a = 1000"));
+  EXPECT_LT(message.size(), 200u);
 }
 
 TEST(JsonText, LongValuesAreCutInMessages) {

@@ -173,7 +173,7 @@ def test_config_sets_stage_dtype_and_optimizer(tmp_path):
         (["--params", "-1", "--world-size", 8], "-1"),
         (["--params=-1", "--world-size", 8], "'-1' is not a number of parameters"),
         (["--params", "7.5x", "--world-size", 8], "7.5x"),
-        (["--params", "1e9", "--world-size", 0], "--world-size must be"),
+        (["--params", "1e9", "--world-size", 0], "--world-size is '0', expected a whole number >= 1"),
         (["--params", "1e9", "--world-size", "many"], "many"),
         (["--params", "1e9"], "--world-size"),
         (["--world-size", 8], "--params"),

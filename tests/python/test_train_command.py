@@ -16,6 +16,7 @@ import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_causal_lm import CASES
+from test_launcher import wait_for
 from tokenizer_data import train_byte_level
 
 pytestmark = needs(ZEROSHARD_TORCH)
@@ -192,6 +193,61 @@ def test_a_signal_ends_a_run_that_goes_on_later(tmp_path, tokens):
     assert f"goes on from step {reached}" in done.stdout
     assert sorted(metrics(tmp_path)) == list(range(1, reached + 3))
     assert (tmp_path / "trained" / "config.json").exists()
+
+
+def process_of_rank(rank, config, but=()):
+    """The pid of the rank that runs `config`, other than those of earlier starts; None before it is there."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words, names = ((path / file).read_bytes().split(b"\0") for file in ("cmdline", "environ"))
+            runs_it = words[0].endswith(b"/zeroshard-torch") and config.encode() in words
+            if runs_it and f"RANK={rank}".encode() in names and int(path.name) not in but:
+                return int(path.name)
+        except OSError:
+            pass  # it has ended
+    return None
+
+
+def test_a_rank_that_keeps_failing_is_left_out(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=4)
+    config, killed = write(tmp_path, train, stage=3), []
+    options = ["--max-restarts", "2", "--min-ranks", "2"]
+    process = subprocess.Popen([*command(config, 3), *options], stderr=subprocess.PIPE, text=True)
+    for _ in range(2):
+        killed.append(wait_for(lambda: process_of_rank(2, config, but=killed), "rank 2"))
+        os.kill(killed[-1], signal.SIGKILL)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, err
+    assert "rank 2 was killed by SIGKILL: restart 1 of 2 begins, with 3 ranks\n" in err
+    assert "twice in a row, so there is one rank fewer: restart 2 of 2 begins, with 2 ranks\n" in err
+    assert sorted(metrics(tmp_path)) == [1, 2, 3, 4]
+    assert (tmp_path / "trained" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "stops", "code", "message"),
+    [
+        (["--grace-period", "0"], False, 128 + signal.SIGTERM, ""),
+        (["--stall-timeout", "0.5"], True, 1, "has been stopped by SIGSTOP for 0."),
+        (["--stall-timeout", "0", "--hang-timeout", "1"], True, 1, "no progress for 1 s (--hang-timeout); most likely"),
+    ],
+)
+def test_ranks_are_watched_and_ended_as_told(tmp_path, tokens, options, stops, code, message):
+    """By the options of `zeroshard run`; by their defaults these would end in a checkpoint, later, or never."""
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    # A step of 72 passes is not over when SIGTERM arrives.
+    long_step = {"train_batch_size": BATCH * STEPS, "train_micro_batch_size_per_gpu": 1}
+    config = write(tmp_path, train, stage=3, **({} if stops else long_step))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*command(config, 2), *options], **pipes)
+    assert any("step 2/" in line for line in process.stdout), process.stderr.read()
+    if stops:
+        os.kill(process_of_rank(1, config), signal.SIGSTOP)
+    else:
+        process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code and message in err, err
+    assert stops or "a checkpoint is in" not in out  # a stopped rank is woken, and may write one
 
 
 def test_no_python_is_in_the_process(tmp_path, tokens):

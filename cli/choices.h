@@ -1,0 +1,27 @@
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/suggest.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard::cli {
+
+// What `name` stands for. Throws ValueError with the option, the choices and the nearest of them.
+template <typename Value>
+const Value& choose(const std::map<std::string, Value>& choices, const std::string& name, const std::string& option) {
+  const auto found = choices.find(name);
+  if (found != choices.end()) return found->second;
+  std::string listed;
+  std::vector<std::string> known;
+  for (const auto& [key, value] : choices) {
+    listed += (listed.empty() ? "" : ", ") + key;
+    known.push_back(key);
+  }
+  const std::string nearest = suggest_path(name, known);
+  throw ValueError(option + " must be one of " + listed + ", got '" + name + "'" + (nearest.empty() ? "" : ";") +
+                   nearest);
+}
+
+}  // namespace zeroshard::cli
