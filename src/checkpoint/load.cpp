@@ -125,6 +125,7 @@ class Load {
     check_manifest(tag);
     std::vector<StateSlice> wanted;
     together(comm_, "load", [&] { wanted = request_.wanted(reader_->manifest(), reader_->index()); });
+    if (request_.overwriting) request_.overwriting(tag);
     return damage_in([&] { fill(*reader_, wanted); });
   }
 

@@ -20,6 +20,8 @@ struct LoadRequest {
   // when the checkpoint is not one for this run (other parameters, other shapes). What it throws is no sign of damage:
   // no older checkpoint is taken instead.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
+  // Called on every rank right before the wanted memory is overwritten with what the checkpoint `tag` has.
+  std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // the caller's own, as text: all ranks must ask for the same
 };
 

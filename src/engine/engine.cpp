@@ -50,6 +50,7 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& g
 Engine::~Engine() = default;
 
 void Engine::begin_forward(bool training) {
+  impl_->check_whole();
   impl_->backward_hooks.forget();
   impl_->executor->begin_pass(training);
 }
@@ -98,6 +99,7 @@ void Engine::backward(const at::Tensor& loss) {
 
 StepResult Engine::prepare_step() {
   Impl& impl = *impl_;
+  impl.check_whole();
   if (impl.pending_backward) end_backward();  // loss.backward() was called instead of backward(loss)
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;

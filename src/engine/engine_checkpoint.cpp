@@ -1,5 +1,6 @@
 #include <torch/version.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -161,6 +162,19 @@ AsyncSaver& Engine::Impl::saver() {
   return *async_saver;
 }
 
+// For a save that is under way. Training stands still meanwhile: who saves faster than the disks write should know.
+void Engine::Impl::wait_for_turn() {
+  if (!async_saver) return;
+  constexpr auto kNoticeable = std::chrono::milliseconds(100);
+  const auto start = std::chrono::steady_clock::now();
+  report_failed_save();
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
+  if (waited < kNoticeable || reduce_comm.rank() != 0) return;
+  log(LogLevel::kWarning, concat("training stood still for ", waited.count(),
+                                 " ms: the checkpoint before was still being written. Save less often, or to a faster "
+                                 "disk"));
+}
+
 // Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
 void Engine::Impl::report_failed_save() {
   try {
@@ -170,6 +184,13 @@ void Engine::Impl::report_failed_save() {
     if (reduce_comm.rank() == 0)
       log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
   }
+}
+
+void Engine::Impl::check_whole() const {
+  if (half_loaded.empty()) return;
+  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded,
+                          ": parameters and optimizer states are of two states. Load a checkpoint that is whole "
+                          "(zeroshard checkpoint verify tells), or make a new engine"));
 }
 
 // At stage 0 every rank's optimizer has everything: each saves its share.
@@ -312,6 +333,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
       throw StateError(
           "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
           "Save after step() has applied them");
+    impl.check_whole();
     check_tag(tag);
     request = impl.make_request(root, tag, step, contents, save);
     if (staged) impl.saver().prepare(request, staging);
@@ -336,7 +358,7 @@ void Engine::report_failed_save() {
 void Engine::run_together(const std::function<void()>& step) {
   // Where the steps of the others are, too: a rank that comes here alone is named, and so is what the others called.
   impl_->reduce_comm.barrier("save_checkpoint or load_checkpoint");
-  report_failed_save();  // waits: the communicator is the saver's until then
+  impl_->wait_for_turn();  // the communicator is the saver's until then
   zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
 }
 
@@ -368,7 +390,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
   });
   Uploads uploads(impl.options.device, impl.ledger);
   const LoadRequest request{
-      root, load.tag, load.strict,
+      root,
+      load.tag,
+      load.strict,
       [&](const Manifest& manifest, const TensorIndex& index) {
         std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others);
         uploads.stage(wanted);
@@ -376,6 +400,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
         planned = std::max(planned, impl.ledger.current().at(Category::kCheckpointStaging, Tier::kHost));
         return wanted;
       },
+      [&](const std::string& tag) { impl.half_loaded = concat(root, "/", tag); },
       concat(load.all_params ? "all" : "some", " parameters ", load.optimizer ? "with" : "without",
              " optimizer states")};
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
@@ -383,6 +408,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.steps = loaded->manifest.step;
+  impl.half_loaded.clear();
   return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                      loaded->manifest.rank_states, load.optimizer};
 }

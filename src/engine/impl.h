@@ -38,7 +38,10 @@ struct Engine::Impl {
   class States;
   Comm& checkpoint_comm() const;
   AsyncSaver& saver();
+  void wait_for_turn();
   void report_failed_save();
+  // Throws StateError after a load that failed half way: what would be used is of two states.
+  void check_whole() const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save);
@@ -73,6 +76,7 @@ struct Engine::Impl {
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
   std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
+  std::string half_loaded;                  // the checkpoint whose load has begun and not ended; empty: none
 };
 
 }  // namespace zeroshard

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 
 #include "comm/forwarding_comm.h"
 #include "engine/support.h"
@@ -128,6 +129,42 @@ TEST(EngineCheckpoint, RanksMustLoadTheSame) {
 }
 
 // What comes after a save that has failed in the background.
+// The last byte of rank 1's file is another one: a strict load has then overwritten what came before.
+TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
+  const TemporaryDirectory root;
+  const Scenario scenario = make_scenario(2, 2);
+  const auto errors = run_saving(scenario, [&](SavingRank& rank) {
+    rank.engine->save_checkpoint(root.path(), "old", 0);
+    rank.engine->wait_for_checkpoint();
+    const at::Tensor old = rank.values();
+    rank.train_step(scenario, 0);
+    rank.engine->save_checkpoint(root.path(), "new", 1);
+    rank.engine->wait_for_checkpoint();
+    if (rank.rank == 1) {
+      std::fstream file(root.path() + "/new/rank-00001.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(-1, std::ios::end);
+      const char last = char(file.get() ^ 1);
+      file.seekp(-1, std::ios::end);
+      file.put(last);
+    }
+    LoadOptions strict;
+    strict.strict = true;
+    EXPECT_THAT(message_of([&] { rank.engine->load_checkpoint(root.path(), strict); }), HasSubstr("rank-00001"));
+    const std::vector<std::function<void()>> uses = {
+        [&] { rank.engine->begin_forward(true); },
+        [&] { rank.engine->step(); },
+        [&] { rank.engine->save_checkpoint(root.path(), "next", 2); },
+        [&] { rank.engine->save_weights(root.path(), "model.safetensors"); },
+    };
+    for (const auto& use : uses)
+      EXPECT_THAT(message_of(use), HasSubstr(concat("had read a part of ", root.path(), "/new")));
+    EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+    EXPECT_TRUE(rank.values().equal(old));
+    rank.train_step(scenario, 1);
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
 TEST(EngineCheckpoint, OnErrorHoldsWhereverASaveIsWaitedFor) {
   for (const OnError on_error : {OnError::kRaise, OnError::kWarn}) {
     const TemporaryDirectory root;

@@ -491,6 +491,20 @@ ENGINE = [
         "EngineCheckpoint.OnErrorHoldsWhereverASaveIsWaitedFor",
     ),
     (
+        "engine-half-loaded-is-used",
+        _ENGINE,
+        "  if (half_loaded.empty()) return;\n",
+        "  return;\n",
+        "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
+    ),
+    (
+        "engine-half-loaded-for-ever",
+        _ENGINE,
+        "  impl.half_loaded.clear();\n",
+        "",
+        "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
+    ),
+    (
         "engine-load-options-not-compared",
         _ENGINE,
         'load.optimizer ? "with" : "without"',

@@ -25,15 +25,15 @@ def require():
 
 
 @contextlib.contextmanager
-def attached(pid, calls, *options):
-    """Traces `calls` of the main thread of a process while the block runs, which ends or outlives it.
+def attached(thread, calls, *options):
+    """Traces `calls` of a thread, by its number (a process': its main thread), while the block runs.
 
     Gives a function that returns the lines of the trace afterwards.
     """
     with tempfile.TemporaryDirectory(prefix="zeroshard-strace-") as folder:
         out, said = os.path.join(folder, "trace"), os.path.join(folder, "said")
         with open(said, "w") as messages:
-            command = ["strace", "-p", str(pid), "-o", out, "-e", f"trace={calls}", *options]
+            command = ["strace", "-p", str(thread), "-o", out, "-e", f"trace={calls}", *options]
             tracer = subprocess.Popen(command, stderr=messages, stdin=subprocess.DEVNULL)
         lines = []
         try:

@@ -14,6 +14,7 @@ import time
 
 import pytest
 import strace
+import torch
 import torch.distributed as dist
 import world
 import zeroshard
@@ -416,6 +417,42 @@ def test_a_disk_that_may_not_be_written(tmp_path, mounts, what, expected):
         assert all(part in said for part in expected), said
         assert kept and same and later == "" and saved
         assert left == ["global_step1", "global_step2", "latest"], left
+
+
+def use_a_half_loaded(folder):
+    """What engine calls say after a load that failed in rank 1's file, and the facts after one that succeeds."""
+    engine = make(2)
+    ids = torch.zeros(4, 6, dtype=torch.long)
+    said = []
+    uses = [
+        lambda: engine.load_checkpoint(folder, strict=True),
+        lambda: engine(ids),
+        engine.step,
+        lambda: engine.save_checkpoint(folder),
+        lambda: engine.save_16bit_model(folder),
+    ]
+    for use in uses:
+        try:
+            use()
+            said.append("")
+        except zeroshard.Error as error:
+            said.append(str(error))
+    path, _ = engine.load_checkpoint(folder)
+    found = facts(engine)
+    train(engine, 1)
+    return [said, os.path.basename(path), found]
+
+
+@pytest.mark.row("C1")
+def test_what_is_half_loaded_is_not_used(tmp_path):
+    old = written(str(tmp_path))[0]
+    at = os.path.getsize(tmp_path / NEW / SHARDS[1]) - 3
+    damage(str(tmp_path), "flip", SHARDS[1], at)
+    for (load, *others), tag, found in world.run(2, use_a_half_loaded, folder=str(tmp_path)):
+        assert SHARDS[1] in load, load
+        for said in others:
+            assert f"load_checkpoint failed when it had read a part of {tmp_path}/{NEW}" in said, others
+        assert tag == OLD and found in old
 
 
 @pytest.mark.row("C1")
