@@ -10,7 +10,7 @@ from built import ZEROSHARD, needs
 from test_launcher import DAEMON, NOTE, WAIT, WAIT_FOR_TWO, environment, script, wait_for  # noqa: F401 - a fixture
 from test_supervisor import first_child, no_process_left
 
-pytestmark = [needs(ZEROSHARD), pytest.mark.fault, pytest.mark.row("K7")]
+pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
 CONTAINER = ["unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc"]
 
 
@@ -32,6 +32,7 @@ def all_are_up(folder, count):
     wait_for(lambda: len(list(folder.glob("pid.*"))) == count, f"{count} processes")
 
 
+@pytest.mark.row("K7")
 @pytest.mark.parametrize("code", [0, 3])
 def test_it_reaps_what_ranks_leave_behind(start, tmp_path, code):
     process, _ = start(DAEMON + NOTE + WAIT_FOR_TWO + f"sys.exit({code})")
@@ -40,6 +41,7 @@ def test_it_reaps_what_ranks_leave_behind(start, tmp_path, code):
     assert no_process_left(tmp_path)
 
 
+@pytest.mark.row("K7")
 def test_it_passes_signals_on(start, tmp_path):
     process, launcher = start(DAEMON + NOTE + WAIT)
     all_are_up(tmp_path, 4)
@@ -49,6 +51,7 @@ def test_it_passes_signals_on(start, tmp_path):
     assert no_process_left(tmp_path)
 
 
+@pytest.mark.row("K7")
 def test_kill_9_leaves_nobody(start, tmp_path):
     process, launcher = start(DAEMON + NOTE + WAIT)
     all_are_up(tmp_path, 4)
