@@ -14,6 +14,7 @@ import zeroshard
 from torch import nn
 
 STAGES = [0, 1, 2, 3]
+WIDTH = 149  # units of four blocks of 1024 elements, by which shards are cut: up to four ranks have a part of each
 
 
 def configuration(stage, dtype="fp32", optimizer="AdamW", **own):
@@ -45,7 +46,7 @@ class Dropping(nn.Module):
         torch.manual_seed(3)
         self.embed = nn.Embedding(50, 24)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(24, 37), nn.Dropout(0.2), nn.Linear(37, 24)) for _ in range(3)
+            nn.Sequential(nn.Linear(24, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 24)) for _ in range(3)
         )
         self.register_buffer("seen", torch.zeros(24))  # of this rank's own data
         self.frozen = nn.Parameter(torch.randn(7, 11), requires_grad=False)
@@ -258,8 +259,8 @@ def load_into(folder, changes, kwargs):
         def __init__(self):
             super().__init__()
             if changes == "shape":
-                self.blocks[1][0] = nn.Linear(24, 37, bias=True)
-                self.blocks[1][2] = nn.Linear(37, 24)
+                self.blocks[1][0] = nn.Linear(24, WIDTH, bias=True)
+                self.blocks[1][2] = nn.Linear(WIDTH, 24)
                 self.frozen = nn.Parameter(torch.randn(7, 12), requires_grad=False)
             if changes == "more":
                 self.more = nn.Linear(24, 3)

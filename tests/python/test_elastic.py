@@ -15,6 +15,7 @@ import zeroshard
 from test_checkpoint import contents
 
 GLOBAL_BATCH = 12  # every number of ranks here divides it
+WIDTH = 40  # blocks of 9840 elements, cut at multiples of 1024
 SAMPLES = 60  # five steps an epoch
 EVERY = 2  # steps from save to save
 MICRO_BATCH = {1: 3, 2: 3, 3: 2, 4: 3}
@@ -33,7 +34,7 @@ def make(stage, ranks, data=None):
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 40},
         "zeroshard": {"timeout_s": 30},
     }
-    engine, _, loader, _ = zeroshard.initialize(model=models.stack(), config=config, training_data=data)
+    engine, _, loader, _ = zeroshard.initialize(model=models.stack(width=WIDTH), config=config, training_data=data)
     return engine, loader
 
 
@@ -43,7 +44,7 @@ def make(stage, ranks, data=None):
 def samples():
     """(vector, what is to be learned of it, its number)."""
     generator = torch.Generator().manual_seed(5)
-    inputs, teacher = torch.randn(SAMPLES, 10, generator=generator), torch.randn(10, 5, generator=generator)
+    inputs, teacher = torch.randn(SAMPLES, WIDTH, generator=generator), torch.randn(WIDTH, 5, generator=generator)
     return list(zip(inputs, inputs @ teacher, range(SAMPLES), strict=True))
 
 
@@ -231,7 +232,7 @@ def train(engine, steps):
     losses = []
     for _ in range(steps):
         step, total = engine.global_steps, 0.0
-        inputs, targets = models.vectors(step, 0, GLOBAL_BATCH)
+        inputs, targets = models.vectors(step, 0, GLOBAL_BATCH, WIDTH)
         for x, y in zip(
             models.share(inputs, world.rank(), size).split(micro),
             models.share(targets, world.rank(), size).split(micro),
