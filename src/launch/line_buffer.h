@@ -29,7 +29,7 @@ class LineBuffer {
 class Tail {
  public:
   void append(std::string_view bytes);
-  // At most `count`, without newlines and each at most 500 bytes long.
+  // At most `count`, without newlines; longer ones are cut after 500 bytes, and end with "...".
   std::vector<std::string> lines(size_t count) const;
 
  private:
