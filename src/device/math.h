@@ -19,7 +19,7 @@ void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = f
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);
 
-// Adds the squares of `flat` to `sum`: pieces to about 100 bits (kernels::sum_of_squares), and the pieces exactly, so
+// Adds the squares of `flat` to `sum`: pieces to about 75 bits (kernels::sum_of_squares), and the pieces exactly, so
 // that the sum does not depend on how elements are cut into tensors. With LibTorch's operations: blocks of kBlockNumel
 // elements from flat[0] in fp64, then exactly.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);

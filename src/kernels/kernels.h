@@ -25,9 +25,10 @@ void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale,
 struct TwofoldSum {
   double sum = 0, rest = 0;
 };
-// Sum of squares with a relative error of about numel^2 2^-106: however a range is cut, the parts add up to the same
-// double (Sum2 of Ogita, Rump and Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005). The order of
-// additions does not depend on the instruction set. Non-finite when an element is.
+// Sum of squares to about 75 bits: however a range is cut, the parts add up to the same double. Squares are rounded to
+// a grid on which their sums are exact, and what is rounded away is summed beside (as in Rump, Ogita and Oishi,
+// "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008). The order of additions does not depend on the
+// instruction set. Non-finite when an element is.
 TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
 // What every optimizer kernel needs besides its own hyper-parameters.

@@ -1,4 +1,5 @@
 #pragma once
+#include <bit>
 #include <type_traits>
 
 #include "kernels/half.h"
@@ -159,11 +160,10 @@ T tree_sum(T (&lanes)[kLanes]) {
   return lanes[0];
 }
 
-// Adds term to sum, and what this addition rounds away to rest (Knuth's TwoSum). Of a double, or a vector of them.
-template <typename D>
-void add_twofold(D term, D& sum, D& rest) {
-  const D total = sum + term, gained = total - sum;
-  rest = rest + ((sum - (total - gained)) + (term - gained));
+// Adds term to sum, and what this addition rounds away to rest (Knuth's TwoSum).
+inline void add_twofold(double term, double& sum, double& rest) {
+  const double total = sum + term, gained = total - sum;
+  rest += (sum - (total - gained)) + (term - gained);
   sum = total;
 }
 
@@ -171,11 +171,50 @@ void add_twofold(D term, D& sum, D& rest) {
 constexpr int kSquareLanes = 16;
 
 template <class V, typename T>
-TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
-  constexpr int kVectors = kSquareLanes / V::kWidth, kNumSums = kVectors * V::kParts;
-  typename V::D sums[kNumSums], rests[kNumSums];
+float max_abs(const void* data, int64_t numel) {
+  auto most = V::set(0);
+  for_each_vector<V>(numel, [&](auto where) { most = V::max_abs(most, where.template load<T>(data)); });
+  float lanes[V::kWidth], result = 0;
+  V::template store<float>(lanes, most);
+  for (const float lane : lanes) result = lane > result ? lane : result;
+  return result;
+}
+
+// Of a few elements from all over the range.
+template <class V, typename T>
+float sampled_max_abs(const void* data, int64_t numel) {
+  constexpr int64_t kStretches = 4, kStretch = 64;
+  if (numel <= kStretches * kStretch) return max_abs<V, T>(data, numel);
+  float result = 0;
+  for (int64_t i = 0; i < kStretches; ++i) {
+    const int64_t begin = (numel - kStretch) * i / (kStretches - 1);
+    const float most = max_abs<V, T>(at(data, begin * static_cast<int64_t>(sizeof(T))), kStretch);
+    result = most > result ? most : result;
+  }
+  return result;
+}
+
+// 1.5 times a power of two, for a sum to start at: it stays below 2 times the power as long as the squares that join it
+// come to less than 2^bits times the square of `max_abs`.
+inline double grid_base(float max_abs, uint64_t bits) {
+  constexpr uint64_t kExponent = uint64_t{0x7ff} << 52, kHalf = uint64_t{1} << 51;
+  const uint64_t square = std::bit_cast<uint64_t>(static_cast<double>(max_abs) * max_abs);
+  return std::bit_cast<double>(((square & kExponent) + ((bits + 2) << 52)) | kHalf);
+}
+
+// Sums that start at `base` and keep its exponent are rounded to one grid: what an addition rounds away is exact.
+// False when one has left it. Squares that are not finite leave it, or make the sum not finite.
+template <class V, typename T>
+bool add_squares_on_grid(const void* data, int64_t numel, double base, double (&lanes)[kSquareLanes],
+                         double (&rests)[kSquareLanes]) {
+  constexpr int kVectors = kSquareLanes / V::kWidth, kNumParts = kVectors * V::kParts;
+  constexpr int kLanesPerPart = V::kWidth / V::kParts;
+  typename V::D sum[kNumParts], rest[kNumParts];
 #pragma GCC unroll 64
-  for (int i = 0; i < kNumSums; ++i) sums[i] = rests[i] = V::zero();
+  for (int i = 0; i < kNumParts; ++i) {
+    sum[i] = V::zero() + base;
+    rest[i] = V::zero();
+  }
   const auto add = [&](const void* elements, int64_t i) {
 #pragma GCC unroll 64
     for (int v = 0; v < kVectors; ++v) {
@@ -184,7 +223,9 @@ TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
 #pragma GCC unroll 64
       for (int part = 0; part < V::kParts; ++part) {
         const int at = v * V::kParts + part;
-        add_twofold(parts[part] * parts[part], sums[at], rests[at]);  // the square is exact
+        const typename V::D before = sum[at];
+        sum[at] = V::square_plus(parts[part], before);
+        rest[at] = rest[at] + V::square_plus(parts[part], before - sum[at]);
       }
     }
   };
@@ -199,19 +240,31 @@ TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
     std::memcpy(padded, at(data, i * static_cast<int64_t>(sizeof(T))), sizeof(T) * static_cast<size_t>(numel - i));
     add(padded, 0);
   }
-  constexpr int kLanesPerPart = V::kWidth / V::kParts;
-  double lanes[kSquareLanes], rest_lanes[kSquareLanes];
-  for (int part = 0; part < kNumSums; ++part) {
-    V::store_doubles(lanes + part * kLanesPerPart, sums[part]);
-    V::store_doubles(rest_lanes + part * kLanesPerPart, rests[part]);
+  for (int part = 0; part < kNumParts; ++part) {
+    V::store_doubles(lanes + part * kLanesPerPart, sum[part] - base);
+    V::store_doubles(rests + part * kLanesPerPart, rest[part]);
   }
+  bool inside = true;
+  for (const double lane : lanes) inside = inside && lane < base / 3;
+  return inside;
+}
+
+template <class V, typename T>
+TwofoldSum sum_of_squares_kernel(const void* data, int64_t numel) {
+  double lanes[kSquareLanes], rests[kSquareLanes];
+  // So many bits hold a lane's squares when the elements' bound is true.
+  const auto bits = static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(numel) / kSquareLanes + 1));
+  constexpr uint64_t kLargerThanSampled = 6;  // elements may be 8 times as large
+  const double likely = grid_base(sampled_max_abs<V, T>(data, numel), bits + kLargerThanSampled);
+  if (!add_squares_on_grid<V, T>(data, numel, likely, lanes, rests))
+    add_squares_on_grid<V, T>(data, numel, grid_base(max_abs<V, T>(data, numel), bits), lanes, rests);
   for (int half = kSquareLanes / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) {
-      rest_lanes[lane] += rest_lanes[lane + half];
-      add_twofold(lanes[lane + half], lanes[lane], rest_lanes[lane]);
+      rests[lane] += rests[lane + half];
+      add_twofold(lanes[lane + half], lanes[lane], rests[lane]);
     }
   }
-  return {lanes[0], rest_lanes[0]};
+  return {lanes[0], rests[0]};
 }
 
 }  // namespace

@@ -84,6 +84,8 @@ struct Avx2 {
     parts[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
     parts[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
   }
+  static D square_plus(D a, D b) { return _mm256_fmadd_pd(a, a, b); }
+  static F max_abs(F a, F b) { return _mm256_max_ps(a, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), b)); }
   static void store_doubles(double* to, D value) { _mm256_storeu_pd(to, value); }
 
  private:

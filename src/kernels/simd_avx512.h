@@ -95,6 +95,8 @@ struct Avx512 {
     parts[0] = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
     parts[1] = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1));
   }
+  static D square_plus(D a, D b) { return _mm512_fmadd_pd(a, a, b); }
+  static F max_abs(F a, F b) { return _mm512_max_ps(a, _mm512_abs_ps(b)); }
   static void store_doubles(double* to, D value) { _mm512_storeu_pd(to, value); }
 
  private:

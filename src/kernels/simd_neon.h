@@ -72,6 +72,8 @@ struct Neon {
     parts[0] = vcvt_f64_f32(vget_low_f32(value));
     parts[1] = vcvt_high_f64_f32(value);
   }
+  static D square_plus(D a, D b) { return vfmaq_f64(b, a, a); }
+  static F max_abs(F a, F b) { return vmaxnmq_f32(a, vabsq_f32(b)); }
   static void store_doubles(double* to, D value) { vst1q_f64(to, value); }
 
  private:

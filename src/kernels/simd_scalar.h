@@ -54,6 +54,10 @@ struct Scalar {
   static void add_squares(F value, D* sums) { sums[0] += static_cast<double>(value) * static_cast<double>(value); }
   // value in fp64, kParts vectors of it.
   static void widen(F value, D* parts) { parts[0] = value; }
+  // a * a + b; a * a must be exact, as it is for widened values.
+  static D square_plus(D a, D b) { return a * a + b; }
+  // The larger of a and |b|, lane by lane; either where b is NaN.
+  static F max_abs(F a, F b) { return std::fabs(b) > a ? std::fabs(b) : a; }
   static void store_doubles(double* to, D value) { *to = value; }
 };
 

@@ -140,35 +140,38 @@ void add_twofold(double term, TwofoldSum& to) {
   to.sum = total;
 }
 
-// The association, one lane at a time: 16 lanes and a binary tree.
-TwofoldSum reference_sum_of_squares(const Buffer& buffer) {
-  TwofoldSum lanes[16];
-  for (int64_t i = 0; i < buffer.numel(); ++i) {
-    const double value = buffer.get(i);
-    add_twofold(value * value, lanes[i % 16]);
-  }
-  for (int half : {8, 4, 2, 1}) {
-    for (int lane = 0; lane < half; ++lane) {
-      lanes[lane].rest += lanes[lane + half].rest;
-      add_twofold(lanes[lane + half].sum, lanes[lane]);
-    }
-  }
-  return lanes[0];
-}
-
 TEST_P(Sum, SquaresHaveOneAssociation) {
   Random random(6);
   for (const DType dtype : kAllDtypes) {
-    for (const int64_t numel : lengths()) {
+    std::vector<int64_t> numels = lengths();
+    numels.insert(numels.end(), {255, 256, 257, 5000, 40077});
+    for (const int64_t numel : numels) {
       Buffer buffer(dtype, numel, static_cast<int>(random() % 17));
       fill(buffer, random);
       const TwofoldSum got = sum_of_squares(table(), buffer.data(), dtype, numel);
-      const TwofoldSum expected = reference_sum_of_squares(buffer);
+      const TwofoldSum expected = sum_of_squares(*scalar_table(), buffer.data(), dtype, numel);
       ASSERT_EQ(got.sum, expected.sum) << name_of(dtype) << ", numel " << numel;
       ASSERT_EQ(got.rest, expected.rest) << name_of(dtype) << ", numel " << numel;
-      double plain = 0;
-      for (int64_t i = 0; i < numel; ++i) plain += static_cast<double>(buffer.get(i)) * buffer.get(i);
-      ASSERT_NEAR(got.sum, plain, 1e-12 * plain) << name_of(dtype) << ", numel " << numel;  // fp64, other order
+      long double plain = 0;  // with 11 bits more
+      for (int64_t i = 0; i < numel; ++i) plain += static_cast<long double>(buffer.get(i)) * buffer.get(i);
+      ASSERT_NEAR(static_cast<double>((got.sum - plain + got.rest) / (plain + 1e-300L)), 0,
+                  1e-18 * static_cast<double>(numel + 1))
+          << name_of(dtype) << ", numel " << numel;
+    }
+  }
+}
+
+// A few elements are looked at first: the others may be larger, by as much as there is, or all zero.
+TEST_P(Sum, SquaresOfUnexpectedSizesAreExact) {
+  for (const float largest : {1.0f, 8.0f, 1e3f, 1e19f, 3e38f}) {
+    for (const float others : {0.0f, 1e-30f, 1.0f}) {
+      std::vector<float> values(5000, others);
+      values[1000] = largest;
+      const TwofoldSum got = sum_of_squares(table(), values.data(), DType::kFloat32, 5000);
+      const long double expected =
+          4999 * static_cast<long double>(others) * others + static_cast<long double>(largest) * largest;
+      EXPECT_NEAR(static_cast<double>((got.sum - expected + got.rest) / expected), 0, 1e-18)
+          << largest << ", " << others;
     }
   }
 }

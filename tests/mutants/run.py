@@ -66,10 +66,18 @@ MUTANTS = [
     Mutant(
         "norm-without-rest",
         "src/kernels/kernels_impl.h",
-        "  return {lanes[0], rest_lanes[0]};\n",
+        "  return {lanes[0], rests[0]};\n",
         "  return {lanes[0], 0};\n",
         "kernels",
         "*/Sum.SquaresDoNotDependOnOrderAndCut/*",
+    ),
+    Mutant(
+        "norm-grid-not-checked",
+        "src/kernels/kernels_impl.h",
+        "lane < base / 3;",
+        "true;",
+        "kernels",
+        "*/Sum.SquaresOfUnexpectedSizesAreExact/*",
     ),
     Mutant(
         "norm-rest-of-pieces",
