@@ -50,7 +50,7 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& g
 Engine::~Engine() = default;
 
 void Engine::begin_forward(bool training) {
-  impl_->check_whole();
+  impl_->check_weights_whole();
   impl_->backward_hooks.forget();
   impl_->executor->begin_pass(training);
 }

@@ -186,11 +186,19 @@ void Engine::Impl::report_failed_save() {
   }
 }
 
+void Engine::Impl::check_weights_whole() const {
+  if (!half_loaded.weights) return;
+  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded.checkpoint,
+                          ": parameters are part old and part new. Load a checkpoint that is whole (zeroshard "
+                          "checkpoint verify tells), or make a new engine"));
+}
+
 void Engine::Impl::check_whole() const {
-  if (half_loaded.empty()) return;
-  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded,
-                          ": parameters and optimizer states are of two states. Load a checkpoint that is whole "
-                          "(zeroshard checkpoint verify tells), or make a new engine"));
+  check_weights_whole();
+  if (!half_loaded.optimizer) return;
+  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded.checkpoint,
+                          ", and later loads took parameters alone: optimizer states are part old and part new. Load "
+                          "them, too, or make a new engine"));
 }
 
 // At stage 0 every rank's optimizer has everything: each saves its share.
@@ -389,6 +397,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
   });
   Uploads uploads(impl.options.device, impl.ledger);
+  const Impl::HalfLoaded before = impl.half_loaded;
   const LoadRequest request{
       root,
       load.tag,
@@ -400,7 +409,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
         planned = std::max(planned, impl.ledger.current().at(Category::kCheckpointStaging, Tier::kHost));
         return wanted;
       },
-      [&](const std::string& tag) { impl.half_loaded = concat(root, "/", tag); },
+      [&](const std::string& tag) {
+        impl.half_loaded = {concat(root, "/", tag), true, before.optimizer || load.optimizer};
+      },
       concat(load.all_params ? "all" : "some", " parameters ", load.optimizer ? "with" : "without",
              " optimizer states")};
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
@@ -408,7 +419,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.steps = loaded->manifest.step;
-  impl.half_loaded.clear();
+  impl.half_loaded = before;
+  if (load.all_params) impl.half_loaded.weights = false;
+  if (load.all_params && load.optimizer) impl.half_loaded.optimizer = false;
   return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                      loaded->manifest.rank_states, load.optimizer};
 }

@@ -40,8 +40,9 @@ struct Engine::Impl {
   AsyncSaver& saver();
   void wait_for_turn();
   void report_failed_save();
-  // Throws StateError after a load that failed half way: what would be used is of two states.
-  void check_whole() const;
+  // Throw StateError after a load that failed half way, when what would be used is of two states.
+  void check_weights_whole() const;
+  void check_whole() const;  // the optimizer's states, too
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save);
@@ -76,7 +77,11 @@ struct Engine::Impl {
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
   std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
-  std::string half_loaded;                  // the checkpoint whose load has begun and not ended; empty: none
+  // What a load has begun to overwrite and not ended, and no later load has overwritten whole.
+  struct HalfLoaded {
+    std::string checkpoint;
+    bool weights = false, optimizer = false;
+  } half_loaded;
 };
 
 }  // namespace zeroshard

@@ -158,8 +158,17 @@ TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
     };
     for (const auto& use : uses)
       EXPECT_THAT(message_of(use), HasSubstr(concat("had read a part of ", root.path(), "/new")));
+    LoadOptions weights;
+    weights.optimizer = false;
+    EXPECT_NE(rank.engine->load_checkpoint(root.path(), weights), std::nullopt);
+    rank.engine->begin_forward(false);
+    EXPECT_THAT(message_of([&] { rank.engine->step(); }), HasSubstr("optimizer states are part old and part new"));
     EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
     EXPECT_TRUE(rank.values().equal(old));
+    rank.train_step(scenario, 1);
+    LoadOptions part;
+    part.all_params = false;
+    EXPECT_NE(rank.engine->load_checkpoint(root.path(), part), std::nullopt);
     rank.train_step(scenario, 1);
   });
   EXPECT_THAT(errors, Each(""));

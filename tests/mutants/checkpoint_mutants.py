@@ -493,14 +493,14 @@ ENGINE = [
     (
         "engine-half-loaded-is-used",
         _ENGINE,
-        "  if (half_loaded.empty()) return;\n",
+        "  if (!half_loaded.weights) return;\n",
         "  return;\n",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
     (
         "engine-half-loaded-for-ever",
         _ENGINE,
-        "  impl.half_loaded.clear();\n",
+        "  if (load.all_params) impl.half_loaded.weights = false;\n",
         "",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
