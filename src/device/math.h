@@ -19,9 +19,9 @@ void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = f
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);
 
-// Adds the squares of `flat` to `sum`: pieces to about 75 bits (kernels::sum_of_squares), and the pieces exactly, so
-// that the sum does not depend on how elements are cut into tensors. With LibTorch's operations: blocks of kBlockNumel
-// elements from flat[0] in fp64, then exactly.
+// Adds the squares of `flat` to `sum`: pieces of 2^15 elements to 70 bits and more (kernels::sum_of_squares), and the
+// pieces exactly, so that the sum, rounded to a double, does not depend on how elements are cut into tensors but once
+// in millions of times. With LibTorch's operations: blocks of kBlockNumel elements from flat[0] in fp64, then exactly.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
 // The same with LibTorch's operations: what the functions above call for devices that our kernels do not run on.

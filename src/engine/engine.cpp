@@ -50,7 +50,7 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& g
 Engine::~Engine() = default;
 
 void Engine::begin_forward(bool training) {
-  impl_->check_weights_whole();
+  impl_->check_whole();
   impl_->backward_hooks.forget();
   impl_->executor->begin_pass(training);
 }
@@ -76,6 +76,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, bool average) const {
 }
 
 void Engine::begin_backward(bool sync) {
+  impl_->check_whole();
   impl_->sync = sync;
   // Gradients of a loss.backward() before this one are under way in the order that there is.
   if (!impl_->pending_backward) {

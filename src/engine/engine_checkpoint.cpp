@@ -162,7 +162,7 @@ AsyncSaver& Engine::Impl::saver() {
   return *async_saver;
 }
 
-// For a save that is under way. Training stands still meanwhile: who saves faster than the disks write should know.
+// For a save that is under way. Who saves faster than the disks write should know.
 void Engine::Impl::wait_for_turn() {
   if (!async_saver) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);
@@ -170,9 +170,9 @@ void Engine::Impl::wait_for_turn() {
   report_failed_save();
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
   if (waited < kNoticeable || reduce_comm.rank() != 0) return;
-  log(LogLevel::kWarning, concat("training stood still for ", waited.count(),
-                                 " ms: the checkpoint before was still being written. Save less often, or to a faster "
-                                 "disk"));
+  log(LogLevel::kWarning, concat("waited ", waited.count(),
+                                 " ms for the checkpoint before to be written. When every save waits, save less often "
+                                 "or to a faster disk"));
 }
 
 // Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
@@ -186,19 +186,11 @@ void Engine::Impl::report_failed_save() {
   }
 }
 
-void Engine::Impl::check_weights_whole() const {
-  if (!half_loaded.weights) return;
-  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded.checkpoint,
-                          ": parameters are part old and part new. Load a checkpoint that is whole (zeroshard "
-                          "checkpoint verify tells), or make a new engine"));
-}
-
 void Engine::Impl::check_whole() const {
-  check_weights_whole();
-  if (!half_loaded.optimizer) return;
-  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded.checkpoint,
-                          ", and later loads took parameters alone: optimizer states are part old and part new. Load "
-                          "them, too, or make a new engine"));
+  if (!half_loaded) return;
+  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded->checkpoint,
+                          ": parameters and states are of two checkpoints. Load one that is whole (zeroshard "
+                          "checkpoint verify tells) with the same options, or make a new engine"));
 }
 
 // At stage 0 every rank's optimizer has everything: each saves its share.
@@ -397,7 +389,12 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
   });
   Uploads uploads(impl.options.device, impl.ledger);
-  const Impl::HalfLoaded before = impl.half_loaded;
+  const auto before = impl.half_loaded;
+  const auto begin_overwriting = [&](const std::string& tag) {
+    const bool all_params = load.all_params || (before && before->all_params);
+    const bool optimizer = load.optimizer || (before && before->optimizer);
+    impl.half_loaded = {concat(root, "/", tag), all_params, optimizer};
+  };
   const LoadRequest request{
       root,
       load.tag,
@@ -410,18 +407,18 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
         return wanted;
       },
       [&](const std::string& tag) {
-        impl.half_loaded = {concat(root, "/", tag), true, before.optimizer || load.optimizer};
+        if (impl.options.device.is_cpu()) begin_overwriting(tag);
       },
       concat(load.all_params ? "all" : "some", " parameters ", load.optimizer ? "with" : "without",
              " optimizer states")};
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
   if (!loaded) return std::nullopt;
+  begin_overwriting(loaded->tag);  // other devices are overwritten now
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.steps = loaded->manifest.step;
-  impl.half_loaded = before;
-  if (load.all_params) impl.half_loaded.weights = false;
-  if (load.all_params && load.optimizer) impl.half_loaded.optimizer = false;
+  const bool covers = !before || ((load.all_params || !before->all_params) && (load.optimizer || !before->optimizer));
+  impl.half_loaded = covers ? std::nullopt : before;
   return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                      loaded->manifest.rank_states, load.optimizer};
 }

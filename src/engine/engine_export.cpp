@@ -98,7 +98,7 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
     });
   };
   phase([&] {
-    impl.check_weights_whole();
+    impl.check_whole();
     for (const UnitLayout& layout : impl.layouts)
       for (const ParamSpec& param : layout.params)
         if (exported(param)) file.declare(param.name(), param.shape, to_scalar_type(param.dtype));

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/async_saver.h"
@@ -40,9 +41,8 @@ struct Engine::Impl {
   AsyncSaver& saver();
   void wait_for_turn();
   void report_failed_save();
-  // Throw StateError after a load that failed half way, when what would be used is of two states.
-  void check_weights_whole() const;
-  void check_whole() const;  // the optimizer's states, too
+  // Throws StateError after a load that failed half way: what would be used is of two states.
+  void check_whole() const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save);
@@ -77,11 +77,12 @@ struct Engine::Impl {
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
   std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
-  // What a load has begun to overwrite and not ended, and no later load has overwritten whole.
+  // A load that has begun to overwrite and failed, until one that takes as much succeeds.
   struct HalfLoaded {
     std::string checkpoint;
-    bool weights = false, optimizer = false;
-  } half_loaded;
+    bool all_params, optimizer;  // LoadOptions
+  };
+  std::optional<HalfLoaded> half_loaded;
 };
 
 }  // namespace zeroshard

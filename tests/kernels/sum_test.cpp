@@ -152,11 +152,14 @@ TEST_P(Sum, SquaresHaveOneAssociation) {
       const TwofoldSum expected = sum_of_squares(*scalar_table(), buffer.data(), dtype, numel);
       ASSERT_EQ(got.sum, expected.sum) << name_of(dtype) << ", numel " << numel;
       ASSERT_EQ(got.rest, expected.rest) << name_of(dtype) << ", numel " << numel;
-      long double plain = 0;  // with 11 bits more
-      for (int64_t i = 0; i < numel; ++i) plain += static_cast<long double>(buffer.get(i)) * buffer.get(i);
-      ASSERT_NEAR(static_cast<double>((got.sum - plain + got.rest) / (plain + 1e-300L)), 0,
-                  1e-18 * static_cast<double>(numel + 1))
-          << name_of(dtype) << ", numel " << numel;
+      long double exact = 0, rest = 0;  // to 2 x 64 bits
+      for (int64_t i = 0; i < numel; ++i) {
+        const long double square = static_cast<long double>(buffer.get(i)) * buffer.get(i), total = exact + square;
+        rest += (exact - (total - (total - exact))) + (square - (total - exact));
+        exact = total;
+      }
+      const long double error = (got.sum - exact) + (got.rest - rest);
+      ASSERT_LE(std::abs(error), exact * 0x1p-70L) << name_of(dtype) << ", numel " << numel;
     }
   }
 }

@@ -493,15 +493,15 @@ ENGINE = [
     (
         "engine-half-loaded-is-used",
         _ENGINE,
-        "  if (!half_loaded.weights) return;\n",
+        "  if (!half_loaded) return;\n",
         "  return;\n",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
     (
         "engine-half-loaded-for-ever",
         _ENGINE,
-        "  if (load.all_params) impl.half_loaded.weights = false;\n",
-        "",
+        "impl.half_loaded = covers ? std::nullopt : before;",
+        "impl.half_loaded = before;",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
     (
