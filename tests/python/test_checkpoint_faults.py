@@ -125,7 +125,7 @@ def writer_of(engine, folder):
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
     deadline = time.monotonic() + 10
-    while len(new := set(os.listdir("/proc/self/task")) - before) != 1:  # those that have ended stay listed for a moment
+    while len(new := set(os.listdir("/proc/self/task")) - before) != 1:  # who has ended stays listed for a moment
         assert time.monotonic() < deadline, new
         time.sleep(0.01)
     return new.pop()
