@@ -19,9 +19,7 @@ const Value& choose(const std::map<std::string, Value>& choices, const std::stri
     listed += (listed.empty() ? "" : ", ") + key;
     known.push_back(key);
   }
-  const std::string nearest = suggest_path(name, known);
-  throw ValueError(option + " must be one of " + listed + ", got '" + name + "'" + (nearest.empty() ? "" : ";") +
-                   nearest);
+  throw ValueError(option + " must be one of " + listed + ", got '" + name + "'" + suggest_word(name, known));
 }
 
 }  // namespace zeroshard::cli

@@ -47,12 +47,6 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-// "; did you mean 'plan'?", or "".
-std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  const std::string found = suggest_path(word, known);
-  return found.empty() ? "" : ";" + found;
-}
-
 bool is_option(const std::string& word) {
   return word.size() > 1 && word.starts_with('-');
 }
@@ -72,7 +66,7 @@ std::optional<std::string> unplaced_word(const CLI::App& app) {
 
 std::string unknown_command(const CLI::App& app, const std::string& word) {
   const std::vector<std::string> known = command_names(app);
-  const std::string guess = nearest(word, known);
+  const std::string guess = suggest_word(word, known);
   return "'" + word + "' is no command of " + full_name(app) + guess + (guess.empty() ? "; it has " : " It has ") +
          joined(known);
 }
@@ -82,7 +76,7 @@ std::string unplaced(const Chain& chain, size_t at, const std::string& word) {
   const bool needs_command = app.get_require_subcommand_min() > 0;
   if (!is_option(word)) {
     if (needs_command && app.get_subcommands().empty()) return unknown_command(app, word);
-    const std::string guess = nearest("--" + word, option_names(app));
+    const std::string guess = suggest_word("--" + word, option_names(app));
     return "'" + word + "' is one argument too many for " + full_name(app) + guess + (guess.empty() ? ";" : "") +
            help_of(app);
   }
@@ -145,7 +139,7 @@ std::string wrong_value(const CLI::Option& option, const CLI::ParseError& error)
 std::string unknown_option(const CLI::App& app, const std::string& word) {
   const std::string name = word.substr(0, word.find('='));
   // Any two letters are near each other.
-  const std::string guess = name.size() > 2 ? nearest(name, option_names(app)) : "";
+  const std::string guess = name.size() > 2 ? suggest_word(name, option_names(app)) : "";
   return "unknown option '" + word + "'" + guess;
 }
 

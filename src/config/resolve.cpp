@@ -129,8 +129,8 @@ class Resolver {
     if (const auto index = index_of(type, unsupported_names)) {
       fail_value(path, type, concat(unsupported_names[*index], " is not supported; must be one of ", all));
     }
-    const std::string nearest = suggest_path(type.get<std::string>(), {names.begin(), names.end()});
-    fail_value(path, type, concat("must be one of ", all, nearest.empty() ? "" : ";", nearest));
+    const std::vector<std::string> known(names.begin(), names.end());
+    fail_value(path, type, concat("must be one of ", all, suggest_word(type.get<std::string>(), known)));
   }
 
   // The type named in `block`, or null. A block with other keys must have one.

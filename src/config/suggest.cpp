@@ -53,4 +53,9 @@ std::string suggest_path(const std::string& path, const std::vector<std::string>
   return best ? " did you mean '" + *best + "'?" : "";
 }
 
+std::string suggest_word(const std::string& word, const std::vector<std::string>& known) {
+  const std::string nearest = suggest_path(word, known);
+  return nearest.empty() ? "" : ";" + nearest;
+}
+
 }  // namespace zeroshard

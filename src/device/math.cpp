@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "base/align.h"
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
 #include "kernels/kernels.h"
@@ -20,12 +21,8 @@ constexpr int64_t kGrain = 1 << 16;    // elements below which a second thread d
 constexpr int64_t kAtenBlocks = 4096;  // squared at a time off the CPU: bounds the memory for them
 constexpr int64_t kCached = 1 << 15;   // elements summed, then squared, before the next: stay in the L2 cache
 
-int64_t num_blocks(int64_t numel) {
-  return (numel + kBlockNumel - 1) / kBlockNumel;
-}
-
 int64_t num_pieces(int64_t numel) {
-  return (numel + kCached - 1) / kCached;
+  return ceil_div(numel, kCached);
 }
 
 char* at_offset(void* data, int64_t elements, DType dtype) {
@@ -68,7 +65,7 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
 
 void aten::add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
   const int64_t whole = flat.numel() / kBlockNumel;
-  const at::Tensor partial = at::zeros({num_blocks(flat.numel())}, flat.options().dtype(at::kDouble));
+  const at::Tensor partial = at::zeros({ceil_div(flat.numel(), kBlockNumel)}, flat.options().dtype(at::kDouble));
   const auto square = [&](int64_t first, int64_t last, int64_t end) {
     const at::Tensor part = flat.slice(0, first * kBlockNumel, end).view({last - first, -1});
     partial.slice(0, first, last).copy_(part.to(at::kDouble).square().sum(1));

@@ -52,8 +52,14 @@ double block_sum_of_squares(const float* x, int64_t numel) {
   for (auto& sum : sums) sum = V::zero();
   const auto add = [&](const float* from) {
 #pragma GCC unroll 64
-    for (int v = 0; v < kVectors; ++v)
-      V::add_squares(V::template load<float>(from + v * V::kWidth), sums + v * V::kParts);
+    for (int v = 0; v < kVectors; ++v) {
+      typename V::D parts[V::kParts];
+      V::widen(V::template load<float>(from + v * V::kWidth), parts);
+      for (int part = 0; part < V::kParts; ++part) {
+        auto& sum = sums[v * V::kParts + part];
+        sum = V::square_plus(parts[part], sum);
+      }
+    }
   };
   int64_t i = 0;
   for (; i + kMeanLanes <= numel; i += kMeanLanes) add(x + i);

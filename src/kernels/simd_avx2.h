@@ -74,12 +74,6 @@ struct Avx2 {
   }
 
   static D zero() { return _mm256_setzero_pd(); }
-  static void add_squares(F value, D* sums) {
-    D parts[kParts];
-    widen(value, parts);
-    sums[0] = _mm256_fmadd_pd(parts[0], parts[0], sums[0]);
-    sums[1] = _mm256_fmadd_pd(parts[1], parts[1], sums[1]);
-  }
   static void widen(F value, D* parts) {
     parts[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
     parts[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));

@@ -85,12 +85,6 @@ struct Avx512 {
   }
 
   static D zero() { return _mm512_setzero_pd(); }
-  static void add_squares(F value, D* sums) {
-    D parts[kParts];
-    widen(value, parts);
-    sums[0] = _mm512_fmadd_pd(parts[0], parts[0], sums[0]);
-    sums[1] = _mm512_fmadd_pd(parts[1], parts[1], sums[1]);
-  }
   static void widen(F value, D* parts) {
     parts[0] = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
     parts[1] = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1));

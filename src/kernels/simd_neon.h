@@ -62,12 +62,6 @@ struct Neon {
   static F finite_or(F a, F b) { return vbslq_f32(vceqq_f32(vsubq_f32(a, a), vdupq_n_f32(0)), a, b); }
 
   static D zero() { return vdupq_n_f64(0); }
-  static void add_squares(F value, D* sums) {
-    D parts[kParts];
-    widen(value, parts);
-    sums[0] = vfmaq_f64(sums[0], parts[0], parts[0]);
-    sums[1] = vfmaq_f64(sums[1], parts[1], parts[1]);
-  }
   static void widen(F value, D* parts) {
     parts[0] = vcvt_f64_f32(vget_low_f32(value));
     parts[1] = vcvt_high_f64_f32(value);

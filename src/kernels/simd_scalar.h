@@ -50,8 +50,6 @@ struct Scalar {
   static F finite_or(F a, F b) { return std::isfinite(a) ? a : b; }
 
   static D zero() { return 0; }
-  // sums[part] += value * value in fp64; the products are exact.
-  static void add_squares(F value, D* sums) { sums[0] += static_cast<double>(value) * static_cast<double>(value); }
   // value in fp64, kParts vectors of it.
   static void widen(F value, D* parts) { parts[0] = value; }
   // a * a + b; a * a must be exact, as it is for widened values.

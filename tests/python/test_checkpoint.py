@@ -1,7 +1,6 @@
 """Checkpoints: what was trained before goes on bit by bit, at any stage; test_reshard.py has other numbers of ranks."""
 
 import itertools
-import json
 import math
 import os
 import random
@@ -220,28 +219,6 @@ def test_stopping_at_every_step(tmp_path, release):
 
 
 # -- what is in one ----------------------------------------------------------------------------------------------------
-
-
-def contents(folder):
-    """name and kind -> bytes, read by an independent reader of safetensors and put together by the manifest."""
-    from safetensors import safe_open
-
-    with open(os.path.join(folder, "manifest.json")) as file:
-        manifest = json.load(file)
-    found = {}
-    for tensor in manifest["tensors"]:
-        if tensor["kind"].startswith("buffer@"):  # of ranks that need not be there again
-            continue
-        parts = []
-        for index, begin, end, _, _ in tensor["slices"]:
-            name = manifest["files"][index]["name"]
-            with safe_open(os.path.join(folder, name), "pt") as file:
-                parts.append(file.get_tensor(f"{tensor['kind']}/{tensor['name']}[{begin}:{end}]"))
-        value = torch.cat(parts) if parts else torch.empty(0)
-        assert value.numel() == math.prod(tensor["shape"])
-        key = (tensor["name"], tensor["kind"], tensor["updates"])
-        found[key] = value.view(torch.uint8).numpy().tobytes() if parts else b""
-    return found
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

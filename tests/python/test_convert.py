@@ -20,6 +20,7 @@ from built import ZEROSHARD, needs
 from data.convert.make_fixtures import STEPS, Net, batch, groups_of, loss_of
 from safetensors import safe_open
 from safetensors.torch import load_file
+from saved import manifest_of
 from zeroshard.convert import convert
 from zeroshard.importing import pickles
 
@@ -27,11 +28,6 @@ DATA = Path(__file__).parent / "data" / "convert"
 DEEPSPEED = ["ds1_fp16", "ds2_bf16", "ds3_fp32", "ds2_groups", "ds3_groups"]  # groups: 2 of them, 3 ranks, bf16
 ALL = [*DEEPSPEED, "dcp"]
 BUFFERS = ["mean", "count"]
-
-
-def manifest_of(path):
-    text = Path(path, "manifest.json").read_text()
-    return json.loads(text)
 
 
 def values(path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_checkpoint import contents
+from saved import contents
 
 GLOBAL_BATCH = 12  # every number of ranks here divides it
 WIDTH = 40  # blocks of 9840 elements, cut at multiples of 1024

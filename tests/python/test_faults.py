@@ -1,7 +1,6 @@
 """Mistakes, ranks that diverge, NaN, ranks that die or stop: an error that says what is wrong, soon, on every rank."""
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from saved import manifest_of
 from torch import nn
 
 pytestmark = pytest.mark.fault
@@ -407,8 +407,7 @@ def expected_log(place, dtype):
 
 def hashes_of(folder, tag):
     """Weights, moments, step counts: their hashes, as every rank saved them."""
-    with open(os.path.join(folder, tag, "manifest.json")) as file:
-        return json.load(file)["tensors"]
+    return manifest_of(folder, tag)["tensors"]
 
 
 @pytest.mark.row("N1")
@@ -502,8 +501,7 @@ def disturb(signal_number, stage, transport, seed, victim=None, default_timeouts
         os.kill(trained.pids[victim], signal_number)
         start = time.monotonic()
         others = [rank for rank in range(3) if rank != victim]
-        # With the default time-outs a rank that is stopped is only missed after 10 s.
-        trained.join(END_S + (15 if default_timeouts else 0), among=others)
+        trained.join(END_S, among=others)
         took = time.monotonic() - start
         trained.processes[victim].kill()  # one that was stopped
         ranks = trained.results()

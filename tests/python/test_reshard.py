@@ -11,7 +11,8 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_checkpoint import STAGES, WIDTH, Dropping, configuration, contents
+from saved import contents, manifest_of
+from test_checkpoint import STAGES, WIDTH, Dropping, configuration
 from torch import nn
 
 DTYPES = ["fp32", "bf16", "fp16"]
@@ -136,14 +137,9 @@ def read_all(loads, dtype):
     return [read(folder, stage, dtype, out) for folder, stage, out in loads]
 
 
-def manifest_of(folder):
-    with open(os.path.join(folder, TAG, "manifest.json")) as file:
-        return json.load(file)
-
-
 def payload(folder):
     """All that a checkpoint holds, but for what is of single ranks, and which rank wrote what."""
-    manifest = manifest_of(folder)
+    manifest = manifest_of(folder, TAG)
     tensors = [
         {key: value for key, value in tensor.items() if key != "slices"}
         for tensor in manifest["tensors"]
@@ -158,7 +154,7 @@ def payload(folder):
 def check_what_was_written(folder, writers, dtype):
     """Something of all that a checkpoint can hold, and of every rank."""
     saved = payload(folder)
-    moments = [tensor for tensor in manifest_of(folder)["tensors"] if tensor["kind"] == "exp_avg"]
+    moments = [tensor for tensor in manifest_of(folder, TAG)["tensors"] if tensor["kind"] == "exp_avg"]
     assert {index for tensor in moments for index, *_ in tensor["slices"]} == set(range(writers))
     core, front = saved["state"]["core"], saved["state"]["front"]
     scaler = [core[f"loss_scale{key}"] for key in ("", "_iteration", "_last_overflow", "_hysteresis_left")]
@@ -227,7 +223,7 @@ def test_any_number_of_ranks_at_any_stage_loads(tmp_path, release, dtype):
             print(f"{dtype}: written by {writer[0]} ranks at stage {writer[1]}, read by {readers} at {load[1]}")
             compare_runs(before, runs)
             assert payload(load[2]) == saved
-            compare_random_states(manifest_of(folder), manifest_of(load[2]))
+            compare_random_states(manifest_of(folder, TAG), manifest_of(load[2], TAG))
 
 
 # -- from one to the next ----------------------------------------------------------------------------------------------
@@ -235,7 +231,7 @@ def test_any_number_of_ranks_at_any_stage_loads(tmp_path, release, dtype):
 
 def stretches(folder):
     """Which rank wrote what of each state of a parameter, where, and its hashes."""
-    tensors = manifest_of(folder)["tensors"]
+    tensors = manifest_of(folder, TAG)["tensors"]
     return [[tensor["name"], tensor["kind"], tensor["slices"]] for tensor in tensors if "buffer" not in tensor["kind"]]
 
 
@@ -251,7 +247,7 @@ def test_a_chain_of_other_numbers_of_ranks_ends_with_the_first_payload(tmp_path,
             arguments = {"folder": source, "stage": stage, "dtype": dtype, "out": out}
             states = world.run(readers, read, steps=False, **arguments)
             assert states == [runs[0]["common"][0]] * readers, (dtype, out)
-            assert manifest_of(out)["ranks"][0] == manifest_of(folders[0])["ranks"][0], (dtype, out)
+            assert manifest_of(out, TAG)["ranks"][0] == manifest_of(folders[0], TAG)["ranks"][0], (dtype, out)
         payloads = [json.dumps(payload(folder), sort_keys=True).encode() for folder in folders]
         assert len({hashlib.sha256(each).hexdigest() for each in payloads}) == 1, dtype
         assert stretches(folders[-1]) == stretches(folders[0]), dtype
