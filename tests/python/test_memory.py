@@ -82,8 +82,12 @@ def resident_beside_planned(width, layers, stage):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_resident_memory_is_what_was_planned(stage):
-    for built, trained, first, total in world.run(2, resident_beside_planned, width=512, layers=24, stage=stage):
+def test_resident_memory_is_what_was_planned(stage, release):
+    # Activations, the gradients of two units (6 MB each), Gloo's threads; and pages that the heap keeps.
+    layers, besides = (160, 16) if release else (24, 48)
+    for built, trained, first, total in world.run(
+        2, resident_beside_planned, timeout_s=200, width=512, layers=layers, stage=stage
+    ):
         assert total > 250
         assert built < 1.03 * first + 32, (built, first)  # the model's own tensors are gone
-        assert abs(trained - total) < 0.03 * total + 48, (trained, total)  # activations, single gradients, Gloo
+        assert abs(trained - total) < 0.03 * total + besides, (trained, total)
