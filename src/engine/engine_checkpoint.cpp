@@ -69,6 +69,15 @@ StateSlice to_slice(const TensorState& state) {
           .on_host = state.tensor.is_cpu()};
 }
 
+// A damaged checkpoint has been read in part; all that it has overwritten must come from the one that is `chosen` now.
+void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
+  for (const auto& [state, damaged] : overwritten) {
+    ZS_CHECK(chosen.contains(state), damaged, " is damaged, and reading it has overwritten '", state.name, "' (",
+             state.kind, "), which the next older checkpoint does not have. Make a new engine, and load that one by ",
+             "its tag");
+  }
+}
+
 }  // namespace
 
 // Walks the parameters with the memory behind their states.
@@ -187,10 +196,13 @@ void Engine::Impl::report_failed_save() {
 }
 
 void Engine::Impl::check_whole() const {
-  if (!half_loaded) return;
-  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded->checkpoint,
-                          ": parameters and states are of two checkpoints. Load one that is whole (zeroshard "
-                          "checkpoint verify tells) with the same options, or make a new engine"));
+  if (half_loaded.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& [state, checkpoint] : half_loaded)
+    if (names.empty() || names.back() != state.name) names.push_back(state.name);
+  throw StateError(concat("load_checkpoint failed when it had read a part of ", half_loaded.begin()->second, ": ",
+                          some_of(names), " may be of two checkpoints. Load one that is whole (zeroshard checkpoint ",
+                          "verify tells) and has them, with the same options, or make a new engine"));
 }
 
 // At stage 0 every rank's optimizer has everything: each saves its share.
@@ -389,11 +401,10 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
   });
   Uploads uploads(impl.options.device, impl.ledger);
-  const auto before = impl.half_loaded;
+  std::set<StateKey> chosen;                    // of the checkpoint at hand
+  std::map<StateKey, std::string> overwritten;  // by this call
   const auto begin_overwriting = [&](const std::string& tag) {
-    const bool all_params = load.all_params || (before && before->all_params);
-    const bool optimizer = load.optimizer || (before && before->optimizer);
-    impl.half_loaded = {concat(root, "/", tag), all_params, optimizer};
+    for (const StateKey& state : chosen) overwritten[state] = impl.half_loaded[state] = concat(root, "/", tag);
   };
   const LoadRequest request{
       root,
@@ -401,6 +412,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
       load.strict,
       [&](const Manifest& manifest, const TensorIndex& index) {
         std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others);
+        chosen.clear();
+        for (const StateSlice& slice : wanted) chosen.emplace(slice.name, slice.kind);
+        check_replaces(overwritten, chosen);
         uploads.stage(wanted);
         int64_t& planned = impl.planned.at(Category::kCheckpointStaging, Tier::kHost);
         planned = std::max(planned, impl.ledger.current().at(Category::kCheckpointStaging, Tier::kHost));
@@ -417,8 +431,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.steps = loaded->manifest.step;
-  const bool covers = !before || ((load.all_params || !before->all_params) && (load.optimizer || !before->optimizer));
-  impl.half_loaded = covers ? std::nullopt : before;
+  for (const StateKey& state : chosen) impl.half_loaded.erase(state);
   return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                      loaded->manifest.rank_states, load.optimizer};
 }

@@ -22,6 +22,12 @@
 
 namespace zeroshard {
 
+// A state of a parameter, or a buffer, as checkpoints have it.
+struct StateKey {
+  std::string name, kind;
+  auto operator<=>(const StateKey&) const = default;
+};
+
 // The parts of an engine, in the order in which they must be destroyed in reverse. Built in engine_build.cpp.
 struct Engine::Impl {
   Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint);
@@ -77,12 +83,8 @@ struct Engine::Impl {
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
   std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
-  // A load that has begun to overwrite and failed, until one that takes as much succeeds.
-  struct HalfLoaded {
-    std::string checkpoint;
-    bool all_params, optimizer;  // LoadOptions
-  };
-  std::optional<HalfLoaded> half_loaded;
+  // What a load has begun to overwrite, from which checkpoint, until a load of it succeeds.
+  std::map<StateKey, std::string> half_loaded;
 };
 
 }  // namespace zeroshard

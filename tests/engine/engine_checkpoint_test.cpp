@@ -128,7 +128,15 @@ TEST(EngineCheckpoint, RanksMustLoadTheSame) {
   EXPECT_EQ(messages[0], messages[1]);
 }
 
-// The last byte of rank 1's file is another one: a strict load has then overwritten what came before.
+// A load notices it when it has overwritten what came before.
+void change_last_byte(const std::string& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const char last = char(file.get() ^ 1);
+  file.seekp(-1, std::ios::end);
+  file.put(last);
+}
+
 TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
   const TemporaryDirectory root;
   const Scenario scenario = make_scenario(2, 2);
@@ -139,13 +147,7 @@ TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
     rank.train_step(scenario, 0);
     rank.engine->save_checkpoint(root.path(), "new", 1);
     rank.engine->wait_for_checkpoint();
-    if (rank.rank == 1) {
-      std::fstream file(root.path() + "/new/rank-00001.safetensors", std::ios::in | std::ios::out | std::ios::binary);
-      file.seekg(-1, std::ios::end);
-      const char last = char(file.get() ^ 1);
-      file.seekp(-1, std::ios::end);
-      file.put(last);
-    }
+    if (rank.rank == 1) change_last_byte(root / "new/rank-00001.safetensors");
     LoadOptions strict;
     strict.strict = true;
     EXPECT_THAT(message_of([&] { rank.engine->load_checkpoint(root.path(), strict); }), HasSubstr("rank-00001"));
@@ -169,6 +171,31 @@ TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
     part.all_params = false;
     EXPECT_NE(rank.engine->load_checkpoint(root.path(), part), std::nullopt);
     rank.train_step(scenario, 1);
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
+TEST(EngineCheckpoint, AnOlderOneReplacesAllThatADamagedOneHasOverwritten) {
+  const TemporaryDirectory root;
+  const auto errors = run_saving(make_scenario(2, 2), [&](SavingRank& rank) {
+    const at::Tensor buffer = at::zeros({4});
+    CheckpointContents with_buffer;
+    if (rank.rank == 0) with_buffer.buffers.push_back({"b", "buffer", buffer, {4}});
+    rank.engine->save_checkpoint(root.path(), "old", 1);
+    rank.engine->save_checkpoint(root.path(), "new", 2, with_buffer);
+    rank.engine->wait_for_checkpoint();
+    if (rank.rank == 1) change_last_byte(root / "new/rank-00001.safetensors");
+    const auto take_buffer = [&](const std::vector<TensorInfo>& there) {
+      std::vector<TensorState> taken;
+      for (const TensorInfo& info : there)
+        if (info.kind == "buffer") taken.push_back({info.name, info.kind, buffer, {4}});
+      return taken;
+    };
+    const std::string lacks = concat(root / "new", " is damaged, and reading it has overwritten 'b' (buffer)");
+    EXPECT_THAT(message_of([&] { rank.engine->load_checkpoint(root.path(), {}, take_buffer); }), HasSubstr(lacks));
+    // An older one that has no 'b' does not make it whole; one that is read without 'b' never touches it.
+    EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+    EXPECT_THAT(message_of([&] { rank.engine->begin_forward(true); }), HasSubstr("'b' may be of two checkpoints"));
   });
   EXPECT_THAT(errors, Each(""));
 }

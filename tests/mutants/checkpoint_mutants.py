@@ -493,16 +493,30 @@ ENGINE = [
     (
         "engine-half-loaded-is-used",
         _ENGINE,
-        "  if (!half_loaded) return;\n",
+        "  if (half_loaded.empty()) return;\n",
         "  return;\n",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
     (
         "engine-half-loaded-for-ever",
         _ENGINE,
-        "impl.half_loaded = covers ? std::nullopt : before;",
-        "impl.half_loaded = before;",
+        "impl.half_loaded.erase(state);",
+        "static_cast<void>(state);",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
+    ),
+    (
+        "engine-older-checkpoint-mixes",
+        _ENGINE,
+        "check_replaces(overwritten, chosen);",
+        "check_replaces({}, chosen);",
+        "EngineCheckpoint.AnOlderOneReplacesAllThatADamagedOneHasOverwritten",
+    ),
+    (
+        "engine-half-loaded-whatever-is-read",
+        _ENGINE,
+        "for (const StateKey& state : chosen) impl.half_loaded.erase(state);",
+        "impl.half_loaded.clear();",
+        "EngineCheckpoint.AnOlderOneReplacesAllThatADamagedOneHasOverwritten",
     ),
     (
         "engine-load-options-not-compared",

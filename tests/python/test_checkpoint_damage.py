@@ -455,6 +455,39 @@ def test_what_is_half_loaded_is_not_used(tmp_path):
         assert tag == OLD and found in old
 
 
+def write_without_and_with_frozen(folder):
+    engine = make(2, checkpoint={"async": False})
+    seed(engine)
+    for exclude in (True, False):
+        train(engine, 2)
+        engine.save_checkpoint(folder, exclude_frozen_parameters=exclude)
+
+
+def load_where_the_older_has_less(folder):
+    """What a load says, and a pass after it; what another engine loads by its tag."""
+    engine = make(2)
+    said = []
+    for use in (lambda: engine.load_checkpoint(folder), lambda: engine(torch.zeros(4, 6, dtype=torch.long))):
+        try:
+            use()
+            said.append("")
+        except zeroshard.Error as error:
+            said.append(str(error))
+    path, _ = make(2).load_checkpoint(folder, tag=OLD)
+    return [said, os.path.basename(path)]
+
+
+@pytest.mark.row("C1")
+def test_an_older_checkpoint_replaces_all_that_a_damaged_one_has_overwritten(tmp_path):
+    world.run(2, write_without_and_with_frozen, folder=str(tmp_path))
+    at = os.path.getsize(tmp_path / NEW / SHARDS[1]) - 3
+    damage(str(tmp_path), "flip", SHARDS[1], at)
+    for (load, use), tag in world.run(2, load_where_the_older_has_less, folder=str(tmp_path)):
+        assert f"{tmp_path}/{NEW} is damaged, and reading it has overwritten 'frozen' (weight)" in load, load
+        assert f"had read a part of {tmp_path}/{NEW}" in use, use
+        assert tag == OLD
+
+
 @pytest.mark.row("C1")
 def test_verify_finds_what_loading_finds(tmp_path):
     written(str(tmp_path))
