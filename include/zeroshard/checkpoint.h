@@ -56,7 +56,8 @@ struct LoadedState {
   bool has_optimizer = false;            // optimizer states were loaded
 };
 
-// Chooses the memory for tensors that the engine does not know, out of those that the checkpoint has.
+// Chooses the memory for tensors that the engine does not know, out of those that the checkpoint has. Memory of its
+// own: it is partly filled when the load fails, and another is asked for when an older checkpoint is tried.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 
 }  // namespace zeroshard

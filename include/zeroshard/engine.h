@@ -146,7 +146,7 @@ class Engine {
   // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` is asked for
   // memory for the tensors that the engine does not know. Collective. Nothing is returned when there is no checkpoint
   // and no tag was given. Throws IoError when none is whole, ValueError when it is not of this model. When a part
-  // was overwritten already, passes, steps and saves throw StateError from then on, until a load of as much succeeds.
+  // was overwritten already, passes, steps and saves throw StateError from then on, until a load of it succeeds.
   std::optional<LoadedState> load_checkpoint(
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });

@@ -250,7 +250,7 @@ def load(
     tensors: dict[str, torch.Tensor] = {}
     buffers = dict(_buffers(engine.module))
     states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of an optimizer outside
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers that are not contiguous
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers: they change when all has been read
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
         for of_a_damaged_one in (tensors, states, copies):  # that was tried before
@@ -265,10 +265,8 @@ def load(
                 mine = _rank_buffer(engine, info.name)
                 name, kind = mine if mine in own else (info.name, _BUFFER)
                 buffer = buffers[info.name]
-                if not buffer.is_contiguous():
-                    copies.append((buffer, buffer.contiguous()))
-                    buffer = copies[-1][1]
-                chosen.append(_whole(name, kind, buffer))
+                copies.append((buffer, torch.empty_like(buffer, memory_format=torch.contiguous_format)))
+                chosen.append(_whole(name, kind, copies[-1][1]))
         missing = buffers.keys() - {info.name for info in infos if info.kind == _BUFFER}
         if missing and load_module_strict:
             raise ValueError(

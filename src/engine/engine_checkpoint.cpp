@@ -257,9 +257,11 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   return request;
 }
 
-// What of the checkpoint goes where; throws ValueError when it is not one of this model and optimizer.
+// What of the checkpoint goes where, and which states of the engine are among it; throws ValueError when it is not one
+// of this model and optimizer.
 std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const TensorIndex& index,
-                                             const LoadOptions& load, const ChooseTensors& others) {
+                                             const LoadOptions& load, const ChooseTensors& others,
+                                             std::set<StateKey>& chosen) {
   const Json state = Json::parse(manifest.state);
   if (load.accept) load.accept(state.at("front").dump());
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
@@ -281,6 +283,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
              ", in the checkpoint ", shape_text(saved->shape));
     ZS_CHECK(convertible(saved->dtype, slice.dtype), "'", slice.name, "' has the dtype ", slice.dtype,
              ", in the checkpoint ", saved->dtype);
+    chosen.insert({slice.name, slice.kind});
     wanted.push_back(std::move(slice));
   }
   std::vector<std::string> unexpected;
@@ -411,9 +414,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
       load.tag,
       load.strict,
       [&](const Manifest& manifest, const TensorIndex& index) {
-        std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others);
         chosen.clear();
-        for (const StateSlice& slice : wanted) chosen.emplace(slice.name, slice.kind);
+        std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others, chosen);
         check_replaces(overwritten, chosen);
         uploads.stage(wanted);
         int64_t& planned = impl.planned.at(Category::kCheckpointStaging, Tier::kHost);

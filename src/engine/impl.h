@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "checkpoint/async_saver.h"
@@ -22,7 +23,7 @@
 
 namespace zeroshard {
 
-// A state of a parameter, or a buffer, as checkpoints have it.
+// A parameter's weights or a state of its optimizer, as checkpoints name them.
 struct StateKey {
   std::string name, kind;
   auto operator<=>(const StateKey&) const = default;
@@ -53,7 +54,7 @@ struct Engine::Impl {
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
-                                 const ChooseTensors& others);
+                                 const ChooseTensors& others, std::set<StateKey>& chosen);
   void take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load);
 
   EngineOptions options;

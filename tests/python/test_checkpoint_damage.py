@@ -455,6 +455,31 @@ def test_what_is_half_loaded_is_not_used(tmp_path):
         assert tag == OLD and found in old
 
 
+def write_by_fewer_and_more_ranks(folder, tag):
+    engine = make(2, checkpoint={"async": False})
+    seed(engine)
+    train(engine, 2)
+    client = {} if tag == OLD else {"ids": torch.arange(5)}
+    engine.save_checkpoint(folder, tag=tag, client_state=client)
+
+
+def load_by_three(folder):
+    engine = make(2)
+    path, client = engine.load_checkpoint(folder)
+    train(engine, 1)
+    return [os.path.basename(path), client]
+
+
+@pytest.mark.row("C1")
+def test_an_older_checkpoint_of_another_number_of_ranks(tmp_path):
+    """Ranks have their own buffers in the damaged one, rank 0's in the other, which has no tensor of the caller's."""
+    world.run(2, write_by_fewer_and_more_ranks, folder=str(tmp_path), tag=OLD)
+    world.run(3, write_by_fewer_and_more_ranks, folder=str(tmp_path), tag=NEW)
+    at = os.path.getsize(tmp_path / NEW / SHARDS[1]) - 3
+    damage(str(tmp_path), "flip", SHARDS[1], at)
+    assert world.run(3, load_by_three, folder=str(tmp_path)) == [[OLD, {}]] * 3
+
+
 def write_without_and_with_frozen(folder):
     engine = make(2, checkpoint={"async": False})
     seed(engine)

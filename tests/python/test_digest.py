@@ -53,6 +53,8 @@ def configuration(dtype, accumulation, clip, variant):
     }
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
+    if dtype == "fp16":
+        config[dtype]["initial_scale_power"] = 8  # no step is skipped
     return config
 
 
