@@ -61,6 +61,9 @@ class Engine(nn.Module):
         self.skipped_steps = 0
         self._sync = True
         self._unsynced = False
+        self._called_backward = False  # in this micro-batch
+        self._had_gradients = False  # before this micro-batch
+        self._warned_of_plain_backward = False
         self._boundary: bool | None = None
         self._grad_norm: float | None = None
         self._applied = False
@@ -179,6 +182,7 @@ class Engine(nn.Module):
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         scaled = self._core.scale_loss(loss, scale_wrt_gas)
+        self._called_backward = True
         self._core.begin_backward(self._sync)
         scaled.backward(retain_graph=retain_graph)
         self._core.end_backward()
@@ -191,10 +195,14 @@ class Engine(nn.Module):
             raise _C.StateError("step() inside no_sync(): gradients of this rank alone must not be applied")
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
+        if not self._called_backward and not self._had_gradients and self._core.has_pending_gradients:
+            self._check_plain_backward()
         self._applied = False
         save_failed = False
         if self.is_gradient_accumulation_boundary():
             save_failed = self._take_step(lr_kwargs or {})
+        self._called_backward = False
+        self._had_gradients = self._core.has_pending_gradients
         self.micro_steps += 1
         self.global_samples += self.train_micro_batch_size_per_gpu() * self.world_size()
         if self._stop and self._last_save is not None:
@@ -202,6 +210,21 @@ class Engine(nn.Module):
             raise SystemExit(128 + signal.SIGTERM)
         if save_failed:  # late: the step was applied, and training may go on
             self._core.report_failed_save()
+
+    def _check_plain_backward(self) -> None:
+        """For gradients of a ``loss.backward()``, of a loss that ``backward(loss)`` has not scaled."""
+        if self._core.loss_scale != 1:
+            raise _C.StateError(
+                f"loss.backward() was called on a loss without the loss scale, {self._core.loss_scale:g}: call "
+                "engine.backward(loss)"
+            )
+        steps = self.gradient_accumulation_steps()
+        if steps > 1 and not self._warned_of_plain_backward:
+            self._warned_of_plain_backward = True
+            _log(
+                f"warning: loss.backward() sums the gradients of {steps} micro-batches; engine.backward(loss) averages "
+                "them, as the configuration's gradient_accumulation_steps means"
+            )
 
     def _take_step(self, lr_kwargs: dict) -> bool:
         """Returns whether a save in the background has failed."""

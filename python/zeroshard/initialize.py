@@ -90,7 +90,7 @@ def parse_config(
     if isinstance(settings, dict):
         settings = json.dumps(settings)
     text = os.fspath(settings)
-    if text.lstrip()[:1] in {"{", "/", "#"} and not os.path.exists(text):
+    if "{" in text and not os.path.exists(text):
         return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
     return _C.ParsedConfig.load(text, world_size=world_size, hidden_size=hidden_size)
 

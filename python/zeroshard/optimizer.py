@@ -44,10 +44,10 @@ def make_optimizer(
         optimizer = optimizer(groups)
     if optimizer is not None:
         return _from_torch(optimizer, model, config)
-    return _from_config(groups, config)
+    return _from_config(groups, model, config)
 
 
-def _from_config(groups: list, config: _C.Config) -> OptimizerSetup:
+def _from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
     options = config.param_group_options()
     defaults = {
         "lr": options.lr,
@@ -62,22 +62,21 @@ def _from_config(groups: list, config: _C.Config) -> OptimizerSetup:
         "decoupled_weight_decay": options.decoupled_weight_decay,
     }
     if groups and not isinstance(groups[0], dict):
-        groups = [{"params": [p[1] if isinstance(p, tuple) else p for p in groups]}]
-    param_groups = [{**defaults, **group, "params": list(group["params"])} for group in groups]
+        groups = [{"params": groups}]
+    param_groups = [{**defaults, **group, "params": [_unnamed(p) for p in group["params"]]} for group in groups]
+    group_of = _index(param_groups, model, "model_parameters has", "pass parameters of the model that is passed")
     return OptimizerSetup(
-        param_groups, _index(param_groups), config.optimizer_type(), trains=config.has_optimizer, defaults=defaults
+        param_groups, group_of, config.optimizer_type(), trains=config.has_optimizer, defaults=defaults
     )
 
 
+def _unnamed(param: torch.Tensor | tuple[str, torch.Tensor]) -> torch.Tensor:
+    return param[1] if isinstance(param, tuple) else param
+
+
 def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.Config) -> OptimizerSetup:
-    group_of = _index(optimizer.param_groups)
-    known = {id(param) for param in model.parameters()}
-    strangers = sum(1 for param in group_of if param not in known)
-    if strangers:
-        raise ValueError(
-            f"the optimizer has {strangers} parameters that are not the model's: make it from model.parameters() of "
-            "the model that is passed, or pass a callable that makes it"
-        )
+    way_out = "make it from model.parameters() of the model that is passed, or pass a callable that makes it"
+    group_of = _index(optimizer.param_groups, model, "the optimizer has", way_out)
     kind = {
         torch.optim.AdamW: _C.OptimizerType.ADAMW,
         torch.optim.Adam: _C.OptimizerType.ADAM,
@@ -102,8 +101,19 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
     )
 
 
-def _index(param_groups: list[dict[str, Any]]) -> dict[int, int]:
-    return {id(param): index for index, group in enumerate(param_groups) for param in group["params"]}
+def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, way_out: str) -> dict[int, int]:
+    """id(parameter) -> index of its group. Raises ``ValueError`` for what is not the model's, or in two places."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    group_of: dict[int, int] = {}
+    strangers = 0
+    for index, group in enumerate(param_groups):
+        for param in group["params"]:
+            if group_of.setdefault(id(param), index) != index:
+                raise ValueError(f"{who} '{names.get(id(param), 'a parameter')}' in two param groups")
+            strangers += id(param) not in names
+    if strangers:
+        raise ValueError(f"{who} {strangers} parameters that are not the model's: {way_out}")
+    return group_of
 
 
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
@@ -160,6 +170,15 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable | None = None) -> None:
         if closure is not None:
             raise ValueError("zeroshard's optimizer takes no closure: call engine.step()")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise ValueError("param groups cannot be added to a sharded optimizer: pass them all to zeroshard.initialize")
+
+    def state_dict(self) -> dict[str, Any]:
+        raise ValueError("each rank has a part of the states alone: engine.save_checkpoint saves them")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise ValueError("each rank has a part of the states alone: engine.load_checkpoint loads them")
 
     def mark_step(self) -> None:
         """Tells torch's schedulers that the optimizer has stepped, or they warn about the order of calls."""

@@ -36,6 +36,8 @@ UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int
     const ParamSpec& param = params[i];
     ZS_CHECK(!param.requires_grad || is_floating_point(param.dtype), "parameter '", param.name(), "' is ",
              name_of(param.dtype), " and requires a gradient: only floating-point parameters can be trained");
+    ZS_CHECK(!param.requires_grad || param.dtype != DType::kFloat64, "parameter '", param.name(),
+             "' is fp64 and requires a gradient: only fp32, bf16 and fp16 can be trained. Convert it, or freeze it");
     by_kind[{!param.requires_grad, param.dtype}].push_back(i);
   }
   UnitLayout unit{std::move(name), std::move(params), {}};

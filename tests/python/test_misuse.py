@@ -1,0 +1,115 @@
+"""What a caller does wrongly is told where it is done: nothing trains in silence with wrong gradients, or not at all."""
+
+import copy
+
+import models
+import pytest
+import torch
+import world
+import zeroshard
+from zeroshard.initialize import parse_config
+
+
+def configuration(stage=1, accumulation=1, **blocks):
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage},
+        **blocks,
+    }
+
+
+def message_of(call):
+    try:
+        call()
+    except (zeroshard.Error, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def initialize(model, groups=None, **blocks):
+    return zeroshard.initialize(model=model, model_parameters=groups, config=configuration(**blocks))[0]
+
+
+def loss_of(engine, step=0):
+    x, y = models.vectors(step, 0, 2)
+    dtype = next(engine.parameters()).dtype
+    return torch.nn.functional.mse_loss(engine(x.to(dtype)).float(), y)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def wrong_parameters():
+    model = models.stack()
+    head = list(model.head.parameters())
+    twice = [{"params": list(model.parameters())}, {"params": head, "lr": 1e-4}]
+    doubled = models.stack()
+    doubled.head.double()
+    said = [
+        message_of(lambda: initialize(model, copy.deepcopy(model).parameters())),
+        message_of(lambda: initialize(model, twice)),
+        message_of(lambda: initialize(doubled)),
+    ]
+    engine = initialize(model, [*model.parameters(), *head])  # twice in one group is no mistake
+    said += [
+        message_of(lambda: engine.optimizer.add_param_group({"params": head})),
+        message_of(engine.optimizer.state_dict),
+        message_of(lambda: engine.optimizer.load_state_dict({})),
+    ]
+    return said
+
+
+def test_parameters_that_cannot_be_trained():
+    expected = [
+        "ValueError: model_parameters has 20 parameters that are not the model's",
+        "ValueError: model_parameters has 'head.weight' in two param groups",
+        "ValueError: parameter 'head.weight' is fp64 and requires a gradient",
+        "ValueError: param groups cannot be added",
+        "engine.save_checkpoint saves them",
+        "engine.load_checkpoint loads them",
+    ]
+    for message, part in zip(world.run(1, wrong_parameters)[0], expected, strict=True):
+        assert message and part in message, (message, part)
+
+
+# -- loss.backward() ---------------------------------------------------------------------------------------------------
+
+
+def plain_backward(accumulation, **blocks):
+    engine = initialize(models.stack(), accumulation=accumulation, **blocks)
+    said = []
+    for step in range(2 * accumulation):
+        loss_of(engine, step).backward()
+        said.append(message_of(engine.step))
+    return said
+
+
+def own_backward_after_plain_steps():
+    """A micro-batch without gradients is no loss.backward()."""
+    engine = initialize(models.stack(), accumulation=2, fp16={"enabled": True, "initial_scale_power": 4})
+    engine.backward(loss_of(engine))
+    return [message_of(engine.step), message_of(engine.step), engine.was_step_applied()]
+
+
+def test_a_loss_without_the_loss_scale_is_refused():
+    said = world.run(1, plain_backward, accumulation=1, fp16={"enabled": True, "initial_scale_power": 4})[0]
+    assert all("StateError: loss.backward() was called on a loss without the loss scale, 16" in one for one in said)
+    assert world.run(1, own_backward_after_plain_steps)[0] == [None, None, True]
+
+
+@pytest.mark.parametrize("accumulation,warnings", [(1, 0), (2, 1)])
+def test_sums_instead_of_averages_are_told_once(accumulation, warnings):
+    (rank,) = world.run_ranks(1, plain_backward, accumulation=accumulation)
+    assert rank.value == [None] * 2 * accumulation
+    assert rank.log.count("engine.backward(loss) averages them") == warnings
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/no/such/file.json", "nofile.json", "#nofile"])
+def test_a_configuration_that_is_not_there(path):
+    message = message_of(lambda: parse_config(path, world_size=1))
+    assert message == f"ConfigError: {path}: cannot open this file"
