@@ -451,6 +451,11 @@ class Engine(nn.Module):
     def global_rank(self) -> int:
         return self.rank()
 
+    @property
+    def local_rank(self) -> int:
+        """Among the ranks of this host."""
+        return _C.rank_environment().local_rank
+
     def train_batch_size(self) -> int:
         return self._config.train_batch_size
 
@@ -514,7 +519,11 @@ class Engine(nn.Module):
             module = self.__dict__.get("_modules", {}).get("module")
             if module is None:
                 raise
-            return getattr(module, name)
+            try:
+                return getattr(module, name)
+            except AttributeError as error:
+                what = f"neither the engine nor its module ({type(module).__name__}) has the attribute '{name}'"
+                raise AttributeError(what) from error
 
 
 def _versions(module: nn.Module) -> list[tuple[str, str]]:

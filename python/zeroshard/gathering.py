@@ -13,9 +13,12 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     """Makes parameters whole inside the context: they can be read like any tensor.
 
     Every rank must enter it with the same parameters. With ``modify_rank``, what that rank wrote to them is taken on
-    every rank at exit (master weights included); other changes are lost. ``params`` may hold None and tensors that
-    zeroshard does not own, which are left alone.
+    every rank at exit (master weights included). Without it they are for reading: what is written is lost, or where a
+    rank holds parameters whole (stages 0 to 2, and small ones) stays on that rank alone. ``params`` may hold None and
+    tensors that zeroshard does not own, which are left alone.
     """
+    if modify_rank is not None and modify_rank < 0:
+        raise ValueError(f"gathered: modify_rank is {modify_rank}, expected a rank >= 0")
     tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if p is not None]
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""What a caller does wrongly is told where it is done: nothing trains in silence with wrong gradients, or not at all."""
+"""What a caller does wrongly is told where it is done: nothing trains in silence with wrong gradients or not at all."""
 
 import copy
 
@@ -72,6 +72,22 @@ def test_parameters_that_cannot_be_trained():
     ]
     for message, part in zip(world.run(1, wrong_parameters)[0], expected, strict=True):
         assert message and part in message, (message, part)
+
+
+def names_and_ranks():
+    engine = initialize(models.stack())
+    no_rank = message_of(lambda: zeroshard.gathered(engine.parameters(), modify_rank=-3).__enter__())
+    try:
+        engine.no_such_thing  # noqa: B018
+    except AttributeError as error:
+        return [no_rank, str(error), engine.local_rank, hasattr(engine, "blocks")]
+
+
+def test_names_and_ranks_that_are_not_there():
+    for rank, (modify, attribute, local, falls_through) in enumerate(world.run(2, names_and_ranks)):
+        assert modify == "ValueError: gathered: modify_rank is -3, expected a rank >= 0"
+        assert attribute == "neither the engine nor its module (Stack) has the attribute 'no_such_thing'"
+        assert local == rank and falls_through
 
 
 # -- loss.backward() ---------------------------------------------------------------------------------------------------
