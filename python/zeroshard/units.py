@@ -35,31 +35,59 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]
 
     A unit is a module whose class is named in ``unit_classes``; without any, one that Hugging Face lists in
     ``_no_split_modules``; without those, an element of a ``ModuleList``, ``Sequential`` or ``ModuleDict``. Parameters
-    outside of such blocks form one unit per module that owns them. A tied parameter belongs to the first unit that has
-    it, and every module that owns it is a module of that unit.
+    outside of such blocks form one unit per module that uses them: the one that owns them or, where that has no forward
+    (``ParameterList``) or is inside a ``MultiheadAttention``, the one around it. A tied parameter belongs to the first
+    unit that has it, and every module that uses it is a module of that unit.
 
     Raises ``ValueError`` when a name in ``unit_classes`` matches no module.
     """
-    blocks = _find_blocks(model, unit_classes)
-    params = _find_params(model)
-    block_of_module = {id(module): name for name, block in blocks for module in block.modules()}
+    uses = _find_uses(model, [block for _, block in _find_blocks(model, unit_classes)])
     names_of_modules = {id(module): name for name, module in model.named_modules()}
 
-    units: dict[str, Unit] = {}
-    block_modules = dict(blocks)
-    for param in params:
-        owner = param.owners[0]
-        block = block_of_module.get(id(owner))
-        name = block if block is not None else names_of_modules[id(owner)]
-        unit = units.setdefault(name, Unit(name or "root", [], [block_modules[block] if block is not None else owner]))
+    units: dict[int, Unit] = {}
+    for param in _find_params(model):
+        all_uses = [use for owner in param.owners for use in uses[id(owner)]]
+        first = all_uses[0].block or all_uses[0].module
+        name = names_of_modules[id(first)]
+        unit = units.setdefault(id(first), Unit(name or "root", [], [first]))
         unit.params.append(param)
-        for other in param.owners:
-            inside = block is not None and block_of_module.get(id(other)) == block
-            if not inside and not any(other is module for module in unit.modules):
-                unit.modules.append(other)
+        for use in all_uses:
+            if use.block is not first and not any(use.module is module for module in unit.modules):
+                unit.modules.append(use.module)
     result = list(units.values())
     _set_parents(model, result)
     return result
+
+
+@dataclass
+class _Use:
+    """A place of a module in the model: the block that it is in, if any, and the module whose forward uses its own."""
+
+    block: nn.Module | None
+    module: nn.Module
+
+
+def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
+    """The places of each module, by its id: several when modules share it."""
+    is_block = {id(block) for block in blocks}
+    uses: dict[int, list[_Use]] = {}
+
+    def visit(module: nn.Module, around: _Use) -> None:
+        block = module if id(module) in is_block else around.block
+        # The forward of MultiheadAttention reads the parameters of its out_proj without calling it.
+        uses_own = block is module or (_has_forward(module) and not isinstance(around.module, nn.MultiheadAttention))
+        use = _Use(block, module if uses_own else around.module)
+        uses.setdefault(id(module), []).append(use)
+        for child in module.children():
+            visit(child, use)
+
+    visit(model, _Use(None, model))
+    return uses
+
+
+def _has_forward(module: nn.Module) -> bool:
+    forward = getattr(module, "forward", None)  # scripted containers have none at all
+    return forward is not None and getattr(forward, "__func__", None) is not nn.Module.forward
 
 
 def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[str, nn.Module]]:
@@ -68,10 +96,14 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
         for module in model.modules():
             wanted.update(getattr(module, "_no_split_modules", None) or ())
     if wanted:
-        blocks = [(name, m) for name, m in model.named_modules() if type(m).__name__ in wanted and m is not model]
+        # Only who asks for it gets the whole model as a unit.
+        modules = [
+            (name, m) for name, m in model.named_modules() if _has_forward(m) and (unit_classes or m is not model)
+        ]
+        blocks = [(name, m) for name, m in modules if type(m).__name__ in wanted]
         missing = set(unit_classes) - {type(m).__name__ for _, m in blocks}
         if missing:
-            found = sorted({type(m).__name__ for m in model.modules() if m is not model})
+            found = sorted({type(m).__name__ for _, m in modules})
             raise ValueError(
                 f"zeroshard.unit_classes names {sorted(missing)}, but the model has no such module; it has {found}"
             )
@@ -83,7 +115,7 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
 def _container_elements(module: nn.Module, prefix: str) -> Iterable[tuple[str, nn.Module]]:
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
-        if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS):
+        if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS) and _has_forward(child):
             yield path, child
         else:
             yield from _container_elements(child, path)

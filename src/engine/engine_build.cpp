@@ -164,10 +164,9 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     parents.push_back(definitions[u].parent);
     memory += Unit::memory_bytes(layouts[u], placement(layouts[u]));
   }
-  executor =
-      std::make_unique<Executor>(std::move(units), std::move(parents), prefetch_depth(plan), [this](size_t unit) {
-        if (sync) reducer->flush(unit);
-      });
+  executor = std::make_unique<Executor>(std::move(units), parents, prefetch_depth(plan), [this](size_t unit) {
+    if (sync) reducer->flush(unit);
+  });
 }
 
 void Engine::Impl::make_reducer() {

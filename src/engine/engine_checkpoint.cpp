@@ -266,7 +266,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
   if (load.accept) load.accept(state.at("front").dump());
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
-  std::vector<std::string> missing;
+  std::vector<std::string> missing, kept;
   std::set<std::pair<std::string_view, std::string_view>> known;
   for (StateSlice& slice : States(*this, States::Purpose::kLoad).slices(true, load.optimizer)) {
     const TensorRecord* const saved = index.find(slice.name, slice.kind);
@@ -275,7 +275,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
       ZS_CHECK(is_weight || index.find(slice.name, kWeight) == nullptr, "the checkpoint has no ", slice.kind, " for '",
                slice.name, "': it was saved with another optimizer, or while the parameter was frozen. Load without ",
                "optimizer states (load_optimizer_states=False) to take its weights");
-      if (is_weight && !(excludes_frozen && !slice.trainable)) missing.push_back(slice.name);
+      if (is_weight) (excludes_frozen && !slice.trainable ? kept : missing).push_back(slice.name);
       continue;
     }
     known.insert({saved->name, saved->kind});
@@ -299,6 +299,9 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
     ZS_CHECK(unexpected.empty(), "parameters that only the checkpoint has: ", some_of(unexpected),
              ". To leave them out, pass load_module_strict=False");
   }
+  if (!kept.empty() && reduce_comm.rank() == 0)
+    log(LogLevel::kInfo,
+        concat("the checkpoint was saved without frozen parameters: ", some_of(kept), " stay as they are"));
   for (const TensorState& state : others(rest)) {
     const TensorRecord* const saved = index.find(state.name, state.kind);
     ZS_CHECK(saved && saved->shape == state.shape, "'", state.name, "' (", state.kind, ") has the shape ",

@@ -5,15 +5,20 @@
 
 namespace zeroshard {
 
-Executor::Executor(std::vector<std::unique_ptr<Unit>> units, std::vector<int> parents, int prefetch_depth,
+Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents, int prefetch_depth,
                    std::function<void(size_t)> on_unit_done)
     : units_(std::move(units)),
-      parents_(std::move(parents)),
+      around_(units_.size()),
       prefetch_depth_(prefetch_depth),
       on_unit_done_(std::move(on_unit_done)),
-      holds_(units_.size(), 0) {}
+      holds_(units_.size(), 0) {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (int at = int(unit); at >= 0; at = parents[size_t(at)]) around_[unit].insert(size_t(at));
+  }
+}
 
 void Executor::begin_pass(bool training) {
+  in_forward_.clear();  // a forward that failed has left its own there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -43,12 +48,19 @@ void Executor::pre_forward(size_t index, bool recomputing) {
       }
     }
     if (!in_backward_.contains(index)) recomputed_.insert(index);
+  } else {
+    around_[index].insert(in_forward_.begin(), in_forward_.end());
+    in_forward_.push_back(index);
   }
   demand(index);
 }
 
 void Executor::post_forward(size_t index, bool recomputing) {
   if (recomputing) return;
+  // With those that it called and that failed, where it went on without them.
+  const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
+  if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
+  if (std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end()) return;
   const auto upcoming = order_->upcoming();
   if (!upcoming.empty() && upcoming.front() == index) return;
   reshard(index);
@@ -105,13 +117,6 @@ void Executor::release(size_t index) {
 void Executor::refresh() {
   for (const auto& unit : units_) unit->start_refresh();
   for (const auto& unit : units_) unit->finish_refresh();
-}
-
-bool Executor::contains(size_t outer, size_t inner) const {
-  for (int at = int(inner); at >= 0; at = parents_[size_t(at)]) {
-    if (size_t(at) == outer) return true;
-  }
-  return false;
 }
 
 }  // namespace zeroshard

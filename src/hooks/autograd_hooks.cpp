@@ -31,6 +31,18 @@ GradHook::~GradHook() {
 }
 
 void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback) {
+  // What is written in place to a view (as a Linear returns) starts anew from the view's base: the node that is hooked
+  // here drops out. A base that others hold may be of another unit.
+  if (output.is_view() && output._base().grad_fn() && output._base().use_count() == 1) {
+    const auto passed = std::make_shared<bool>(false);
+    add(at::Tensor(output._base()), [passed, callback] {
+      if (!std::exchange(*passed, false)) callback();
+    });
+    callback = [passed, callback = std::move(callback)] {
+      *passed = true;
+      callback();
+    };
+  }
   const c10::TensorImpl* const impl = output.unsafeGetTensorImpl();
   const torch::autograd::Node* const node = output.grad_fn().get();
   if (const auto found = entries_.find(impl); found != entries_.end() && found->second.node == node) {

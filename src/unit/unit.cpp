@@ -31,7 +31,10 @@ int64_t shard_numel(const ShardLayout& layout) {
 }
 
 std::string guard_message(const std::string& name) {
-  return concat("parameter '", name, "' is sharded: read it inside zeroshard.gathered(...)");
+  return concat(
+      "parameter '", name,
+      "' is sharded: outside of forward, read it inside zeroshard.gathered(...). Where the forward of another "
+      "module reads it, name in zeroshard.unit_classes a class of module that contains both");
 }
 
 constexpr int64_t kPieceNumel = int64_t{1} << 20;

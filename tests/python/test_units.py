@@ -1,0 +1,207 @@
+"""Which parameters form a unit, and models in which a module uses parameters that are not its own."""
+
+import copy
+
+import models
+import pytest
+import torch
+import world
+import zeroshard
+from test_models import STAGES, WIDTH, configuration, reference_optimizer, reference_step, seeded, stack_loss
+from test_parity import TOLERANCE, difference
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class Tied(models.Stack):
+    """A weight of one block is that of another: the same tensor, or two tensors over the same memory."""
+
+    def __init__(self, first, second, by_storage=False, recomputes=False):
+        super().__init__(WIDTH, layers=4)
+        weight = self.blocks[first].up.weight
+        self.blocks[second].up.weight = nn.Parameter(weight.detach()) if by_storage else weight
+        self.recomputes = recomputes
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
+        return self.head(x)
+
+
+class Shared(models.Stack):
+    """Two blocks have the same module."""
+
+    def __init__(self):
+        super().__init__(WIDTH, layers=4)
+        self.blocks[2].up = self.blocks[0].up
+
+
+class Around(nn.Module):
+    """A block whose parameter is also that of a block within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = models.Residual(WIDTH)
+        self.inner.norm.weight = self.norm.weight
+
+    def forward(self, x):
+        return self.norm(x + self.inner(self.norm(x))) * self.norm.weight.sum()
+
+
+class TiedToInner(models.Stack):
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.blocks = nn.ModuleList([Around(), Around()])
+
+
+class Attention(models.Stack):
+    """MultiheadAttention outside of the blocks: it reads the parameters of its out_proj without calling it."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(self.attention(x[None], x[None], x[None])[0][0])
+
+
+class Lists(models.Stack):
+    """Containers without a forward: at the root, in a block, and one in two modules."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.list = nn.ParameterList([torch.randn(WIDTH, WIDTH) for _ in range(2)])
+        self.dict = nn.ModuleDict({"a": nn.ParameterDict({"b": torch.randn(WIDTH)})})
+        self.first, self.second = Adding(self.list), Adding(self.list)
+
+    def forward(self, x):
+        for weight in self.list:
+            x = torch.tanh(x @ weight) + self.dict["a"]["b"]
+        return super().forward(self.second(self.first(x)))
+
+
+class Adding(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x):
+        return x + torch.tanh(x @ self.shared[1])
+
+
+class Reading(models.Stack):
+    """The root's forward reads a parameter of a module that it also calls."""
+
+    def forward(self, x):
+        return functional.linear(super().forward(x), self.head.weight.T) @ self.head.weight.T
+
+
+class Masked(models.Stack):
+    """Writes in place to what a unit returns: a view, as a Linear makes of more than two dimensions."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.filler = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x):
+        x = self.first(torch.tanh(self.first(x[None])))
+        x[:, :1] = self.filler
+        return super().forward(x[0])
+
+
+# name -> model, zeroshard.unit_classes
+CASES = {
+    "tied_neighbours": (lambda: Tied(0, 1), []),
+    "tied_apart": (lambda: Tied(0, 2), []),
+    "tied_last": (lambda: Tied(1, 3), []),
+    "tied_by_storage": (lambda: Tied(0, 2, by_storage=True), []),
+    "tied_recomputed": (lambda: Tied(0, 2, recomputes=True), []),
+    "shared": (Shared, []),
+    "tied_to_inner": (TiedToInner, ["Around", "Residual"]),
+    "attention": (Attention, []),
+    "lists": (Lists, []),
+    "masked": (Masked, []),
+    "reading": (lambda: Reading(WIDTH), ["Reading", "Residual"]),
+    "one_unit": (lambda: Reading(WIDTH), ["Reading"]),
+}
+
+
+def train_cases(names):
+    """On a rank: [largest difference from PyTorch, digest] by case and stage."""
+    results = []
+    for name in names:
+        make, unit_classes = CASES[name]
+        results.append([])
+        for stage in STAGES:
+            model = seeded(make)()
+            reference = copy.deepcopy(model)
+            if name == "tied_by_storage":  # the copy has two parameters in memory of their own
+                reference.blocks[2].up.weight = reference.blocks[0].up.weight
+            expected = reference_optimizer(reference, None)
+            config = configuration(stage)
+            config["zeroshard"]["unit_classes"] = unit_classes
+            engine, *_ = zeroshard.initialize(model=model, config=config)
+            for step in range(4):
+                engine.backward(stack_loss(engine, step, world.rank()))
+                engine.step()
+                reference_step(reference, expected, stack_loss, step)
+            if name == "tied_by_storage":
+                model.blocks[2].up.weight = model.blocks[0].up.weight
+            results[-1].append([difference(model, reference), engine.parameter_digest()])
+    return results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_used_by_several_modules(name):
+    for [by_stage] in world.run(2, train_cases, names=[name]):
+        assert max(error for error, _ in by_stage) < TOLERANCE
+        assert len({digest for _, digest in by_stage}) == 1
+
+
+def error_of_reading():
+    engine, *_ = zeroshard.initialize(model=seeded(lambda: Reading(WIDTH))(), config=configuration(3))
+    try:
+        stack_loss(engine, 0, world.rank())
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_reading_a_parameter_of_another_module_names_the_way_out():
+    for message in world.run(2, error_of_reading):
+        assert "'head.weight' is sharded: outside of forward, read it inside zeroshard.gathered(...)" in message
+        assert "name in zeroshard.unit_classes a class of module that contains both" in message
+
+
+def units_of(model, unit_classes=()):
+    return {
+        unit.name: [unit.modules, [p.names[0] for p in unit.params]]
+        for unit in zeroshard.find_units(model, unit_classes)
+    }
+
+
+def test_a_unit_is_around_a_module_with_a_forward():
+    model = Lists()
+    units = units_of(model)
+    assert units["root"] == [[model, model.first, model.second], ["list.0", "list.1", "dict.a.b"]]
+    model = Attention()
+    attention = ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"]
+    assert units_of(model)["attention"] == [[model.attention], [f"attention.{name}" for name in attention]]
+
+
+def test_elements_without_a_forward_are_no_blocks():
+    model = models.Stack(WIDTH)
+    model.lists = nn.ModuleList([nn.ParameterList([torch.ones(2)]), nn.ModuleList([nn.Linear(2, 2)])])
+    assert units_of(model)["root"] == [[model], ["lists.0.0"]]
+    assert "lists.1.0" in units_of(model)
+    with pytest.raises(ValueError, match="names \\['ParameterList'\\], but the model has no such module"):
+        units_of(model, ["ParameterList"])
+
+
+def test_a_module_of_two_blocks_belongs_to_the_first():
+    model = Shared()
+    units = units_of(model)
+    assert units["blocks.0"][0] == [model.blocks[0], model.blocks[0].up]
+    assert units["blocks.2"][1] == [f"blocks.2.{n}" for n in ("norm.weight", "norm.bias", "down.weight", "down.bias")]
