@@ -20,6 +20,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kMaxFileBytes = 1e18;  // an int64_t holds it
+
 Json to_json(const CheckpointSummary& summary) {
   Json json{{"tag", summary.tag},
             {"step", summary.step},
@@ -150,7 +152,10 @@ void add_export(CLI::App& parent) {
       ->capture_default_str();
   app->callback([=] {
     if (!arguments->dtype.empty()) arguments->options.dtype = export_dtype(arguments->dtype);
-    arguments->options.max_file_bytes = int64_t(parse_bytes(arguments->max_file_size));
+    const double max_file_bytes = parse_bytes(arguments->max_file_size);
+    if (max_file_bytes > kMaxFileBytes)
+      throw ValueError("--max-file-size is '" + arguments->max_file_size + "', expected at most 1e18 bytes");
+    arguments->options.max_file_bytes = int64_t(max_file_bytes);
     for (const std::string& file : export_weights(arguments->path, arguments->out, arguments->options))
       std::cout << file << "\n";
   });

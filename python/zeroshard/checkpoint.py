@@ -181,9 +181,17 @@ def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def save_weights(engine: Engine, save_dir: str | os.PathLike, name: str, exclude_frozen_parameters: bool) -> None:
     stem, extension = os.path.splitext(name)
+    if extension not in (".bin", ".pt", ".pth"):
+        stem = name.removesuffix(".safetensors")
+
+    def check() -> None:
+        if not os.path.basename(stem):
+            raise ValueError(f"save_filename is {name!r}: give the file a name, such as 'model.safetensors'")
+
+    together(engine, check)
     engine._core.save_weights(
         os.fspath(save_dir),
-        (stem if extension in (".bin", ".pt", ".pth") else name.removesuffix(".safetensors")) + ".safetensors",
+        stem + ".safetensors",
         exclude_frozen=exclude_frozen_parameters,
         buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(engine.module)],
     )

@@ -31,7 +31,8 @@ def convert(
     """Writes the checkpoint ``source`` of DeepSpeed or of DCP to ``out``; returns its path and what did not translate.
 
     ``buffers`` are patterns of names that are buffers, not frozen parameters: DCP does not tell. ``out`` must have room
-    for the new checkpoint twice. Raises ``ValueError`` for a source that is neither, is damaged or is not whole.
+    for the new checkpoint twice. Raises ``ValueError`` for a source that is neither, is damaged or is not whole, and
+    when ``out`` has a checkpoint of that tag.
     """
     source, out = os.fspath(source), os.fspath(out)
     try:
@@ -55,6 +56,11 @@ def _convert(source: str, out: str, tag: str | None, buffers: list[str]) -> tupl
             "'latest' that names a directory with them, or .metadata (PyTorch DCP)"
         )
     tag = f"global_step{contents.step}" if tag is None else tag
+    if os.path.lexists(os.path.join(out, tag, "manifest.json")):
+        raise ValueError(
+            f"{os.path.join(out, tag)} is a checkpoint already, and is not replaced: choose another output directory, "
+            "or another tag"
+        )
     notes = contents.notes
     state, more = _state(contents)
     entries = contents.entries + more

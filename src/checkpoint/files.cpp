@@ -25,38 +25,47 @@ namespace {
 
 constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 
-// A checkpoint that a path names, opened.
+// A checkpoint that a path names: its last component, or the newest of a root.
+struct Named {
+  std::string path, tag;
+  Directory root;
+  StoreListing listing{};  // of a root that was named
+};
+
+// In a root whose checkpoints are all damaged, `tag` is empty.
+Named find_checkpoint(const std::string& path) {
+  std::filesystem::path given = std::filesystem::absolute(path).lexically_normal();
+  if (!given.has_filename()) given = given.parent_path();
+  Directory directory = Directory::open(posix_io(), given.string());
+  if (holds_checkpoint(directory)) {
+    check_tag(given.filename().string());
+    return {given.string(), given.filename().string(), Directory::open(posix_io(), given.parent_path().string())};
+  }
+  StoreListing listing = list_store(directory);
+  if (listing.committed.empty()) {
+    ZS_CHECK(!listing.problems().empty(), path, " is no checkpoint, and there is none in it");
+    return {given.string(), "", std::move(directory), std::move(listing)};
+  }
+  const auto newest = std::find_if(listing.committed.begin(), listing.committed.end(),
+                                   [](const FoundCheckpoint& found) { return found.latest; });
+  const std::string tag = (newest == listing.committed.end() ? listing.committed.front() : *newest).tag;
+  return {(given / tag).string(), tag, std::move(directory), std::move(listing)};
+}
+
 struct Opened {
   std::string path, tag;
   CheckpointReader reader;
-  std::vector<std::pair<std::string, std::string>> bad{};  // beside it: what cannot be read, and may be newer; tag, why
 };
 
-// The directory and the tag in a path that ends in a checkpoint; the newest of a root otherwise.
-Opened open_checkpoint(const std::string& path) {
-  std::filesystem::path given = std::filesystem::absolute(path).lexically_normal();
-  if (!given.has_filename()) given = given.parent_path();
-  const Directory directory = Directory::open(posix_io(), given.string());
-  if (directory.exists(std::string(kManifestName))) {
-    const Directory root = Directory::open(posix_io(), given.parent_path().string());
-    const std::string tag = given.filename().string();
-    return {given.string(), tag, CheckpointReader(root, tag)};
-  }
-  StoreListing listing = list_store(directory);
-  ZS_CHECK(!listing.committed.empty(), path, " is no checkpoint, and there is none in it",
-           listing.bad.empty() ? "" : concat(": '", listing.bad[0].first, "': ", listing.bad[0].second));
-  const auto newest = std::find_if(listing.committed.begin(), listing.committed.end(),
-                                   [](const FoundCheckpoint& found) { return found.latest; });
-  const std::string& tag = (newest == listing.committed.end() ? listing.committed.front() : *newest).tag;
-  return {(given / tag).string(), tag, CheckpointReader(directory, tag), std::move(listing.bad)};
-}
-
 // For those that go on with what they find.
-Opened open_and_warn(const std::string& path) {
-  Opened opened = open_checkpoint(path);
-  for (const auto& [tag, why] : opened.bad)
-    log(LogLevel::kWarning, concat("'", tag, "' is left out, '", opened.tag, "' is taken: ", why));
-  return opened;
+Opened open_checkpoint(const std::string& path) {
+  const Named named = find_checkpoint(path);
+  const auto problems = named.listing.problems();
+  if (named.tag.empty())
+    throw IoError(concat("no checkpoint in ", path, " is whole: '", problems[0].first, "': ", problems[0].second));
+  for (const auto& [tag, why] : problems)
+    log(LogLevel::kWarning, concat("'", tag, "' is left out, '", named.tag, "' is taken: ", why));
+  return {named.path, named.tag, CheckpointReader(named.root, named.tag)};
 }
 
 CheckpointSummary summarise(const std::string& tag, const Manifest& manifest) {
@@ -206,6 +215,29 @@ std::vector<std::string> place(ExportFiles& files, const std::string& stem, Dire
   return paths;
 }
 
+std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreListing& listing) {
+  std::vector<CheckpointSummary> summaries;
+  for (const FoundCheckpoint& found : listing.committed) {
+    try {
+      summaries.push_back(summarise(found.tag, CheckpointReader(root, found.tag).manifest()));
+    } catch (const Error& error) {
+      if (has_vanished(root, found.tag)) continue;
+      summaries.push_back({.tag = found.tag, .step = found.step, .problem = error.what()});
+    }
+  }
+  for (const auto& [tag, problem] : listing.problems()) summaries.push_back({.tag = tag, .problem = problem});
+  return summaries;
+}
+
+// What is wrong with one checkpoint.
+std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
+  try {
+    return CheckpointReader(root, tag).verify();
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+}
+
 // How two tensors of the same name, kind and shape differ.
 std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
                                       CheckpointReader& second) {
@@ -242,22 +274,15 @@ std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& f
 
 std::vector<CheckpointSummary> list_checkpoints(const std::string& path) {
   const Directory root = Directory::open(posix_io(), path);
-  const StoreListing listing = list_store(root);
-  std::vector<CheckpointSummary> summaries;
-  for (const FoundCheckpoint& found : listing.committed) {
-    try {
-      summaries.push_back(summarise(found.tag, CheckpointReader(root, found.tag).manifest()));
-    } catch (const Error& error) {
-      summaries.push_back({.tag = found.tag, .step = found.step, .problem = error.what()});
-    }
-  }
-  for (const auto& [tag, problem] : listing.bad) summaries.push_back({.tag = tag, .problem = problem});
+  std::vector<CheckpointSummary> summaries = summarise_all(root, list_store(root));
+  ZS_CHECK(!summaries.empty() || !holds_checkpoint(root), path,
+           " is itself a checkpoint: list the directory that it is in, or inspect this one");
   std::stable_partition(summaries.begin(), summaries.end(), [](const auto& each) { return each.problem.empty(); });
   return summaries;
 }
 
 CheckpointDetails inspect_checkpoint(const std::string& path) {
-  const Opened opened = open_and_warn(path);
+  const Opened opened = open_checkpoint(path);
   const Manifest& manifest = opened.reader.manifest();
   CheckpointDetails details{
       summarise(opened.tag, manifest), opened.path, manifest.config_digest, manifest.state, manifest.versions, {}};
@@ -268,9 +293,11 @@ CheckpointDetails inspect_checkpoint(const std::string& path) {
 }
 
 std::vector<std::string> verify_checkpoint(const std::string& path) {
-  Opened opened = open_checkpoint(path);
-  std::vector<std::string> wrong = opened.reader.verify();
-  for (const auto& [tag, why] : opened.bad) wrong.push_back(concat("'", tag, "': ", why));
+  const Named named = find_checkpoint(path);
+  std::vector<std::string> wrong;
+  if (!named.tag.empty()) wrong = verify_one(named.root, named.tag);
+  for (const CheckpointSummary& other : summarise_all(named.root, named.listing))
+    if (!other.problem.empty() && other.tag != named.tag) wrong.push_back(concat("'", other.tag, "': ", other.problem));
   return wrong;
 }
 
@@ -280,7 +307,7 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
            "': an export is in F32, BF16 or F16");
   ZS_CHECK(options.max_file_bytes > 0, "the largest size of a file is ", options.max_file_bytes, " bytes");
   check_tag(options.file_stem);
-  Opened opened = open_and_warn(path);
+  Opened opened = open_checkpoint(path);
   Directory out = Directory::create(posix_io(), directory);
   ExportFiles files = distribute(opened.reader.manifest(), options, out);
   ZS_CHECK(!files.empty(), opened.path, " has no weights");
@@ -292,7 +319,7 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
 }
 
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other) {
-  Opened first = open_and_warn(one), second = open_and_warn(other);
+  Opened first = open_checkpoint(one), second = open_checkpoint(other);
   std::vector<std::string> lines;
   const auto line = [&](const TensorRecord& tensor, const std::string& what) {
     lines.push_back(concat(tensor.name, " (", tensor.kind, "): ", what));

@@ -1,6 +1,7 @@
 #include "checkpoint/load.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 
 #include "base/check.h"
@@ -12,15 +13,39 @@
 namespace zeroshard {
 namespace {
 
-// Newest first; a tag alone when one was given.
-std::vector<std::string> candidates(Directory& root, const LoadRequest& request) {
-  if (request.tag) return {*request.tag};
-  const StoreListing listing = list_store(root);
-  for (const auto& [tag, reason] : listing.bad) {
-    ZS_CHECK(!request.strict, "checkpoint '", tag, "' cannot be used: ", reason,
-             ". Without strict loading the newest whole one is taken");
-    log(LogLevel::kWarning, concat("checkpoint '", tag, "' is passed over: ", reason));
+// The newest of those that count as the newest; null: none does.
+const FoundCheckpoint* newest(const StoreListing& listing) {
+  const auto found =
+      std::find_if(listing.committed.begin(), listing.committed.end(), [](const auto& each) { return each.latest; });
+  return found == listing.committed.end() ? nullptr : &*found;
+}
+
+// Whether a damaged checkpoint can be told to be older than the newest whole one. A damaged manifest may begin with any
+// number: it counts only when it agrees with the hint.
+bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
+  const FoundCheckpoint* const whole = newest(listing);
+  if (whole == nullptr || listing.latest == tag) return false;
+  try {
+    const int64_t sequence = peek_sequence(root, tag);
+    if (listing.latest == whole->tag) return sequence <= whole->sequence;
+    return sequence > 0 && sequence < whole->sequence;
+  } catch (const IoError&) {  // such as one without permission to be read
+    return listing.latest == whole->tag;
   }
+}
+
+// Newest first.
+std::vector<std::string> candidates(const Directory& root, const StoreListing& listing, bool strict) {
+  std::string not_older;
+  for (const auto& [tag, reason] : listing.problems()) {
+    if (strict && !is_older(root, listing, tag))
+      not_older += concat("\n  ", tag, ": ", reason);
+    else
+      log(LogLevel::kWarning, concat("checkpoint '", tag, "' is passed over: ", reason));
+  }
+  if (!not_older.empty())
+    throw IoError(concat("what may be the newest checkpoint in ", root.path(), " cannot be used (without strict ",
+                         "loading the newest whole one is taken):", not_older));
   std::vector<std::string> tags;
   for (const FoundCheckpoint& found : listing.committed)
     if (found.latest) tags.push_back(found.tag);
@@ -29,14 +54,29 @@ std::vector<std::string> candidates(Directory& root, const LoadRequest& request)
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
-  if (listing.latest && !tags.empty() && *listing.latest != tags.front()) {
-    const bool there = std::find(tags.begin(), tags.end(), *listing.latest) != tags.end();
-    log(LogLevel::kWarning, there ? concat("the file latest names '", *listing.latest, "'; '", tags.front(),
-                                           "' is newer and is loaded: pass a tag to choose another")
-                                  : concat("the file latest names '", *listing.latest,
-                                           "', which is no whole checkpoint: '", tags.front(), "' is loaded"));
-  }
+  // One that is not among them was passed over, or saved not to count.
+  const auto named = listing.latest ? std::find(tags.begin(), tags.end(), *listing.latest) : tags.end();
+  if (named != tags.end() && named != tags.begin())
+    log(LogLevel::kWarning, concat("the file latest names '", *named, "'; '", tags.front(),
+                                   "' is newer and is loaded: pass a tag to choose another"));
   return tags;
+}
+
+// Where was looked for a checkpoint, and what is there instead; `root` is null when it is not there.
+std::string nothing_found(const std::string& path, const Directory* root, const StoreListing& listing) {
+  std::error_code no_working_directory;
+  std::filesystem::path full = std::filesystem::absolute(path, no_working_directory).lexically_normal();
+  if (no_working_directory) full = path;
+  if (!full.has_filename()) full = full.parent_path();
+  const std::string where = full.string();
+  if (root == nullptr) return concat("there is no directory ", where);
+  if (holds_checkpoint(*root))
+    return concat(where, " is itself a checkpoint: pass ", full.parent_path().string(), " and the tag '",
+                  full.filename().string(), "'");
+  if (listing.committed.empty()) return concat("there is no checkpoint in ", where);
+  return concat("the checkpoints in ", where,
+                " are loaded by their tags alone (they were saved with latest = false): pass one, such as '",
+                listing.committed.front().tag, "'");
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -104,8 +144,20 @@ class Load {
   std::vector<std::string> agree_on_tags() {
     std::string lines;
     together(comm_, "load", [&] {
-      if (comm_.rank() != 0 || !root_) return;
-      for (const std::string& tag : candidates(*root_, request_)) lines += tag + "\n";
+      if (comm_.rank() != 0) return;
+      if (request_.tag) {
+        lines = *request_.tag + "\n";
+        return;
+      }
+      const StoreListing listing = root_ ? list_store(*root_) : StoreListing{};
+      if (root_)
+        for (const std::string& tag : candidates(*root_, listing, request_.strict)) lines += tag + "\n";
+      if (!lines.empty()) return;
+      const std::string nothing = nothing_found(request_.root, root_ ? &*root_ : nullptr, listing);
+      if (request_.strict) throw IoError(nothing);
+      // A directory that is not there yet is what a first start finds.
+      log(root_ ? LogLevel::kWarning : LogLevel::kInfo,
+          concat("nothing is loaded, training starts from the beginning: ", nothing));
     });
     std::vector<std::string> tags = split_lines(broadcast_text(comm_, lines, 0, "load"));
     ZS_CHECK(root_ || !request_.tag, "there is no directory ", request_.root);

@@ -14,7 +14,8 @@ namespace zeroshard {
 struct LoadRequest {
   std::string root;
   std::optional<std::string> tag;  // unset: the newest
-  // Without a tag: a damaged checkpoint is an error, instead of a reason to take the newest whole one.
+  // Without a tag: an error when there is no checkpoint, or when one is damaged that may be the newest, instead of a
+  // reason to take the newest whole one.
   bool strict = false;
   // What this rank wants of a checkpoint: memory to fill, at the elements and in the dtype it needs. Throws ValueError
   // when the checkpoint is not one for this run (other parameters, other shapes). What it throws is no sign of damage:
@@ -33,9 +34,9 @@ struct LoadedCheckpoint {
 // Fills the memory that `wanted` names, from the newest checkpoint that is whole on every rank; the number of ranks
 // that wrote it does not matter. Reads only the pieces that it needs, each checked before it is used; floating-point
 // values are converted to the dtype asked for. Collective: every rank takes the same checkpoint, or throws. Nothing is
-// returned when there is no checkpoint and no tag was given; when there are only damaged ones, that is an error. Throws
-// IoError or ValueError on every rank alike, also when the ranks ask for different things or see different files; when
-// reading has begun, the memory is then partly filled.
+// returned, and a warning logged, when there is no checkpoint and no tag was given; when there are only damaged ones,
+// that is an error. Throws IoError or ValueError on every rank alike, also when the ranks ask for different things or
+// see different files; when reading has begun, the memory is then partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

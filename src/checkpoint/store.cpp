@@ -53,17 +53,52 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
-// One checkpoint for the listing: nothing when it is not one, or goes away meanwhile.
-void add_to(StoreListing& listing, const Directory& root, const std::string& name) {
+// One checkpoint for the listing: nothing when it is not one, or goes away meanwhile. Without a manifest it is a
+// damaged one when it is `named` by the hint, and of no interest otherwise.
+void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   try {
     if (kind_of(root, name) != FileStatus::Kind::kDirectory) return;
-    if (!root.open_directory(name).exists(std::string(kManifestName))) return;
+    const Directory directory = root.open_directory(name);
+    if (!directory.exists(std::string(kManifestName)) && !(named && directory.exists(rank_file_name(0)))) return;
     const Manifest manifest = read_manifest(root, name);
     listing.committed.push_back({name, manifest.step, manifest.latest, manifest.sequence});
   } catch (const Error& error) {
-    FileStatus status;
-    if (root.io().stat_at(root.fd(), name, status) == -ENOENT) return;
+    if (has_vanished(root, name)) return;
     listing.bad.emplace_back(name, error.what());
+  }
+}
+
+// What the hint says, when it is a valid tag.
+std::optional<std::string> read_latest(const Directory& root) {
+  const std::string latest(kLatestName);
+  try {
+    if (!root.exists(latest)) return std::nullopt;
+    std::string tag = read_small_file(root, latest, kMaxLatestBytes);
+    while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
+    if (is_tag(tag)) return tag;
+    log(LogLevel::kWarning, concat(root.path(), "/", latest, " names no checkpoint and is ignored"));
+  } catch (const IoError& error) {
+    log(LogLevel::kWarning, concat("ignored: ", error.what()));
+  }
+  return std::nullopt;
+}
+
+bool has(const StoreListing& listing, const std::string& tag) {
+  const auto& [committed, bad, latest, problem] = listing;
+  return std::any_of(committed.begin(), committed.end(), [&](const auto& each) { return each.tag == tag; }) ||
+         std::any_of(bad.begin(), bad.end(), [&](const auto& each) { return each.first == tag; });
+}
+
+// After the others: a run commits a checkpoint first, then names it, then deletes older ones, perhaps meanwhile.
+void add_latest(StoreListing& listing, const Directory& root) {
+  while ((listing.latest = read_latest(root)) && !has(listing, *listing.latest)) {
+    const std::string tag = *listing.latest;
+    add_to(listing, root, tag, /*named=*/true);
+    if (has(listing, tag)) return;
+    if (read_latest(root) != tag) continue;
+    listing.latest_problem =
+        concat("the file ", kLatestName, " names it, and ", root.path_of(tag), " is no checkpoint of zeroshard");
+    return;
   }
 }
 
@@ -107,6 +142,21 @@ std::string private_name(std::string_view prefix, std::string_view tag) {
   return concat(prefix, tag, ".", process_name(), ".", next.fetch_add(1));
 }
 
+std::vector<std::pair<std::string, std::string>> StoreListing::problems() const {
+  std::vector<std::pair<std::string, std::string>> all = bad;
+  if (!latest_problem.empty()) all.emplace_back(*latest, latest_problem);
+  return all;
+}
+
+bool has_vanished(const Directory& root, const std::string& tag) {
+  FileStatus status;
+  return root.io().stat_at(root.fd(), tag, status) == -ENOENT;
+}
+
+bool holds_checkpoint(const Directory& directory) {
+  return directory.exists(std::string(kManifestName)) || directory.exists(rank_file_name(0));
+}
+
 Manifest read_manifest(const Directory& root, const std::string& tag) {
   check_tag(tag);
   const Directory directory = root.open_directory(tag);
@@ -117,24 +167,18 @@ Manifest read_manifest(const Directory& root, const std::string& tag) {
 StoreListing list_store(const Directory& root) {
   StoreListing listing;
   for (const std::string& name : root.list())
-    if (is_tag(name)) add_to(listing, root, name);
+    if (is_tag(name)) add_to(listing, root, name, /*named=*/false);
+  add_latest(listing, root);
   put_in_order(listing.committed);
   std::sort(listing.bad.begin(), listing.bad.end());
-  const std::string latest(kLatestName);
-  try {
-    if (root.exists(latest)) {
-      std::string tag = read_small_file(root, latest, kMaxLatestBytes);
-      while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
-      if (is_tag(tag)) {
-        listing.latest = tag;
-      } else {
-        log(LogLevel::kWarning, concat(root.path(), "/", latest, " names no checkpoint and is ignored"));
-      }
-    }
-  } catch (const IoError& error) {
-    log(LogLevel::kWarning, concat("ignored: ", error.what()));
-  }
   return listing;
+}
+
+int64_t peek_sequence(const Directory& root, const std::string& tag) {
+  const FileReader manifest(root.open_directory(tag), std::string(kManifestName));
+  std::string start(size_t(std::min(manifest.size(), kSequenceEnd)), '\0');
+  manifest.read(0, start.data(), int64_t(start.size()));
+  return peek_sequence(start);
 }
 
 int64_t next_sequence(const Directory& root) {
@@ -143,10 +187,7 @@ int64_t next_sequence(const Directory& root) {
     // Twice: what cannot be read for the moment alone would be newer than this commit.
     for (int tries = 0; is_tag(name) && tries < 2; ++tries) {
       try {
-        const FileReader manifest(root.open_directory(name), std::string(kManifestName));
-        std::string start(size_t(std::min(manifest.size(), kSequenceEnd)), '\0');
-        manifest.read(0, start.data(), int64_t(start.size()));
-        highest = std::max(highest, peek_sequence(start));
+        highest = std::max(highest, peek_sequence(root, name));
         break;
       } catch (const IoError&) {  // no checkpoint, or one that cannot be loaded either
       }

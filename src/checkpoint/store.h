@@ -35,14 +35,25 @@ struct FoundCheckpoint {
 
 struct StoreListing {
   std::vector<FoundCheckpoint> committed;                // newest commit first, those left behind last
-  std::vector<std::pair<std::string, std::string>> bad;  // directories with a manifest that cannot be used, and why
+  std::vector<std::pair<std::string, std::string>> bad;  // damaged ones, and why: their manifests cannot be used
   std::optional<std::string> latest;                     // what the hint says, when it is a valid tag
+  std::string latest_problem;                            // why that is no checkpoint, not even a damaged one; or empty
+
+  // All that cannot be used: tag and why.
+  std::vector<std::pair<std::string, std::string>> problems() const;
 };
 
 // Reads and checks the manifest of one checkpoint. Throws ValueError or IoError.
 Manifest read_manifest(const Directory& root, const std::string& tag);
-// Every checkpoint whose manifest is sound. Directories without a manifest, files and links are not mentioned.
+// Whether a directory is one checkpoint, damaged or not, and not the root of several.
+bool holds_checkpoint(const Directory& directory);
+// Every checkpoint whose manifest is sound. Directories without a manifest, files and links are not mentioned, unless
+// the hint names them.
 StoreListing list_store(const Directory& root);
+// Whether nothing has this name any more: a run deletes old checkpoints while others look at them.
+bool has_vanished(const Directory& root, const std::string& tag);
+// The sequence that the manifest of a checkpoint, damaged or not, begins with; 0: none. Throws IoError.
+int64_t peek_sequence(const Directory& root, const std::string& tag);
 // The sequence of the next commit: one more than any checkpoint has. What cannot be read does not count, nor load.
 int64_t next_sequence(const Directory& root);
 

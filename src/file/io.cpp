@@ -8,7 +8,16 @@
 namespace zeroshard {
 namespace {
 
-const char* way_out(int error) {
+// Of the operations that cannot fail for want of the right to write.
+bool reads(std::string_view operation) {
+  for (const std::string_view each : {"open", "open the directory", "read", "list", "look up", "map"})
+    if (operation == each) return true;
+  return false;
+}
+
+const char* way_out(int error, std::string_view operation) {
+  if ((error == EACCES || error == EPERM) && reads(operation))
+    return ". This user may not read it: change its permissions, or those of a directory above it";
   switch (error) {
     case ENOSPC:
     case EDQUOT:
@@ -36,7 +45,7 @@ const char* way_out(int error) {
 void throw_io_error(std::string_view operation, std::string_view path, int64_t result, std::string_view details) {
   const auto error = int(-result);
   throw IoError(concat("cannot ", operation, " ", path, ": ", std::generic_category().message(error),
-                       details.empty() ? "" : "; ", details, way_out(error)));
+                       details.empty() ? "" : "; ", details, way_out(error, operation)));
 }
 
 }  // namespace zeroshard

@@ -422,6 +422,10 @@ def export(folder, stage, dtype):
     train(engine, 2)
     engine.save_16bit_model(os.path.join(folder, "whole"), "pytorch_model.bin")
     engine.save_16bit_model(os.path.join(folder, "part"), exclude_frozen_parameters=True)
+    for name in ("", ".safetensors", "sub/.safetensors"):
+        with pytest.raises(ValueError, match="give the file a name"):
+            engine.save_16bit_model(os.path.join(folder, "nameless"), name)
+    assert not os.path.exists(os.path.join(folder, "nameless"))
     with zeroshard.gathered(engine.module.parameters()):
         expected = {name: param.detach().clone() for name, param in engine.module.named_parameters()}
     expected["seen"] = engine.module.seen.clone()

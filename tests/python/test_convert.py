@@ -223,8 +223,17 @@ def test_truncated_files_are_errors(tmp_path):
     whole = victim.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 30):
         victim.write_bytes(whole[:size])
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f"{victim.name} is empty" if size == 0 else victim.name):
             convert(source, tmp_path / "out")
+
+
+def test_an_earlier_checkpoint_is_not_replaced(tmp_path):
+    path, _ = converted("ds2_bf16", tmp_path)
+    before = manifest_of(path)
+    with pytest.raises(ValueError, match=f"{path} is a checkpoint already, .* another output directory"):
+        converted("dcp", tmp_path)
+    assert manifest_of(path) == before
+    convert(DATA / "dcp", tmp_path, tag="other", buffers=BUFFERS)
 
 
 def test_other_directories_are_refused(tmp_path):
@@ -248,6 +257,7 @@ def test_flipped_bytes_are_errors_or_other_values(tmp_path):
             flipped = bytearray(good)
             flipped[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
             victim.write_bytes(flipped)
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
             with contextlib.suppress(ValueError):
                 path, _ = convert(source, tmp_path / "out")
                 assert os.path.exists(os.path.join(path, "manifest.json"))

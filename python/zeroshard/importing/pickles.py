@@ -222,6 +222,8 @@ class Archive:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = size - begin if length is None else length
+            if size == 0:
+                raise ValueError(f"{path} is empty: it is no file of torch.save")
             if begin < 0 or length <= 0 or begin + length > size:
                 raise ValueError(f"{path} has {size} bytes, not those from {begin} to {begin + length}")
             # Copy on write: torch wants memory it may write to, and the file stays as it is.
