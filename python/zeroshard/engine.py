@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from . import _C, checkpoint
-from .gathering import gathered
+from .gathering import gathered, take_loaded_state_dicts
 from .materialize import materialize
 from .optimizer import Optimizer, OptimizerSetup
 from .units import Unit, find_units
@@ -144,6 +144,7 @@ class Engine(nn.Module):
             for module in unit.modules:
                 module.register_forward_pre_hook(before, prepend=True)
                 module.register_forward_hook(after)
+        take_loaded_state_dicts(self.module)
 
     def _give_slices(self) -> None:
         """Hands an optimizer of the user's flat slices of the master weights instead of whole parameters."""

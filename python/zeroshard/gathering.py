@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
 
 
 @contextmanager
@@ -40,3 +42,23 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
         raise
     for core, indices in entered:
         core.release(indices, -1 if modify_rank is None else modify_rank)
+
+
+def take_loaded_state_dicts(module: nn.Module) -> None:
+    """Lets ``module.load_state_dict`` change shards and master weights, too: collective, rank 0's values count."""
+    loading = []
+
+    def before(module: nn.Module, state_dict: dict, prefix: str, local_metadata: dict, *args: Any) -> None:
+        if local_metadata.get("assign_to_params_buffers"):
+            raise ValueError(
+                "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
+                "load before zeroshard.initialize"
+            )
+        loading.append(gathered(module.parameters(), modify_rank=0))
+        loading[-1].__enter__()
+
+    def after(module: nn.Module, incompatible_keys: Any) -> None:
+        loading.pop().__exit__(None, None, None)
+
+    module.register_load_state_dict_pre_hook(before)
+    module.register_load_state_dict_post_hook(after)

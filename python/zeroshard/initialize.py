@@ -46,7 +46,8 @@ def initialize(
             None takes the one that the configuration names. Without either the engine can only evaluate.
         model_parameters: parameters or param groups for the configuration's optimizer; None takes all that are
             trainable.
-        training_data: a dataset; the returned loader gives each rank its own micro-batches.
+        training_data: a dataset; the returned loader gives each rank its own micro-batches. Of an ``IterableDataset``
+            every rank gets what it yields there.
         lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
         config: a path to a DeepSpeed JSON file, its text, or a dict.
 

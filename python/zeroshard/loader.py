@@ -50,6 +50,12 @@ class Loader(DataLoader):
 
     def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
         iterable = isinstance(dataset, IterableDataset)
+        if iterable and _ranks() > 1 and _rank() == 0:
+            warnings.warn(
+                "training_data is an IterableDataset: every rank iterates over all of it, unless it takes its own "
+                "share by torch.distributed.get_rank()",
+                stacklevel=2,
+            )
         self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last)
         self._epoch = 0
         self._batches = 0  # handed out since the position below

@@ -90,6 +90,45 @@ def test_names_and_ranks_that_are_not_there():
         assert local == rank and falls_through
 
 
+def load_state_dicts(stage, dtype):
+    """The mean weight of a model whose load_state_dict rank 0 gave 0.5, and rank 1 0.25, after a step of the rate 0."""
+    blocks = {"optimizer": {"type": "SGD", "params": {"lr": 0}}, dtype: {"enabled": True}}
+    model = models.stack(width=40)
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    engine = initialize(model, stage=stage, **(blocks if dtype != "fp32" else {"optimizer": blocks["optimizer"]}))
+    given = {name: torch.full(shape, 0.5 / (1 + world.rank())) for name, shape in shapes.items()}
+    model.load_state_dict(given)
+    x = torch.randn(2, 40, dtype=next(model.parameters()).dtype)
+    engine.backward(engine(x).float().square().mean())
+    engine.step()
+    with zeroshard.gathered(model.parameters()):
+        means = [param.float().mean().item() for param in model.parameters()]
+    return [min(means), max(means), message_of(lambda: model.load_state_dict(given, assign=True))]
+
+
+@pytest.mark.parametrize("stage,dtype", [(0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16"), (3, "fp32")])
+def test_load_state_dict_after_initialize(stage, dtype):
+    for lowest, highest, assigned in world.run(2, load_state_dicts, stage=stage, dtype=dtype):
+        assert lowest == highest == 0.5
+        assert "load_state_dict(assign=True) would replace parameters" in assigned
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+def make_loaders(dataset):
+    data = Endless() if dataset == "iterable" else list(range(4))
+    zeroshard.initialize(model=models.stack(), training_data=data, config=configuration())
+
+
+@pytest.mark.parametrize("dataset,ranks,told", [("iterable", 2, 1), ("iterable", 1, 0), ("list", 2, 0)])
+def test_an_iterable_dataset_shards_itself(dataset, ranks, told):
+    logs = [rank.log for rank in world.run_ranks(ranks, make_loaders, dataset=dataset)]
+    assert sum(log.count("every rank iterates over all of it") for log in logs) == told, logs
+
+
 # -- loss.backward() ---------------------------------------------------------------------------------------------------
 
 
