@@ -46,9 +46,8 @@ Named find_checkpoint(const std::string& path) {
     ZS_CHECK(!listing.problems().empty(), path, " is no checkpoint, and there is none in it");
     return {given.string(), "", std::move(directory), std::move(listing)};
   }
-  const auto newest = std::find_if(listing.committed.begin(), listing.committed.end(),
-                                   [](const FoundCheckpoint& found) { return found.latest; });
-  const std::string tag = (newest == listing.committed.end() ? listing.committed.front() : *newest).tag;
+  const FoundCheckpoint* const newest = listing.newest();
+  const std::string tag = newest ? newest->tag : listing.committed.front().tag;
   return {(given / tag).string(), tag, std::move(directory), std::move(listing)};
 }
 

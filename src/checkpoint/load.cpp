@@ -13,17 +13,10 @@
 namespace zeroshard {
 namespace {
 
-// The newest of those that count as the newest; null: none does.
-const FoundCheckpoint* newest(const StoreListing& listing) {
-  const auto found =
-      std::find_if(listing.committed.begin(), listing.committed.end(), [](const auto& each) { return each.latest; });
-  return found == listing.committed.end() ? nullptr : &*found;
-}
-
 // Whether a damaged checkpoint can be told to be older than the newest whole one. A damaged manifest may begin with any
 // number: it counts only when it agrees with the hint.
 bool is_older(const Directory& root, const StoreListing& listing, const std::string& tag) {
-  const FoundCheckpoint* const whole = newest(listing);
+  const FoundCheckpoint* const whole = listing.newest();
   if (whole == nullptr || listing.latest == tag) return false;
   try {
     const int64_t sequence = peek_sequence(root, tag);

@@ -34,7 +34,7 @@ struct LoadedCheckpoint {
 // Fills the memory that `wanted` names, from the newest checkpoint that is whole on every rank; the number of ranks
 // that wrote it does not matter. Reads only the pieces that it needs, each checked before it is used; floating-point
 // values are converted to the dtype asked for. Collective: every rank takes the same checkpoint, or throws. Nothing is
-// returned, and a warning logged, when there is no checkpoint and no tag was given; when there are only damaged ones,
+// returned, and rank 0 logs why, when there is no checkpoint and no tag was given; when there are only damaged ones,
 // that is an error. Throws IoError or ValueError on every rank alike, also when the ranks ask for different things or
 // see different files; when reading has begun, the memory is then partly filled.
 std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request, Comm& comm, Io& io);

@@ -59,7 +59,7 @@ void add_to(StoreListing& listing, const Directory& root, const std::string& nam
   try {
     if (kind_of(root, name) != FileStatus::Kind::kDirectory) return;
     const Directory directory = root.open_directory(name);
-    if (!directory.exists(std::string(kManifestName)) && !(named && directory.exists(rank_file_name(0)))) return;
+    if (!(named ? holds_checkpoint(directory) : directory.exists(std::string(kManifestName)))) return;
     const Manifest manifest = read_manifest(root, name);
     listing.committed.push_back({name, manifest.step, manifest.latest, manifest.sequence});
   } catch (const Error& error) {
@@ -140,6 +140,11 @@ void check_tag(std::string_view tag) {
 std::string private_name(std::string_view prefix, std::string_view tag) {
   static std::atomic<int64_t> next{0};
   return concat(prefix, tag, ".", process_name(), ".", next.fetch_add(1));
+}
+
+const FoundCheckpoint* StoreListing::newest() const {
+  const auto found = std::find_if(committed.begin(), committed.end(), [](const auto& each) { return each.latest; });
+  return found == committed.end() ? nullptr : &*found;
 }
 
 std::vector<std::pair<std::string, std::string>> StoreListing::problems() const {

@@ -39,6 +39,8 @@ struct StoreListing {
   std::optional<std::string> latest;                     // what the hint says, when it is a valid tag
   std::string latest_problem;                            // why that is no checkpoint, not even a damaged one; or empty
 
+  // The newest of those that count as the newest; null: none does.
+  const FoundCheckpoint* newest() const;
   // All that cannot be used: tag and why.
   std::vector<std::pair<std::string, std::string>> problems() const;
 };

@@ -11,6 +11,7 @@
 namespace zeroshard {
 namespace {
 
+using testing::change_last_byte;
 using testing::contents_of;
 using ::testing::ElementsAre;
 using testing::names_in;
@@ -63,10 +64,7 @@ TEST_F(Export, SeveralFilesTakeThePlaceOfOneAndOfAnotherNumber) {
 }
 
 TEST_F(Export, ADamagedCheckpointLeavesTheEarlierExport) {
-  const std::string data = root_ / "a/rank-00000.safetensors";
-  std::string contents = contents_of(data);
-  contents.back() = char(contents.back() ^ 1);  // of the last tensor
-  put(data, contents);
+  change_last_byte(root_ / "a/rank-00000.safetensors");  // of the last tensor
   put(out_ / "model-00001-of-00003.safetensors", "old");
   put(out_ / "model.safetensors", "old");
   put(out_ / "model.safetensors.index.json", "old");

@@ -15,6 +15,7 @@ namespace zeroshard {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::change_last_byte;
 using testing::contents_of;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -53,13 +54,6 @@ void change_sequence(const std::string& path, const std::string& line) {
   put(path, concat(text.substr(0, text.find(": \"") + 3), hash, "\",\n", rest));
 }
 
-void damage(const std::string& path) {
-  std::string contents = contents_of(path);
-  ASSERT_FALSE(contents.empty()) << path;
-  contents.back() = char(contents.back() ^ 1);
-  put(path, contents);
-}
-
 TEST(Sequence, TheNewestCommitIsLoaded) {
   const TemporaryDirectory root;
   save_steps(root.path(), {10, 20, 30, 25});
@@ -91,7 +85,7 @@ TEST(Sequence, DamageLeadsBackAndNotToALeftBranch) {
   save_steps(root.path(), {10, 20, 30, 40, 25});
   for (const std::string expected : {"25", "20", "10", "40", "30"}) {
     EXPECT_EQ(load(root.path()), expected);
-    damage(root / ("s" + expected + "/rank-00000.safetensors"));
+    change_last_byte(root / ("s" + expected + "/rank-00000.safetensors"));
   }
   EXPECT_THAT(load(root.path()), HasSubstr("no checkpoint in"));
 }

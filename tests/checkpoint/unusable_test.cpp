@@ -20,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using testing::change_last_byte;
 using testing::contents_of;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -59,13 +60,6 @@ std::string tag_of(int64_t step) {
 
 void save_steps(const std::string& root, const std::vector<int64_t>& steps) {
   for (const int64_t step : steps) ASSERT_THAT(save({root, tag_of(step), step}), Each(""));
-}
-
-void change_last_byte(const std::string& path) {
-  std::string contents = contents_of(path);
-  ASSERT_FALSE(contents.empty()) << path;
-  contents.back() = char(contents.back() ^ 1);
-  put(path, contents);
 }
 
 TEST(Unusable, NothingThereIsSaidAndAnErrorWhenStrict) {

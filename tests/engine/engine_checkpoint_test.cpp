@@ -6,7 +6,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 
 #include "comm/forwarding_comm.h"
 #include "engine/support.h"
@@ -23,6 +22,7 @@ using test::run_saving;
 using test::SavingRank;
 using test::Scenario;
 using ::testing::AllOf;
+using testing::change_last_byte;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -128,15 +128,7 @@ TEST(EngineCheckpoint, RanksMustLoadTheSame) {
   EXPECT_EQ(messages[0], messages[1]);
 }
 
-// A load notices it when it has overwritten what came before.
-void change_last_byte(const std::string& path) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(-1, std::ios::end);
-  const char last = char(file.get() ^ 1);
-  file.seekp(-1, std::ios::end);
-  file.put(last);
-}
-
+// A load notices the last byte when it has overwritten what came before.
 TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
   const TemporaryDirectory root;
   const Scenario scenario = make_scenario(2, 2);

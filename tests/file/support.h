@@ -45,6 +45,14 @@ inline void put(const std::string& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary) << contents;
 }
 
+// Damage that a checksum finds when all before it has been read.
+inline void change_last_byte(const std::string& path) {
+  std::string contents = contents_of(path);
+  ASSERT_FALSE(contents.empty()) << path;
+  contents.back() = char(contents.back() ^ 1);
+  put(path, contents);
+}
+
 inline std::string random_bytes(std::mt19937_64& random, int64_t bytes) {
   std::string text(size_t(bytes), '\0');
   for (size_t i = 0; i < text.size(); i += 8) {

@@ -218,9 +218,6 @@ def test_stopping_at_every_step(tmp_path, release):
     world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
 
 
-# -- what is in one ----------------------------------------------------------------------------------------------------
-
-
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,11 @@ ENVIRONMENT = (
     " 'TORCHELASTIC_RESTART_COUNT', 'TORCHELASTIC_MAX_RESTARTS']\n"
     "os.write(1, (json.dumps({n: os.environ[n] for n in names}) + '\\n').encode())\n"
 )
+# Nobody fails, and so ends the other, before both are in the log.
+BOTH_HAVE_PRINTED = (
+    "open(f'{folder}/{restart}-{rank}', 'w').close()\n"
+    "while not os.path.exists(f'{folder}/{restart}-{1 - rank}'): time.sleep(0.01)\n"
+)
 
 
 def environments(out):
@@ -67,11 +72,14 @@ def no_process_left(folder):
 @pytest.mark.row("K8")
 def test_a_failed_job_starts_again(script, tmp_path):  # noqa: F811
     """All ranks anew, on another port, with torchrun's variables; the log has both starts."""
-    body = RESTART + ENVIRONMENT + "if restart < 2 and rank == restart: sys.exit(5)\nif restart < 2: time.sleep(60)\n"
+    met = tmp_path / "met"
+    met.mkdir()
+    body = RESTART + ENVIRONMENT + f"folder = '{met}'\n" + BOTH_HAVE_PRINTED
+    body += "if restart < 2 and rank == restart: sys.exit(5)\nif restart < 2: time.sleep(60)\n"
     code, out, err = run("--nproc", "2", "--max-restarts", "3", "--log-dir", str(tmp_path / "logs"), script(body))
     assert code == 0, err
     envs = environments(out)
-    assert len(envs) == 6 or len(envs) == 5  # a rank may be ended before it has printed
+    assert sorted(envs) == [(restart, rank) for restart in range(3) for rank in range(2)]
     for (restart, _), env in envs.items():
         assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == (str(restart), "3")
         assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("2", "2")

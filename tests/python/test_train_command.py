@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -228,8 +229,13 @@ def test_a_rank_that_keeps_failing_is_left_out(tmp_path, tokens):
     ("options", "stops", "code", "message"),
     [
         (["--grace-period", "0"], False, 128 + signal.SIGTERM, ""),
-        (["--stall-timeout", "0.5"], True, 1, "has been stopped by SIGSTOP for "),
-        (["--stall-timeout", "0", "--hang-timeout", "4"], True, 1, "no progress for 4 s (--hang-timeout); most likely"),
+        (["--stall-timeout", "0.5"], True, 1, r"has been stopped by SIGSTOP for \d\.\d s"),
+        (
+            ["--stall-timeout", "0", "--hang-timeout", "4"],
+            True,
+            1,
+            r"no progress for 4 s \(--hang-timeout\); most likely",
+        ),
     ],
 )
 def test_ranks_are_watched_and_ended_as_told(tmp_path, tokens, options, stops, code, message):
@@ -246,7 +252,7 @@ def test_ranks_are_watched_and_ended_as_told(tmp_path, tokens, options, stops, c
     else:
         process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == code and message in err, err
+    assert process.returncode == code and re.search(message, err), err
     assert "--hang-timeout" not in options or "zeroshard-torch(_ZN9zeroshard" in err, err  # names on the stack
     assert stops or "a checkpoint is in" not in out  # a stopped rank is woken, and may write one
 
