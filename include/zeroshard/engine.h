@@ -163,6 +163,8 @@ class Engine {
   int skipped_in_a_row() const;
   const Config& config() const;
   std::vector<MemoryLine> memory() const;
+  // Bytes of freed CPU tensors that this process keeps for the next step: no more than its operators needed at once.
+  static int64_t kept_memory();
   size_t num_units() const;
 
  protected:

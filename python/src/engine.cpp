@@ -205,6 +205,7 @@ void bind_engine(py::module_& m) {
             return lines;
           },
           "(category, planned bytes, measured peak) per category.")
+      .def_static("kept_memory", &Engine::kept_memory, "Bytes of freed CPU tensors kept for the next step.")
       .def(
           "save_weights",
           [](OwningEngine& o, const std::string& directory, const std::string& name, bool exclude_frozen,

@@ -1,6 +1,7 @@
 #include "device/cpu_allocator.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #ifdef __GLIBC__
 #include <gnu/libc-version.h>
 #endif
@@ -10,25 +11,54 @@
 #include <c10/util/env.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <mutex>
 
+#include "memory/block_cache.h"
+
 namespace zeroshard {
 namespace {
 
-constexpr uintptr_t kAlignment = 64;  // as torch's own allocator
+constexpr uintptr_t kAlignment = 64;           // as torch's own allocator
+constexpr size_t kOwnBlock = size_t{1} << 20;  // from here on not from the heap
 
-// The start of what malloc gave, in front of the aligned memory.
-void*& start_of(void* memory) {
-  return static_cast<void**>(memory)[-1];
+// What lies in front of a tensor's memory.
+struct Header {
+  void* start;   // what malloc gave, or the block's
+  size_t block;  // the block's bytes; 0: of malloc
+};
+static_assert(sizeof(Header) <= alignof(std::max_align_t));  // malloc's alignment leaves no less in front
+
+Header& header_of(void* memory) {
+  return static_cast<Header*>(memory)[-1];
+}
+
+// Torch's from the first use on, until the process ends.
+BlockCache& block_cache() {
+  static auto* const cache = new BlockCache;
+  return *cache;
 }
 
 void release(void* memory) {
   if (memory == nullptr) return;
   c10::profiledCPUMemoryReporter().Delete(memory);
-  std::free(start_of(memory));
+  const Header header = header_of(memory);
+  if (header.block == 0) {
+    std::free(header.start);
+  } else {
+    block_cache().give_back({header.start, header.block});
+  }
+}
+
+Header take_from_system(size_t bytes) {
+  if (bytes >= kOwnBlock) {
+    const BlockCache::Block block = block_cache().take(bytes);
+    if (block.start != nullptr) return {block.start, block.bytes};
+  }
+  return {std::malloc(bytes), 0};
 }
 
 class CompactAllocator final : public c10::Allocator {
@@ -43,17 +73,17 @@ class CompactAllocator final : public c10::Allocator {
  private:
   static void* take(size_t bytes) {
     if (bytes == 0) return nullptr;
-    const bool fits = bytes <= std::numeric_limits<size_t>::max() - kAlignment;
-    void* const start = fits ? std::malloc(bytes + kAlignment) : nullptr;
-    if (start == nullptr) {
+    const bool fits = bytes <= size_t(std::numeric_limits<ptrdiff_t>::max()) - kAlignment;
+    const Header header = fits ? take_from_system(bytes + kAlignment) : Header{};
+    if (header.start == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
       // The words of torch's own allocator, by which programs tell that a smaller batch may help.
       TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
     }
     // At least the 16 bytes that malloc aligns to lie in front.
-    const auto aligned = (reinterpret_cast<uintptr_t>(start) + kAlignment) & ~(kAlignment - 1);
+    const auto aligned = (reinterpret_cast<uintptr_t>(header.start) + kAlignment) & ~(kAlignment - 1);
     void* const memory = reinterpret_cast<void*>(aligned);
-    start_of(memory) = start;
+    header_of(memory) = header;
     c10::profiledCPUMemoryReporter().New(memory, bytes);
     return memory;
   }
@@ -82,11 +112,25 @@ void use_compact_cpu_allocator() {
   std::call_once(once, [] {
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator() || !malloc_is_glibcs()) return;
     if (c10::utils::check_env("THP_MEM_ALLOC_ENABLE") == true) return;
+    // A child of a process with many threads, as a loader of data, frees what it has inherited.
+    ::pthread_atfork([] { block_cache().lock(); }, [] { block_cache().unlock(); }, [] { block_cache().unlock(); });
     auto* const allocator = new CompactAllocator;  // torch's from here on, until the process ends
     std::atomic_thread_fence(std::memory_order_release);
     c10::SetCPUAllocator(allocator);
   });
 #endif
+}
+
+void end_cpu_memory_step() noexcept {
+  block_cache().end_step();
+}
+
+int64_t kept_cpu_memory() noexcept {
+  return int64_t(block_cache().kept_bytes());
+}
+
+void trim_cpu_memory() noexcept {
+  block_cache().trim();
 }
 
 }  // namespace zeroshard

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "device/cpu_allocator.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
 
@@ -173,6 +174,7 @@ void Engine::finish_step(const StepResult& result) {
   }
   impl.reducer->end_step();
   impl.unapplied = false;
+  end_cpu_memory_step();
   impl.heartbeat.beat(++impl.steps);
 }
 
@@ -216,6 +218,10 @@ const Config& Engine::config() const {
 }
 size_t Engine::num_units() const {
   return impl_->layouts.size();
+}
+
+int64_t Engine::kept_memory() {
+  return kept_cpu_memory();
 }
 
 std::vector<MemoryLine> Engine::memory() const {

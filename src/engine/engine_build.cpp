@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/shape_text.h"
+#include "device/cpu_allocator.h"
 #include "device/dtype.h"
 #include "engine/agreement.h"
 #include "engine/impl.h"
@@ -113,6 +114,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   options.buffers.clear();  // they are the model's
   make_reducer();
   install_hooks();
+  trim_cpu_memory();
 }
 
 void Engine::Impl::make_optimizer(const std::vector<UnitDefinition>& units) {

@@ -2,13 +2,21 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <fstream>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace zeroshard {
@@ -67,6 +75,71 @@ TEST_F(CpuAllocator, AFreedTensorLeavesRoomForTheNextOfItsSize) {
   const size_t before = ::mallinfo2().arena;
   train(100'000);
   EXPECT_LE(::mallinfo2().arena, before + (size_t{1} << 20));
+}
+
+// Bytes of this process in memory that are of no file.
+int64_t resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word != "RssAnon:") continue;
+    int64_t kilobytes = 0;
+    status >> kilobytes;
+    return kilobytes << 10;
+  }
+  return -1;
+}
+
+// As a training step: activations that grow layer by layer, then gradients; and small tensors that stay for a while.
+TEST_F(CpuAllocator, LargeTensorsLeaveNothingBetweenSmallOnes) {
+  std::mt19937_64 random(1);
+  std::vector<at::Tensor> small(4000);
+  int64_t used = 0, peak = 0;
+  const auto take = [&](std::vector<at::Tensor>& tensors, int64_t kilobytes) {
+    tensors.push_back(at::zeros({kilobytes << 10}, at::kByte));
+    for (int i = 0; i < 20; ++i) small[random() % small.size()] = at::zeros({int64_t(random() % 1000)});
+    used += kilobytes << 10;
+    peak = std::max(peak, used);
+  };
+  const int64_t before = resident_bytes();
+  for (int step = 0; step < 5; ++step) {
+    std::vector<at::Tensor> activations;
+    for (int layer = 0; layer < 24; ++layer) take(activations, 1024 + int64_t(random() % 3072));
+    for (; !activations.empty(); activations.pop_back()) {
+      std::vector<at::Tensor> gradients;
+      for (int i = 0; i < 3; ++i) take(gradients, 1024 + int64_t(random() % 3072));
+      for (const at::Tensor& gradient : gradients) used -= gradient.numel();
+      used -= activations.back().numel();
+    }
+    end_cpu_memory_step();
+    EXPECT_LE(resident_bytes() - before, peak + peak / 8 + (int64_t{8} << 20)) << step;
+  }
+  trim_cpu_memory();
+  EXPECT_LE(resident_bytes() - before, int64_t{16} << 20);  // a heap keeps 80
+}
+
+TEST_F(CpuAllocator, AForkedChildCanAllocate) {
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) (void)c10::GetCPUAllocator()->allocate(size_t{2} << 20);
+    });
+  }
+  const c10::DataPtr inherited = c10::GetCPUAllocator()->allocate(size_t{3} << 20);
+  for (int i = 0; i < 200; ++i) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::alarm(30);
+      (void)c10::GetCPUAllocator()->allocate(size_t{2} << 20);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status) << " in child " << i;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ import checkpoint_mutants
 import data_mutants
 import disk_mutants
 import lora_mutants
+import memory_mutants
 import monitor_mutants
 import python_mutants
 import tokenizer_mutants
@@ -251,6 +252,7 @@ MUTANTS = [
     *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
     *lora_mutants.MUTANTS,
+    *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,

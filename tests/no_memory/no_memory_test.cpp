@@ -15,6 +15,7 @@
 #include "checkpoint/async_saver.h"
 #include "checkpoint/versions.h"
 #include "file/read_ahead.h"
+#include "memory/block_cache.h"
 #include "support/around_io.h"
 #include "support/model_disk.h"
 #include "zeroshard/error.h"
@@ -391,6 +392,30 @@ TEST(NoMemory, WhileSavingInTheBackground) {
     EXPECT_EQ(load_version(disk), written) << fault.text();
     return allocations.has_failed();
   });
+}
+
+TEST(NoMemory, FreedBlocksGoBeforeATensorDoesNotFit) {
+  constexpr size_t kMegabyte = size_t{1} << 20;
+  BlockCache cache;
+  const BlockCache::Block first = cache.take(2 * kMegabyte), second = cache.take(8 * kMegabyte);
+  cache.give_back(second);
+  cache.give_back(first);
+  Allocations::counted = true;
+  allocations.arm(1, /*sticky=*/false, /*all_threads=*/false, kMegabyte);
+  const BlockCache::Block block = cache.take(4 * kMegabyte);
+  EXPECT_TRUE(allocations.has_failed());
+  EXPECT_NE(block.start, nullptr);
+  EXPECT_EQ(cache.kept_bytes(), 0);
+  cache.give_back(block);
+  allocations.arm(1, /*sticky=*/true, /*all_threads=*/false, kMegabyte);
+  EXPECT_EQ(cache.take(kMegabyte).start, nullptr);
+  allocations.disarm();
+  const BlockCache::Block last = cache.take(kMegabyte);
+  allocations.arm(1, /*sticky=*/false, /*all_threads=*/false, 0);
+  cache.give_back(last);  // without memory for the note of what is kept
+  allocations.disarm();
+  Allocations::counted = false;
+  EXPECT_EQ(cache.kept_bytes(), 0);
 }
 
 TEST(NoMemory, ACopyThatDoesNotFitNamesItsSizeAndTheWayOut) {

@@ -26,11 +26,15 @@ def undisturbed(steps):
     return facts(engine)
 
 
-def holds():
-    """KiB in memory, open files and threads of this process."""
-    with open("/proc/self/smaps_rollup") as file:
-        resident = int(re.search(r"^Rss: +(\d+) kB", file.read(), re.M)[1])
-    return [resident, len(os.listdir("/proc/self/fd")) - 1, len(os.listdir("/proc/self/task"))]
+def holds(pid="self"):
+    """KiB in memory, open files and threads of a process.
+
+    Without the pages of files: the system takes idle ones from a process, and they come back with their next use.
+    """
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        kinds = re.findall(r"^(?:Anonymous|Pss_Shmem): +(\d+) kB", file.read(), re.M)
+    assert len(kinds) == 2
+    return [sum(map(int, kinds)), len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))]
 
 
 def job(folder, notes, steps, every, keep):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import soak_job
@@ -43,13 +42,7 @@ class Watch(threading.Thread):
             self.looks += 1
 
     def note_launcher(self):
-        self.held.append([of_process(pid) for pid in (self.process.pid, supervisor_of(self.process))])
-
-
-def of_process(pid):
-    folder = Path(f"/proc/{pid}")
-    resident = int(re.search(r"^Rss: +(\d+) kB", (folder / "smaps_rollup").read_text(), re.M)[1])
-    return [resident, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task"))]
+        self.held.append([soak_job.holds(pid) for pid in (self.process.pid, supervisor_of(self.process))])
 
 
 def now(notes, rank):
@@ -80,6 +73,7 @@ def check_growth(lives):
     held, measured = set(), 0
     for life in {note[0] for note in lives}:
         notes = [note for note in lives if note[0] == life]
+        print(life, [note[2] for note in notes])
         held |= {tuple(note[3:]) for note in notes[1:]}  # the first save starts a thread
         resident = [note[2] for note in notes][WARM:]
         measured += len(resident)

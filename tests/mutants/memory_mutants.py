@@ -1,0 +1,54 @@
+"""What the reuse of freed memory, and the gathering of what a forward reads, could get wrong."""
+
+from mutant import Mutant
+
+_CACHE, _HOOKS = "src/memory/block_cache.cpp", "python/zeroshard/hooks.py"
+_UNITS = "tests/python/test_units.py::test_parameters_"
+
+_TABLE = [
+    (
+        "memory-all-is-kept",
+        "    shrink_to(limit - used_bytes_ - needed);\n",
+        "",
+        "BlockCache.InUseAndKeptAreNoMoreThanThePeakOfTwoSteps",
+    ),
+    (
+        "memory-of-old-steps-is-kept",
+        "  shrink_to(last_peak_ - used_bytes_);\n",
+        "",
+        "BlockCache.WhatStepsNoLongerNeedGoes",
+    ),
+    ("memory-nothing-is-kept", "> needed / 8", ">= 0", "BlockCache.AFreedBlockIsForTheNextOfItsSize"),
+    ("memory-large-for-small", " || found->first - needed > needed / 8", "", "BlockCache.NothingIsWastedOnASmallOne"),
+    (
+        "memory-without-lock",
+        "  const std::lock_guard lock(mutex_);\n  used_bytes_ -=",
+        "  used_bytes_ -=",
+        "BlockCache.ThreadsShareOne",
+    ),
+]
+
+_HOOKS_TABLE = [
+    ("hooks-read-not-gathered", "        self._core.pre_forward(unit)\n", "", "used_by_several_modules[reading]"),
+    (
+        "hooks-read-not-for-backward",
+        "self._core.post_forward(other, output)",
+        "self._core.post_forward(other, [])",
+        "used_by_several_modules[borrowing]",
+    ),
+    ("hooks-read-stays", "self._core.post_forward(other, output)", "pass", "read_in_forwards_that_fail"),
+    ("hooks-failed-forward-runs", ", always_call=True)", ")", "read_in_forwards_that_fail"),
+]
+
+MUTANTS = [
+    *(Mutant(name, _CACHE, old, new, "memory", test) for name, old, new, test in _TABLE),
+    Mutant(
+        "memory-refusal-with-kept",
+        _CACHE,
+        "      shrink_to(0);\n",
+        "",
+        "no_memory",
+        "NoMemory.FreedBlocksGoBeforeATensorDoesNotFit",
+    ),
+    *(Mutant(name, _HOOKS, old, new, "python", f"{_UNITS}{case}") for name, old, new, case in _HOOKS_TABLE),
+]
