@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import dataclasses
 import faulthandler
 import hashlib
 import os
@@ -12,8 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -22,12 +18,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from . import _C, checkpoint
+from .batch import Batch, check_accumulation
+from .compiling import check_arguments, compile_units
 from .gathering import gathered, take_loaded_state_dicts
+from .groups import make_groups
+from .hooks import install_hooks
+from .leaves import to_half
 from .materialize import materialize
+from .messages import announce, log
 from .optimizer import Optimizer, OptimizerSetup
+from .parameter_check import ParameterCheck
+from .stopping import request_stop_on, save_last, wait_at_exit
 from .units import Unit, find_units
-
-_CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another writes or reads its whole share
 
 
 class Engine(nn.Module):
@@ -45,11 +47,14 @@ class Engine(nn.Module):
         self._config = parsed.config
         self._trains = setup.trains
         self._external = setup.inner if setup.external else None
+        self._batch = Batch(self._config.micro_batch_size, self._config.grad_accumulation_steps, self.world_size())
         self._units = find_units(module, self._config.unit_classes)
         self._place_buffers()
         self._core = self._make_core(setup)
         self._mark_parameters()
-        self._install_hooks()
+        self._parameter_check = ParameterCheck(self._units if self._trains else [])
+        install_hooks(module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1)
+        take_loaded_state_dicts(module)
         self.optimizer = Optimizer(setup)
         if self._external is not None:
             self._give_slices()
@@ -67,11 +72,11 @@ class Engine(nn.Module):
         self._boundary: bool | None = None
         self._grad_norm: float | None = None
         self._applied = False
+        self._is_compiled = False
         self._stop = False
         self._last_save: Callable[[], None] | None = None
-        self._print_start()
-        # atexit, for forked processes, too. Whatever holds the engine: a signal handler, a global.
-        Finalize(None, _wait_at_exit, (weakref.ref(self),), exitpriority=0)
+        announce(self)
+        wait_at_exit(self)
         if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
             faulthandler.register(_C.stack_dump_signal(), all_threads=True, chain=True)
 
@@ -84,7 +89,8 @@ class Engine(nn.Module):
                     path = f"{prefix}.{name}" if prefix else name
                     raise ValueError(
                         f"buffer '{path}' is on the meta device, where it has no value: build the model inside "
-                        "zeroshard.Init(), which computes buffers and leaves only parameters without memory"
+                        "zeroshard.Init(), which computes buffers and leaves only parameters without memory, or "
+                        "outside of it when a buffer is computed from parameters"
                     )
                 if buffer.device != self.device:
                     module._buffers[name] = buffer.to(self.device)
@@ -114,7 +120,7 @@ class Engine(nn.Module):
                 for param in unit.params
             ]
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
-        gather, reduce, checkpoint = _group_names(self._config.timeout_ms)
+        gather, reduce, checkpoint = make_groups(self._config.timeout_ms)
         return _C.Engine(definitions, options, gather_group=gather, reduce_group=reduce, checkpoint_group=checkpoint)
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
@@ -131,21 +137,6 @@ class Engine(nn.Module):
                 for tensor in param.tensors:
                     tensor._zeroshard_unit = (core, index)
 
-    def _install_hooks(self) -> None:
-        core = self._core
-        for index, unit in enumerate(self._units):
-
-            def before(module: nn.Module, args: Any, unit: int = index) -> None:
-                core.pre_forward(unit)
-
-            def after(module: nn.Module, args: Any, output: Any, unit: int = index) -> None:
-                core.post_forward(unit, _tensors_in(output))
-
-            for module in unit.modules:
-                module.register_forward_pre_hook(before, prepend=True)
-                module.register_forward_hook(after)
-        take_loaded_state_dicts(self.module)
-
     def _give_slices(self) -> None:
         """Hands an optimizer of the user's flat slices of the master weights instead of whole parameters."""
         for group in self._external.param_groups:
@@ -154,35 +145,24 @@ class Engine(nn.Module):
             if part.param_group >= 0:
                 self._external.param_groups[part.param_group]["params"].append(nn.Parameter(part.master))
 
-    def _print_start(self) -> None:
-        if self.rank() != 0:
-            return
-        planned = self.memory_report()["planned"]
-        parts = ", ".join(f"{name} {bytes_ / 1e6:.1f} MB" for name, bytes_ in planned.items())
-        _log(
-            f"stage {self._config.stage}, {self.world_size()} rank(s) over {self._core.transport}, "
-            f"{self._config.compute_dtype}, {self._config.reduction} reduction, {len(self._units)} units, "
-            f"batch {self.train_batch_size()} = {self.train_micro_batch_size_per_gpu()} x "
-            f"{self.gradient_accumulation_steps()} x {self.world_size()}"
-        )
-        _log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
-        atexit.register(_report_memory, weakref.ref(self))
-        if self._parsed.without_effect:
-            _log("keys that have no effect here: " + "; ".join(self._parsed.without_effect))
-
     # -- training ----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._core.begin_forward(torch.is_grad_enabled() and self.training)
+        training = torch.is_grad_enabled() and self.training
+        if training:
+            self._parameter_check.check()
+        self._core.begin_forward(training)
         if self._config.fp16_auto_cast:
-            args, kwargs = pytree.tree_map(_to_half, (args, kwargs))
+            args, kwargs = pytree.tree_map(to_half, (args, kwargs))
         return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Computes and reduces gradients of ``loss``, divided by the accumulation steps unless told otherwise."""
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
-        scaled = self._core.scale_loss(loss, scale_wrt_gas)
+        steps = self.gradient_accumulation_steps()
+        averaged = loss / steps if scale_wrt_gas and steps > 1 else loss
+        scaled = self._core.scale_loss(averaged, average=False)
         self._called_backward = True
         self._core.begin_backward(self._sync)
         scaled.backward(retain_graph=retain_graph)
@@ -196,6 +176,7 @@ class Engine(nn.Module):
             raise _C.StateError("step() inside no_sync(): gradients of this rank alone must not be applied")
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
+        self._parameter_check.check()
         if not self._called_backward and not self._had_gradients and self._core.has_pending_gradients:
             self._check_plain_backward()
         self._applied = False
@@ -222,7 +203,7 @@ class Engine(nn.Module):
         steps = self.gradient_accumulation_steps()
         if steps > 1 and not self._warned_of_plain_backward:
             self._warned_of_plain_backward = True
-            _log(
+            log(
                 f"warning: loss.backward() sums the gradients of {steps} micro-batches; engine.backward(loss) averages "
                 "them, as the configuration's gradient_accumulation_steps means"
             )
@@ -253,7 +234,7 @@ class Engine(nn.Module):
             self.lr_scheduler.step(**lr_kwargs)
         every = self._config.steps_per_print
         if every > 0 and self.global_steps % every == 0 and self.rank() == 0:
-            _log(
+            log(
                 f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
                 f"grad_norm={self._grad_norm:.4g}"
             )
@@ -293,8 +274,54 @@ class Engine(nn.Module):
         """From now on the caller says which micro-batch ends a step."""
         self._boundary = is_boundary
 
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """From the next step on it takes as many micro-batches as make ``train_batch_size`` samples of all ranks.
+
+        Every rank calls it, between steps. ``micro_steps`` becomes what it were had all steps been of that size, as in
+        ``load_checkpoint``. Raises ``ValueError`` for what is no multiple of the micro-batches of all ranks.
+        """
+        batch = self._batch.with_train(train_batch_size)
+        check_accumulation(self._parsed, batch.accumulation)
+        if self._core.has_pending_gradients:
+            raise _C.StateError(
+                "set_train_batch_size within a step would average its micro-batches by two numbers: call it after the "
+                "step() that updates"
+            )
+        self._batch = batch
+        self.micro_steps = self.global_steps * batch.accumulation
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Says how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
+        if self.training_dataloader is not None:
+            raise ValueError(
+                f"the loader that zeroshard.initialize made gives micro-batches of {self._batch.micro}: pass no "
+                "training_data there, and make a loader whose batch size you change with this"
+            )
+        self._batch = self._batch.with_micro(micro_batch_size)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing: ``step()`` clears gradients."""
+
+    def compile(
+        self,
+        backend: str | Callable = "inductor",
+        compile_kwargs: dict[str, Any] | None = None,
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """Compiles the units by ``torch.compile(backend=backend, **compile_kwargs)``; a second call does nothing.
+
+        A unit with others inside runs as before. ``schedule`` and ``compiled_autograd_enabled`` are for DeepSpeed's
+        interface, and refused.
+        """
+        check_arguments(schedule, compiled_autograd_enabled)
+        if not self._is_compiled:
+            compile_units(self._units, backend, compile_kwargs or {})
+            self._is_compiled = True
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._is_compiled
 
     def destroy(self) -> None:
         """For DeepSpeed's interface; memory is freed with the engine."""
@@ -383,23 +410,8 @@ class Engine(nn.Module):
         a function is called when it is needed.
         """
 
-        def stop(number: int, frame: Any) -> None:
-            signal.signal(number, previous[number])
-            self.request_stop()
-
-        def save() -> None:
-            _log(f"asked to stop: saving step {self.global_steps} in {os.fspath(save_dir)}")
-            try:
-                self.wait_for_checkpoint()
-            except _C.Error as error:  # of an earlier save: this one is tried all the same
-                _log(f"a checkpoint was not saved: {error}")
-            self.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
-            self.wait_for_checkpoint()
-
-        self._last_save = save
-        previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
-        for number in previous:
-            signal.signal(number, stop)
+        self._last_save = lambda: save_last(self, save_dir, client_state)
+        request_stop_on(self, signals)
 
     @property
     def stop_requested(self) -> bool:
@@ -432,8 +444,25 @@ class Engine(nn.Module):
     def get_lr(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of every param group; a scheduler sets its own again at the next step."""
+        if not 0 <= lr < float("inf"):
+            raise ValueError(f"set_lr: lr is {lr}, expected a number that is not negative")
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(lr)
+
+    def get_type(self) -> list[str]:
+        """The name of the optimizer, once per param group; nothing without one."""
+        if not self._trains:
+            return []
+        inner = self.optimizer.optimizer
+        name = type(inner).__name__ if inner is not None else self.config["optimizer"]["type"]
+        return [name] * len(self.optimizer.param_groups)
+
     def get_mom(self) -> list[Any]:
-        return [group.get("betas", group.get("momentum")) for group in self.optimizer.param_groups]
+        """Of each param group the betas, or the momentum of SGD and RMSprop."""
+        name = "momentum" if self.optimizer.kind["name"] in ("SGD", "RMSprop") else "betas"
+        return [group.get(name, 0.0) for group in self.optimizer.param_groups]
 
     def was_step_applied(self) -> bool:
         return self._applied
@@ -458,13 +487,13 @@ class Engine(nn.Module):
         return _C.rank_environment().local_rank
 
     def train_batch_size(self) -> int:
-        return self._config.train_batch_size
+        return self._batch.train
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        return self._config.micro_batch_size
+        return self._batch.micro
 
     def gradient_accumulation_steps(self) -> int:
-        return self._config.grad_accumulation_steps
+        return self._batch.accumulation
 
     def gradient_clipping(self) -> float:
         return self._config.gradient_clipping
@@ -488,7 +517,10 @@ class Engine(nn.Module):
         return self._config.compute_dtype == "bf16"
 
     def memory_report(self) -> dict[str, Any]:
-        """Bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals."""
+        """Bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals.
+
+        ``kept``: of freed CPU tensors that stay for the next step, at most what operators needed at once in the last.
+        """
         lines = self._core.memory()
         planned = {name: plan for name, plan, _ in lines}
         measured = {name: peak for name, _, peak in lines}
@@ -497,6 +529,7 @@ class Engine(nn.Module):
             "measured_peak": measured,
             "planned_total": sum(planned.values()),
             "measured_total": sum(measured.values()),
+            "kept": self._core.kept_memory(),
         }
 
     def parameter_digest(self) -> str:
@@ -533,65 +566,3 @@ def _versions(module: nn.Module) -> list[tuple[str, str]]:
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
     found |= {"zeroshard": _C.__version__, "torch": torch.__version__}
     return sorted((name, str(version)) for name, version in found.items() if isinstance(version, str))
-
-
-def _wait_at_exit(engine: weakref.ref[Engine]) -> None:
-    if (alive := engine()) is not None:
-        try:
-            alive.wait_for_checkpoint()
-        except _C.Error as error:
-            _log(f"the last checkpoint was not saved: {error}")
-            # Nothing else turns the code of a process that has already ended well: a supervisor is to know.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-
-
-def _report_memory(engine: weakref.ref[Engine]) -> None:
-    """At the end of the run: what was planned beside what was held."""
-    if (alive := engine()) is not None:
-        report = alive.memory_report()
-        _log(
-            f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, "
-            f"measured peak {report['measured_total'] / 1e6:.1f} MB"
-        )
-
-
-def _group_names(timeout_ms: int) -> tuple[str, str, str]:
-    """The groups for gathers, for reductions (two, so that ranks may interleave them differently), for checkpoints."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return "", "", ""
-    # Longer than zeroshard's own, whose messages name the rank and the unit.
-    timeout = timedelta(milliseconds=timeout_ms + 2000)
-    try:
-        first, second = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
-        third = dist.new_group(timeout=max(timeout, _CHECKPOINT_TIMEOUT), backend="gloo")
-    except dist.DistError as error:
-        raise _C.CommError(
-            f"rank {dist.get_rank()}: another rank has not reached zeroshard.initialize after {timeout_ms / 1000:g} s "
-            f"(zeroshard.timeout_s), or has died: look for the first error of the other ranks. {error}"
-        ) from error
-    return first.group_name, second.group_name, third.group_name
-
-
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
-        return list(output)
-    tensors = []
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            tensors += _tensors_in([getattr(leaf, item.name) for item in dataclasses.fields(leaf)])
-    return tensors
-
-
-def _to_half(value: Any) -> Any:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.half() if is_float else value
-
-
-def _log(message: str) -> None:
-    print(f"[zeroshard] {message}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -11,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .units import Param, Unit
+from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_INITIALIZERS = ("reset_parameters", "_reset_parameters", "_init_weights")
-_OVERWRITES = ("normal_", "uniform_", "fill_", "zero_", "copy_", "eye")
+_KEPT_BYTES = 64 * 2**20  # of parameters whose values are given where they are made, of one context
 
 
 class Init:
@@ -27,9 +24,11 @@ class Init:
     Parameters that a module registers inside live on the meta device; ``zeroshard.initialize`` gives them memory and
     initial values one unit at a time, by ``reset_parameters`` of their modules and the model's ``_init_weights``, so
     that a rank never holds more than its shards and one unit. A parameter that takes the place of another keeps its
-    memory and values: ``from_pretrained``, ``load_state_dict(..., assign=True)``, an assignment. So do buffers, and
-    parameters that are no floating-point numbers. Values that ``initialize`` cannot make again, those written in place
-    into a parameter without memory by other code than these methods, are an error there. Contexts may be nested.
+    memory and values: ``from_pretrained``, ``load_state_dict(..., assign=True)``, an assignment. So do buffers,
+    parameters that are no floating-point numbers, and those made of values (``nn.Parameter(torch.ones(n) * 1e-6)``) up
+    to 64 MiB in all; beyond that they keep one value for all elements (``torch.zeros(n)``). Values that ``initialize``
+    cannot make again, those written in place into a parameter without memory by other code than these methods, and
+    different ones beyond 64 MiB, are an error there. Contexts may be nested.
 
     Args:
         dtype: of floating-point parameters; None leaves each its own. The other arguments are DeepSpeed's and have no
@@ -57,8 +56,9 @@ class Init:
         self._enabled = enabled
         self._dtype = dtype
         self._register_parameter = None
-        self._writes = _Writes()
+        self._writes = Writes()
         self._names = WeakIdKeyDictionary()  # of parameters that each module has had
+        self._kept_bytes = 0
         self._placed = WeakIdKeyDictionary()  # what stands for a parameter: one on the meta device, or None for itself
 
     def __enter__(self) -> Init:
@@ -90,11 +90,7 @@ class Init:
         replaces = name in names or module.__dict__.get("_parameters", {}).get(name) is not None
         names.add(name)
         if not param.is_meta and param not in self._placed:
-            stand_in = None
-            if not replaces:
-                stand_in = _without_memory(param)
-                stand_in._zeroshard_home = module
-            self._placed[param] = stand_in
+            self._placed[param] = None if replaces else self._stand_in(module, param)
         if not param.is_meta:
             param = self._placed[param] if self._placed[param] is not None else param
         if self._dtype is not None and param.dtype != self._dtype:
@@ -103,76 +99,23 @@ class Init:
             self._writes.params[param] = True
         return param
 
-
-class _Writes(TorchDispatchMode):
-    """Notes which tensors of the meta device lose values: what was written last cannot be written again later.
-
-    The note is on the storage, as views write to it, and at the end on the parameters.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.params = WeakIdKeyDictionary()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it means importing it, which takes longer than building most models
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func._schema.is_mutable:
-            for tensor in _written_by(func, args, kwargs):
-                self._note(func, tensor)
-        elif any(_is_lost(tensor) for tensor in _meta_tensors((args, kwargs))):
-            for tensor in _meta_tensors(result):  # a copy, or a view
-                tensor.untyped_storage()._zeroshard_lost = True
-        return result
-
-    def mark(self) -> None:
-        """Remembers of every parameter whether values are lost, and its version: later writes are lost, too."""
-        for param in self.params:
-            param._zeroshard_lost = _is_lost(param)
-            param._zeroshard_version = param._version
-
-    def _note(self, func: Any, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if not _inside_initializer():
-            storage._zeroshard_lost = True
-        elif func.overloadpacket.__name__ in _OVERWRITES and tensor.nbytes == storage.nbytes():
-            storage._zeroshard_lost = False
-        base = tensor if tensor._base is None else tensor._base
-        if isinstance(base, nn.Parameter):
-            self.params[base] = True
+    def _stand_in(self, module: nn.Module, param: nn.Parameter) -> nn.Parameter | None:
+        """One without memory for ``param`` of ``module``; None where it has values, and little memory, of its own."""
+        has_values = not is_unwritten(param)
+        if has_values and self._kept_bytes + param.nbytes <= _KEPT_BYTES:
+            self._kept_bytes += param.nbytes
+            return None
+        stand_in = _without_memory(param)
+        stand_in._zeroshard_home = module
+        if has_values:
+            low, high = torch.aminmax(param.detach())
+            stand_in._zeroshard_value = low.item() if low == high else None
+        return stand_in
 
 
 def _without_memory(param: nn.Parameter) -> nn.Parameter:
     meta = torch.empty(param.shape, dtype=param.dtype, device="meta")
     return nn.Parameter(meta, requires_grad=param.requires_grad)
-
-
-def _meta_tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
-
-
-def _written_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    written = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written += _meta_tensors(args[index] if index < len(args) else kwargs.get(argument.name))
-    return written
-
-
-def _is_lost(tensor: torch.Tensor) -> bool:
-    return getattr(tensor, "_zeroshard_lost", False) or getattr(tensor.untyped_storage(), "_zeroshard_lost", False)
-
-
-def _inside_initializer() -> bool:
-    """Whether the caller is a method that ``materialize`` calls again."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name not in _INITIALIZERS:
-        frame = frame.f_back
-    return frame is not None
 
 
 def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
@@ -211,13 +154,22 @@ class _Fill:
         self._unit = unit
         if not (old.is_floating_point() or old.is_complex()):
             raise ValueError(f"{self._name()} is of {old.dtype} and on the meta device, where it has no value")
-        if _is_lost(old) or old._version != getattr(old, "_zeroshard_version", old._version):
+        if is_lost(old) or was_written_after(old):
             raise ValueError(
                 f"{self._name()} was written in place while it had no memory, by other code than reset_parameters() "
                 "and _init_weights(module): the values are lost. Write them there, assign a new parameter inside "
                 "zeroshard.Init() (load_state_dict: assign=True), or build the model outside of zeroshard.Init()"
             )
-        values = torch.full(old.shape, float("nan"), dtype=old.dtype, device=device)
+        has_values, value = hasattr(old, "_zeroshard_value"), getattr(old, "_zeroshard_value", None)
+        # Without a call of its initializers while it was built, it has the values that it was made of.
+        self._keeps = value if has_values and not is_initialized(old) else None
+        if has_values and value is None and not is_initialized(old):
+            raise ValueError(
+                f"{self._name()} was made of values, and those that zeroshard.Init() keeps are more than "
+                f"{_KEPT_BYTES // 2**20} MiB in all: the values are lost. Write them in reset_parameters() of its "
+                "module, assign a new parameter inside zeroshard.Init(), or build the model outside of it"
+            )
+        values = torch.full(old.shape, float("nan") if value is None else value, dtype=old.dtype, device=device)
         self._new = nn.Parameter(values, requires_grad=old.requires_grad)
         param.tensors = [self._new]
         # A tied parameter has the values of the module that it was made for; the others' went with what it replaced.
@@ -234,6 +186,8 @@ class _Fill:
             given = owner._parameters[name]
             if given is not self._new and given is not None and not given.is_meta:
                 self._new.copy_(given)  # an initialiser that assigns
+        if self._keeps is not None:
+            self._new.fill_(self._keeps)
         self.tie()
         if torch.isnan(self._new).any():
             raise ValueError(
@@ -311,7 +265,7 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
     """The methods by which the module writes its own parameters when it is built."""
-    methods = (getattr(module, name, None) for name in _INITIALIZERS)
+    methods = (getattr(module, name, None) for name in INITIALIZERS)
     return [method for method in methods if method is not None and _takes_nothing(method)]
 
 

@@ -39,6 +39,26 @@ def tiny_gpt2(seed: int = 0, **changes) -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(**{**config, **changes}))
 
 
+def tiny_deberta() -> nn.Module:
+    """DeBERTa v2: its encoder reads the weight of an embedding that it does not call."""
+    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+
+    torch.manual_seed(0)
+    config = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2}
+    config |= {
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+    }
+    config |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "initializer_range": 0.1}
+    model = DebertaV2ForMaskedLM(DebertaV2Config(hidden_dropout_prob=0, attention_probs_dropout_prob=0, **config))
+    for name, param in model.named_parameters():
+        if name.endswith("key_proj.bias"):  # from 0 it would move by rounding errors alone
+            nn.init.normal_(param, std=0.1)
+    return model
+
+
 def tokens(step: int, micro: int, samples: int, length: int = 9) -> torch.Tensor:
     """The token ids of one micro-batch of all ranks together."""
     generator = torch.Generator().manual_seed(1000 * step + micro)

@@ -1,6 +1,7 @@
 """Models built inside ``zeroshard.Init()`` or on the meta device: the values of eager building, or an error."""
 
 import contextlib
+import sys
 import tempfile
 
 import models
@@ -81,7 +82,7 @@ def test_values_are_those_of_building_eagerly(context):
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.scale = nn.Parameter(torch.empty(WIDTH))
 
 
 class Unwritten(Partial):
@@ -108,6 +109,129 @@ def unwritten(context, model):
 def test_a_parameter_that_nothing_writes_is_named(context, model, name):
     error = run(unwritten, context=context, model=model)
     assert error and f"'{name}'" in error and NO_VALUE in error
+
+
+class Enclosing(nn.Module):
+    """Parameters of its own, whose values are given where they are made, beside modules that initialise theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(1, 7, WIDTH))
+        nn.init.trunc_normal_(self.position, std=0.02)
+        self.queries = nn.Parameter(torch.randn(3, WIDTH) * WIDTH**-0.5)
+        self.logit_scale = nn.Parameter(torch.tensor(2.65))
+        self.layer_scale = nn.Parameter(torch.ones(WIDTH) * 1e-6)
+        self.frozen = nn.Parameter(torch.linspace(0, 1, WIDTH), requires_grad=False)
+        made = torch.empty(WIDTH)
+        self.made = nn.Parameter(nn.init.constant_(made, 4.0))
+        self.table = nn.Embedding.from_pretrained(torch.arange(6.0).reshape(3, 2), freeze=False)
+        self.reset = Reset()
+        self.body = Partial()
+
+    def forward(self, x):
+        return self.body(x * self.layer_scale) * self.logit_scale + self.queries.sum() + self.position.mean()
+
+
+class Reset(nn.Module):
+    """Has a method that would write other values, and does not call it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((WIDTH,), 0.75))
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
+
+
+def enclosing(context, kept_bytes):
+    if kept_bytes is not None:
+        sys.modules["zeroshard.materialize"]._KEPT_BYTES = kept_bytes
+    torch.manual_seed(3)
+    with zeroshard.Init() if context == "Init" else contextlib.nullcontext():
+        model = Enclosing()
+    on_meta = sorted({name.split(".")[0] for name, param in model.named_parameters() if param.is_meta})
+    return on_meta, values_of(model)
+
+
+def test_parameters_made_of_values_keep_them():
+    built = run(enclosing, context="Init", kept_bytes=None)
+    assert built == [["body"], run(enclosing, context="eager", kept_bytes=None)[1]]
+
+
+class Constants(nn.Module):
+    """More than is kept."""
+
+    def __init__(self, fills):
+        super().__init__()
+        self.large = nn.Parameter(torch.full((5000, 4000), 0.125))
+        self.reset = Reset()
+        if fills:
+            self.reset.reset_parameters()
+        self.other = nn.Parameter(torch.full((2, 5), -3.0))
+
+
+def large(fills):
+    with zeroshard.Init():
+        model = Constants(fills)
+    return model.large.is_meta, model.large.shape, values_of(model)
+
+
+@pytest.mark.parametrize("fills", [False, True])
+def test_a_large_parameter_of_one_value_takes_no_memory(fills):
+    values = {"large": [0.125], "reset.weight": [0.0 if fills else 0.75], "other": [-3.0]}
+    assert run(large, fills=fills) == [True, [5000, 4000], values]
+
+
+def large_and_different(initialized):
+    sys.modules["zeroshard.materialize"]._KEPT_BYTES = 20 * 4
+    with zeroshard.Init():
+        model = nn.Module()
+        model.kept = nn.Parameter(torch.arange(20.0))
+        model.table = nn.Embedding.from_pretrained(torch.arange(6.0).reshape(3, 2), freeze=False)
+        if initialized:
+            model.table.reset_parameters()
+    return error_of(model)
+
+
+def test_a_large_parameter_of_many_values_is_named():
+    assert "'table.weight' of a Embedding in unit 'table' was made of values" in run(
+        large_and_different, initialized=False
+    )
+    assert run(large_and_different, initialized=True) is None
+
+
+def computed_from_parameters(how):
+    with zeroshard.Init():
+        model = nn.Sequential(getattr(nn.utils.parametrizations, how)(nn.Linear(3, 3)))
+    return error_of(model)
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("weight_norm", "weight.original0' of a ParametrizationList"), ("spectral_norm", "weight.0._u' is")],
+)
+def test_what_is_computed_from_parameters_without_memory_is_named(how, name):
+    error = run(computed_from_parameters, how=how)
+    assert f"'0.parametrizations.{name}" in error and "outside of" in error
+
+
+def train(context, stage):
+    torch.manual_seed(3)
+    with zeroshard.Init() if context == "Init" else contextlib.nullcontext():
+        model = Enclosing()
+    settings = configuration() | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+    settings["zero_optimization"] = {"stage": stage, "stage3_param_persistence_threshold": 0}
+    engine = zeroshard.initialize(model=model, config=settings)[0]
+    for step in range(2):
+        x, y = models.vectors(step, world.rank(), 2)
+        engine.backward(nn.functional.mse_loss(engine(x), y))
+        engine.step()
+    return engine.parameter_digest()
+
+
+def test_training_has_the_same_bits_as_without_the_context():
+    digests = [world.run(2, train, context=context, stage=stage) for context in ("Init", "eager") for stage in (0, 3)]
+    assert len({digest for by_rank in digests for digest in by_rank}) == 1, digests
 
 
 def attention():

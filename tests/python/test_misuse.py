@@ -129,6 +129,22 @@ def test_an_iterable_dataset_shards_itself(dataset, ranks, told):
     assert sum(log.count("every rank iterates over all of it") for log in logs) == told, logs
 
 
+def cast(stage, how, **blocks):
+    model = models.stack()
+    engine = initialize(model, stage=stage, **blocks)
+    {"model": model, "engine": engine, "head": model.head}[how].to(torch.float16)
+    return [message_of(lambda: loss_of(engine)), message_of(engine.step)]
+
+
+@pytest.mark.parametrize("how,first", [("model", "blocks.0.norm.weight"), ("engine", "blocks.0."), ("head", "head.")])
+def test_a_cast_after_initialize_is_told(how, first):
+    for stage, before, blocks in ((0, "float32", {}), (2, "bfloat16", {"bf16": {"enabled": True}})):
+        for said in world.run(2, cast, stage=stage, how=how, **blocks):
+            for message in said:
+                assert message.startswith(f"StateError: parameter '{first}") and "model before" in message
+                assert f"is torch.float16 now, and was torch.{before} after" in message
+
+
 # -- loss.backward() ---------------------------------------------------------------------------------------------------
 
 

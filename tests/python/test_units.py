@@ -1,6 +1,8 @@
 """Which parameters form a unit, and models in which a module uses parameters that are not its own."""
 
+import contextlib
 import copy
+import functools
 
 import models
 import pytest
@@ -98,6 +100,59 @@ class Reading(models.Stack):
         return functional.linear(super().forward(x), self.head.weight.T) @ self.head.weight.T
 
 
+class Borrowing(models.Stack):
+    """Blocks read weights of the first block and of the one before, and of a module of their own without calling it."""
+
+    def __init__(self, reentrant=None):
+        super().__init__(WIDTH, layers=4)
+        for before, block in zip([self.blocks[-1], *self.blocks], self.blocks, strict=False):
+            object.__setattr__(block, "others", [self.blocks[0], before])
+            block.own = nn.Linear(WIDTH, WIDTH)
+            block.forward = functools.partial(self.borrow, block, type(block).forward)
+        self.reentrant = reentrant
+
+    @staticmethod
+    def borrow(block, forward, x):
+        for other in block.others:
+            x = functional.linear(x, other.up.weight[:WIDTH], block.own.bias)
+        return forward(block, torch.tanh(x))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+class Relative(models.Stack):
+    """The model reads a table, with which each block then computes, and a block that fails is done without."""
+
+    def __init__(self):
+        super().__init__(WIDTH, layers=3)
+        self.table = nn.Embedding(3, WIDTH)
+        self.failing = nn.ModuleList([Failing(self.table)])
+
+    def forward(self, x):
+        try:
+            x = self.failing[0](x)
+        except ArithmeticError:
+            x = x * self.table.weight[0]
+        relative = self.table.weight
+        for block, row in zip(self.blocks, relative, strict=True):
+            x = block(x + row)
+        return self.head(x) * self.failing[0].scale.weight.sum()
+
+
+class Failing(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        object.__setattr__(self, "table", table)
+        self.scale = nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        self.scale(x + self.table.weight.sum())
+        raise ArithmeticError("on every rank")
+
+
 class Masked(models.Stack):
     """Writes in place to what a unit returns: a view, as a Linear makes of more than two dimensions."""
 
@@ -124,7 +179,12 @@ CASES = {
     "attention": (Attention, []),
     "lists": (Lists, []),
     "masked": (Masked, []),
-    "reading": (lambda: Reading(WIDTH), ["Reading", "Residual"]),
+    "reading": (lambda: Reading(WIDTH), []),
+    "reading_in_unit": (lambda: Reading(WIDTH), ["Reading", "Residual"]),
+    "borrowing": (Borrowing, []),
+    "borrowing_recomputed": (lambda: Borrowing(reentrant=False), []),
+    "borrowing_recomputed_reentrant": (lambda: Borrowing(reentrant=True), []),
+    "relative": (Relative, []),
     "one_unit": (lambda: Reading(WIDTH), ["Reading"]),
 }
 
@@ -161,15 +221,61 @@ def test_parameters_used_by_several_modules(name):
         assert len({digest for _, digest in by_stage}) == 1
 
 
+class Refusing(Reading):
+    refuses = False
+
+    def forward(self, x):
+        output = super().forward(x)
+        if self.refuses:
+            raise ArithmeticError("on every rank")
+        return output
+
+
+def read_in_failed_forwards():
+    """The digest by stage; and what reading says at stage 3 between forwards."""
+    digests = []
+    for stage in (0, 3):
+        engine, *_ = zeroshard.initialize(model=seeded(lambda: Refusing(WIDTH))(), config=configuration(stage))
+        for step in range(4):
+            engine.module.refuses = step == 1
+            with contextlib.suppress(ArithmeticError):
+                engine.backward(stack_loss(engine, step, world.rank()))
+                engine.step()
+        digests.append(engine.parameter_digest())
+    with torch.no_grad():
+        stack_loss(engine, 0, world.rank())
+    try:
+        engine.module.head.weight.sum()
+    except RuntimeError as error:
+        return [*digests, str(error)]
+
+
+def test_parameters_read_in_forwards_that_fail():
+    for zero, three, message in world.run(2, read_in_failed_forwards):
+        assert zero == three
+        assert "'head.weight' is sharded" in message
+
+
+class Kept(models.Stack):
+    """The forward has a parameter that it does not ask a module for."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.kept = [self.head.weight]
+
+    def forward(self, x):
+        return super().forward(x) @ self.kept[0]
+
+
 def error_of_reading():
-    engine, *_ = zeroshard.initialize(model=seeded(lambda: Reading(WIDTH))(), config=configuration(3))
+    engine, *_ = zeroshard.initialize(model=seeded(Kept)(), config=configuration(3))
     try:
         stack_loss(engine, 0, world.rank())
     except RuntimeError as error:
         return str(error)
 
 
-def test_reading_a_parameter_of_another_module_names_the_way_out():
+def test_reading_a_parameter_past_its_module_names_the_way_out():
     for message in world.run(2, error_of_reading):
         assert "'head.weight' is sharded: outside of forward, read it inside zeroshard.gathered(...)" in message
         assert "name in zeroshard.unit_classes a class of module that contains both" in message

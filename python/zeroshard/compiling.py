@@ -1,0 +1,33 @@
+"""torch.compile of an engine's units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .units import Unit
+
+
+def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[str, Any]) -> None:
+    """Compiles the forward of each module of a unit with no other unit inside; ``options`` are torch.compile's.
+
+    The forward alone: hooks, which gather parameters and free them, stay outside of graphs. Blocks of one class share
+    what is compiled.
+    """
+    modules = {id(module): module for unit in units for module in unit.modules}
+    for module in modules.values():
+        if not any(id(inner) in modules for inner in module.modules() if inner is not module):
+            module.forward = torch.compile(module.forward, backend=backend, **options)
+
+
+def check_arguments(schedule: Any, compiled_autograd_enabled: bool) -> None:
+    """Raises ``ValueError`` for what DeepSpeed's ``compile`` can do and this one cannot."""
+    if schedule is not None:
+        raise ValueError("compile: schedule is of DeepCompile, which is not supported: leave it out")
+    if compiled_autograd_enabled:
+        raise ValueError(
+            "compile: compiled_autograd_enabled is not supported: gradients are reduced while backward runs. "
+            "Leave it out; the backward of each unit is compiled all the same"
+        )

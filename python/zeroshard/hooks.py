@@ -1,0 +1,112 @@
+"""Gathers each unit around the forward of its modules, and for a forward that reads a parameter of another module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _C
+from .leaves import tensors_in
+from .units import Unit
+
+_MODEL = -1  # in place of a unit
+
+
+def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, parameters_are_sharded: bool) -> None:
+    """Lets ``core`` know when the forward of a unit's module begins and ends, with what tensors.
+
+    Where parameters are sharded, it also learns of units that a forward only reads from: a head that multiplies by
+    ``embedding.weight`` without calling the embedding. They are gathered until the innermost forward that runs, of a
+    unit's module or of the model, has ended, and again for its backward.
+    """
+    readers = _Readers(core) if parameters_are_sharded else None
+    for index, unit in enumerate(units):
+        for module in unit.modules:
+            if readers:
+                _watch(module, index, readers)
+            _surround(module, index, core)
+        if readers:
+            for param in unit.params:
+                for name, owner in zip(param.names, param.owners, strict=True):
+                    _report_reads(owner, name.rpartition(".")[2], index, readers)
+    if readers:
+        _watch(model, _MODEL, readers)
+
+
+def _surround(module: nn.Module, unit: int, core: _C.Engine) -> None:
+    def before(module: nn.Module, args: Any) -> None:
+        core.pre_forward(unit)
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        core.post_forward(unit, tensors_in(output))
+
+    module.register_forward_pre_hook(before, prepend=True)
+    module.register_forward_hook(after)
+
+
+def _watch(module: nn.Module, unit: int, readers: _Readers) -> None:
+    def before(module: nn.Module, args: Any) -> None:
+        readers.enter(unit)
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        readers.leave(unit, tensors_in(output))
+
+    module.register_forward_pre_hook(before, prepend=True)
+    module.register_forward_hook(after, always_call=True)  # a recomputation ends a forward early, by an exception
+
+
+class _Readers:
+    """The forwards that run, and the units that each reads from."""
+
+    def __init__(self, core: _C.Engine) -> None:
+        self._core = core
+        self._running: list[list[int]] = []  # innermost last: its unit, then those of which it has read
+
+    def enter(self, unit: int) -> None:
+        self._running.append([unit])
+
+    def leave(self, unit: int, output: list[torch.Tensor]) -> None:
+        if all(units[0] != unit for units in self._running):
+            return  # it failed before it was entered
+        while True:
+            own, *read = self._running.pop()
+            for other in reversed(read):
+                self._core.post_forward(other, output)
+            if own == unit:
+                break
+
+    def read(self, unit: int) -> None:
+        if not self._running or any(unit in units for units in self._running):
+            return
+        self._running[-1].append(unit)
+        self._core.pre_forward(unit)
+
+
+def _report_reads(owner: nn.Module, name: str, unit: int, readers: _Readers) -> None:
+    if isinstance(owner, torch.jit.ScriptModule):
+        return
+    if not isinstance(owner._parameters, _Reported):
+        owner._parameters = _Reported(owner._parameters, readers)
+    owner._parameters.units[name] = unit
+
+
+class _Reported(dict):
+    """A module's parameters, of which each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
+
+    __slots__ = ("readers", "units")
+
+    def __init__(self, parameters: dict[str, nn.Parameter | None], readers: _Readers) -> None:
+        super().__init__(parameters)
+        self.readers = readers
+        self.units: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        # In this order: the numbers of units would be in the guards of what is compiled, and no two blocks share it.
+        if not torch.compiler.is_compiling() and (unit := self.units.get(name)) is not None:
+            self.readers.read(unit)
+        return super().__getitem__(name)
+
+    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # copies of a module belong to no engine

@@ -1,0 +1,41 @@
+"""What callers may not do to parameters while an engine trains them: nothing would say that they no longer learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import _C
+from .units import Param, Unit
+
+
+class ParameterCheck:
+    """The parameters of ``units`` as they are now."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        params = [(unit, param, tensor) for unit in units for param in unit.params for tensor in param.tensors]
+        self._dtypes = [(tensor, tensor.dtype, _name(unit, param)) for unit, param, tensor in params]
+        self._frozen = [(tensor, _name(unit, param)) for unit, param, tensor in params if not tensor.requires_grad]
+
+    def check(self) -> None:
+        """Raises ``StateError`` when a parameter was cast, or one requires a gradient that did not."""
+        if cast := [(tensor, dtype, name) for tensor, dtype, name in self._dtypes if tensor.dtype != dtype]:
+            tensor, dtype, name = cast[0]
+            raise _C.StateError(
+                f"parameter {name}{_others(cast)} is {tensor.dtype} now, and was {dtype} after zeroshard.initialize: a "
+                "cast gives it other memory than is updated. Cast the model before, or let the configuration say in "
+                "what it trains (bf16, fp16)"
+            )
+        if unfrozen := [name for tensor, name in self._frozen if tensor.requires_grad]:
+            raise _C.StateError(
+                f"parameter {unfrozen[0]}{_others(unfrozen)} requires a gradient, but did not at zeroshard.initialize, "
+                "which gave it neither gradients nor optimizer states: it would keep its value. Let it require one "
+                "there, and freeze it afterwards (requires_grad_(False)) until it is to train; or freeze it again"
+            )
+
+
+def _name(unit: Unit, param: Param) -> str:
+    return f"'{param.names[0]}' of a {type(param.owners[0]).__name__} in unit '{unit.name}'"
+
+
+def _others(found: Sequence) -> str:
+    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -1,0 +1,60 @@
+"""How a run ends: a last checkpoint after a signal, and no exit before the last one is written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING, Any
+
+from . import _C
+from .messages import log
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+def request_stop_on(engine: Engine, signals: Iterable[signal.Signals]) -> None:
+    """The first of each signal asks the engine to stop, the second does what it did before."""
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(number, previous[number])
+        engine.request_stop()
+
+    previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
+    for number in previous:
+        signal.signal(number, stop)
+
+
+def save_last(
+    engine: Engine, save_dir: str | os.PathLike, client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None
+) -> None:
+    """Saves a checkpoint and waits until it is written. Collective."""
+    log(f"asked to stop: saving step {engine.global_steps} in {os.fspath(save_dir)}")
+    try:
+        engine.wait_for_checkpoint()
+    except _C.Error as error:  # of an earlier save: this one is tried all the same
+        log(f"a checkpoint was not saved: {error}")
+    engine.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
+    engine.wait_for_checkpoint()
+
+
+def wait_at_exit(engine: Engine) -> None:
+    """Lets the process end only after the engine's last checkpoint is written, or with the code 1 when it is not."""
+    # atexit, for forked processes, too. Whatever holds the engine: a signal handler, a global.
+    Finalize(None, _wait, (weakref.ref(engine),), exitpriority=0)
+
+
+def _wait(engine: weakref.ref[Engine]) -> None:
+    if (alive := engine()) is not None:
+        try:
+            alive.wait_for_checkpoint()
+        except _C.Error as error:
+            log(f"the last checkpoint was not saved: {error}")
+            # Nothing else turns the code of a process that has already ended well: a supervisor is to know.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)

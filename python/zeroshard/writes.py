@@ -1,0 +1,118 @@
+"""What is known of values while a model is built: which tensors have some, and which have lost them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+INITIALIZERS = ("reset_parameters", "_reset_parameters", "_init_weights")  # materialize() calls them again
+_OVERWRITES = ("normal_", "uniform_", "fill_", "zero_", "copy_", "eye")
+_EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+_COPIES = ("clone", "_to_copy")
+
+
+class Writes(TorchDispatchMode):
+    """Notes which tensors have never been written, and which of the meta device lose values.
+
+    What is written to a tensor without memory cannot be written again later, but by an initializer. The notes are on
+    the storage, as views write to it, and at the end on the parameters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params = WeakIdKeyDictionary()  # of the meta device
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it means importing it, which takes longer than building most models
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if func._schema.is_mutable:
+            for tensor in _written_by(func, args, kwargs):
+                self._note(name, tensor)
+        elif name in _EMPTY:
+            _mark(result, "_zeroshard_unwritten")
+        else:
+            given = _tensors((args, kwargs))
+            if name in _COPIES and any(is_unwritten(tensor) for tensor in given):
+                _mark(result, "_zeroshard_unwritten")
+            on_meta = [tensor for tensor in given if tensor.is_meta]
+            if any(is_lost(tensor) for tensor in on_meta):
+                _mark(result, "_zeroshard_lost")  # a copy, or a view
+            if any(is_initialized(tensor) for tensor in on_meta):
+                _mark(result, "_zeroshard_initialized")
+        return result
+
+    def mark(self) -> None:
+        """Remembers of every parameter whether values are lost, and its version: later writes are lost, too."""
+        for param in self.params:
+            param._zeroshard_lost = is_lost(param)
+            param._zeroshard_version = param._version
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        storage._zeroshard_unwritten = False
+        if not tensor.is_meta:
+            return
+        if not _inside_initializer():
+            storage._zeroshard_lost = True
+        else:
+            storage._zeroshard_initialized = True
+            if name in _OVERWRITES and tensor.nbytes == storage.nbytes():
+                storage._zeroshard_lost = False
+        base = tensor if tensor._base is None else tensor._base
+        if isinstance(base, nn.Parameter):
+            self.params[base] = True
+
+
+def is_unwritten(tensor: torch.Tensor) -> bool:
+    """Whether it came out of ``torch.empty`` or its like and has what was in memory."""
+    return torch._C._has_storage(tensor) and getattr(tensor.untyped_storage(), "_zeroshard_unwritten", False)
+
+
+def is_lost(tensor: torch.Tensor) -> bool:
+    """Whether something was written to it on the meta device that initializers will not write again."""
+    return getattr(tensor, "_zeroshard_lost", False) or getattr(tensor.untyped_storage(), "_zeroshard_lost", False)
+
+
+def is_initialized(tensor: torch.Tensor) -> bool:
+    """Whether an initializer wrote to it on the meta device."""
+    return getattr(tensor.untyped_storage(), "_zeroshard_initialized", False)
+
+
+def was_written_after(tensor: torch.Tensor) -> bool:
+    """Whether it was written in place after the context that it was made in."""
+    return tensor._version != getattr(tensor, "_zeroshard_version", tensor._version)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor) and torch._C._has_storage(leaf)]
+
+
+def _mark(tree: Any, note: str) -> None:
+    for tensor in _tensors(tree):
+        setattr(tensor.untyped_storage(), note, True)
+
+
+def _written_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    written = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    return written
+
+
+def _inside_initializer() -> bool:
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name not in INITIALIZERS:
+        frame = frame.f_back
+    return frame is not None
