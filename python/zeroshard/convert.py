@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import math
 import mmap
@@ -67,7 +68,7 @@ def _convert(source: str, out: str, tag: str | None, buffers: list[str]) -> tupl
     _check(entries)
     os.makedirs(out, exist_ok=True)
     with tempfile.TemporaryFile(dir=out) as scratch:
-        tensors = _assemble(entries, scratch)
+        tensors = _assemble(entries, scratch, out)
         _C.write_checkpoint(
             root=out,
             tag=tag,
@@ -90,14 +91,28 @@ def _check(entries: list[Entry]) -> None:
             raise ValueError(f"'{entry.name}' ({entry.kind}) is {entry.dtype} {list(entry.shape)}: it cannot be kept")
 
 
-def _assemble(entries: list[Entry], scratch: Any) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
+def _reserve(scratch: Any, size: int, out: str) -> None:
+    """Makes the file that long: a full disk is an error here, and not a signal when the mapping is written."""
+    try:
+        os.posix_fallocate(scratch.fileno(), 0, size)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = os.statvfs(scratch.fileno())
+        raise _C.IoError(
+            f"cannot reserve space in {out}: {error.strerror}; the import needs {size} bytes twice, "
+            f"{room.f_bavail * room.f_frsize} are free"
+            + (". Free some space there, or choose another directory" if full else "")
+        ) from error
+
+
+def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
     """Whole tensors in a mapped file, so that memory need not hold them all."""
     begins, end = [], 0
     for entry in entries:
         begins.append(end)
         end += -(-entry.bytes // 64) * 64
     if end:
-        os.posix_fallocate(scratch.fileno(), 0, end)  # a full disk is an error here, and not a signal later
+        _reserve(scratch, end, out)
     mapped = mmap.mmap(scratch.fileno(), end) if end else None
     tensors = []
     for entry, begin in zip(entries, begins, strict=True):

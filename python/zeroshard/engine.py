@@ -52,7 +52,7 @@ class Engine(nn.Module):
         self._place_buffers()
         self._core = self._make_core(setup)
         self._mark_parameters()
-        self._parameter_check = ParameterCheck(self._units if self._trains else [])
+        self._parameter_check = ParameterCheck(module, self._units if self._trains else [])
         install_hooks(module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1)
         take_loaded_state_dicts(module)
         self.optimizer = Optimizer(setup)
@@ -150,7 +150,7 @@ class Engine(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         training = torch.is_grad_enabled() and self.training
         if training:
-            self._parameter_check.check()
+            self._parameter_check.check_forward()
         self._core.begin_forward(training)
         if self._config.fp16_auto_cast:
             args, kwargs = pytree.tree_map(to_half, (args, kwargs))

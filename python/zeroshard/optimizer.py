@@ -13,6 +13,13 @@ from . import _C
 
 # Elementwise: an update over a flat shard equals one over whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+# Those of torch that are not, and why: they see one flat slice of each parameter, so no setting makes them right.
+_WHOLE = {
+    "Adafactor": "keeps its second moments by row and column of whole matrices",
+    "LBFGS": "needs a closure, and the gradients of all parameters at once",
+    "Muon": "orthogonalises whole matrices",
+    "SparseAdam": "needs sparse gradients",
+}
 
 
 @dataclass
@@ -86,6 +93,12 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
     if any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
         kind = None
     external = kind is None
+    for name in (base.__name__ for base in type(optimizer).__mro__):
+        if name in _WHOLE:
+            raise ValueError(
+                f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
+                f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
+            )
     if external and type(optimizer).__name__ not in _ELEMENTWISE and not config.allow_untested_optimizer:
         raise ValueError(
             f"{type(optimizer).__name__} is not known to be elementwise, and only elementwise optimizers give the same "
@@ -165,6 +178,9 @@ class Optimizer(torch.optim.Optimizer):
         return {"name": name, "outside": self._outside}
 
     def options(self) -> list[_C.ParamGroupOptions]:
+        """What the core updates with. The groups of an optimizer outside may hold anything, and the core reads none."""
+        if self._outside:
+            return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(group, self._kind) for group in self.param_groups]
 
     def step(self, closure: Callable | None = None) -> None:

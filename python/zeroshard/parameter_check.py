@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
+
 from . import _C
 from .units import Param, Unit
 
+_WALK_EVERY = 64  # forwards: a walk through all modules takes longer than the other checks
+
 
 class ParameterCheck:
-    """The parameters of ``units`` as they are now."""
+    """The parameters of ``model`` as they are now, in ``units``: none when it does not train."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
+        self._model = model
+        self._forwards = 0
+        self._known = {id(tensor) for unit in units for param in unit.params for tensor in param.tensors}
         params = [(unit, param, tensor) for unit in units for param in unit.params for tensor in param.tensors]
         self._dtypes = [(tensor, tensor.dtype, _name(unit, param)) for unit, param, tensor in params]
         self._frozen = [(tensor, _name(unit, param)) for unit, param, tensor in params if not tensor.requires_grad]
+
+    def check_forward(self) -> None:
+        """As ``check``; before the first of many forwards, also for a parameter that ``model`` did not have."""
+        self.check()
+        if self._known and self._forwards % _WALK_EVERY == 0:
+            self._check_known()
+        self._forwards += 1
 
     def check(self) -> None:
         """Raises ``StateError`` when a parameter was cast, or one requires a gradient that did not."""
@@ -30,6 +44,14 @@ class ParameterCheck:
                 f"parameter {unfrozen[0]}{_others(unfrozen)} requires a gradient, but did not at zeroshard.initialize, "
                 "which gave it neither gradients nor optimizer states: it would keep its value. Let it require one "
                 "there, and freeze it afterwards (requires_grad_(False)) until it is to train; or freeze it again"
+            )
+
+    def _check_known(self) -> None:
+        params = self._model.named_parameters(remove_duplicate=False)
+        if added := [name for name, tensor in params if tensor.requires_grad and id(tensor) not in self._known]:
+            raise _C.StateError(
+                f"parameter '{added[0]}'{_others(added)} came into the model after zeroshard.initialize, which gave it "
+                "neither gradients nor optimizer states: it would keep its value. Change the model before"
             )
 
 

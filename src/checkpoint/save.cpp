@@ -1,6 +1,7 @@
 #include "checkpoint/save.h"
 
 #include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "checkpoint/agreement.h"
@@ -48,8 +49,9 @@ class Save {
     attempt([&] { sweep(*root_); });  // first: what dead processes left may be what fills the disk
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
     sequence_ = next_sequence(*root_);
-    temporary_ = private_name(".tmp-", request_.tag);
-    root_->create_directory(temporary_);
+    std::string name = private_name(".tmp-", request_.tag);
+    root_->create_directory(name);
+    temporary_ = std::move(name);  // from here on there is something to delete
     root_->sync();
   }
 

@@ -51,7 +51,8 @@ class UnitFinder {
       : units_(units), classes_(classes.begin(), classes.end()), missing_(classes_) {}
 
   void run(const Module& model) {
-    visit(model, "", Place{&model, "root", false});
+    note_class(model);
+    visit(model, "", Place{&model, "root", classes_.contains(class_name(model))});
     if (!missing_.empty()) {
       std::string found;
       for (const std::string& name : seen_) found += (found.empty() ? "" : ", ") + name;
@@ -74,6 +75,11 @@ class UnitFinder {
     std::vector<at::Tensor> tensors;
     std::vector<Place> places;
   };
+
+  void note_class(const Module& module) {
+    seen_.insert(class_name(module));
+    missing_.erase(class_name(module));
+  }
 
   bool is_block(const Module& parent, const Module& module) const {
     return classes_.empty() ? is_container(parent) && !is_container(module) : classes_.contains(class_name(module));
@@ -101,8 +107,7 @@ class UnitFinder {
     for (const auto& item : module.named_children()) {
       const Module& child = *item.value();
       const std::string name = join(path, item.key());
-      seen_.insert(class_name(child));
-      missing_.erase(class_name(child));
+      note_class(child);
       visit(child, name, place_of(module, child, name, place));
     }
   }

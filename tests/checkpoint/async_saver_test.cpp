@@ -5,10 +5,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <latch>
+#include <random>
+#include <thread>
 
+#include "base/format.h"
+#include "checkpoint/versions.h"
 #include "comm/local_comm.h"
 #include "file/support.h"
+#include "support/release.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -56,6 +63,57 @@ TEST(AsyncSaver, AForkedChildLeavesItAlone) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
   saver->wait();
   EXPECT_EQ(testing::contents_of(root / "latest"), "a");
+}
+
+// Three ranks whose training never stands still: values change as soon as a save has started, and what a save leaves is
+// listed, and asked for by busy() and failed(), while the threads write. Under ThreadSanitizer, too.
+TEST(AsyncSaver, ManySavesWhileEverythingElseGoesOn) {
+  const int saves = testing::release() ? 1000 : 60;
+  testing::ModelDisk disk;
+  std::latch started(3);
+  std::atomic<bool> done = false;
+  std::atomic<int> read = 0;
+  std::thread reader([&] {  // as `zeroshard checkpoint list` beside a run
+    started.wait();
+    const Directory root = Directory::open(disk, testing::kVersionsRoot);
+    for (int64_t last = 0; !done; ++read) {
+      const StoreListing listing = list_store(root);
+      EXPECT_THAT(listing.bad, ::testing::IsEmpty());
+      ASSERT_NE(listing.newest(), nullptr);
+      EXPECT_GE(listing.newest()->step, last);
+      last = listing.newest()->step;
+    }
+  });
+  const auto errors = testing::run_local_world(3, [&](Comm& comm) {
+    Ledger ledger;
+    AsyncSaver saver(comm, disk, ledger);
+    std::mt19937 random(unsigned(comm.rank()));
+    for (int number = 1; number <= saves; ++number) {
+      testing::VersionShare share(number, comm.rank(), 3);
+      const SaveRequest request =
+          testing::version_request({.number = number, .tag = concat("v", number), .step = number, .keep = 2}, share);
+      saver.prepare(request);
+      saver.start(request, copy);
+      share.overwrite();
+      if (random() % 3 == 0) {
+        EXPECT_FALSE(saver.failed());
+      }
+      const bool watch = random() % 3 == 0;
+      while (watch && saver.busy()) std::this_thread::yield();
+      if (random() % 8 == 0) saver.wait();
+      if (number == 2) {
+        saver.wait();
+        started.count_down();
+      }
+    }
+    saver.wait();
+  });
+  done = true;
+  reader.join();
+  EXPECT_THAT(errors, ::testing::Each(""));
+  EXPECT_GT(read, 0);
+  EXPECT_EQ(testing::load_version(disk), std::to_string(saves));
+  EXPECT_EQ(list_store(Directory::open(disk, testing::kVersionsRoot)).committed.size(), 2);
 }
 
 }  // namespace

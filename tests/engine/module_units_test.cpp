@@ -71,7 +71,18 @@ TEST(ModuleUnits, ClassesMayBeNamed) {
   EXPECT_THAT(unit_names(units),
               ElementsAre("root", "first", "blocks.0.a", "blocks.0.b", "blocks.1.a", "blocks.1.b", "head"));
   EXPECT_THAT(message([&] { ModuleUnits(model, {"Layer"}); }),
-              HasSubstr("names 'Layer', but the model has no such module; it has Block, Linear, ModuleList"));
+              HasSubstr("names 'Layer', but the model has no such module; it has Block, Linear, Model, ModuleList"));
+}
+
+// The way out for a forward that uses what is in several modules.
+TEST(ModuleUnits, TheModelMayBeAUnit) {
+  ModelImpl model;
+  ModuleUnits whole(model, {"Model"});
+  EXPECT_THAT(unit_names(whole), ElementsAre("root"));
+  EXPECT_THAT(whole.of(model), ElementsAre(0));
+  ModuleUnits units(model, {"Model", "Block"});
+  EXPECT_THAT(unit_names(units), ElementsAre("root", "blocks.0", "blocks.1"));
+  EXPECT_EQ(units.definitions()[2].parent, 0);
 }
 
 TEST(ModuleUnits, WrongCallsSayWhichModuleToCall) {

@@ -7,21 +7,21 @@ _UNITS = "tests/python/test_units.py::test_parameters_"
 
 _TABLE = [
     (
-        "memory-all-is-kept",
+        "blocks-all-is-kept",
         "    shrink_to(limit - used_bytes_ - needed);\n",
         "",
         "BlockCache.InUseAndKeptAreNoMoreThanThePeakOfTwoSteps",
     ),
     (
-        "memory-of-old-steps-is-kept",
+        "blocks-of-old-steps-are-kept",
         "  shrink_to(last_peak_ - used_bytes_);\n",
         "",
         "BlockCache.WhatStepsNoLongerNeedGoes",
     ),
-    ("memory-nothing-is-kept", "> needed / 8", ">= 0", "BlockCache.AFreedBlockIsForTheNextOfItsSize"),
-    ("memory-large-for-small", " || found->first - needed > needed / 8", "", "BlockCache.NothingIsWastedOnASmallOne"),
+    ("blocks-nothing-is-kept", "> needed / 8", ">= 0", "BlockCache.AFreedBlockIsForTheNextOfItsSize"),
+    ("blocks-large-for-small", " || found->first - needed > needed / 8", "", "BlockCache.NothingIsWastedOnASmallOne"),
     (
-        "memory-without-lock",
+        "blocks-without-lock",
         "  const std::lock_guard lock(mutex_);\n  used_bytes_ -=",
         "  used_bytes_ -=",
         "BlockCache.ThreadsShareOne",
@@ -43,7 +43,7 @@ _HOOKS_TABLE = [
 MUTANTS = [
     *(Mutant(name, _CACHE, old, new, "memory", test) for name, old, new, test in _TABLE),
     Mutant(
-        "memory-refusal-with-kept",
+        "blocks-refusal-with-kept",
         _CACHE,
         "      shrink_to(0);\n",
         "",

@@ -117,7 +117,7 @@ _STATE_TABLE = [
     ),
     (
         "python-process-ends-without-waiting",
-        "engine",
+        "stopping",
         "            alive.wait_for_checkpoint()",
         "            pass",
         "test_a_process_that_ends_waits_for_its_save_whatever_holds_the_engine",

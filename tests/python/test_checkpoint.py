@@ -211,13 +211,6 @@ def test_a_resumed_run_with_other_optimizers(tmp_path, optimizer):
     world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
 
 
-@pytest.mark.row("R1")
-def test_stopping_at_every_step(tmp_path, release):
-    steps = 40 if release else 8
-    cases = [(at % 4, at % 4, "fp32", "AdamW", at, steps) for at in range(1, steps)]
-    world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
-
-
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 

@@ -411,7 +411,10 @@ def test_a_disk_that_may_not_be_written(tmp_path, mounts, what, expected):
     script = "mkdir disk && mount -t tmpfs -o size=16m,nr_inodes=100 tmpfs disk && mkdir -m 700 disk/free disk/view"
     script += " && mount --bind disk/free disk/view && mount -o remount,ro,bind disk/view"
     holder = mounts(script)
-    ranks = world.run(2, save_past_limits, holder=holder, folder=str(tmp_path), what=what)
+    ends = world.run_ranks(2, save_past_limits, holder=holder, folder=str(tmp_path), what=what)
+    assert [end.exit_code for end in ends] == [0, 0], [end.log[-3000:] for end in ends]
+    assert not any("left behind" in end.log for end in ends), ends  # nothing is, and so nothing is said of it
+    ranks = [end.value for end in ends]
     assert ranks[0][0] == ranks[1][0]
     for said, kept, same, later, saved, left in ranks:
         assert all(part in said for part in expected), said

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -421,3 +422,33 @@ def test_an_import_does_not_replace_what_it_reads(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 2 and f"{run}/global_step3 is no checkpoint of zeroshard" in done.stderr, done.stderr
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@needs(ZEROSHARD)
+@pytest.mark.row("D2")
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (8192, "cannot reserve space in disk/out: No space left on device; the import needs "),
+        (4096, "cannot reserve space for disk/out/.tmp-global_step3"),
+    ],
+)
+def test_a_disk_without_room(tmp_path, used, expected):
+    """For the tensors put together, or for the checkpoint beside them; nothing stays behind."""
+    script = (
+        f"mkdir disk; mount -t tmpfs -o size=8k tmpfs disk && head -c {used} /dev/zero > disk/used && echo mounted;"
+    )
+    command = [ZEROSHARD, "checkpoint", "convert", DATA / "ds2_bf16", "disk/out"]
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", script + ' "$@"; code=$?; ls -A disk/out; exit $code', "-", *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "VIRTUAL_ENV": sys.prefix},
+        timeout=120,
+    )
+    if not done.stdout.startswith("mounted"):
+        pytest.skip(f"no file system can be mounted here: {done.stderr}")
+    assert done.returncode == 1 and expected in done.stderr, done.stderr
+    assert re.search(r"needs \d+ bytes.*, \d+ are free\. Free some space there", done.stderr), done.stderr
+    assert done.stdout == "mounted\n"

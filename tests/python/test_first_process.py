@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from built import ZEROSHARD, needs
-from test_launcher import DAEMON, NOTE, WAIT, WAIT_FOR_TWO, environment, script, wait_for  # noqa: F401 - a fixture
+from test_launcher import (
+    DAEMON,
+    NOTE,
+    WAIT,
+    WAIT_FOR_TWO,
+    environment,
+    forget_pids,
+    script,  # noqa: F401 - a fixture
+    wait_for,
+)
 from test_supervisor import first_child, no_process_left
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
@@ -87,9 +96,11 @@ def test_it_passes_signals_on(start, tmp_path):
 
 
 @pytest.mark.row("K7")
-def test_kill_9_leaves_nobody(start, tmp_path):
-    process, launcher = start(DAEMON + NOTE + WAIT)
-    all_are_up(tmp_path, 4)
-    os.kill(launcher, signal.SIGKILL)
-    process.communicate(timeout=10)
-    wait_for(lambda: no_process_left(tmp_path), "all processes to be gone", seconds=5)
+def test_kill_9_leaves_nobody(start, tmp_path, release):
+    for _ in range(50 if release else 1):
+        process, launcher = start(DAEMON + NOTE + WAIT)
+        all_are_up(tmp_path, 4)
+        os.kill(launcher, signal.SIGKILL)
+        wait_for(lambda: no_process_left(tmp_path), "all processes to be gone", seconds=5)
+        process.communicate(timeout=10)
+        forget_pids(tmp_path)

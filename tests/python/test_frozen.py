@@ -114,6 +114,31 @@ def thaw(stage):
     return said, engine.global_steps
 
 
+def add(stage, when):
+    """What is said when parameters have come into the model, before or after the first step."""
+    engine = zeroshard.initialize(model=models.stack(), config=configuration(stage))[0]
+    batch = models.vectors(0, world.rank(), 2)
+    for step in range(70):
+        if step == when:
+            head = engine.module.head
+            engine.module.head = torch.nn.Linear(head.in_features, head.out_features)
+            engine.module.blocks[1].up.adapter = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        try:
+            engine.backward(loss_of(engine, *batch))
+            engine.step()
+        except zeroshard.StateError as error:
+            return [step, str(error)]
+    return None
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_parameter_that_comes_after_initialize_cannot_train(stage):
+    for when, noticed in ((0, 0), (5, 64)):
+        for step, message in world.run(2, add, stage=stage, when=when):
+            assert step == noticed
+            assert "parameter 'head.weight' (and 1 more) came into the model after zeroshard.initialize" in message
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_a_parameter_that_was_frozen_at_initialize_cannot_train(stage):
     place = "StateError: parameter 'blocks.1.up.weight' of a Linear in unit 'blocks.1'"

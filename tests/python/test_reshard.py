@@ -226,6 +226,75 @@ def test_any_number_of_ranks_at_any_stage_loads(tmp_path, release, dtype):
             compare_random_states(manifest_of(folder, TAG), manifest_of(load[2], TAG))
 
 
+# -- other dtypes ------------------------------------------------------------------------------------------------------
+
+STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def values(folder):
+    """By name and kind, and whether it is trained."""
+    path = os.path.join(folder, TAG)
+    about = {(tensor["name"], tensor["kind"]): tensor for tensor in manifest_of(folder, TAG)["tensors"]}
+    found = {}
+    for (name, kind, _), value in contents(path).items():
+        tensor = about[name, kind]
+        if value and tensor["dtype"] in STORED:
+            flat = torch.frombuffer(bytearray(value), dtype=STORED[tensor["dtype"]])
+            found[name, kind] = (flat, tensor["trainable"])
+    return found
+
+
+def read_in(folder, stage, dtype, out):
+    """Saved again; and the names of live parameters that are not the saved ones in the dtype of this run."""
+    engine, _ = make(stage, dtype)
+    _, client = engine.load_checkpoint(folder)
+    engine.save_checkpoint(out, client_state=client)
+    engine.wait_for_checkpoint()
+    saved = values(folder)
+    with zeroshard.gathered(engine.module.parameters()):
+        wrong = [
+            name
+            for name, param in engine.module.named_parameters()
+            if param.numel() and not torch.equal(param.detach().view(-1), saved[name, "weight"][0].to(param.dtype))
+        ]
+    return [wrong, engine.loss_scale, facts(engine)[2:]]
+
+
+def read_all_in(loads, dtype):
+    return [read_in(folder, stage, dtype, out) for folder, stage, out in loads]
+
+
+@pytest.mark.row("W1")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_run_in_another_dtype_loads(tmp_path, release, dtype):
+    """What training keeps in fp32 has the same bits; what it does not, frozen parameters, is rounded. The loss scale is
+    the dtype's own."""
+    worlds = [1, 2, 3, 4, 8] if release else [2, 3]
+    sources = []
+    for index, writers in enumerate(worlds):
+        folder, stage = str(tmp_path / f"from{writers}"), (index + DTYPES.index(dtype)) % 4
+        runs = world.run(writers, write, folder=folder, stage=stage, dtype=dtype)
+        sources.append([folder, runs[0]["common"][0], manifest_of(folder, TAG)["state"], values(folder)])
+    for other in [each for each in DTYPES if each != dtype]:
+        for readers in worlds if release else [1 + DTYPES.index(other)]:
+            loads = [
+                (source[0], (readers + index) % 4, str(tmp_path / f"by{readers}in{other}of{index}"))
+                for index, source in enumerate(sources)
+            ]
+            by_rank = world.run(readers, read_all_in, timeout_s=300, loads=loads, dtype=other)
+            for (_, before, state, saved), (_, stage, out), *results in zip(sources, loads, *by_rank, strict=True):
+                print(f"{dtype}, read in {other} by {readers} at {stage}")
+                expected = [[], 16 if other == "fp16" else 1, before[2:]]
+                assert results == [expected] * readers, (results, expected)
+                assert manifest_of(out, TAG)["state"]["front"] == state["front"]
+                again = values(out)
+                assert again.keys() == saved.keys()
+                for key, (value, trained) in saved.items():
+                    if not trained:
+                        value = value.to(again[key][0].dtype)
+                    assert torch.equal(again[key][0], value), key
+
+
 # -- from one to the next ----------------------------------------------------------------------------------------------
 
 

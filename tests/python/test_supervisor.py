@@ -21,6 +21,8 @@ from test_launcher import (
     NOTE,
     WAIT,
     alive,
+    environment,
+    forget_pids,
     launch,
     listening_addresses,
     pids_in,
@@ -195,14 +197,16 @@ def test_a_stopped_rank_starts_again(script, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("victim", ["launcher", "supervisor"])
 def test_kill_9_of_the_launcher_is_the_end(script, tmp_path, victim):  # noqa: F811
     """After a restart too; and nobody starts again."""
-    body = RESTART + "if restart == 0: sys.exit(1)\n" + DAEMON + NOTE + WAIT
-    process = launch("--nproc", "2", "--max-restarts", "9", script(body))
-    pids = pids_in(tmp_path, 4)
-    os.kill(process.pid if victim == "launcher" else supervisor_of(process), signal.SIGKILL)
-    wait_for(lambda: not any(map(alive, pids)), "all processes to be gone", seconds=5)
-    _, err = process.communicate(timeout=5)
-    assert err.count(b"begins") == 1
-    assert no_process_left(tmp_path)
+    path = script(RESTART + "if restart == 0: sys.exit(1)\n" + DAEMON + NOTE + WAIT)
+    for _ in range(min(RUNS, 50) or 1):
+        process = launch("--nproc", "2", "--max-restarts", "9", path)
+        pids = pids_in(tmp_path, 4)
+        os.kill(process.pid if victim == "launcher" else supervisor_of(process), signal.SIGKILL)
+        wait_for(lambda pids=pids: not any(map(alive, pids)), "all processes to be gone", seconds=5)
+        _, err = process.communicate(timeout=5)
+        assert err.count(b"begins") == 1
+        assert no_process_left(tmp_path)
+        forget_pids(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +300,33 @@ def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa:
     assert step >= 3
     assert sorted(os.listdir(tmp_path / "run")) == [f"global_step{step}", "latest"]
     subprocess.run([ZEROSHARD, "checkpoint", "verify", tmp_path / "run" / f"global_step{step}"], check=True, timeout=20)
+
+
+@pytest.mark.row("P1")
+def test_a_run_under_nohup_outlives_its_terminal(script, tmp_path):  # noqa: F811
+    """SIGHUP ends nothing, whoever gets it; training goes on, and SIGTERM still ends it in a checkpoint."""
+    pytest.importorskip("torch")
+    pytest.importorskip("zeroshard._C")
+    body = (
+        TRAIN_AND_SAVE + "    open(f'{os.path.dirname(__file__)}/step.{rank}', 'w').write(f'{engine.global_steps}.')\n"
+    )
+    command = ["nohup", ZEROSHARD, "run", "--nproc", "2", "--grace-period", "20", script(body)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    pids = pids_in(tmp_path, 2, seconds=60)
+
+    def steps():
+        found = [re.fullmatch(r"(\d+)\.", (tmp_path / f"step.{rank}").read_text()) for rank in range(2)]
+        return min(int(step[1]) for step in found) if all(found) else 0
+
+    for pid in (process.pid, supervisor_of(process), *pids):
+        before = wait_for(steps, "a step")
+        os.kill(pid, signal.SIGHUP)
+        wait_for(lambda: steps() > before + 20, "training to go on")  # noqa: B023
+    assert process.poll() is None and all(map(alive, pids))
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143, err
+    assert [name.partition("step")[0] for name in sorted(os.listdir(tmp_path / "run"))] == ["global_", "latest"]
 
 
 # --- kills at any time ------------------------------------------------------------------------------------------------
@@ -407,7 +438,7 @@ def test_hostile_variables_arrive(script):  # noqa: F811
 def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path):  # noqa: F811
     """Four ranks, megabytes each: rank 0 never reads its input, rank 3 is stopped in the midst of its output, and the
     log of rank 2 is on a full disk."""
-    megabytes = 50 if RUNS else 4
+    megabytes = 100 if RUNS else 4
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "rank-2.log").symlink_to("/dev/full")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import gc
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
 import socket
@@ -48,7 +50,7 @@ class World:
 
     def __init__(self, world_size: int, case: Callable, **kwargs: Any) -> None:
         context = _server()
-        port = _free_port()
+        port, self._port_claim = _reserve_port()
         self._started = time.monotonic()
         self._ended: dict[int, float] = {}
         self._logs = []
@@ -117,6 +119,7 @@ class World:
             )
             self._logs[rank].close()
             self._pipes[rank].close()
+        self._port_claim.close()
         return ranks
 
     def kill(self) -> None:
@@ -172,10 +175,26 @@ def _server() -> multiprocessing.context.BaseContext:
     return context
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _reserve_port() -> tuple[int, socket.socket]:
+    """A loopback port on which nobody listens, and what keeps it from other worlds while it is open.
+
+    Not one that the system gives to whoever asks for any: rank 0 listens later, and another process may be faster.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        end = int(file.read().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(end - 16384, end)
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0zeroshard-tests-port-{port}")
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+            return port, claim
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: dict) -> None:
