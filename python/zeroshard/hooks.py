@@ -19,7 +19,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, paramete
 
     Where parameters are sharded, it also learns of units that a forward only reads from: a head that multiplies by
     ``embedding.weight`` without calling the embedding. They are gathered until the innermost forward that runs, of a
-    unit's module or of the model, has ended, and again for its backward.
+    unit's module or of the model, has ended, and again for its backward. So are those that a backward reads from.
     """
     readers = _Readers(core) if parameters_are_sharded else None
     for index, unit in enumerate(units):
@@ -78,7 +78,12 @@ class _Readers:
                 break
 
     def read(self, unit: int) -> None:
-        if not self._running or any(unit in units for units in self._running):
+        if not self._running:
+            # Backward, where a function of the user's computes parts of a module again.
+            if torch._C._current_graph_task_id() != -1:
+                self._core.pre_forward(unit)
+            return
+        if any(unit in units for units in self._running):
             return
         self._running[-1].append(unit)
         self._core.pre_forward(unit)

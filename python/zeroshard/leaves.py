@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
+    """The tensors of what a module returned: in containers, dataclasses, and attributes of other objects."""
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
@@ -20,6 +22,9 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
             tensors.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             tensors += tensors_in([getattr(leaf, item.name) for item in dataclasses.fields(leaf)])
+        elif not isinstance(leaf, (type, nn.Module)):
+            held = getattr(leaf, "__dict__", {}).values()
+            tensors += tensors_in([value for value in held if isinstance(value, (torch.Tensor, tuple, list, dict))])
     return tensors
 
 

@@ -39,8 +39,11 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]
     (``ParameterList``) or is inside a ``MultiheadAttention``, the one around it. A tied parameter belongs to the first
     unit that has it, and every module that uses it is a module of that unit.
 
-    Raises ``ValueError`` when a name in ``unit_classes`` matches no module.
+    Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two parameters share memory without
+    being the same, and for a scripted model.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")
     uses = _find_uses(model, [block for _, block in _find_blocks(model, unit_classes)])
     names_of_modules = {id(module): name for name, module in model.named_modules()}
 
@@ -86,7 +89,8 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
 
 
 def _has_forward(module: nn.Module) -> bool:
-    forward = getattr(module, "forward", None)  # scripted containers have none at all
+    """One around which something can be done: scripted modules take no hooks before forward."""
+    forward = None if isinstance(module, torch.jit.ScriptModule) else module.forward
     return forward is not None and getattr(forward, "__func__", None) is not nn.Module.forward
 
 
@@ -131,7 +135,29 @@ def _find_params(model: nn.Module) -> list[Param]:
             param.owners.append(module)
             if not any(tensor is other for other in param.tensors):
                 param.tensors.append(tensor)
-    return list(by_memory.values())
+    result = list(by_memory.values())
+    _check_apart(result)
+    return result
+
+
+def _check_apart(params: Sequence[Param]) -> None:
+    """Raises ``ValueError`` when two parameters have elements in common: they would become two of their own."""
+    spans = []
+    for param in params:
+        tensor = param.tensors[0]
+        if tensor.is_meta or tensor.numel() == 0:
+            continue
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if last + 1 == tensor.numel():  # without gaps, in which others may lie
+            begin = tensor.data_ptr()
+            spans.append((str(tensor.device), begin, begin + tensor.nbytes, param.names[0]))
+    spans.sort()
+    for (device, _, end, name), (other_device, begin, _, other_name) in zip(spans, spans[1:], strict=False):
+        if device == other_device and begin < end:
+            raise ValueError(
+                f"parameters '{name}' and '{other_name}' share memory, but are not the same elements in the same order:"
+                " each would train apart. Let one module have the parameter, and compute the other from it in forward"
+            )
 
 
 def _memory_key(tensor: torch.Tensor) -> object:

@@ -153,6 +153,72 @@ class Failing(nn.Module):
         raise ArithmeticError("on every rank")
 
 
+class Held:
+    """As a model of a user may return: unknown to pytree."""
+
+    def __init__(self, hidden):
+        self.hidden, self.itself = {"x": [hidden]}, self
+
+
+class Holding(models.Residual):
+    def forward(self, x):
+        return Held(super().forward(x))
+
+
+class Holders(models.Stack):
+    """Its blocks return objects of a class of their own."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.blocks = nn.ModuleList([Holding(WIDTH) for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).hidden["x"][0]
+        return self.head(x)
+
+
+class Reversed(torch.autograd.Function):
+    """Keeps no activations: backward computes the block again, from its parts."""
+
+    @staticmethod
+    def forward(ctx, x, block):
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            hidden = functional.layer_norm(x, x.shape[-1:], ctx.block.norm.weight, ctx.block.norm.bias)
+            (x + ctx.block.down(functional.gelu(ctx.block.up(hidden)))).backward(grad)
+        return x.grad, None
+
+
+class Reversible(models.Stack):
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for block in self.blocks:
+            x = Reversed.apply(x, block)
+        return self.head(x)
+
+
+class Scripted(models.Stack):
+    """Scripted modules, in the place of blocks and within one."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.blocks[0] = torch.jit.script(self.blocks[0])
+        self.blocks[1].up = torch.jit.script(self.blocks[1].up)
+
+    def __deepcopy__(self, memo):
+        model = Scripted()
+        model.load_state_dict(self.state_dict())
+        return model
+
+
 class Masked(models.Stack):
     """Writes in place to what a unit returns: a view, as a Linear makes of more than two dimensions."""
 
@@ -185,6 +251,9 @@ CASES = {
     "borrowing_recomputed": (lambda: Borrowing(reentrant=False), []),
     "borrowing_recomputed_reentrant": (lambda: Borrowing(reentrant=True), []),
     "relative": (Relative, []),
+    "holders": (Holders, []),
+    "reversible": (Reversible, []),
+    "scripted": (Scripted, []),
     "one_unit": (lambda: Reading(WIDTH), ["Reading"]),
 }
 
@@ -279,6 +348,28 @@ def test_reading_a_parameter_past_its_module_names_the_way_out():
     for message in world.run(2, error_of_reading):
         assert "'head.weight' is sharded: outside of forward, read it inside zeroshard.gathered(...)" in message
         assert "name in zeroshard.unit_classes a class of module that contains both" in message
+
+
+def test_parameters_that_share_some_memory_are_refused():
+    model = models.Stack(WIDTH)
+    weight = model.blocks[0].up.weight.detach()
+    model.part = nn.Parameter(weight[1:2])
+    with pytest.raises(ValueError, match="'blocks.0.up.weight' and 'part' share memory, but are not the same elements"):
+        zeroshard.find_units(model)
+    del model.part
+    model.part = nn.Linear(1, 1)
+    model.part.weight = nn.Parameter(weight.T)
+    with pytest.raises(ValueError, match="'blocks.0.up.weight' and 'part.weight' share memory"):
+        zeroshard.find_units(model)
+    whole = torch.randn(2, 6)
+    del model.part
+    model.left, model.right = nn.Parameter(whole[:, :3]), nn.Parameter(whole[:, 3:])
+    zeroshard.find_units(model)
+
+
+def test_a_scripted_model_is_refused():
+    with pytest.raises(ValueError, match="the model is a scripted module, which takes no hooks"):
+        zeroshard.find_units(torch.jit.script(models.Residual(WIDTH)))
 
 
 def units_of(model, unit_classes=()):
