@@ -93,8 +93,10 @@ class Engine {
 
   void begin_forward(bool training);
   void pre_forward(size_t unit);
-  // `outputs`: the tensors that the unit's module returns.
-  void post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
+  // `outputs`: the tensors that the unit's module returns. Returns whether one of them is the unit's own memory, a
+  // parameter or a view of one: then the unit stays whole, and its forward goes on until the caller's own ends, where
+  // post_forward is due again.
+  bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
   // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
   template <typename Forward>
   at::Tensor unit(size_t index, Forward&& forward) {

@@ -165,8 +165,12 @@ void bind_engine(py::module_& m) {
       .def("begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); })
       .def(
           "pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
-      .def("post_forward", [](OwningEngine& o, size_t unit,
-                              const std::vector<at::Tensor>& outputs) { o.engine->post_forward(unit, outputs); })
+      .def(
+          "post_forward",
+          [](OwningEngine& o, size_t unit, const std::vector<at::Tensor>& outputs) {
+            return o.engine->post_forward(unit, outputs);
+          },
+          "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.")
       .def(
           "scale_loss",
           [](OwningEngine& o, const at::Tensor& loss, bool average) { return o.engine->scale_loss(loss, average); },

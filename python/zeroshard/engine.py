@@ -22,7 +22,7 @@ from .batch import Batch, check_accumulation
 from .compiling import check_arguments, compile_units
 from .gathering import gathered, take_loaded_state_dicts
 from .groups import make_groups
-from .hooks import install_hooks
+from .hooks import install_hooks, naming_the_way_out
 from .leaves import to_half
 from .materialize import materialize
 from .messages import announce, log
@@ -92,8 +92,12 @@ class Engine(nn.Module):
                         "zeroshard.Init(), which computes buffers and leaves only parameters without memory, or "
                         "outside of it when a buffer is computed from parameters"
                     )
-                if buffer.device != self.device:
-                    module._buffers[name] = buffer.to(self.device)
+                dtype = buffer.dtype
+                # Its kernels demand statistics in the dtype of weights, and a frozen one has nothing but buffers.
+                if "BatchNorm" in type(module).__name__ and buffer.is_floating_point():
+                    dtype = {"fp16": torch.half, "bf16": torch.bfloat16}.get(self._config.compute_dtype, dtype)
+                if buffer.device != self.device or buffer.dtype != dtype:
+                    module._buffers[name] = buffer.to(self.device, dtype)
 
     def _make_core(self, setup: OptimizerSetup) -> _C.Engine:
         options = _C.EngineOptions()
@@ -165,7 +169,8 @@ class Engine(nn.Module):
         scaled = self._core.scale_loss(averaged, average=False)
         self._called_backward = True
         self._core.begin_backward(self._sync)
-        scaled.backward(retain_graph=retain_graph)
+        with naming_the_way_out():
+            scaled.backward(retain_graph=retain_graph)
         self._core.end_backward()
         self._unsynced = not self._sync
         return loss

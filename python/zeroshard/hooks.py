@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,14 +21,15 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, paramete
 
     Where parameters are sharded, it also learns of units that a forward only reads from: a head that multiplies by
     ``embedding.weight`` without calling the embedding. They are gathered until the innermost forward that runs, of a
-    unit's module or of the model, has ended, and again for its backward. So are those that a backward reads from.
+    unit's module or of the model, has ended, and again for its backward. So are those whose modules return a parameter
+    or a view of one, and those that a backward reads from.
     """
     readers = _Readers(core) if parameters_are_sharded else None
     for index, unit in enumerate(units):
         for module in unit.modules:
             if readers:
                 _watch(module, index, readers)
-            _surround(module, index, core)
+            _surround(module, index, core, readers)
         if readers:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
@@ -35,12 +38,28 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, paramete
         _watch(model, _MODEL, readers)
 
 
-def _surround(module: nn.Module, unit: int, core: _C.Engine) -> None:
+@contextmanager
+def naming_the_way_out() -> Iterator[None]:
+    """Around backward: raises ``StateError`` instead of torch's error for a parameter that is not whole."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "its data is not allocated yet" not in str(error):
+            raise
+        raise _C.StateError(
+            "backward reached a module whose parameters are sharded again, as its forward gave a tensor to others by "
+            "another way than what it returned: an attribute, an argument that it changed, vmap. Return the tensor, or "
+            "name in zeroshard.unit_classes a class of module that contains all who use it"
+        ) from error
+
+
+def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: _Readers | None) -> None:
     def before(module: nn.Module, args: Any) -> None:
         core.pre_forward(unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        core.post_forward(unit, tensors_in(output))
+        if core.post_forward(unit, tensors_in(output)) and readers:
+            readers.lend(unit)
 
     module.register_forward_pre_hook(before, prepend=True)
     module.register_forward_hook(after)
@@ -73,9 +92,15 @@ class _Readers:
         while True:
             own, *read = self._running.pop()
             for other in reversed(read):
-                self._core.post_forward(other, output)
+                if self._core.post_forward(other, output):
+                    self.lend(other)
             if own == unit:
                 break
+
+    def lend(self, unit: int) -> None:
+        """What a forward has returned is the unit's memory: the one around it reads from the unit."""
+        if self._running and not self._is_running(unit):
+            self._running[-1].append(unit)
 
     def read(self, unit: int) -> None:
         if not self._running:
@@ -83,10 +108,12 @@ class _Readers:
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
-        if any(unit in units for units in self._running):
-            return
-        self._running[-1].append(unit)
-        self._core.pre_forward(unit)
+        if not self._is_running(unit):
+            self._running[-1].append(unit)
+            self._core.pre_forward(unit)
+
+    def _is_running(self, unit: int) -> bool:
+        return any(unit in units for units in self._running)
 
 
 def _report_reads(owner: nn.Module, name: str, unit: int, readers: _Readers) -> None:

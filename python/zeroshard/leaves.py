@@ -22,6 +22,8 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
             tensors.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             tensors += tensors_in([getattr(leaf, item.name) for item in dataclasses.fields(leaf)])
+        elif isinstance(leaf, (dict, list, tuple)):  # of classes that pytree does not know
+            tensors += tensors_in(list(leaf.values() if isinstance(leaf, dict) else leaf))
         elif not isinstance(leaf, (type, nn.Module)):
             held = getattr(leaf, "__dict__", {}).values()
             tensors += tensors_in([value for value in held if isinstance(value, (torch.Tensor, tuple, list, dict))])

@@ -1,5 +1,6 @@
 #include "zeroshard/engine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -60,14 +61,17 @@ void Engine::pre_forward(size_t unit) {
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
-void Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
+bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;
     impl_->backward_hooks.add(output, [impl = impl_.get(), unit, key = output.unsafeGetTensorImpl()] {
       impl->executor->pre_backward(unit, key);
     });
   }
-  impl_->executor->post_forward(unit, zeroshard::in_backward());
+  const Unit& own = impl_->executor->unit(unit);
+  const bool lends = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
+  if (!lends) impl_->executor->post_forward(unit, zeroshard::in_backward());
+  return lends;
 }
 
 at::Tensor Engine::scale_loss(const at::Tensor& loss, bool average) const {

@@ -34,8 +34,9 @@ UnitLayout make_unit_layout(std::string name, std::vector<ParamSpec> params, int
   std::map<std::pair<bool, DType>, std::vector<size_t>> by_kind;  // key: (frozen, dtype), so trainable comes first
   for (size_t i = 0; i < params.size(); ++i) {
     const ParamSpec& param = params[i];
-    ZS_CHECK(!param.requires_grad || is_floating_point(param.dtype), "parameter '", param.name(), "' is ",
-             name_of(param.dtype), " and requires a gradient: only floating-point parameters can be trained");
+    ZS_CHECK(!param.requires_grad || is_floating_point(param.dtype), "parameter '", param.name(),
+             "' requires a gradient and is of a dtype of ", element_size(param.dtype),
+             " bytes that cannot be trained (complex, 8-bit): only fp32, bf16 and fp16 can");
     ZS_CHECK(!param.requires_grad || param.dtype != DType::kFloat64, "parameter '", param.name(),
              "' is fp64 and requires a gradient: only fp32, bf16 and fp16 can be trained. Convert it, or freeze it");
     by_kind[{!param.requires_grad, param.dtype}].push_back(i);

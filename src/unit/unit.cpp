@@ -257,6 +257,12 @@ at::Tensor Unit::full(size_t g) const {
                      device_);
 }
 
+bool Unit::owns(const at::Tensor& tensor) const {
+  if (placement_ != Placement::kSharded || !tensor.has_storage()) return false;
+  return std::any_of(full_.begin(), full_.end(),
+                     [&](const c10::Storage& storage) { return storage.is_alias_of(tensor.storage()); });
+}
+
 void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;

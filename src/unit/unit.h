@@ -67,6 +67,8 @@ class Unit {
   at::Tensor shard(size_t group) const;
   // All padded_numel elements. Only while unsharded.
   at::Tensor full(size_t group) const;
+  // Whether the memory of `tensor` comes and goes with the unit's: one of its parameters, or a view of one.
+  bool owns(const at::Tensor& tensor) const;
   // The tensors of parameter `index`, the first being the one users know.
   const std::vector<at::Tensor>& tensors(size_t index) const { return tensors_.at(index); }
 

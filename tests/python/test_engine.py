@@ -184,3 +184,35 @@ def momenta():
 
 def test_get_mom():
     assert world.run(1, momenta)[0] == {"SGD": [0.9], "AdamW": [[0.8, 0.9]], "RMSprop": [0.5]}
+
+
+# -- buffers -----------------------------------------------------------------------------------------------------------
+
+
+class Normalised(models.Stack):
+    """Statistics, which kernels want in the dtype of weights, and another buffer, which stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.normal = torch.nn.BatchNorm1d(5)
+        self.register_buffer("shift", torch.full((5,), 1 / 3))
+
+    def forward(self, x):
+        return self.normal(super().forward(x)) + self.shift.to(x.dtype)
+
+
+def normalise(dtype, stage):
+    torch.manual_seed(0)
+    blocks = {dtype: {"enabled": True, "initial_scale_power": 4} if dtype == "fp16" else {"enabled": True}}
+    engine = zeroshard.initialize(model=Normalised(), config=configuration(stage=stage, **blocks))[0]
+    before = engine.module.normal.running_mean.clone()
+    micro_step(engine, 0, 0)
+    mean = engine.module.normal.running_mean
+    return [str(mean.dtype), str(engine.module.shift.dtype), not torch.equal(mean, before), engine.parameter_digest()]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "torch.bfloat16"), ("fp16", "torch.float16")])
+def test_batch_norm_trains_in_16_bits(dtype, name):
+    results = [result for stage in (0, 3) for result in world.run(2, normalise, dtype=dtype, stage=stage)]
+    assert all(result[:3] == [name, "torch.float32", True] for result in results), results
+    assert len({result[3] for result in results}) == 1

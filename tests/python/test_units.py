@@ -165,6 +165,62 @@ class Holding(models.Residual):
         return Held(super().forward(x))
 
 
+class Bag(dict):
+    """Of a class that pytree does not know."""
+
+
+class Bagging(models.Residual):
+    def forward(self, x):
+        return Bag(hidden=super().forward(x))
+
+
+class Bags(models.Stack):
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.blocks = nn.ModuleList([Bagging(WIDTH) for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)["hidden"]
+        return self.head(x)
+
+
+class Latents(nn.Module):
+    """Returns its parameter, or a view of it."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.view = view
+
+    def forward(self):
+        return self.table.T[None].expand(2, -1, -1) if self.view else self.table
+
+
+class Lending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.whole, self.view = Latents(False), Latents(True)
+
+    def forward(self):
+        return self.whole(), {"view": self.view()}
+
+
+class Returning(models.Stack):
+    """Modules return what is theirs, some through others, used before and after blocks and in the loss's last step."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.lending = nn.ModuleList([Lending()])
+        self.last = Latents(True)
+
+    def forward(self, x):
+        whole, views = self.lending[0]()
+        last = self.last()
+        x = super().forward(torch.tanh(x @ whole) + (x @ views["view"])[0])
+        return x + functional.linear(x, whole[:5, :5]) + last[1, :5, 0]
+
+
 class Holders(models.Stack):
     """Its blocks return objects of a class of their own."""
 
@@ -251,6 +307,9 @@ CASES = {
     "borrowing_recomputed": (lambda: Borrowing(reentrant=False), []),
     "borrowing_recomputed_reentrant": (lambda: Borrowing(reentrant=True), []),
     "relative": (Relative, []),
+    "bags": (Bags, []),
+    "returning": (Returning, []),
+    "returning_apart": (Returning, ["Latents", "Residual"]),
     "holders": (Holders, []),
     "reversible": (Reversible, []),
     "scripted": (Scripted, []),
@@ -348,6 +407,42 @@ def test_reading_a_parameter_past_its_module_names_the_way_out():
     for message in world.run(2, error_of_reading):
         assert "'head.weight' is sharded: outside of forward, read it inside zeroshard.gathered(...)" in message
         assert "name in zeroshard.unit_classes a class of module that contains both" in message
+
+
+class Aside(models.Residual):
+    """Keeps a loss of its own in an attribute: no hook sees it."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.aside = self.up(torch.tanh(self.up(y)[:, :WIDTH])).square().mean()
+        return y
+
+
+class Asides(models.Stack):
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.blocks = nn.ModuleList([Aside(WIDTH) for _ in range(3)])
+
+    def forward(self, x):
+        return super().forward(x) + sum(block.aside for block in self.blocks)
+
+
+def train_asides(unit_classes):
+    config = configuration(3)
+    config["zeroshard"]["unit_classes"] = unit_classes
+    engine, *_ = zeroshard.initialize(model=seeded(Asides)(), config=config)
+    try:
+        engine.backward(stack_loss(engine, 0, world.rank()))
+        engine.step()
+    except zeroshard.StateError as error:
+        return str(error)
+    return engine.global_steps
+
+
+def test_what_a_module_gives_unseen_names_the_way_out():
+    for message in world.run(2, train_asides, unit_classes=[]):
+        assert "name in zeroshard.unit_classes a class of module that contains all who use it" in message
+    assert world.run(2, train_asides, unit_classes=["Asides"]) == [1, 1]
 
 
 def test_parameters_that_share_some_memory_are_refused():
