@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from . import _C
 from .leaves import tensors_in
 from .units import Unit
 
-_MODEL = -1  # in place of a unit
+_MODEL, _SEVERAL = -1, -2  # in place of a unit
 
 
 def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, parameters_are_sharded: bool) -> None:
@@ -82,15 +83,18 @@ class _Readers:
     def __init__(self, core: _C.Engine) -> None:
         self._core = core
         self._running: list[list[int]] = []  # innermost last: its unit, then those of which it has read
+        self.innermost: int | None = None  # its unit
 
     def enter(self, unit: int) -> None:
         self._running.append([unit])
+        self.innermost = unit
 
     def leave(self, unit: int, output: list[torch.Tensor]) -> None:
         if all(units[0] != unit for units in self._running):
             return  # it failed before it was entered
         while True:
             own, *read = self._running.pop()
+            self.innermost = self._running[-1][0] if self._running else None
             for other in reversed(read):
                 if self._core.post_forward(other, output):
                     self.lend(other)
@@ -121,24 +125,35 @@ def _report_reads(owner: nn.Module, name: str, unit: int, readers: _Readers) -> 
         return
     if not isinstance(owner._parameters, _Reported):
         owner._parameters = _Reported(owner._parameters, readers)
-    owner._parameters.units[name] = unit
+    owner._parameters.add(name, unit)
 
 
 class _Reported(dict):
     """A module's parameters, of which each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
 
-    __slots__ = ("readers", "units")
+    __slots__ = ("readers", "unit", "units")
 
     def __init__(self, parameters: dict[str, nn.Parameter | None], readers: _Readers) -> None:
         super().__init__(parameters)
         self.readers = readers
         self.units: dict[str, int] = {}
+        self.unit = _SEVERAL
+
+    def add(self, name: str, unit: int) -> None:
+        self.units[name] = unit
+        self.unit = unit if set(self.units.values()) == {unit} else _SEVERAL
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
-        # In this order: the numbers of units would be in the guards of what is compiled, and no two blocks share it.
-        if not torch.compiler.is_compiling() and (unit := self.units.get(name)) is not None:
+        # A module's own forward asks some ten times for each block: that has to be quick. In this order: numbers of
+        # units would be in the guards of what is compiled, and no two blocks could share it.
+        if not is_compiling() and self.readers.innermost != self.unit:
+            self._report(name)
+        return dict.__getitem__(self, name)
+
+    def _report(self, name: str) -> None:
+        unit = self.units.get(name)
+        if unit is not None:
             self.readers.read(unit)
-        return super().__getitem__(name)
 
     def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
         return dict, (dict(self),)  # copies of a module belong to no engine
