@@ -29,14 +29,19 @@ _TABLE = [
 ]
 
 _HOOKS_TABLE = [
-    ("hooks-read-not-gathered", "        self._core.pre_forward(unit)\n", "", "used_by_several_modules[reading]"),
+    (
+        "hooks-read-not-gathered",
+        "            self._running[-1].append(unit)\n            self._core.pre_forward(unit)\n",
+        "            self._running[-1].append(unit)\n",
+        "used_by_several_modules[reading]",
+    ),
     (
         "hooks-read-not-for-backward",
         "self._core.post_forward(other, output)",
         "self._core.post_forward(other, [])",
         "used_by_several_modules[borrowing]",
     ),
-    ("hooks-read-stays", "self._core.post_forward(other, output)", "pass", "read_in_forwards_that_fail"),
+    ("hooks-read-stays", "self._core.post_forward(other, output)", "False", "read_in_forwards_that_fail"),
     ("hooks-failed-forward-runs", ", always_call=True)", ")", "read_in_forwards_that_fail"),
 ]
 
