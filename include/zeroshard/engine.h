@@ -97,12 +97,14 @@ class Engine {
   // parameter or a view of one: then the unit stays whole, and its forward goes on until the caller's own ends, where
   // post_forward is due again.
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
+  // The same where nobody is around the caller: throws StateError where post_forward would be due again.
+  void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
   // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
   template <typename Forward>
   at::Tensor unit(size_t index, Forward&& forward) {
     pre_forward(index);
     at::Tensor output = std::forward<Forward>(forward)();
-    post_forward(index, {output});
+    end_unit(index, {output});
     return output;
   }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +21,21 @@ def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[
     modules = {id(module): module for unit in units for module in unit.modules}
     for module in modules.values():
         if not any(id(inner) in modules for inner in module.modules() if inner is not module):
-            module.forward = torch.compile(module.forward, backend=backend, **options)
+            module.forward = _CompiledForward(module.forward, torch.compile(module.forward, backend=backend, **options))
+
+
+class _CompiledForward:
+    """A module's forward, compiled. A copy of the module has its own, as it was."""
+
+    def __init__(self, before: Callable, compiled: Callable) -> None:
+        functools.update_wrapper(self, before)
+        self._before, self._compiled = before, compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
+        return copy.deepcopy(self._before, memo)
 
 
 def check_arguments(schedule: Any, compiled_autograd_enabled: bool) -> None:

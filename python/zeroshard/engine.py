@@ -53,7 +53,9 @@ class Engine(nn.Module):
         self._core = self._make_core(setup)
         self._mark_parameters()
         self._parameter_check = ParameterCheck(module, self._units if self._trains else [])
-        install_hooks(module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1)
+        self._readers = install_hooks(
+            module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1
+        )
         take_loaded_state_dicts(module)
         self.optimizer = Optimizer(setup)
         if self._external is not None:
@@ -156,6 +158,7 @@ class Engine(nn.Module):
         if training:
             self._parameter_check.check_forward()
         self._core.begin_forward(training)
+        self._readers.reset()
         if self._config.fp16_auto_cast:
             args, kwargs = pytree.tree_map(to_half, (args, kwargs))
         return self.module(*args, **kwargs)

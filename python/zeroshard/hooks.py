@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .units import Unit
 _MODEL, _SEVERAL = -1, -2  # in place of a unit
 
 
-def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, parameters_are_sharded: bool) -> None:
+def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, parameters_are_sharded: bool) -> Readers:
     """Lets ``core`` know when the forward of a unit's module begins and ends, with what tensors.
 
     Where parameters are sharded, it also learns of units that a forward only reads from: a head that multiplies by
@@ -25,18 +26,19 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, paramete
     unit's module or of the model, has ended, and again for its backward. So are those whose modules return a parameter
     or a view of one, and those that a backward reads from.
     """
-    readers = _Readers(core) if parameters_are_sharded else None
+    readers = Readers(core)
     for index, unit in enumerate(units):
         for module in unit.modules:
-            if readers:
+            if parameters_are_sharded:
                 _watch(module, index, readers)
             _surround(module, index, core, readers)
-        if readers:
+        if parameters_are_sharded:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
                     _report_reads(owner, name.rpartition(".")[2], index, readers)
-    if readers:
+    if parameters_are_sharded:
         _watch(model, _MODEL, readers)
+    return readers
 
 
 @contextmanager
@@ -48,55 +50,63 @@ def naming_the_way_out() -> Iterator[None]:
         if "its data is not allocated yet" not in str(error):
             raise
         raise _C.StateError(
-            "backward reached a module whose parameters are sharded again, as its forward gave a tensor to others by "
-            "another way than what it returned: an attribute, an argument that it changed, vmap. Return the tensor, or "
-            "name in zeroshard.unit_classes a class of module that contains all who use it"
+            "backward reached a module whose parameters are sharded again: its forward gave a tensor to others by "
+            "another way than what it returned (an attribute, an argument that it changed, vmap), or a backward of the "
+            "model's own computes with several units at once. Return the tensor, or name in zeroshard.unit_classes a "
+            "class of module that contains all who use it"
         ) from error
 
 
-def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: _Readers | None) -> None:
+def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -> None:
     def before(module: nn.Module, args: Any) -> None:
         core.pre_forward(unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        if core.post_forward(unit, tensors_in(output)) and readers:
+        if core.post_forward(unit, tensors_in(output)):
             readers.lend(unit)
 
     module.register_forward_pre_hook(before, prepend=True)
     module.register_forward_hook(after)
 
 
-def _watch(module: nn.Module, unit: int, readers: _Readers) -> None:
+def _watch(module: nn.Module, unit: int, readers: Readers) -> None:
     def before(module: nn.Module, args: Any) -> None:
         readers.enter(unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        readers.leave(unit, tensors_in(output))
+        readers.leave(unit, output)
 
     module.register_forward_pre_hook(before, prepend=True)
     module.register_forward_hook(after, always_call=True)  # a recomputation ends a forward early, by an exception
 
 
-class _Readers:
-    """The forwards that run, and the units that each reads from."""
+class Readers:
+    """The forwards that run, and the units that each reads from. Look-ups of other threads than theirs are not."""
 
     def __init__(self, core: _C.Engine) -> None:
         self._core = core
         self._running: list[list[int]] = []  # innermost last: its unit, then those of which it has read
         self.innermost: int | None = None  # its unit
+        self._thread = 0
+
+    def reset(self) -> None:
+        """Nothing runs: what was interrupted has left its own behind."""
+        self._running.clear()
+        self.innermost = None
 
     def enter(self, unit: int) -> None:
         self._running.append([unit])
         self.innermost = unit
+        self._thread = get_ident()
 
-    def leave(self, unit: int, output: list[torch.Tensor]) -> None:
+    def leave(self, unit: int, output: Any) -> None:
         if all(units[0] != unit for units in self._running):
             return  # it failed before it was entered
         while True:
             own, *read = self._running.pop()
             self.innermost = self._running[-1][0] if self._running else None
             for other in reversed(read):
-                if self._core.post_forward(other, output):
+                if self._core.post_forward(other, tensors_in(output)):
                     self.lend(other)
             if own == unit:
                 break
@@ -112,7 +122,7 @@ class _Readers:
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
-        if not self._is_running(unit):
+        if self._thread == get_ident() and not self._is_running(unit):
             self._running[-1].append(unit)
             self._core.pre_forward(unit)
 
@@ -120,7 +130,7 @@ class _Readers:
         return any(unit in units for units in self._running)
 
 
-def _report_reads(owner: nn.Module, name: str, unit: int, readers: _Readers) -> None:
+def _report_reads(owner: nn.Module, name: str, unit: int, readers: Readers) -> None:
     if isinstance(owner, torch.jit.ScriptModule):
         return
     if not isinstance(owner._parameters, _Reported):
@@ -133,7 +143,7 @@ class _Reported(dict):
 
     __slots__ = ("readers", "unit", "units")
 
-    def __init__(self, parameters: dict[str, nn.Parameter | None], readers: _Readers) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter | None], readers: Readers) -> None:
         super().__init__(parameters)
         self.readers = readers
         self.units: dict[str, int] = {}
@@ -156,4 +166,4 @@ class _Reported(dict):
             self.readers.read(unit)
 
     def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # copies of a module belong to no engine
+        return dict, (dict(self),)  # look-ups of a module's copy are not reported

@@ -16,18 +16,30 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
         return [output]
     if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
         return list(output)
+    return _walk(output, set())
+
+
+def _walk(value: Any, seen: set[int]) -> list[torch.Tensor]:
     tensors = []
-    for leaf in pytree.tree_leaves(output):
+    for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            tensors += tensors_in([getattr(leaf, item.name) for item in dataclasses.fields(leaf)])
-        elif isinstance(leaf, (dict, list, tuple)):  # of classes that pytree does not know
-            tensors += tensors_in(list(leaf.values() if isinstance(leaf, dict) else leaf))
-        elif not isinstance(leaf, (type, nn.Module)):
-            held = getattr(leaf, "__dict__", {}).values()
-            tensors += tensors_in([value for value in held if isinstance(value, (torch.Tensor, tuple, list, dict))])
+        elif id(leaf) not in seen:
+            seen.add(id(leaf))
+            tensors += _walk(_held_by(leaf), seen)
     return tensors
+
+
+def _held_by(leaf: Any) -> list[Any]:
+    """What may have tensors in an object that is no node of pytree."""
+    if isinstance(leaf, (type, nn.Module)):
+        return []
+    if dataclasses.is_dataclass(leaf):
+        return [getattr(leaf, item.name) for item in dataclasses.fields(leaf)]
+    if isinstance(leaf, (dict, list, tuple)):  # of classes that pytree does not know
+        return list(leaf.values() if isinstance(leaf, dict) else leaf)
+    held = getattr(leaf, "__dict__", {}).values()
+    return [value for value in held if isinstance(value, (torch.Tensor, tuple, list, dict))]
 
 
 def to_half(value: Any) -> Any:

@@ -58,7 +58,12 @@ Header take_from_system(size_t bytes) {
     const BlockCache::Block block = block_cache().take(bytes);
     if (block.start != nullptr) return {block.start, block.bytes};
   }
-  return {std::malloc(bytes), 0};
+  void* start = std::malloc(bytes);
+  if (start == nullptr) {
+    block_cache().trim();
+    start = std::malloc(bytes);
+  }
+  return {start, 0};
 }
 
 class CompactAllocator final : public c10::Allocator {
@@ -73,7 +78,7 @@ class CompactAllocator final : public c10::Allocator {
  private:
   static void* take(size_t bytes) {
     if (bytes == 0) return nullptr;
-    const bool fits = bytes <= size_t(std::numeric_limits<ptrdiff_t>::max()) - kAlignment;
+    const bool fits = bytes <= size_t(std::numeric_limits<ptrdiff_t>::max()) / 2;
     const Header header = fits ? take_from_system(bytes + kAlignment) : Header{};
     if (header.start == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);

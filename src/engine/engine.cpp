@@ -55,6 +55,7 @@ void Engine::begin_forward(bool training) {
   impl_->check_whole();
   impl_->backward_hooks.forget();
   impl_->executor->begin_pass(training);
+  if (!training) end_cpu_memory_step();  // evaluation has no other end
 }
 
 void Engine::pre_forward(size_t unit) {
@@ -63,7 +64,7 @@ void Engine::pre_forward(size_t unit) {
 
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad()) continue;
+    if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
     impl_->backward_hooks.add(output, [impl = impl_.get(), unit, key = output.unsafeGetTensorImpl()] {
       impl->executor->pre_backward(unit, key);
     });
@@ -72,6 +73,13 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   const bool lends = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
   if (!lends) impl_->executor->post_forward(unit, zeroshard::in_backward());
   return lends;
+}
+
+void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
+  if (!post_forward(unit, outputs)) return;
+  throw StateError(concat("unit '", impl_->layouts[unit].name,
+                          "' returned a parameter of its own or a view of one, which is sharded from here on: return a "
+                          "copy of it, or name in zeroshard.unit_classes a class of module that contains who uses it"));
 }
 
 at::Tensor Engine::scale_loss(const at::Tensor& loss, bool average) const {

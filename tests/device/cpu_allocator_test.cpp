@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -115,6 +116,33 @@ TEST_F(CpuAllocator, LargeTensorsLeaveNothingBetweenSmallOnes) {
   }
   trim_cpu_memory();
   EXPECT_LE(resident_bytes() - before, int64_t{16} << 20);  // a heap keeps 80
+}
+
+TEST_F(CpuAllocator, WhatIsKeptGoesBeforeASmallTensorDoesNotFit) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(30);
+    { const at::Tensor large = at::empty({int64_t{128} << 20}, at::kByte); }
+    if (kept_cpu_memory() < int64_t{128} << 20) ::_exit(2);
+    std::ifstream file("/proc/self/statm");
+    rlim_t pages = 0;
+    file >> pages;
+    const rlim_t limit = pages * rlim_t(::sysconf(_SC_PAGESIZE)) + (rlim_t{16} << 20);
+    const rlimit address_space{limit, limit};
+    ::setrlimit(RLIMIT_AS, &address_space);
+    std::vector<at::Tensor> small;
+    try {
+      while (small.size() < 100) small.push_back(at::empty({900 << 10}, at::kByte));
+    } catch (const c10::Error&) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(WIFEXITED(status));
 }
 
 TEST_F(CpuAllocator, AForkedChildCanAllocate) {

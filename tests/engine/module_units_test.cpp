@@ -137,6 +137,19 @@ TEST(ModuleUnits, AForgottenUnitNamesItsParameter) {
   EXPECT_THAT(errors, ElementsAre("", ""));
 }
 
+TEST(ModuleUnits, AUnitThatReturnsItsParameterNamesTheWayOut) {
+  const auto errors = run_local_world(2, [](Comm& comm) {
+    ModelImpl model;
+    ModuleUnits units(model);
+    Engine engine(units.definitions(), stage_3(), comm, comm);
+    engine.begin_forward(true);
+    EXPECT_THAT(message([&] { engine.unit(2, [&] { return model.blocks->ptr<BlockImpl>(0)->a->weight.t(); }); }),
+                HasSubstr("unit 'blocks.0' returned a parameter of its own or a view of one"));
+    EXPECT_THAT(message([&] { forward(engine, units, model, at::ones({1, 8})); }), "");
+  });
+  EXPECT_THAT(errors, ElementsAre("", ""));
+}
+
 // Both ranks have the same batch, so that a step must be that of one process.
 TEST(ModuleUnits, TiedWeightsTrainAsOneParameter) {
   torch::manual_seed(1);

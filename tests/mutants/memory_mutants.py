@@ -37,12 +37,11 @@ _HOOKS_TABLE = [
     ),
     (
         "hooks-read-not-for-backward",
-        "self._core.post_forward(other, output)",
+        "self._core.post_forward(other, tensors_in(output))",
         "self._core.post_forward(other, [])",
         "used_by_several_modules[borrowing]",
     ),
-    ("hooks-read-stays", "self._core.post_forward(other, output)", "False", "read_in_forwards_that_fail"),
-    ("hooks-failed-forward-runs", ", always_call=True)", ")", "read_in_forwards_that_fail"),
+    ("hooks-read-stays", "self._core.post_forward(other, tensors_in(output))", "False", "read_in_forwards_that_fail"),
 ]
 
 MUTANTS = [
@@ -54,6 +53,14 @@ MUTANTS = [
         "",
         "no_memory",
         "NoMemory.FreedBlocksGoBeforeATensorDoesNotFit",
+    ),
+    Mutant(
+        "hooks-interrupted-forward-runs",
+        "python/zeroshard/engine.py",
+        "        self._readers.reset()\n",
+        "",
+        "python",
+        f"{_UNITS}read_in_forwards_that_fail",
     ),
     *(Mutant(name, _HOOKS, old, new, "python", f"{_UNITS}{case}") for name, old, new, case in _HOOKS_TABLE),
 ]

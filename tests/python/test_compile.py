@@ -1,5 +1,7 @@
 """engine.compile: the same training at every stage, from compiled units."""
 
+import copy
+
 import models
 import pytest
 import torch
@@ -139,3 +141,22 @@ def test_what_is_refused_and_what_is_compiled():
     assert "schedule is of DeepCompile" in schedule
     assert "compiled_autograd_enabled is not supported" in autograd
     assert compiled == ["blocks.0", "blocks.1", "blocks.2", "head"]
+
+
+def copies(stage):
+    """Outputs of a copy whose weights are zero; and whether the live model still trains."""
+    engine = zeroshard.initialize(model=models.stack(), config=configuration(stage))[0]
+    engine.compile(backend="eager")
+    x, y = models.vectors(0, 0, 2)
+    engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+    engine.step()
+    with zeroshard.gathered(engine.parameters()):
+        copied = copy.deepcopy(engine.module)
+    with torch.no_grad():
+        for param in copied.parameters():
+            param.zero_()
+        return [copied(x).abs().max().item(), engine(x).abs().max().item() > 0]
+
+
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights():
+    assert world.run(1, copies, stage=1) == [[0, True]]

@@ -49,6 +49,23 @@ def test_memory_of_building_a_model():
         assert peak > full  # the measurement sees a whole model
 
 
+def kept_by_evaluation():
+    """Bytes: after a large batch, and after small ones."""
+    engine = zeroshard.initialize(model=models.stack(), config=configuration(1))[0]
+    engine.eval()
+    kept = []
+    with torch.no_grad():
+        for rows in (60_000, 2, 2):
+            engine(torch.randn(rows, 10))
+            kept.append(engine.memory_report()["kept"])
+    return kept
+
+
+def test_evaluation_keeps_what_its_last_batches_needed():
+    for large, _, small in world.run(1, kept_by_evaluation):
+        assert large > 1 << 20 and small == 0
+
+
 def resident_beside_planned(width, layers, stage):
     """MB: the growth when the engine is built, and after some steps; planned parameters and gradients, and all.
 

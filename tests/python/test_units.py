@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import threading
 
 import models
 import pytest
@@ -157,7 +158,7 @@ class Held:
     """As a model of a user may return: unknown to pytree."""
 
     def __init__(self, hidden):
-        self.hidden, self.itself = {"x": [hidden]}, self
+        self.hidden, self.itself = {"x": [hidden], "itself": [self]}, self
 
 
 class Holding(models.Residual):
@@ -350,12 +351,12 @@ def test_parameters_used_by_several_modules(name):
 
 
 class Refusing(Reading):
-    refuses = False
+    refuses = None
 
     def forward(self, x):
         output = super().forward(x)
         if self.refuses:
-            raise ArithmeticError("on every rank")
+            raise self.refuses("on every rank")
         return output
 
 
@@ -365,8 +366,8 @@ def read_in_failed_forwards():
     for stage in (0, 3):
         engine, *_ = zeroshard.initialize(model=seeded(lambda: Refusing(WIDTH))(), config=configuration(stage))
         for step in range(4):
-            engine.module.refuses = step == 1
-            with contextlib.suppress(ArithmeticError):
+            engine.module.refuses = {1: ArithmeticError, 2: KeyboardInterrupt}.get(step)
+            with contextlib.suppress(ArithmeticError, KeyboardInterrupt):
                 engine.backward(stack_loss(engine, step, world.rank()))
                 engine.step()
         digests.append(engine.parameter_digest())
@@ -382,6 +383,30 @@ def test_parameters_read_in_forwards_that_fail():
     for zero, three, message in world.run(2, read_in_failed_forwards):
         assert zero == three
         assert "'head.weight' is sharded" in message
+
+
+class Observed(models.Stack):
+    """Rank 0 has a thread that looks at the model while it computes."""
+
+    def forward(self, x):
+        shapes = []
+        if world.rank() == 0:
+            thread = threading.Thread(target=lambda: shapes.append(self.head.weight.shape))
+            thread.start()
+            thread.join()
+        return super().forward(x)
+
+
+def train_observed():
+    engine, *_ = zeroshard.initialize(model=seeded(lambda: Observed(WIDTH))(), config=configuration(3))
+    for step in range(2):
+        engine.backward(stack_loss(engine, step, world.rank()))
+        engine.step()
+    return engine.global_steps
+
+
+def test_what_another_thread_looks_at_is_not_gathered():
+    assert world.run(2, train_observed) == [2, 2]
 
 
 class Kept(models.Stack):
