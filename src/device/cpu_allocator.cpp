@@ -1,6 +1,7 @@
 #include "device/cpu_allocator.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #ifdef __GLIBC__
 #include <gnu/libc-version.h>
@@ -99,13 +100,37 @@ class CompactAllocator final : public c10::Allocator {
 #ifdef __GLIBC__
 namespace {
 
-// Another one in its place has classes of sizes of its own, and no need of this.
+// Whether the loaded object `name` has a malloc of its own.
+bool has_malloc(const char* name, const void* base) {
+  void* const object = ::dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+  if (object == nullptr) return false;  // the kernel's
+  Dl_info info{};
+  const void* const found = ::dlsym(object, "malloc");
+  const bool own = found != nullptr && ::dladdr(found, &info) != 0 && info.dli_fbase == base;
+  ::dlclose(object);
+  return own;
+}
+
+// Another one in its place has classes of sizes of its own, and no need of this. The address of malloc alone does not
+// tell: in a program that is not position-independent (Debian's Python) it is that of a jump within the program.
 bool malloc_is_glibcs() {
-  Dl_info own{}, libc{};
-  const void* const found = ::dlsym(RTLD_DEFAULT, "malloc");
-  return found != nullptr && ::dladdr(found, &own) != 0 &&
-         ::dladdr(reinterpret_cast<const void*>(&::gnu_get_libc_version), &libc) != 0 &&
-         own.dli_fbase == libc.dli_fbase;
+  Dl_info found{}, libc{};
+  const ElfW(Sym)* symbol = nullptr;
+  const void* const address = ::dlsym(RTLD_DEFAULT, "malloc");
+  if (address == nullptr || ::dladdr(reinterpret_cast<const void*>(&::gnu_get_libc_version), &libc) == 0 ||
+      ::dladdr1(address, &found, reinterpret_cast<void**>(const_cast<ElfW(Sym)**>(&symbol)), RTLD_DL_SYMENT) == 0)
+    return false;
+  if (found.dli_fbase == libc.dli_fbase) return true;
+  if (symbol == nullptr || symbol->st_shndx != SHN_UNDEF) return false;
+  // A jump to the first malloc among the libraries, in the order in which they were loaded.
+  link_map* program = nullptr;
+  if (::dlinfo(::dlopen(nullptr, RTLD_LAZY), RTLD_DI_LINKMAP, &program) != 0) return false;
+  for (const link_map* object = program->l_next; object != nullptr; object = object->l_next) {
+    const void* const base = reinterpret_cast<const void*>(object->l_addr);
+    if (base == libc.dli_fbase) return true;
+    if (has_malloc(object->l_name, base)) return false;
+  }
+  return false;
 }
 
 }  // namespace
