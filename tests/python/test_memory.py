@@ -108,4 +108,4 @@ def test_resident_memory_is_what_was_planned(stage, release):
         assert total > 250
         assert built < 1.03 * first + 10, (built, first)  # the model's own tensors are gone, but for a unit's (6 MB)
         assert abs(trained - kept - total) < 0.03 * total + 2, (trained, kept, total)  # activations
-        assert kept < 4 * 6 + 1, kept  # as many units as Gloo copies at once, and gradients
+        assert kept < 8 * 6, kept  # the units that Gloo copies at once, and gradients
