@@ -108,8 +108,9 @@ class Engine {
     return output;
   }
 
-  // loss * loss_scale / grad_accumulation_steps (without the division when `average` is false).
-  at::Tensor scale_loss(const at::Tensor& loss, bool average = true) const;
+  // loss * loss_scale / micro_batches, of which a step has grad_accumulation_steps unless the caller says otherwise.
+  at::Tensor scale_loss(const at::Tensor& loss) const;
+  at::Tensor scale_loss(const at::Tensor& loss, int64_t micro_batches) const;
   // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum. Collective; so is the
   // first begin_backward() with sync.
   void begin_backward(bool sync = true);

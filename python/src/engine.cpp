@@ -173,8 +173,10 @@ void bind_engine(py::module_& m) {
           "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.")
       .def(
           "scale_loss",
-          [](OwningEngine& o, const at::Tensor& loss, bool average) { return o.engine->scale_loss(loss, average); },
-          py::arg("loss"), py::arg("average") = true)
+          [](OwningEngine& o, const at::Tensor& loss, int64_t micro_batches) {
+            return o.engine->scale_loss(loss, micro_batches);
+          },
+          py::arg("loss"), py::arg("micro_batches"))
       .def(
           "begin_backward", [](OwningEngine& o, bool sync) { o.engine->begin_backward(sync); }, Release())
       .def(

@@ -167,9 +167,7 @@ class Engine(nn.Module):
         """Computes and reduces gradients of ``loss``, divided by the accumulation steps unless told otherwise."""
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
-        steps = self.gradient_accumulation_steps()
-        averaged = loss / steps if scale_wrt_gas and steps > 1 else loss
-        scaled = self._core.scale_loss(averaged, average=False)
+        scaled = self._core.scale_loss(loss, self.gradient_accumulation_steps() if scale_wrt_gas else 1)
         self._called_backward = True
         self._core.begin_backward(self._sync)
         with naming_the_way_out():

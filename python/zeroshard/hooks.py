@@ -105,8 +105,9 @@ class Readers:
         while True:
             own, *read = self._running.pop()
             self.innermost = self._running[-1][0] if self._running else None
+            tensors = tensors_in(output) if read else []
             for other in reversed(read):
-                if self._core.post_forward(other, tensors_in(output)):
+                if self._core.post_forward(other, tensors):
                     self.lend(other)
             if own == unit:
                 break

@@ -82,9 +82,12 @@ void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
                           "copy of it, or name in zeroshard.unit_classes a class of module that contains who uses it"));
 }
 
-at::Tensor Engine::scale_loss(const at::Tensor& loss, bool average) const {
-  const int64_t steps = average ? impl_->options.config.grad_accumulation_steps : 1;
-  const at::Tensor averaged = steps > 1 ? loss / double(steps) : loss;
+at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
+  return scale_loss(loss, impl_->options.config.grad_accumulation_steps);
+}
+
+at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) const {
+  const at::Tensor averaged = micro_batches > 1 ? loss / double(micro_batches) : loss;
   return loss_scale() == 1 ? averaged : averaged * loss_scale();
 }
 

@@ -37,11 +37,11 @@ _HOOKS_TABLE = [
     ),
     (
         "hooks-read-not-for-backward",
-        "self._core.post_forward(other, tensors_in(output))",
+        "self._core.post_forward(other, tensors)",
         "self._core.post_forward(other, [])",
         "used_by_several_modules[borrowing]",
     ),
-    ("hooks-read-stays", "self._core.post_forward(other, tensors_in(output))", "False", "read_in_forwards_that_fail"),
+    ("hooks-read-stays", "self._core.post_forward(other, tensors)", "False", "read_in_forwards_that_fail"),
 ]
 
 MUTANTS = [

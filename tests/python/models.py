@@ -85,9 +85,9 @@ class Residual(nn.Module):
 class Stack(nn.Module):
     """Residual blocks over vectors, with a mean-square loss: well conditioned, and quick."""
 
-    def __init__(self, width: int = 10, layers: int = 3) -> None:
+    def __init__(self, width: int = 10, layers: int = 3, block: type[Residual] = Residual) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Residual(width) for _ in range(layers)])
+        self.blocks = nn.ModuleList([block(width) for _ in range(layers)])
         self.head = nn.Linear(width, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from test_misuse import message_of
 
 RAMP = (1, 3, 2, 1)  # micro-batches of each step
 
@@ -23,14 +24,6 @@ def configuration(accumulation=1, stage=1, **blocks):
 
 def initialize(accumulation=1, **blocks):
     return zeroshard.initialize(model=models.stack(), config=configuration(accumulation, **blocks))[0]
-
-
-def message_of(call):
-    try:
-        call()
-    except (zeroshard.Error, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def micro_step(engine, step, micro):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from test_misuse import message_of
 
 STEPS = 3  # of each of: all trained, some frozen, all trained
 # Sums over ranks are rounded in another order. Adam divides by a gradient's own size, which EPS keeps from being noise.
@@ -75,14 +76,6 @@ def test_a_parameter_that_is_frozen_later_keeps_its_value():
 
 
 # -- unfrozen later ----------------------------------------------------------------------------------------------------
-
-
-def message_of(call):
-    try:
-        call()
-    except zeroshard.Error as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def thaw(stage):

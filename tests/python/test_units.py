@@ -177,8 +177,7 @@ class Bagging(models.Residual):
 
 class Bags(models.Stack):
     def __init__(self):
-        super().__init__(WIDTH)
-        self.blocks = nn.ModuleList([Bagging(WIDTH) for _ in range(3)])
+        super().__init__(WIDTH, block=Bagging)
 
     def forward(self, x):
         for block in self.blocks:
@@ -226,8 +225,7 @@ class Holders(models.Stack):
     """Its blocks return objects of a class of their own."""
 
     def __init__(self):
-        super().__init__(WIDTH)
-        self.blocks = nn.ModuleList([Holding(WIDTH) for _ in range(3)])
+        super().__init__(WIDTH, block=Holding)
 
     def forward(self, x):
         for block in self.blocks:
@@ -445,8 +443,7 @@ class Aside(models.Residual):
 
 class Asides(models.Stack):
     def __init__(self):
-        super().__init__(WIDTH)
-        self.blocks = nn.ModuleList([Aside(WIDTH) for _ in range(3)])
+        super().__init__(WIDTH, block=Aside)
 
     def forward(self, x):
         return super().forward(x) + sum(block.aside for block in self.blocks)
