@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import checkpoint_report
 from checkpoint_peers import CHECKPOINT_SHAPES, PEERS
@@ -26,6 +27,8 @@ from machine import cpu_name
 from stepbench.fleet import ROOT, PeerWorld
 
 SEED = 1234
+TURNS = 3  # of a probe, and saves of a peer, in one round: the median of them counts
+REST_SECONDS = 1.0  # before anything that is timed: the disk is done with what came before
 
 
 def parse_arguments():
@@ -60,7 +63,8 @@ class World(PeerWorld):
 
     def __init__(self, peer, world, shape, options, scratch):
         self.shape, self.timeout = shape, options.timeout
-        python = options.zeroshard_python if peer in ("zeroshard", "probe") else options.peers_python
+        own = peer == "probe" or peer.startswith("zeroshard")
+        python = options.zeroshard_python if own else options.peers_python
         if not Path(python).exists():
             raise SystemExit(f"checkpoint.py: {python} does not exist: build zeroshard, run bench/setup_peers.sh")
         super().__init__(peer, python, argparse.Namespace(world=world), scratch)
@@ -82,6 +86,7 @@ class World(PeerWorld):
         self._spawn(command, environment, index, read_end, write_end)
 
     def do(self, command, **arguments):
+        time.sleep(REST_SECONDS)
         return self.ask(self.timeout, command=command, **arguments)
 
     def seconds(self, command, **arguments):
@@ -111,13 +116,15 @@ class Race:
 
     def _probe(self):
         folder = self.directory / "probe"
-        folder.mkdir()
-        memcpy = [self.probe.seconds("probe_memcpy") for _ in range(3)]
-        write = self.probe.seconds("probe_write", directory=str(folder))
-        drop_cache(folder)
-        read = self.probe.seconds("probe_read", directory=str(folder))
-        shutil.rmtree(folder)
-        return {"memcpy": sorted(memcpy)[1], "write": write, "read": read, "bytes": 2 * self.probe_bytes}
+        seconds = {"memcpy": [], "write": [], "read": []}
+        for _ in range(TURNS):
+            folder.mkdir()
+            seconds["memcpy"].append(self.probe.seconds("probe_memcpy"))
+            seconds["write"].append(self.probe.seconds("probe_write", directory=str(folder)))
+            drop_cache(folder)
+            seconds["read"].append(self.probe.seconds("probe_read", directory=str(folder)))
+            shutil.rmtree(folder)
+        return {kind: median(turns) for kind, turns in seconds.items()} | {"bytes": 2 * self.probe_bytes}
 
     def _round(self, check=False):
         result = {"probe": self._probe()}
@@ -129,7 +136,10 @@ class Race:
 
     def _save_and_load(self, world, mode, check):
         folder = self.directory / mode
-        saved = world.do("save", mode=mode, directory=str(folder))
+        turns = []
+        for _ in range(TURNS):
+            shutil.rmtree(folder, ignore_errors=True)
+            turns.append(world.do("save", mode=mode, directory=str(folder)))
         written = drop_cache(folder)
         if written < self.state_bytes:
             raise SystemExit(f"checkpoint.py: {mode} wrote {written} bytes of a state of {self.state_bytes}")
@@ -144,11 +154,13 @@ class Race:
                 for one, other in zip(rank["losses"], same["losses"], strict=True)
             )
         shutil.rmtree(folder)
-        staging = {key: [answer[key] for answer in saved] for key in saved[0] if key.startswith("staging")}
+        staging = {key: [rank[key] for rank in turns[-1]] for key in turns[-1][0] if key.startswith("staging")}
+        slowest = {key: [max(rank[key] for rank in turn) for turn in turns] for key in ("stall", "durable")}
         return staging | {
-            "stall": max(answer["stall"] for answer in saved),
-            "durable": max(answer["durable"] for answer in saved),
-            "peak_bytes": max(answer["peak_bytes"] for answer in saved),
+            "stall": median(slowest["stall"]),
+            "durable": median(slowest["durable"]),
+            "first_stall": slowest["stall"][0],
+            "peak_bytes": max(rank["peak_bytes"] for turn in turns for rank in turn),
             "load": loaded,
             "bytes": written,
         }
@@ -171,14 +183,13 @@ def measure_overhead(options, scratch, directory):
             entry = {}
             for saves in (True, False) if pair % 2 == 0 else (False, True):
                 answers = world.do("train", steps=options.steps, directory=str(folder) if saves else None)
-                kind = "with" if saves else "without"
-                entry[kind] = max(answer["seconds"] for answer in answers)
-                if saves:
-                    entry["stall"] = max(answer["stall"] for answer in answers)
-                    entry["waited"] = max(answer["waited"] for answer in answers)
-                    shutil.rmtree(folder)
+                # What the slowest rank took for each part.
+                parts = {key: max(answer[key] for answer in answers) for key in ("seconds", "stall", "waited")}
+                steps = [max(ranks) for ranks in zip(*(answer["steps"] for answer in answers), strict=True)]
+                entry["with" if saves else "without"] = parts | {"steps": steps}
+                shutil.rmtree(folder, ignore_errors=True)
             pairs.append(entry)
-            print(f"overhead {pair + 1}/{options.blocks}: {entry['with'] / entry['without'] - 1:+.2%}", file=sys.stderr)
+            print(f"overhead {pair + 1}/{options.blocks}: {checkpoint_report.cost(entry):+.2%}", file=sys.stderr)
     finally:
         world.stop()
     return {"params": params, "steps": options.steps, "pairs": pairs}

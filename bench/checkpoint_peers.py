@@ -27,6 +27,7 @@ class Zeroshard:
     """ZeRO stage 3, saving in the background as it does by default."""
 
     MODES = ("zeroshard",)
+    CHECKPOINT = {}  # its block of the configuration
 
     def __init__(self, model, context):
         import zeroshard as library
@@ -34,6 +35,7 @@ class Zeroshard:
         params = adamw_arguments()
         params["betas"] = list(params["betas"])
         config = engine_config(3, context) | {"optimizer": {"type": "AdamW", "params": params}}
+        config["zeroshard"] = {"checkpoint": self.CHECKPOINT}
         self.engine, *_ = library.initialize(model=model, config=config, model_parameters=model.parameters())
 
     def step(self, batch):
@@ -55,10 +57,17 @@ class Zeroshard:
     def staging(self):
         """The ledger's line of the copy that is written in the background: (planned, measured peak), bytes."""
         memory = self.engine.memory_report()
-        return memory["planned"]["checkpoint staging"], memory["measured_peak"]["checkpoint staging"]
+        return tuple(memory[kind].get("checkpoint staging", 0) for kind in ("planned", "measured_peak"))
 
     def digest(self):
         return self.engine.parameter_digest()
+
+
+class ZeroshardForeground(Zeroshard):
+    """The same, writing from the state itself: no copy, and training waits."""
+
+    MODES = ("zeroshard_foreground",)
+    CHECKPOINT = {"async": False}
 
 
 class Fsdp2:
@@ -166,4 +175,4 @@ class DeepSpeed:
         assert path is not None
 
 
-PEERS = {"zeroshard": Zeroshard, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
+PEERS = {"zeroshard": Zeroshard, "zeroshard_foreground": ZeroshardForeground, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}

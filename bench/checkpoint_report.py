@@ -1,15 +1,19 @@
 """Turns the rounds of bench/checkpoint.py into figures, the goals' verdicts and Markdown."""
 
+from statistics import median
+
 from stepbench.report import quartiles
 
 MODES = {
     "zeroshard": "zeroshard, in the background",
+    "zeroshard_foreground": "zeroshard, in the foreground",
     "torch_save": "torch.save + fsync, a file a rank",
     "dcp": "torch DCP save",
     "dcp_async": "torch DCP async_save",
     "deepspeed": "DeepSpeed save_checkpoint",
 }
 TOLERANCE = 1e-6  # of the losses after a load
+LEAD = 5  # steps of a block that a save in the background may touch: it is durable by then
 
 
 def _quartiles(values):
@@ -20,6 +24,23 @@ def _quartiles(values):
 def _probe(entry, kind):
     """Seconds of a probe: the mean of those before and after the peers of a round."""
     return (entry["probe"][kind] + entry["probe_after"][kind]) / 2
+
+
+def _extra(block):
+    """Seconds that a block lost before it was at its usual pace, and what it takes at that pace alone."""
+    lead = min(LEAD, len(block["steps"]) // 2)
+    usual = median(block["steps"][lead:])
+    return block["stall"] + sum(block["steps"][:lead]) - lead * usual + block["waited"], usual * len(block["steps"])
+
+
+def cost(pair):
+    """The share of its time that a save adds to a block of training.
+
+    The pace of the machine changes by more than that from block to block, so each block is compared with its own
+    later steps; what the first steps of a block without a save lose is not the save's.
+    """
+    saved, usual = _extra(pair["with"])
+    return saved / usual - _extra(pair["without"])[0] / _extra(pair["without"])[1]
 
 
 def figures(result):
@@ -42,7 +63,7 @@ def figures(result):
             "load_s": _quartiles([e[mode]["load"] for e in rounds]),
             "load_gb_s": _quartiles([state / e[mode]["load"] / 1e9 for e in rounds]),
             "load_to_probe": _quartiles(share("load", "read")),
-            "first_stall_s": result["warmup"][mode]["stall"],
+            "first_stall_s": result["warmup"][mode]["first_stall"],
             "first_peak_mb": result["warmup"][mode]["peak_bytes"] / 1e6,
             "peak_mb": max(e[mode]["peak_bytes"] for e in rounds) / 1e6,
             "bytes": rounds[0][mode]["bytes"],
@@ -55,9 +76,10 @@ def figures(result):
     }
     pairs = result["overhead"]["pairs"]
     overhead = {
-        "total": sum(p["with"] for p in pairs) / sum(p["without"] for p in pairs) - 1,
-        "pairs": _quartiles([p["with"] / p["without"] - 1 for p in pairs]),
-        "stall_share": sum(p["stall"] for p in pairs) / sum(p["without"] for p in pairs),
+        "cost": sum(cost(pair) for pair in pairs) / len(pairs),
+        "costs": _quartiles([cost(pair) for pair in pairs]),
+        "blocks": _quartiles([pair["with"]["seconds"] / pair["without"]["seconds"] - 1 for pair in pairs]),
+        "stall_share": sum(pair["with"]["stall"] / pair["with"]["seconds"] for pair in pairs) / len(pairs),
     }
     return {"modes": rows, "probes": machine, "overhead": overhead}
 
@@ -74,8 +96,10 @@ def goals(result):
     if own:
         ratio = own["stall_to_memcpy"]["median"]
         goal("stall of a save in the background <= 1.2 x one memcpy of the state", f"{ratio:.2f} x", ratio <= 1.2)
-        share = own["save_to_probe"]["median"]
-        goal("save, until durable, >= 85 % of the O_DIRECT write probe", f"{share:.0%}", share >= 0.85)
+        for mode in [mode for mode in ("zeroshard_foreground", "zeroshard") if mode in figs["modes"]]:
+            share = figs["modes"][mode]["save_to_probe"]["median"]
+            where = MODES[mode].removeprefix("zeroshard, ")
+            goal(f"save {where}, until durable, >= 85 % of the O_DIRECT write probe", f"{share:.0%}", share >= 0.85)
         share = own["load_to_probe"]["median"]
         goal("load, cold, >= 85 % of the O_DIRECT read probe", f"{share:.0%}", share >= 0.85)
         planned, measured = max(first["staging_planned"]), max(first["staging_measured"])
@@ -84,12 +108,12 @@ def goals(result):
         extra = first["peak_bytes"] - planned
         text = f"{extra / 1e6:+.0f} MB beyond it"
         goal("growth of a rank at its first save: staging and at most 64 MB", text, extra <= 64e6)
-    total = figs["overhead"]["total"]
+    added = figs["overhead"]["cost"]
     steps = result["overhead"]["steps"]
     text = (
         f"training with one save every {steps} steps, {steps * len(result['overhead']['pairs'])} steps: <= 3.5 % longer"
     )
-    goal(text, f"{total:+.2%}", total <= 0.035)
+    goal(text, f"{added:+.2%}", added <= 0.035)
     text = f"{reshard['disk_before']} bytes before, {reshard['disk_after']} after"
     goal("4 ranks -> 2 without a second copy on disk", text, reshard["disk_before"] == reshard["disk_after"])
     return verdicts
@@ -123,8 +147,8 @@ def markdown(result):
         f"`{result['command']}`",
         "",
         f"State: {result['state_bytes'] / 1e9:.2f} GB (fp32 weights and two moments); {options['rounds']} interleaved "
-        "rounds after one that is not counted; median (quartiles). Seconds are the slowest rank's; 1 thread a rank, "
-        "pinned.",
+        "rounds after one that is not counted; median (quartiles). Seconds are the slowest rank's, in each round the "
+        "median of three saves and three probes; 1 thread a rank, pinned.",
         f"Machine: {machine['cpu']}, {machine['cores']} cores; load average {machine['load_before']:.1f} before, "
         f"{machine['load_after']:.1f} after. Probes of the same bytes by 2 processes at once, before and after the "
         f"peers of every round, GB/s: memcpy {_text(probes['memcpy_gb_s_per_rank'])} a rank, O_DIRECT write "
@@ -145,8 +169,10 @@ def markdown(result):
         )
     lines += [
         "",
-        f"Overhead, {result['overhead']['params'] / 1e6:.1f} M parameters: {overhead['total']:+.2%} in all, pairs "
-        f"of blocks {_text(overhead['pairs'], 100)} %; the stalls alone are {overhead['stall_share']:.2%}.",
+        f"Overhead, {result['overhead']['params'] / 1e6:.1f} M parameters: {overhead['cost']:+.2%} (pairs of blocks "
+        f"{_text(overhead['costs'], 100)} %) against the later steps of the same block, of which the stall is "
+        f"{overhead['stall_share']:.2%}; whole blocks against whole blocks, with all that the machine's pace changed "
+        f"between them, {_text(overhead['blocks'], 100)} %.",
         f"Reshard, {reshard['params'] / 1e6:.1f} M parameters: saved by 4 ranks in {reshard['save_seconds']:.2f} s, "
         f"loaded by 2 in {reshard['load_seconds']:.2f} s, parameters {'the same' if reshard['same'] else 'DIFFERENT'}.",
         f"First save of zeroshard (its staging memory is new): stall "

@@ -76,18 +76,15 @@ class Worker:
         return {"losses": [self.step() for _ in range(steps)]}
 
     def train(self, steps, directory):
-        """Seconds of `steps` steps, with a save before the first when there is a directory, until it is durable."""
+        """Seconds of `steps` steps and of each; a directory: with a save before the first, and until it is durable."""
         self.barrier()
         start = time.perf_counter()
         if directory:
             self.peer.save("zeroshard", directory)
         stall = time.perf_counter() - start
-        for _ in range(steps):
-            self.step()
-        stepped = time.perf_counter() - start
-        if directory:
-            self.peer.wait()
-        return {"seconds": time.perf_counter() - start, "stall": stall, "waited": time.perf_counter() - start - stepped}
+        each = [timed(self.step) for _ in range(steps)]
+        waited = timed(self.peer.wait) if directory else 0.0
+        return {"seconds": time.perf_counter() - start, "stall": stall, "steps": each, "waited": waited}
 
     def digest(self):
         return {"digest": self.peer.digest()}

@@ -114,6 +114,11 @@ struct Config {
   int check_replicas_every = 0;           // steps from comparison to comparison of replicated parameters; 0: never
   CheckpointConfig checkpoint;
 
+  // Dtype of reduced gradients in a step of so many micro-batches; unset: as they travel. Sums of several are fp32
+  // unless grad_accum_dtype says otherwise, since 16 bits lose small contributions.
+  std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
+    return !grad_accum_dtype && micro_batches > 1 ? DType::kFloat32 : grad_accum_dtype;
+  }
   // Hash of every value that must agree among ranks.
   uint64_t digest() const;
 };

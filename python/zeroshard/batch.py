@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from operator import index
 
@@ -39,17 +38,12 @@ class Batch:
         return replace(self, micro=samples)
 
 
-def check_accumulation(parsed: _C.ParsedConfig, steps: int) -> None:
-    """Raises ``ValueError`` when gradients of ``steps`` micro-batches would be summed in 16 bits unasked.
-
-    The dtype of sums is fp32 where the configuration has several micro-batches, that of the single one otherwise.
-    """
-    values = {path: json.loads(value) for path, value, _ in parsed.values}
-    own = values["communication_data_type"] or parsed.config.compute_dtype
-    asked = values["data_types.grad_accum_dtype"] is not None
-    if steps > 1 and parsed.config.grad_accumulation_steps == 1 and own != "fp32" and not asked:
+def check_accumulation(config: _C.Config, steps: int) -> None:
+    """Raises ``ValueError`` when an engine of ``config`` would sum ``steps`` micro-batches in 16 bits unasked."""
+    dtype = config.reduced_grad_dtype(config.grad_accumulation_steps)
+    if dtype != config.reduced_grad_dtype(steps) == "fp32":
         raise ValueError(
-            f"train_batch_size: gradients of {steps} micro-batches would be summed in {own}, as the engine was made "
+            f"train_batch_size: gradients of {steps} micro-batches would be summed in {dtype}, as the engine was made "
             'for one micro-batch per step. Set {"data_types": {"grad_accum_dtype": "fp32"}} in the configuration, '
             "or start with gradient_accumulation_steps of 2 or more"
         )

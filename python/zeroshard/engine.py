@@ -287,7 +287,7 @@ class Engine(nn.Module):
         ``load_checkpoint``. Raises ``ValueError`` for what is no multiple of the micro-batches of all ranks.
         """
         batch = self._batch.with_train(train_batch_size)
-        check_accumulation(self._parsed, batch.accumulation)
+        check_accumulation(self._parsed.config, batch.accumulation)
         if self._core.has_pending_gradients:
             raise _C.StateError(
                 "set_train_batch_size within a step would average its micro-batches by two numbers: call it after the "

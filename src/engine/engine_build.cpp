@@ -76,8 +76,7 @@ ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
   reduce.world_size = world_size;
   reduce.wire_dtype = config.communication_dtype;
   reduce.accumulates = config.grad_accumulation_steps > 1;
-  reduce.grad_dtype = config.grad_accum_dtype;
-  if (!reduce.grad_dtype && reduce.accumulates) reduce.grad_dtype = DType::kFloat32;
+  reduce.grad_dtype = config.reduced_grad_dtype(config.grad_accumulation_steps);
   reduce.pack_scale = float(1 / config.prescale);
   reduce.sum_scale = float(config.prescale / (config.average_gradients ? world_size : 1));
   reduce.native = config.reduction == Config::Reduction::kNative;

@@ -41,6 +41,15 @@ TEST(Batch, AnyTwoGiveTheThird) {
   }
 }
 
+TEST(Batch, SeveralMicroBatchesAreSummedInFp32) {
+  Config config = parse_config(R"({"train_batch_size": 8, "bf16": {"enabled": true}})", strict(1)).config;
+  EXPECT_EQ(config.reduced_grad_dtype(1), std::nullopt);
+  EXPECT_EQ(config.reduced_grad_dtype(2), DType::kFloat32);
+  config.grad_accum_dtype = DType::kBFloat16;
+  EXPECT_EQ(config.reduced_grad_dtype(1), DType::kBFloat16);
+  EXPECT_EQ(config.reduced_grad_dtype(2), DType::kBFloat16);
+}
+
 TEST(Batch, OneGivesTheOthersWithoutAccumulation) {
   const Config from_train = parse_config(json_of(12, {}, {}), strict(4)).config;
   EXPECT_EQ(from_train.micro_batch_size, 3);
