@@ -4,11 +4,45 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "checkpoint/attempt.h"
 
 namespace zeroshard {
+namespace {
+
+constexpr int64_t kCopyBytes = int64_t{16} << 20;  // after so many the thread hears of it
+
+struct Run {
+  std::byte* to;
+  const std::byte* from;
+  int64_t bytes;
+  bool on_host;
+};
+
+// Gives the slices places from `to` on, one after the other. Slices that are neighbours in memory stay so: few large
+// copies.
+std::vector<Run> relocate(std::vector<StateSlice>& slices, std::byte* to) {
+  std::vector<Run> runs;
+  for (StateSlice& slice : slices) {
+    const auto* const from = static_cast<const std::byte*>(slice.data);
+    const int64_t bytes = slice.bytes();
+    if (bytes > 0) {
+      const bool goes_on =
+          !runs.empty() && from == runs.back().from + runs.back().bytes && slice.on_host == runs.back().on_host;
+      if (!goes_on) runs.push_back({to, from, 0, slice.on_host});
+      runs.back().bytes += bytes;
+    }
+    slice.data = to;
+    slice.on_host = true;
+    to += bytes;
+  }
+  return runs;
+}
+
+}  // namespace
 
 AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger)
     : comm_(comm), io_(io), ledger_(ledger), process_(::getpid()) {
@@ -60,28 +94,42 @@ void AsyncSaver::prepare(const SaveRequest& request, int64_t staging_bytes) {
 
 void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_bytes) {
   prepare(request, staging_bytes);
-  std::byte* to = staging_;
-  // Slices that are neighbours in memory stay so: few large copies.
-  std::vector<StateSlice>& slices = request.slices;
-  for (size_t i = 0; i < slices.size();) {
-    const auto* const from = static_cast<const std::byte*>(slices[i].data);
-    const bool on_host = slices[i].on_host;
-    int64_t run = 0;
-    while (i < slices.size() &&
-           (slices[i].bytes() == 0 || (slices[i].data == from + run && slices[i].on_host == on_host))) {
-      slices[i].data = to + run;
-      slices[i].on_host = true;
-      run += slices[i].bytes();
-      ++i;
-    }
-    if (run > 0) copy(to, from, run, on_host);
-    to += run;
-  }
+  const std::vector<Run> runs = relocate(request.slices, staging_);
+  request.wait_for_data = [this](const void* end) { wait_for_copy(end); };
   {
     const std::scoped_lock lock(worker_->mutex);
+    worker_->copied = staging_;
+    worker_->copy_error = nullptr;
     worker_->request = std::move(request);
   }
   worker_->changed.notify_all();
+  // From here on the others wait for this rank: what fails is told by the thread.
+  try {
+    for (const Run& run : runs) {
+      for (int64_t at = 0; at < run.bytes; at += kCopyBytes) {
+        const int64_t bytes = std::min(kCopyBytes, run.bytes - at);
+        copy(run.to + at, run.from + at, bytes, run.on_host);
+        copied(run.to + at + bytes);
+      }
+    }
+  } catch (...) {
+    copied(nullptr, std::current_exception());
+  }
+}
+
+void AsyncSaver::copied(const std::byte* end, std::exception_ptr error) {
+  {
+    const std::scoped_lock lock(worker_->mutex);
+    worker_->copied = end;
+    worker_->copy_error = std::move(error);
+  }
+  worker_->changed.notify_all();
+}
+
+void AsyncSaver::wait_for_copy(const void* end) {
+  std::unique_lock lock(worker_->mutex);
+  worker_->changed.wait(lock, [&] { return worker_->copied >= end || worker_->copy_error; });
+  if (worker_->copy_error) std::rethrow_exception(worker_->copy_error);
 }
 
 void AsyncSaver::wait() {

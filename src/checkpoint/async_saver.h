@@ -15,8 +15,8 @@
 
 namespace zeroshard {
 
-// Saves while training goes on: start() copies the state, a thread writes the copy. At most one save is under way.
-// Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
+// Saves while training goes on: start() copies the state, a thread writes what is copied. At most one save is under
+// way. Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
 class AsyncSaver {
  public:
   // Copies `bytes` of slices into host memory; on_host as in StateSlice.
@@ -33,8 +33,9 @@ class AsyncSaver {
   // Waits for the previous save and gets the memory that start() with the same arguments needs: what can fail on one
   // rank alone. Throws the error of the previous save, or ValueError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
-  // Waits for the previous save, copies the slices (into `staging_bytes`, or more when they need more) and starts to
-  // write them. Throws the error of the previous save.
+  // Waits for the previous save, and copies the slices (into `staging_bytes`, or more when they need more) while they
+  // are written; returns when the copy is whole. Throws the error of the previous save; an error of `copy` is one of
+  // the save, on every rank.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();
@@ -44,6 +45,8 @@ class AsyncSaver {
 
  private:
   void run();
+  void copied(const std::byte* end, std::exception_ptr error = nullptr);
+  void wait_for_copy(const void* end);
   std::byte* reserve(int64_t bytes);
 
   Comm& comm_;
@@ -58,6 +61,8 @@ class AsyncSaver {
     std::condition_variable changed;
     std::optional<SaveRequest> request;  // set: under way
     std::exception_ptr error;
+    const std::byte* copied = nullptr;  // of the request's slices, up to here
+    std::exception_ptr copy_error;
     bool stop = false;
     std::thread thread;
   };

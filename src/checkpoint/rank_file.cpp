@@ -26,7 +26,8 @@ std::string rank_file_name(int rank) {
   return concat("rank-", std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0'), digits, ".safetensors");
 }
 
-RankTable write_rank_file(Directory& directory, const std::string& name, std::span<const StateSlice> slices) {
+RankTable write_rank_file(Directory& directory, const std::string& name, std::span<const StateSlice> slices,
+                          const std::function<void(const void* end)>& wait_for_data) {
   std::vector<SafetensorsEntry> entries;
   int64_t bytes = 0;
   for (const StateSlice& slice : slices) {
@@ -49,6 +50,7 @@ RankTable write_rank_file(Directory& directory, const std::string& name, std::sp
       const auto* const data = static_cast<const std::byte*>(slice.data);
       for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
         const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
+        if (wait_for_data) wait_for_data(data + at + size);
         written.hashes.push_back(hash_bytes(data + at, size));
         writer.append_stable(data + at, size);
       }

@@ -58,7 +58,7 @@ class Save {
   void write_own() {
     if (!root_) root_ = Directory::open(io_, request_.root);
     Directory directory = root_->open_directory(temporary_);
-    RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_.slices);
+    RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_.slices, request_.wait_for_data);
     table.state = request_.rank_state;
     write_small_file(directory, table_name(comm_.rank()), to_text(table));  // makes the directory durable, too
   }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,6 +36,8 @@ struct SaveRequest {
   // In the order in which they are written. Together the ranks have every element of a tensor exactly once; rank 0
   // also names the tensors without elements.
   std::vector<StateSlice> slices;
+  // For slices whose data is still on its way: returns when all of it before `end` is there; its error fails the save.
+  std::function<void(const void* end)> wait_for_data;
 };
 
 // Commits a checkpoint, or leaves no trace of it: every rank writes its slices to one file of a temporary directory and

@@ -6,22 +6,30 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <latch>
+#include <mutex>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 #include "base/format.h"
 #include "checkpoint/versions.h"
 #include "comm/local_comm.h"
 #include "file/support.h"
+#include "support/around_io.h"
 #include "support/release.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
 
+using testing::AroundIo;
+using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
+using ::testing::ThrowsMessage;
 
 SaveRequest request_of(const std::string& root, std::vector<float>& values) {
   SaveRequest request;
@@ -62,6 +70,56 @@ TEST(AsyncSaver, AForkedChildLeavesItAlone) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
   saver->wait();
+  EXPECT_EQ(testing::contents_of(root / "latest"), "a");
+}
+
+// The second of two slices is not copied before the file of the first has been written to.
+TEST(AsyncSaver, WritesWhileItCopies) {
+  const TemporaryDirectory root;
+  std::promise<void> promise;
+  std::once_flag once;
+  AroundIo io(posix_io(), [&](IoOp op, const auto& call) {
+    if (op == IoOp::kWrite) std::call_once(once, [&] { promise.set_value(); });
+    return call();
+  });
+  const auto comm = make_single_comm();
+  Ledger ledger;
+  AsyncSaver saver(*comm, io, ledger);
+  std::vector<float> first(1000, 1), second(1000, 2);
+  SaveRequest request = request_of(root.path(), first);
+  request.slices.push_back(request_of(root.path(), second).slices.front());
+  request.slices.back().name = "y";
+  int copies = 0;
+  saver.start(request, [&](void* to, const void* from, int64_t bytes, bool) {
+    if (++copies == 2) {
+      EXPECT_EQ(promise.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+    }
+    std::memcpy(to, from, size_t(bytes));
+  });
+  EXPECT_EQ(copies, 2);
+  saver.wait();
+}
+
+// As from a device that is lost: no rank is left waiting, and the next save succeeds.
+TEST(AsyncSaver, ACopyThatFailsIsAnErrorOfEveryRank) {
+  const TemporaryDirectory root;
+  const auto errors = testing::run_local_world(3, [&](Comm& comm) {
+    Ledger ledger;
+    AsyncSaver saver(comm, posix_io(), ledger);
+    std::vector<float> values(1000, 1);
+    SaveRequest request = request_of(root.path(), values);
+    const auto numel = int64_t(values.size());
+    request.slices.front().shape = {3 * numel};
+    request.slices.front().elements = {comm.rank() * numel, (comm.rank() + 1) * numel};
+    saver.start(request, [&](void* to, const void* from, int64_t bytes, bool) {
+      if (comm.rank() == 1) throw std::runtime_error("the device is lost");
+      std::memcpy(to, from, size_t(bytes));
+    });
+    EXPECT_THAT([&] { saver.wait(); }, ThrowsMessage<IoError>(HasSubstr("rank 1: the device is lost")));
+    saver.start(request, copy);
+    saver.wait();
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
   EXPECT_EQ(testing::contents_of(root / "latest"), "a");
 }
 

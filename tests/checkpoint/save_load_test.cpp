@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "base/format.h"
 #include "checkpoint/async_saver.h"
@@ -304,6 +306,22 @@ TEST(AsyncSaver, TrainingMayChangeTheStateAtOnce) {
   EXPECT_THAT(errors, Each(""));
   expect_loads(dir.path(), 2, 3);
   EXPECT_EQ(load_as(2, dir.path(), "step1").wrong, 0);
+}
+
+TEST(AsyncSaver, WhatIsNotCopiedYetIsNotWritten) {
+  const TempDir dir;
+  const auto errors = testing::run_local_world(3, [&](Comm& comm) {
+    Ledger ledger;
+    AsyncSaver saver(comm, posix_io(), ledger);
+    const Share share(kSmall, comm.rank(), 3, 1);
+    saver.start(request_for(dir.path(), 1, share, comm.rank()), [](void* to, const void* from, int64_t bytes, bool) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::memcpy(to, from, size_t(bytes));
+    });
+    saver.wait();
+  });
+  EXPECT_THAT(errors, Each(""));
+  expect_loads(dir.path(), 2, 1);
 }
 
 TEST(AsyncSaver, AnErrorComesOutOnceOnEveryRank) {
