@@ -13,7 +13,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kCopyBytes = int64_t{16} << 20;  // after so many the thread hears of it
+constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of one call: enough for many threads; then the writer hears of it
 
 struct Run {
   std::byte* to;
