@@ -28,6 +28,7 @@ from stepbench.fleet import ROOT, PeerWorld
 
 SEED = 1234
 TURNS = 3  # of a probe, and saves of a peer, in one round: the median of them counts
+LEAD = 5  # steps beside which a save is written, when its overhead is taken
 REST_SECONDS = 1.0  # before anything that is timed: the disk is done with what came before
 
 
@@ -38,7 +39,7 @@ def parse_arguments():
         "--train-shape", choices=sorted(CHECKPOINT_SHAPES), default="small", help="overhead and reshard"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--blocks", type=int, default=5, help="pairs of 20 steps with and without a save")
+    parser.add_argument("--pairs", type=int, default=20, help="of a few steps with and without a save")
     parser.add_argument("--steps", type=int, default=20, help="steps from save to save")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument(
@@ -53,8 +54,8 @@ def parse_arguments():
     unknown = sorted(set(options.peers) - set(PEERS))
     if unknown:
         parser.error(f"no peers: {', '.join(unknown)}; there are {', '.join(PEERS)}")
-    if options.rounds < 1 or options.blocks < 1 or options.steps < 1:
-        parser.error("--rounds, --blocks and --steps must be at least 1")
+    if options.rounds < 1 or options.pairs < 1 or options.steps < 1:
+        parser.error("--rounds, --pairs and --steps must be at least 1")
     return options
 
 
@@ -171,28 +172,27 @@ class Race:
 
 
 def measure_overhead(options, scratch, directory):
-    """Blocks of steps with a save before the first of them, and without, in turn."""
+    """A few steps with a save before them, until it is durable, and without, in turn."""
     world = World("zeroshard", 2, options.train_shape, options, scratch)
     folder = directory / "overhead"
+    steps = min(LEAD, options.steps)
     try:
         params = world.do("setup")[0]["params"]
         world.do("train", steps=2, directory=str(folder))
-        shutil.rmtree(folder)
         pairs = []
-        for pair in range(options.blocks):
+        for pair in range(options.pairs):
             entry = {}
             for saves in (True, False) if pair % 2 == 0 else (False, True):
-                answers = world.do("train", steps=options.steps, directory=str(folder) if saves else None)
-                # What the slowest rank took for each part.
-                parts = {key: max(answer[key] for answer in answers) for key in ("seconds", "stall", "waited")}
-                steps = [max(ranks) for ranks in zip(*(answer["steps"] for answer in answers), strict=True)]
-                entry["with" if saves else "without"] = parts | {"steps": steps}
                 shutil.rmtree(folder, ignore_errors=True)
+                answers = world.do("train", steps=steps, directory=str(folder) if saves else None)
+                entry["with" if saves else "without"] = max(answer["seconds"] for answer in answers)
+                if saves:
+                    entry["stall"] = max(answer["stall"] for answer in answers)
             pairs.append(entry)
-            print(f"overhead {pair + 1}/{options.blocks}: {checkpoint_report.cost(entry):+.2%}", file=sys.stderr)
+        shutil.rmtree(folder)
     finally:
         world.stop()
-    return {"params": params, "steps": options.steps, "pairs": pairs}
+    return {"params": params, "steps": steps, "interval": options.steps, "pairs": pairs}
 
 
 def measure_reshard(options, scratch, directory):
@@ -233,7 +233,7 @@ def measure(options, scratch, directory):
     overhead = measure_overhead(options, scratch, directory)
     reshard = measure_reshard(options, scratch, directory)
     machine["load_after"] = os.getloadavg()[0]
-    kept = ("shape", "train_shape", "rounds", "blocks", "steps", "peers")
+    kept = ("shape", "train_shape", "rounds", "pairs", "steps", "peers")
     return {
         "command": shlex.join(["bench/checkpoint.py", *sys.argv[1:]]),
         "options": {name: getattr(options, name) for name in kept},

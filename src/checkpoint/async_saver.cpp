@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "checkpoint/attempt.h"
@@ -14,33 +13,6 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of one call: enough for many threads; then the writer hears of it
-
-struct Run {
-  std::byte* to;
-  const std::byte* from;
-  int64_t bytes;
-  bool on_host;
-};
-
-// Gives the slices places from `to` on, one after the other. Slices that are neighbours in memory stay so: few large
-// copies.
-std::vector<Run> relocate(std::vector<StateSlice>& slices, std::byte* to) {
-  std::vector<Run> runs;
-  for (StateSlice& slice : slices) {
-    const auto* const from = static_cast<const std::byte*>(slice.data);
-    const int64_t bytes = slice.bytes();
-    if (bytes > 0) {
-      const bool goes_on =
-          !runs.empty() && from == runs.back().from + runs.back().bytes && slice.on_host == runs.back().on_host;
-      if (!goes_on) runs.push_back({to, from, 0, slice.on_host});
-      runs.back().bytes += bytes;
-    }
-    slice.data = to;
-    slice.on_host = true;
-    to += bytes;
-  }
-  return runs;
-}
 
 }  // namespace
 
@@ -90,37 +62,58 @@ void AsyncSaver::prepare(const SaveRequest& request, int64_t staging_bytes) {
   int64_t bytes = 0;
   for (const StateSlice& slice : request.slices) bytes += slice.bytes();
   reserve(std::max(bytes, staging_bytes));
+  stretches_.reserve(request.slices.size());
 }
 
 void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_bytes) {
   prepare(request, staging_bytes);
-  const std::vector<Run> runs = relocate(request.slices, staging_);
+  relocate(request.slices);
   request.wait_for_data = [this](const void* end) { wait_for_copy(end); };
   {
     const std::scoped_lock lock(worker_->mutex);
-    worker_->copied = staging_;
+    worker_->copied_until = staging_;
     worker_->copy_error = nullptr;
     worker_->request = std::move(request);
   }
   worker_->changed.notify_all();
   // From here on the others wait for this rank: what fails is told by the thread.
   try {
-    for (const Run& run : runs) {
-      for (int64_t at = 0; at < run.bytes; at += kCopyBytes) {
-        const int64_t bytes = std::min(kCopyBytes, run.bytes - at);
-        copy(run.to + at, run.from + at, bytes, run.on_host);
-        copied(run.to + at + bytes);
+    for (const Stretch& stretch : stretches_) {
+      for (int64_t at = 0; at < stretch.bytes; at += kCopyBytes) {
+        const int64_t bytes = std::min(kCopyBytes, stretch.bytes - at);
+        copy(stretch.to + at, stretch.from + at, bytes, stretch.on_host);
+        publish(stretch.to + at + bytes);
       }
     }
   } catch (...) {
-    copied(nullptr, std::current_exception());
+    publish(nullptr, std::current_exception());
   }
 }
 
-void AsyncSaver::copied(const std::byte* end, std::exception_ptr error) {
+// Gives the slices places in the staging memory, one after the other. Slices that are neighbours in memory stay so: few
+// large copies.
+void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
+  std::byte* to = staging_;
+  stretches_.clear();
+  for (StateSlice& slice : slices) {
+    const auto* const from = static_cast<const std::byte*>(slice.data);
+    const int64_t bytes = slice.bytes();
+    if (bytes > 0) {
+      const bool goes_on = !stretches_.empty() && from == stretches_.back().from + stretches_.back().bytes &&
+                           slice.on_host == stretches_.back().on_host;
+      if (!goes_on) stretches_.push_back({to, from, 0, slice.on_host});
+      stretches_.back().bytes += bytes;
+    }
+    slice.data = to;
+    slice.on_host = true;
+    to += bytes;
+  }
+}
+
+void AsyncSaver::publish(const std::byte* copied_until, std::exception_ptr error) {
   {
     const std::scoped_lock lock(worker_->mutex);
-    worker_->copied = end;
+    worker_->copied_until = copied_until;
     worker_->copy_error = std::move(error);
   }
   worker_->changed.notify_all();
@@ -128,7 +121,7 @@ void AsyncSaver::copied(const std::byte* end, std::exception_ptr error) {
 
 void AsyncSaver::wait_for_copy(const void* end) {
   std::unique_lock lock(worker_->mutex);
-  worker_->changed.wait(lock, [&] { return worker_->copied >= end || worker_->copy_error; });
+  worker_->changed.wait(lock, [&] { return worker_->copied_until >= end || worker_->copy_error; });
   if (worker_->copy_error) std::rethrow_exception(worker_->copy_error);
 }
 

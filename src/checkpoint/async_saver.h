@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "checkpoint/save.h"
 #include "memory/ledger.h"
@@ -19,7 +20,7 @@ namespace zeroshard {
 // way. Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
 class AsyncSaver {
  public:
-  // Copies `bytes` of slices into host memory; on_host as in StateSlice.
+  // Copies `bytes` of slices into host memory, where they are when it returns; on_host as in StateSlice.
   using Copy = std::function<void(void* to, const void* from, int64_t bytes, bool on_host)>;
 
   // `comm` and `io` outlive it.
@@ -34,8 +35,8 @@ class AsyncSaver {
   // rank alone. Throws the error of the previous save, or ValueError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
   // Waits for the previous save, and copies the slices (into `staging_bytes`, or more when they need more) while they
-  // are written; returns when the copy is whole. Throws the error of the previous save; an error of `copy` is one of
-  // the save, on every rank.
+  // are written; returns when the copy is whole or has failed, which fails the save on every rank. Throws the error of
+  // the previous save.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();
@@ -44,8 +45,16 @@ class AsyncSaver {
   bool failed() const;
 
  private:
+  struct Stretch {  // of the state, contiguous there and in the copy
+    std::byte* to;
+    const std::byte* from;
+    int64_t bytes;
+    bool on_host;
+  };
+
   void run();
-  void copied(const std::byte* end, std::exception_ptr error = nullptr);
+  void relocate(std::vector<StateSlice>& slices);
+  void publish(const std::byte* copied_until, std::exception_ptr error = nullptr);
   void wait_for_copy(const void* end);
   std::byte* reserve(int64_t bytes);
 
@@ -54,6 +63,7 @@ class AsyncSaver {
   Ledger& ledger_;
   std::byte* staging_ = nullptr;  // kept from save to save: fresh memory costs as much as the copy
   int64_t staging_bytes_ = 0;
+  std::vector<Stretch> stretches_;  // of the last request; prepare() gets their memory
 
   // What the thread shares. Apart, since a forked child can neither join the thread nor destroy what it waits on.
   struct Worker {
@@ -61,7 +71,7 @@ class AsyncSaver {
     std::condition_variable changed;
     std::optional<SaveRequest> request;  // set: under way
     std::exception_ptr error;
-    const std::byte* copied = nullptr;  // of the request's slices, up to here
+    const std::byte* copied_until = nullptr;  // what lies before it in the staging memory may be written
     std::exception_ptr copy_error;
     bool stop = false;
     std::thread thread;

@@ -87,6 +87,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
 }
 
 at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) const {
+  ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
   const at::Tensor averaged = micro_batches > 1 ? loss / double(micro_batches) : loss;
   return loss_scale() == 1 ? averaged : averaged * loss_scale();
 }

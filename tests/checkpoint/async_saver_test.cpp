@@ -100,6 +100,36 @@ TEST(AsyncSaver, WritesWhileItCopies) {
   saver.wait();
 }
 
+// More than one call of Copy takes: the second has the bytes after those of the first, and nothing is committed before.
+TEST(AsyncSaver, AnUncutStretchIsCopiedPieceByPiece) {
+  const TemporaryDirectory root;
+  std::promise<void> promise;
+  std::once_flag once;
+  AroundIo io(posix_io(), [&](IoOp op, const auto& call) {
+    if (op == IoOp::kRename) std::call_once(once, [&] { promise.set_value(); });
+    return call();
+  });
+  const auto comm = make_single_comm();
+  Ledger ledger;
+  AsyncSaver saver(*comm, io, ledger);
+  std::vector<float> values((size_t{64} << 18) + 3 * 1024 + 1);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = float(i % 1'000'003);
+  auto committed = promise.get_future();
+  int copies = 0;
+  saver.start(request_of(root.path(), values), [&](void* to, const void* from, int64_t bytes, bool) {
+    if (++copies == 2) {
+      EXPECT_EQ(committed.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
+    }
+    std::memcpy(to, from, size_t(bytes));
+  });
+  EXPECT_EQ(copies, 2);
+  saver.wait();
+  const std::string file = testing::contents_of(root / "a/rank-00000.safetensors");
+  const size_t bytes = values.size() * sizeof(float);
+  ASSERT_GT(file.size(), bytes);
+  EXPECT_EQ(std::memcmp(file.data() + file.size() - bytes, values.data(), bytes), 0);
+}
+
 // As from a device that is lost: no rank is left waiting, and the next save succeeds.
 TEST(AsyncSaver, ACopyThatFailsIsAnErrorOfEveryRank) {
   const TemporaryDirectory root;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "file/faulty_io.h"
+#include "support/around_io.h"
 #include "support/comm_world.h"
 #include "zeroshard/error.h"
 
@@ -312,10 +314,16 @@ TEST(AsyncSaver, WhatIsNotCopiedYetIsNotWritten) {
   const TempDir dir;
   const auto errors = testing::run_local_world(3, [&](Comm& comm) {
     Ledger ledger;
-    AsyncSaver saver(comm, posix_io(), ledger);
+    std::atomic<bool> has_file = false;
+    testing::AroundIo io(posix_io(), [&](IoOp op, const auto& call) {
+      if (op == IoOp::kAllocate) has_file = true;
+      return call();
+    });
+    AsyncSaver saver(comm, io, ledger);
     const Share share(kSmall, comm.rank(), 3, 1);
-    saver.start(request_for(dir.path(), 1, share, comm.rank()), [](void* to, const void* from, int64_t bytes, bool) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    saver.start(request_for(dir.path(), 1, share, comm.rank()), [&](void* to, const void* from, int64_t bytes, bool) {
+      for (int i = 0; i < 10'000 && !has_file; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // enough to write what is not there yet
       std::memcpy(to, from, size_t(bytes));
     });
     saver.wait();
