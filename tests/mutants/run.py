@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+import async_mutants
 import checkpoint_mutants
 import data_mutants
 import disk_mutants
@@ -248,6 +249,7 @@ MUTANTS = [
         "unit",
         "Unit.ReshardWaitsForAGatherUnderWay",
     ),
+    *async_mutants.MUTANTS,
     *checkpoint_mutants.MUTANTS,
     *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
