@@ -128,7 +128,7 @@ def markdown(result):
         "",
         f"State: {result['state_bytes'] / 1e9:.2f} GB (fp32 weights and two moments); {options['rounds']} interleaved "
         "rounds after one that is not counted; median (quartiles). Seconds are the slowest rank's, in each round the "
-        "median of three saves and three probes; 1 thread a rank, pinned.",
+        "median of three saves, loads and probes; 1 thread a rank, pinned.",
         f"Machine: {machine['cpu']}, {machine['cores']} cores; load average {machine['load_before']:.1f} before, "
         f"{machine['load_after']:.1f} after. Probes of the same bytes by 2 processes at once, before and after the "
         f"peers of every round, GB/s: memcpy {_text(probes['memcpy_gb_s_per_rank'])} a rank, O_DIRECT write "
