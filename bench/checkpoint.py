@@ -95,6 +95,15 @@ class World(PeerWorld):
         return max(answer["seconds"] for answer in self.do(command, **arguments))
 
 
+def difference(losses, again):
+    """The largest of any rank and step, relative. The second loss depends on the moments, too."""
+    return max(
+        abs(one - other) / abs(one)
+        for rank, same in zip(losses, again, strict=True)
+        for one, other in zip(rank["losses"], same["losses"], strict=True)
+    )
+
+
 class Race:
     """The main part: save and load of the same model by all peers."""
 
@@ -147,13 +156,7 @@ class Race:
             losses = world.do("losses", steps=2) if looks else None
             loads.append(world.seconds("load", mode=mode, directory=str(folder)))
             if looks:
-                again = world.do("losses", steps=2)
-                # The second loss depends on the moments, too.
-                self.checks[mode] = max(
-                    abs(one - other) / abs(one)
-                    for rank, same in zip(losses, again, strict=True)
-                    for one, other in zip(rank["losses"], same["losses"], strict=True)
-                )
+                self.checks[mode] = difference(losses, world.do("losses", steps=2))
             shutil.rmtree(folder)
         staging = {key: [rank[key] for rank in turns[-1]] for key in turns[-1][0] if key.startswith("staging")}
         slowest = {key: [max(rank[key] for rank in turn) for turn in turns] for key in ("stall", "durable")}

@@ -8,25 +8,22 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <latch>
-#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <thread>
 
 #include "base/format.h"
+#include "checkpoint/calls_within.h"
 #include "checkpoint/versions.h"
 #include "comm/local_comm.h"
 #include "file/support.h"
-#include "support/around_io.h"
 #include "support/release.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
 
-using testing::AroundIo;
 using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 using ::testing::ThrowsMessage;
@@ -76,12 +73,7 @@ TEST(AsyncSaver, AForkedChildLeavesItAlone) {
 // The second of two slices is not copied before the file of the first has been written to.
 TEST(AsyncSaver, WritesWhileItCopies) {
   const TemporaryDirectory root;
-  std::promise<void> promise;
-  std::once_flag once;
-  AroundIo io(posix_io(), [&](IoOp op, const auto& call) {
-    if (op == IoOp::kWrite) std::call_once(once, [&] { promise.set_value(); });
-    return call();
-  });
+  FaultyIo io(posix_io());
   const auto comm = make_single_comm();
   Ledger ledger;
   AsyncSaver saver(*comm, io, ledger);
@@ -92,7 +84,7 @@ TEST(AsyncSaver, WritesWhileItCopies) {
   int copies = 0;
   saver.start(request, [&](void* to, const void* from, int64_t bytes, bool) {
     if (++copies == 2) {
-      EXPECT_EQ(promise.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+      EXPECT_TRUE(testing::calls_within(std::chrono::seconds(10), io, IoOp::kWrite));
     }
     std::memcpy(to, from, size_t(bytes));
   });
@@ -103,22 +95,16 @@ TEST(AsyncSaver, WritesWhileItCopies) {
 // More than one call of Copy takes: the second has the bytes after those of the first, and nothing is committed before.
 TEST(AsyncSaver, AnUncutStretchIsCopiedPieceByPiece) {
   const TemporaryDirectory root;
-  std::promise<void> promise;
-  std::once_flag once;
-  AroundIo io(posix_io(), [&](IoOp op, const auto& call) {
-    if (op == IoOp::kRename) std::call_once(once, [&] { promise.set_value(); });
-    return call();
-  });
+  FaultyIo io(posix_io());
   const auto comm = make_single_comm();
   Ledger ledger;
   AsyncSaver saver(*comm, io, ledger);
   std::vector<float> values((size_t{64} << 18) + 3 * 1024 + 1);
   for (size_t i = 0; i < values.size(); ++i) values[i] = float(i % 1'000'003);
-  auto committed = promise.get_future();
   int copies = 0;
   saver.start(request_of(root.path(), values), [&](void* to, const void* from, int64_t bytes, bool) {
     if (++copies == 2) {
-      EXPECT_EQ(committed.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
+      EXPECT_FALSE(testing::calls_within(std::chrono::milliseconds(500), io, IoOp::kRename));
     }
     std::memcpy(to, from, size_t(bytes));
   });

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -12,11 +11,11 @@
 
 #include "base/format.h"
 #include "checkpoint/async_saver.h"
+#include "checkpoint/calls_within.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "file/faulty_io.h"
-#include "support/around_io.h"
 #include "support/comm_world.h"
 #include "zeroshard/error.h"
 
@@ -314,15 +313,11 @@ TEST(AsyncSaver, WhatIsNotCopiedYetIsNotWritten) {
   const TempDir dir;
   const auto errors = testing::run_local_world(3, [&](Comm& comm) {
     Ledger ledger;
-    std::atomic<bool> has_file = false;
-    testing::AroundIo io(posix_io(), [&](IoOp op, const auto& call) {
-      if (op == IoOp::kAllocate) has_file = true;
-      return call();
-    });
+    FaultyIo io(posix_io());
     AsyncSaver saver(comm, io, ledger);
     const Share share(kSmall, comm.rank(), 3, 1);
     saver.start(request_for(dir.path(), 1, share, comm.rank()), [&](void* to, const void* from, int64_t bytes, bool) {
-      for (int i = 0; i < 10'000 && !has_file; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_TRUE(testing::calls_within(std::chrono::seconds(10), io, IoOp::kAllocate));
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // enough to write what is not there yet
       std::memcpy(to, from, size_t(bytes));
     });
