@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "../cli/program.h"
 #include "base/read_text.h"
 #include "commands.h"
 #include "zeroshard/error.h"
@@ -22,11 +23,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::atomic<bool> stop_requested = false;  // by a signal
+std::atomic<int> stop_signal = 0;  // the last that asked this rank to stop
+std::atomic<bool> stop_requested = false;
 
 void stop_at_signals() {
   struct sigaction action {};
-  action.sa_handler = [](int) { stop_requested = true; };
+  action.sa_handler = [](int signal) {
+    stop_signal = signal;
+    stop_requested = true;
+  };
   action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the process at once
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
 }
@@ -106,6 +111,14 @@ class Reporter final : public TrainObserver {
   Clock::time_point last_;
 };
 
+// Of a run that a signal has ended, which perhaps one rank alone got: the same on every rank. Collective, so that no
+// rank ends, and its launcher ends the others, before all have written what they had to write.
+int exit_code_of_stop(World& world) {
+  const bool terminated = world.mean(stop_signal == SIGTERM ? 1 : 0) > 0;
+  const bool interrupted = world.mean(stop_signal == SIGINT ? 1 : 0) > 0;
+  return 128 + (interrupted && !terminated ? SIGINT : SIGTERM);
+}
+
 void train_rank(const std::string& path, bool dry_run) {
   ConfigContext context;
   context.world_size = rank_environment().world_size;
@@ -117,13 +130,17 @@ void train_rank(const std::string& path, bool dry_run) {
   stop_at_signals();
   World world(config.engine.config);
   try {
+    TrainEnd end;
     if (world.rank() != 0) {
       TrainObserver silent;
-      train(config, world, silent, stop_requested);
-      return;
+      end = train(config, world, silent, stop_requested);
+    } else {
+      Reporter reporter(config.train);
+      end = train(config, world, reporter, stop_requested);
+      reporter.finish(end);
+      std::cout.flush();
     }
-    Reporter reporter(config.train);
-    reporter.finish(train(config, world, reporter, stop_requested));
+    if (end == TrainEnd::kInterrupted) throw Exit{exit_code_of_stop(world)};
   } catch (const std::exception& error) {
     world.abort(error.what());
     throw;

@@ -1,5 +1,7 @@
 #include "launch/restart.h"
 
+#include <csignal>
+
 #include "base/format.h"
 #include "launch/rank_process.h"
 
@@ -18,6 +20,13 @@ bool crash_loop(const JobFailure& last, const JobFailure& failure) {
          last.signal == failure.signal;
 }
 
+// It answered a signal that was sent to it, and not to the launcher, by ending in good order: a rank that a signal has
+// killed has no exit code.
+bool was_asked_to_stop(const JobFailure& failure) {
+  return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 &&
+         (failure.code == 128 + SIGTERM || failure.code == 128 + SIGINT);
+}
+
 std::string describe(const JobFailure& failure) {
   const std::string rank = concat("rank ", failure.rank, " ");
   if (failure.kind == JobFailure::Kind::kNoStart) return rank + "could not be started";
@@ -31,6 +40,8 @@ std::string describe(const JobFailure& failure) {
 RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure) {
   if (options.max_restarts == 0) return {};
   const std::string what = describe(failure);
+  if (was_asked_to_stop(failure))
+    return {{}, concat("not started again: ", what, ", as ranks do that a signal has asked to stop")};
   if (attempt.restarts >= options.max_restarts) {
     return {{}, concat("not started again: ", what, " and --max-restarts ", options.max_restarts, " is used up")};
   }

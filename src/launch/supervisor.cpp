@@ -13,13 +13,13 @@
 namespace zeroshard {
 namespace {
 
-constexpr double kFailureGraceS = 5;    // from a rank's failure to SIGKILL for the others
-constexpr double kLingerS = 2;          // what a job that ended well leaves behind may take to end by itself
-constexpr double kEndS = 1;             // and then, once told
-constexpr double kDumpS = 2;            // for ranks that hang to print their stacks
-constexpr double kGiveUpS = 20;         // for processes that even SIGKILL does not end (waiting for a device)
-constexpr double kLaterFailureS = 1;    // how long after the first failure others are still reported
-constexpr double kDoublePressS = 0.25;  // a shell may deliver one Ctrl-C twice
+constexpr double kFailureGraceS = 5;  // from a rank's failure to SIGKILL for the others
+constexpr double kLingerS = 2;        // what a job that ended well leaves behind may take to end by itself
+constexpr double kEndS = 1;           // and then, once told
+constexpr double kDumpS = 2;          // for ranks that hang to print their stacks
+constexpr double kGiveUpS = 20;       // for processes that even SIGKILL does not end (waiting for a device)
+constexpr double kLaterFailureS = 1;  // how long after the first failure others are still reported
+constexpr double kTwiceS = 0.25;      // one that arrives twice so soon was sent once: to the launcher and its group
 constexpr size_t kReportedLines = 20;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -65,10 +65,13 @@ void Supervisor::wait() {
 
 void Supervisor::handle_signals() {
   signalfd_siginfo info{};
-  while (::read(signals_.get(), &info, sizeof info) == sizeof info) handle_signal(static_cast<int>(info.ssi_signo));
+  while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
+    const bool forwarded = info.ssi_pid == static_cast<uint32_t>(::getppid());
+    handle_signal(static_cast<int>(info.ssi_signo), forwarded);
+  }
 }
 
-void Supervisor::handle_signal(int signal) {
+void Supervisor::handle_signal(int signal, bool forwarded) {
   switch (signal) {
     case SIGCHLD:
       break;  // reap() looks at every round
@@ -83,12 +86,15 @@ void Supervisor::handle_signal(int signal) {
       group_.signal(signal);
       break;
     default:
-      stop_for(signal);
+      stop_for(signal, forwarded);
   }
 }
 
-void Supervisor::stop_for(int signal) {
+// `forwarded`: by the launcher. Slurm and systemd signal all processes of a job, and so this one twice, at any
+// distance.
+void Supervisor::stop_for(int signal, bool forwarded) {
   const double now = group_.elapsed_s();
+  const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
   stop_signal_ = signal;
   if (phase_ == Phase::kKilling) return;
   if (cause_.kind == Cause::Kind::kNone) {
@@ -96,12 +102,12 @@ void Supervisor::stop_for(int signal) {
     cause_.signal = signal;
     signalled_at_s_ = now;
     output_.notice(concat(signal_name(signal), ": forwarded to the ranks, which have ", options_.grace_period_s,
-                          " s to end", signal == SIGINT ? "; Ctrl-C again kills them" : ""));
+                          " s to end; a second one kills them"));
     group_.signal(signal);
     if (!suspended_) group_.signal(SIGCONT);
     enter(Phase::kStopping, options_.grace_period_s);
-  } else if (signal == SIGINT && now - signalled_at_s_ > kDoublePressS) {
-    output_.notice("Ctrl-C: killing all ranks");
+  } else if (known && forwarded && now - signalled_at_s_ > kTwiceS) {
+    output_.notice(concat(signal_name(signal), ": killing all ranks"));
     enter(Phase::kKilling, kGiveUpS);
   }
 }

@@ -55,8 +55,8 @@ class Supervisor {
 
   void wait();
   void handle_signals();
-  void handle_signal(int signal);
-  void stop_for(int signal);
+  void handle_signal(int signal, bool forwarded);
+  void stop_for(int signal, bool forwarded);
   void suspend();
   void resume();
   void handle_exits();

@@ -51,6 +51,18 @@ TEST(Restart, SaysWhatHappenedAndWhatFollows) {
   EXPECT_THAT(decide_restart(options(3), first(), killed).text, HasSubstr("rank 2 made no progress: restart 1 of 3"));
 }
 
+TEST(Restart, ARankThatWasAskedToStopEndsTheJob) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    const RestartDecision decision = decide_restart(options(3), first(), exit_of(1, 128 + signal));
+    EXPECT_FALSE(decision.next) << signal;
+    EXPECT_THAT(decision.text, HasSubstr(std::to_string(128 + signal) + ", as ranks do that a signal has asked"));
+  }
+  JobFailure killed = exit_of(1, 0);
+  killed.signal = SIGTERM;
+  EXPECT_TRUE(decide_restart(options(3), first(), killed).next);
+  EXPECT_TRUE(decide_restart(options(3), first(), exit_of(1, 128 + SIGKILL)).next);
+}
+
 TEST(Restart, TheSameEarlyFailureTwiceIsTheLast) {
   const JobFailure failure = exit_of(1, 7);
   EXPECT_FALSE(decide_restart(options(9), after(failure), failure).next);

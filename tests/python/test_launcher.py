@@ -341,15 +341,19 @@ def test_grace_period_then_kill(script, tmp_path):
 
 
 @pytest.mark.row("P1")
-def test_second_ctrl_c_kills_at_once(script, tmp_path):
-    process = launch("--nproc", "2", script("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + NOTE + WAIT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_kills_at_once(script, tmp_path, number):
+    path = script(f"signal.signal({int(number)}, signal.SIG_IGN)\n" + NOTE + WAIT)
+    process = launch("--nproc", "2", "--grace-period", "1000", path)
     pids = pids_in(tmp_path, 2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     time.sleep(0.5)  # within a quarter of a second it would count as the same key press
+    os.kill(supervisor_of(process), number)  # by somebody who signals all processes of the job: not a second one
+    time.sleep(0.3)
     assert all(map(alive, pids))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=10)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert not any(map(alive, pids))
 
 

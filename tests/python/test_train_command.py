@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -223,6 +224,50 @@ def test_a_rank_that_keeps_failing_is_left_out(tmp_path, tokens):
     assert "twice in a row, so there is one rank fewer: restart 2 of 2 begins, with 2 ranks\n" in err
     assert sorted(metrics(tmp_path)) == [1, 2, 3, 4]
     assert (tmp_path / "trained" / "config.json").exists()
+
+
+@pytest.mark.row("P1")
+@pytest.mark.parametrize(
+    ("ranks", "victim", "options", "number"),
+    [
+        (1, 0, [], signal.SIGTERM),
+        (1, 0, ["--max-restarts", "2"], signal.SIGTERM),
+        (2, 0, [], signal.SIGINT),
+        (2, 1, ["--max-restarts", "2"], signal.SIGTERM),
+    ],
+)
+def test_a_signal_to_one_rank_ends_the_run(tmp_path, tokens, ranks, victim, options, number):
+    """With a checkpoint and the code of that signal; a run that has left no model never ends with 0."""
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    config = write(tmp_path, train, stage=3)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*command(config, ranks), *options], **pipes)
+    assert any("step 3/" in line for line in process.stdout), process.stderr.read()
+    os.kill(process_of_rank(victim, config), number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "stopped by a signal; a checkpoint is in" in out and "begins" not in err, (out, err)
+    steps = max(metrics(tmp_path))
+    assert os.path.exists(tmp_path / "trained" / "checkpoints" / f"global_step{steps}")
+
+
+@pytest.mark.row("P1")
+def test_a_rank_of_another_launcher_tells_it_of_a_signal(tmp_path, tokens):
+    """Each rank ends with 143, though one alone was signalled: `a && b`, and Slurm, see no success."""
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    config = write(tmp_path, train, stage=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    ranks = []
+    for rank in range(2):
+        variables = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": port}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        ranks.append(subprocess.Popen([ZEROSHARD, "train", config], env=os.environ | variables, **pipes))
+    assert any("step 3/" in line for line in ranks[0].stdout)
+    ranks[1].send_signal(signal.SIGTERM)
+    told = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [143, 143], told
+    assert "stopped by a signal; a checkpoint is in" in told[0]
 
 
 @pytest.mark.parametrize(
