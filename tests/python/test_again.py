@@ -137,6 +137,6 @@ def test_a_fine_run_of_ctest_and_one_that_is_not_to_be_repeated_end_as_they_do(t
 
 @needs_ctest
 def test_what_a_sanitizer_found_is_no_flake(tmp_path):
-    done = run_ctest(tmp_path, 2, fine=1, **{"ThreadSanitizer": 2})
+    done = run_ctest(tmp_path, 2, fine=1, ThreadSanitizer=2)
     assert done.returncode != 0 and "FLAKY" not in done.stdout
     assert runs_of(tmp_path, "ThreadSanitizer") == 1
