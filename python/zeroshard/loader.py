@@ -44,8 +44,9 @@ class ShardedSampler(Sampler[int]):
 class Loader(DataLoader):
     """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
 
-    Iterating again starts the next epoch; after ``load_state_dict`` the first iteration goes on in the saved one. An
-    ``IterableDataset`` starts from its beginning: only it knows how to skip.
+    Iterating again begins the next epoch, even where the last iteration was left before its end; after
+    ``load_state_dict`` the first iteration goes on in the saved one. An iterator ends when a later one has begun: the
+    loader has one position. An ``IterableDataset`` starts from its beginning: only it knows how to skip.
     """
 
     def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
@@ -60,6 +61,7 @@ class Loader(DataLoader):
         self._epoch = 0
         self._batches = 0  # handed out since the position below
         self._start = 0  # samples of the epoch that all ranks together had before
+        self._iterations = 0  # begun so far
         super().__init__(
             dataset,
             batch_size=micro_batch_size,
@@ -72,13 +74,23 @@ class Loader(DataLoader):
         )
 
     def __iter__(self) -> Iterator[Any]:
+        # A generator: nothing of this happens before the first batch is asked for.
+        if self._batches > 0:  # the last iteration was left within its epoch
+            self._begin_next_epoch()
+        self._iterations += 1
+        own = self._iterations
         if self._own_sampler is not None:
             self._own_sampler.epoch, self._own_sampler.consumed = self._epoch, self._start
-        self._batches = 0
         self.generator.manual_seed(self._epoch)
         for batch in super().__iter__():
+            if self._iterations != own:
+                return
             self._batches += 1
             yield batch
+        if self._iterations == own:
+            self._begin_next_epoch()
+
+    def _begin_next_epoch(self) -> None:
         self._epoch += 1
         self._start = self._batches = 0
 
@@ -88,6 +100,7 @@ class Loader(DataLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
+        self._iterations += 1  # what goes on with an older iterator is not of the saved position
         if self._own_sampler is None and self._start > 0:
             warnings.warn(
                 "a checkpoint does not hold the position in an IterableDataset: it starts from its beginning. Keep the "

@@ -14,7 +14,8 @@ JOBS = ("L1", "L2", "L3", "X1", "X2", "X3", "X4", "O1", "V1")
 ROWS = KILLS + DISKS + FILES + CODE + STATE + JOBS
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser, pluginmanager):
+    pluginmanager.import_plugin("again")
     parser.addoption("--release", action="store_true", help="the counts of a release, and all matrices (hours)")
     parser.addoption("--row", action="append", choices=ROWS, help="--row=K1: only that row's tests")
 

@@ -1,0 +1,71 @@
+"""A plugin of pytest, `--again N`: a test that failed is run again, alone, in a process of its own, up to N times.
+
+One that passes then is printed as "FLAKY name" and does not fail the run.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+MOST_FAILED = 5  # so many tests that failed each time say that something is broken: no other is run again
+KEPT = 4000  # characters of what a failed run printed
+
+
+def pytest_addoption(parser):
+    parser.addoption("--again", type=int, default=0, metavar="N", help="a test that failed is run again N times, alone")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    times = item.config.getoption("--again")
+    if times == 0 or item.session.testsfailed >= MOST_FAILED:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if failed := [report for report in reports if report.failed]:
+        outputs = []
+        if _passes(item, times, outputs):
+            reports = [_flaky(item, failed)]
+        else:
+            failed[-1].sections += [(f"run {number}, alone", text) for number, text in enumerate(outputs, 2)]
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _passes(item, times, outputs):
+    """Whether one of so many runs passes; those that do not add what they printed."""
+    options = ["-q", "-p", "no:cacheprovider"]
+    options += [option for option in item.config.invocation_params.args if option == "--release"]
+    for _ in range(times):
+        command = [sys.executable, "-m", "pytest", *options, item.nodeid]
+        done = subprocess.run(command, cwd=item.config.rootpath, capture_output=True, text=True, errors="replace")
+        if done.returncode == 0 and re.search(r"\b1 passed\b", done.stdout):
+            return True
+        outputs.append((done.stdout + done.stderr)[-KEPT:])
+    return False
+
+
+def _flaky(item, failed):
+    report = pytest.TestReport(
+        item.nodeid, item.location, {}, "passed", None, "call", duration=sum(each.duration for each in failed)
+    )
+    report.first_failure = "\n".join(each.longreprtext + each.capstdout + each.capstderr for each in failed)
+    return report
+
+
+def pytest_report_teststatus(report):
+    return ("flaky", "A", "FLAKY") if hasattr(report, "first_failure") else None
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = terminalreporter.stats.get("flaky", [])
+    for report in reports:
+        terminalreporter.section(f"failed, then passed alone: {report.nodeid}")
+        terminalreporter.write_line(report.first_failure)
+    for report in reports:
+        terminalreporter.write_line(f"FLAKY {report.nodeid}")

@@ -1,0 +1,83 @@
+"""The loader's position when an iteration is left before its end."""
+
+import itertools
+
+import torch
+from torch.utils.data import IterableDataset
+from zeroshard.loader import Loader
+
+SAMPLES, SIZE = 10, 2
+
+
+def make():
+    return Loader(list(range(SAMPLES)), SIZE, collate_fn=None, drop_last=False)
+
+
+def epochs(count):
+    """The batches of undisturbed epochs."""
+    loader = make()
+    return [[batch.tolist() for batch in loader] for _ in range(count)]
+
+
+def test_iterating_again_begins_the_next_epoch():
+    loader, expected = make(), epochs(4)
+    assert len({tuple(map(tuple, batches)) for batches in expected}) == 4, "epochs have orders of their own"
+    assert [next(iter(loader)).tolist() for _ in range(4)] == [batches[0] for batches in expected]
+    loader, seen = make(), []
+    for stop in (3, 5, 1):  # within an epoch, at its last batch, at its first
+        seen.append([batch.tolist() for batch in itertools.islice(loader, stop)])
+    assert seen == [expected[0][:3], expected[1], expected[2][:1]]
+    assert [batch.tolist() for batch in loader] == expected[3]
+
+
+def test_an_iterator_that_gave_nothing_begins_no_epoch():
+    loader, expected = make(), epochs(1)
+    unused = [iter(loader), iter(loader)]
+    assert [batch.tolist() for batch in loader] == expected[0]
+    del unused
+
+
+def test_a_saved_position_is_gone_on_with_once():
+    loader, expected = make(), epochs(2)
+    assert len(list(itertools.islice(loader, 2))) == 2
+    state, other = loader.state_dict(), make()
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in itertools.islice(other, 2)] == expected[0][2:4]
+    assert other.state_dict() == {"epoch": 0, "consumed": 4 * SIZE}
+    assert next(iter(other)).tolist() == expected[1][0]
+    assert other.state_dict() == {"epoch": 1, "consumed": SIZE}
+
+
+def test_an_iterator_ends_when_a_later_one_has_begun():
+    loader, expected = make(), epochs(2)
+    older = iter(loader)
+    assert next(older).tolist() == expected[0][0]
+    later = iter(loader)
+    assert next(later).tolist() == expected[1][0]
+    assert list(older) == []
+    assert loader.state_dict() == {"epoch": 1, "consumed": SIZE}
+    assert [batch.tolist() for batch in later] == expected[1][1:]
+    assert loader.state_dict() == {"epoch": 2, "consumed": 0}
+
+
+def test_an_iterator_ends_when_a_position_is_loaded():
+    loader, expected = make(), epochs(1)
+    older = iter(loader)
+    next(older)
+    state = loader.state_dict()
+    next(older)
+    loader.load_state_dict(state)
+    assert list(older) == []
+    assert [batch.tolist() for batch in loader] == expected[0][1:]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(SAMPLES))
+
+
+def test_a_stream_begins_again():
+    loader = Loader(Stream(), SIZE, collate_fn=None, drop_last=False)
+    assert [next(iter(loader)).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
+    assert loader.state_dict()["epoch"] == 1
+    assert torch.cat(list(loader)).tolist() == list(range(SAMPLES))
