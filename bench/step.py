@@ -21,17 +21,17 @@ from stepbench import report
 from stepbench.fleet import ROOT, PeerFailed, PeerWorld
 from stepbench.memory import memcpy_gb_per_second
 from stepbench.peers import FP32_ONLY, PEERS, UNCONNECTED
-from stepbench.workload import SHAPES
+from stepbench.workload import SHAPES, num_units
 
 DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference"]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
-BASELINES = ("plain", "plain_fused")
+BASELINES = ("plain_fused", "plain")
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
-    parser.add_argument("--world", type=int, choices=[1, 2], default=2)
+    parser.add_argument("--world", type=int, choices=[1, 2, 4, 8], default=2)
     parser.add_argument("--peers", help="comma-separated (default: all that know the dtype)")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=4, help="steps of a peer in a round")
@@ -170,8 +170,8 @@ def measure(options, scratch):
     }
     figures = [report.summarize(peer, race.setup[peer], rounds[peer], baselines) for peer in rounds]
     parity = check_parity(race, figures)
-    params = figures[0]["params"]
-    return result | {"machine": machine, "params": params, "peers": figures, "parity": parity, "failed": race.failed}
+    known = {"params": figures[0]["params"], "units": num_units(SHAPES[options.shape])}
+    return result | known | {"machine": machine, "peers": figures, "parity": parity, "failed": race.failed}
 
 
 def main():

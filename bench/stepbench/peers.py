@@ -5,7 +5,7 @@ All use AdamW with the same hyper-parameters. In bf16 all keep bf16 weights for 
 
 from dataclasses import dataclass
 
-from .workload import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY
+from .workload import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, blocks_of
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def fsdp2(model, context):
     if context.dtype == "bf16":
         model = model.float()  # the sharded parameters are the master weights; gathers cast to bf16
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in model.model.layers:
+    for layer in blocks_of(model):
         fully_shard(layer, **options)
     fully_shard(model, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **adamw_arguments())
@@ -189,8 +189,8 @@ def zeroshard(stage):
 
 
 PEERS = {
-    "plain": plain,
     "plain_fused": plain_fused,
+    "plain": plain,
     "plain_x2": plain_fused,
     "reference": reference,
     "ddp": ddp,
@@ -204,7 +204,7 @@ PEERS = {
 FP32_ONLY = ("zero_redundancy",)
 
 # Peers whose processes do not talk to each other: no process group, and no mean over ranks.
-UNCONNECTED = ("plain", "plain_fused", "plain_x2", "reference")
+UNCONNECTED = ("plain_fused", "plain", "plain_x2", "reference")
 
 
 def process_count(peer, world):

@@ -73,26 +73,28 @@ def _parity(figures):
 
 def markdown(result):
     """The table for people; everything in it is also in the JSON."""
-    options, machine = result["options"], result["machine"]
+    options, machine, units = result["options"], result["machine"], result["units"]
+    size = f"{result['params'] / 1e6:.2f} M parameters{f' in {units} units' if units else ''}"
     lines = [
         f"### Training step, shape `{options['shape']}`, {options['dtype']}, world {options['world']}",
         "",
-        f"{result['params'] / 1e6:.2f} M parameters, {options['rounds']} interleaved rounds of {options['steps']} "
+        f"{size}, {options['rounds']} interleaved rounds of {options['steps']} "
         f"steps, 1 thread a rank, {'pinned' if options['pin'] else 'not pinned'}; seed {options['seed']}; "
         f"clipping {options['clip'] or 'off'}.",
         f"Machine: {machine['cpu']}, {machine['cores']} cores; memcpy of one thread, GB/s copied: "
         f"{result['memcpy_gb_s']['before']:.1f} before, {result['memcpy_gb_s']['after']:.1f} after; load average "
         f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after (1 busy rank counts 1).",
         "",
-        "| peer | step ms (quartiles) | / plain | / plain_fused | CPU ms per rank | peak MB above idle "
-        "| set-up peak MB | worst loss difference |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| peer | step ms (quartiles) |{' us a unit |' if units else ''} / plain_fused | / plain | CPU ms per rank "
+        "| peak MB above idle | set-up peak MB | worst loss difference |",
+        "|---|---|---|---|---|---|---|---|" + ("---|" if units else ""),
     ]
     for figures in result["peers"]:
         step = figures["step_ms"]
+        unit = f"| {step['median'] * 1e3 / units:.0f} " if units else ""
         lines.append(
             f"| {figures['peer']} | {step['median']:.1f} ({step['q1']:.1f}-{step['q3']:.1f}) "
-            f"| {_ratio(figures, 'plain')} | {_ratio(figures, 'plain_fused')} "
+            f"{unit}| {_ratio(figures, 'plain_fused')} | {_ratio(figures, 'plain')} "
             f"| {figures['cpu_ms_per_step_and_rank']:.1f} | {figures['peak_mb']:.0f} | {figures['setup_peak_mb']:.0f} "
             f"| {_parity(figures)} |"
         )

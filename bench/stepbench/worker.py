@@ -61,9 +61,9 @@ class Worker:
     def _batch(self):
         args = self.arguments
         if args.peer == "reference":
-            return [make_batch(self.shape, args.seed, self.step_index, rank) for rank in range(args.world)]
+            return [make_batch(self.shape, args.seed, self.step_index, rank, args.dtype) for rank in range(args.world)]
         rank = args.rank if self.connected else 0
-        return make_batch(self.shape, args.seed, self.step_index, rank)
+        return make_batch(self.shape, args.seed, self.step_index, rank, args.dtype)
 
     def run(self, steps):
         import torch

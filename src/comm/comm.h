@@ -67,9 +67,10 @@ class Allocation {
 // messages: the name of the unit or of the purpose. One thread at a time. After a CommError the object is unusable,
 // and every later call throws the same error.
 //
-// An output may be used after wait(). An input must stay unchanged until the *next* barrier, all_reduce or broadcast
-// has completed, unless it belongs to an Exchange (see drain()): this is what lets a gather be one copy per byte, with
-// no second synchronisation.
+// Any number of gathers, reduce_scatters and all_to_alls may be outstanding; a transport with room for fewer completes
+// the oldest within a later call. An output may be used after wait(), and is written at any time before. An input must
+// stay unchanged until the *next* barrier, all_reduce or broadcast has completed, unless it belongs to an Exchange (see
+// drain()): this is what lets a gather be one copy per byte, with no second synchronisation.
 class Comm {
  public:
   virtual ~Comm() = default;

@@ -81,6 +81,8 @@ void DirectCore::await_slot(const Op& mine) {
   if (mine.seq <= kRing) return;
   const uint64_t previous = mine.seq - kRing;
   RankControl& own = control_.rank(rank_);
+  // Half of them at once: ranks wait for one another here, and not at each of many collectives that follow.
+  if (!own.has_finished(previous)) read_until(previous + kRing / 2);
   if (!own.has_finished(previous)) {
     const Op op = own.ops[previous % kRing].load();
     fail(concat("rank ", rank_, ": ", kRing, " collectives are outstanding; the oldest, #", previous, " ", op.text(),
@@ -112,14 +114,15 @@ void DirectCore::await_finished(int peer, const Op& mine) {
 }
 
 void DirectCore::synchronise(const Op& mine) {
-  // Copied: read_all() removes its reader.
-  const std::vector<Reader*> readers = readers_;
-  for (Reader* reader : readers)
-    if (reader->seq() < mine.seq) reader->read_all();
+  read_until(mine.seq);
   finish(mine.seq);
   for (int peer = 0; peer < world_size_; ++peer)
     if (peer != rank_) await_finished(peer, mine);
   memory_->sweep();
+}
+
+void DirectCore::read_until(uint64_t seq) {
+  while (!readers_.empty() && readers_.front()->seq() < seq) readers_.front()->read_all();  // which removes it
 }
 
 bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {

@@ -19,7 +19,7 @@ class DirectCore {
    public:
     virtual ~Reader() = default;
     virtual uint64_t seq() const = 0;
-    virtual void read_all() = 0;
+    virtual void read_all() = 0;  // and remove_reader()
   };
 
   DirectCore(std::shared_ptr<DirectMemory> memory, PeerWatch watch, int rank, const CommOptions& options);
@@ -52,8 +52,11 @@ class DirectCore {
   void leave() noexcept;
 
  private:
+  // Completes this rank's reads of collectives before `seq`.
+  void read_until(uint64_t seq);
   void await(const Op& mine, const Awaited& awaited);
   bool spin(const RankControl& peer, const Awaited& awaited) const;
+  // Until the slot of `mine` is free on all ranks. Where too many collectives are outstanding, the oldest are read.
   void await_slot(const Op& mine);
   // When ranks wait for one another in several communicators: nobody will ever go on.
   void fail_in_a_cycle();

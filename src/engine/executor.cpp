@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace zeroshard {
+namespace {
+
+// How far ahead in the order demand() looks for units to gather. A model of many small units that are whole has none
+// for thousands of places, and each of them would be looked at for each unit.
+constexpr size_t kLookAhead = 16;
+
+}  // namespace
 
 Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents, int prefetch_depth,
                    std::function<void(size_t)> on_unit_done)
@@ -12,6 +19,8 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
       prefetch_depth_(prefetch_depth),
       on_unit_done_(std::move(on_unit_done)),
       holds_(units_.size(), 0) {
+  const auto is_replicated = [](const auto& unit) { return unit->placement() == Placement::kReplicated; };
+  if (std::all_of(units_.begin(), units_.end(), is_replicated)) prefetch_depth_ = 0;  // there is nothing to gather
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     for (int at = int(unit); at >= 0; at = parents[size_t(at)]) around_[unit].insert(size_t(at));
   }
@@ -28,7 +37,8 @@ void Executor::demand(size_t index) {
   order_->advance(index);
   units_[index]->unshard();
   int depth = 0;
-  for (const size_t next : order_->upcoming()) {
+  const auto upcoming = order_->upcoming();
+  for (const size_t next : upcoming.first(std::min(upcoming.size(), kLookAhead))) {
     if (depth == prefetch_depth_) break;
     if (next == index || units_[next]->is_unsharded()) continue;
     if (!units_[next]->prefetch()) break;
@@ -75,12 +85,13 @@ void Executor::pre_backward(size_t index, const void* output) {
 }
 
 void Executor::finish_others(size_t index, const void* output) {
-  const auto others = in_backward_;
-  for (const auto& [other, begun_with] : others) {
+  for (auto next = in_backward_.begin(); next != in_backward_.end();) {
+    const auto [other, begun_with] = *next;
     if (contains(other, index) || begun_with == output) {
+      ++next;
       continue;
     }
-    in_backward_.erase(other);
+    next = in_backward_.erase(next);
     reshard(other);
     on_unit_done_(other);
   }

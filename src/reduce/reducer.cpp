@@ -125,7 +125,7 @@ GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) finish_oldest();  // a late gradient: it gets a second reduction
   if (bucket.is_draining()) {
-    std::erase(draining_, index);
+    if (bucket.needs_slot()) std::erase(draining_[bucket.slot_bytes()], index);
     if (SlotRing::Slot* const slot = bucket.drain()) ring_->release(slot);
   }
   if (bucket.is_idle()) bucket.begin(bucket.needs_slot() ? acquire_slot(bucket.slot_bytes()) : nullptr);
@@ -133,13 +133,13 @@ GradBucket& Reducer::filling(size_t index) {
 }
 
 SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
+  std::deque<size_t>& draining = draining_[bytes];
   while (true) {
     if (SlotRing::Slot* const slot = ring_->try_acquire(bytes)) return slot;
     const auto same_class = [&](size_t index) { return buckets_[index].slot_bytes() == bytes; };
-    const auto drained = std::find_if(draining_.begin(), draining_.end(), same_class);
-    if (drained != draining_.end()) {
-      ring_->release(buckets_[*drained].drain());
-      draining_.erase(drained);
+    if (!draining.empty()) {
+      ring_->release(buckets_[draining.front()].drain());
+      draining.pop_front();
     } else if (std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
       finish_oldest();
     } else {
@@ -182,8 +182,9 @@ void Reducer::launch(size_t index) {
 void Reducer::finish_oldest() {
   const size_t index = in_flight_.front();
   in_flight_.pop_front();
-  buckets_[index].finish();
-  draining_.push_back(index);
+  GradBucket& bucket = buckets_[index];
+  bucket.finish();
+  if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(index);
 }
 
 void Reducer::end_backward(bool sync) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -75,7 +76,8 @@ class Reducer {
   size_t launches_ = 0;
   std::vector<bool> ready_;
   size_t next_ = 0;  // position in order_
-  std::deque<size_t> in_flight_, draining_;
+  std::deque<size_t> in_flight_;
+  std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read
 };
 
 }  // namespace zeroshard

@@ -92,13 +92,12 @@ TEST(ShmComm, StagingRingTooSmallSaysSo) {
   for (const std::string& error : errors) EXPECT_NE(error.find("allocate()"), std::string::npos) << error;
 }
 
-TEST(DirectComm, TooManyOutstandingNamesTheOldest) {
+TEST(DirectComm, TooManyExchangesOutstandingNamesTheOldest) {
   const auto errors = testing::run_local_world(2, [](Comm& comm) {
     std::vector<float> data(2);
-    std::vector<std::unique_ptr<Work>> works;
+    std::vector<std::unique_ptr<Exchange>> exchanges;
     for (int i = 0; i < 200; ++i)
-      works.push_back(comm.all_gather({data.data(), 2, DType::kFloat32},
-                                      Span{data.data() + comm.rank(), 1, DType::kFloat32}, concat("unit ", i)));
+      exchanges.push_back(comm.exchange(Span{data.data(), 2, DType::kFloat32}, {}, concat("unit ", i)));
   });
   for (const std::string& error : errors) EXPECT_NE(error.find("'unit 0'"), std::string::npos) << error;
 }

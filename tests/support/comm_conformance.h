@@ -193,6 +193,33 @@ inline void check_many_in_flight(Comm& comm, bool direct, uint64_t seed) {
   comm.barrier("all done");
 }
 
+// More than any transport has room for: waited for in an order of each rank's own, or never before the barrier.
+inline void check_any_number_outstanding(Comm& comm, uint64_t seed) {
+  constexpr size_t kCount = 500;
+  constexpr int64_t kNumel = 3;
+  const int world_size = comm.world_size();
+  const int64_t total = kNumel * world_size;
+  Buffer fulls(comm, total * kCount, true), shards(comm, kNumel * kCount, true);
+  std::vector<std::unique_ptr<Work>> works;
+  for (size_t i = 0; i < kCount; ++i) {
+    shards.fill(input_of(comm.rank(), kNumel, seed + i), int64_t(i) * kNumel);
+    works.push_back(
+        comm.all_gather(fulls.slice(int64_t(i) * total, total), shards.slice(int64_t(i) * kNumel, kNumel), "many"));
+  }
+  std::vector<size_t> order(kCount);
+  for (size_t i = 0; i < kCount; ++i) order[i] = i;
+  std::mt19937_64 random(seed + static_cast<uint64_t>(comm.rank()));
+  std::shuffle(order.begin(), order.end(), random);
+  order.resize(kCount / 2);
+  for (const size_t i : order) works[i]->wait();
+  comm.barrier("many");
+  for (const auto& work : works) work->wait();
+  for (size_t i = 0; i < kCount; ++i)
+    for (int rank = 0; rank < world_size; ++rank)
+      fulls.expect(input_of(rank, kNumel, seed + i), int64_t(i) * total + rank * kNumel, concat("gather ", i));
+  comm.barrier("end");
+}
+
 // A barrier completes gathers that were not waited for, so that inputs may change after it.
 inline void check_barrier_protects_inputs(Comm& comm, uint64_t seed) {
   constexpr int64_t kNumel = 5000;
@@ -220,6 +247,7 @@ inline void check_conformance(Comm& comm, bool rank_order = true) {
     }
   check_many_in_flight(comm, true, ++seed);
   check_many_in_flight(comm, false, ++seed);
+  check_any_number_outstanding(comm, ++seed);
   check_barrier_protects_inputs(comm, ++seed);
 }
 
