@@ -80,7 +80,7 @@ struct MemoryLine {
 
 // Trains parameters whose states are sharded across ranks (ZeRO stages 0-3). Every rank calls the same methods in the
 // same order. A front calls pre_forward and post_forward around each unit's modules; unit() does both. After an
-// exception the engine must not be used further.
+// exception the engine must not be used further, but for one in a backward pass: see fail_backward().
 class Engine {
  public:
   // Collective. Takes over the parameters: they and the buffers get rank 0's values on every rank. `gather` and
@@ -117,6 +117,14 @@ class Engine {
   void end_backward();
   // Both, and backward() of the scaled loss in between.
   void backward(const at::Tensor& loss);
+  // In place of end_backward() where loss.backward() threw on this rank. All gradients since the last step are
+  // discarded on all ranks; those that did not fail throw StateError in end_backward(), with `reason`. The step may
+  // then begin again: with the same batches it has the bits of one that did not fail.
+  void fail_backward(const std::string& reason) noexcept;
+  // Discards all gradients since the last step. Collective.
+  void zero_grad();
+  // How often gradients were discarded, by either.
+  int64_t discards() const;
 
   // Clips, updates and publishes the parameters. `groups` may differ from step to step (learning rates).
   StepResult step(const std::vector<ParamGroupOptions>& groups);

@@ -182,6 +182,12 @@ void bind_engine(py::module_& m) {
       .def(
           "end_backward", [](OwningEngine& o) { o.engine->end_backward(); }, Release())
       .def(
+          "fail_backward", [](OwningEngine& o, const std::string& reason) { o.engine->fail_backward(reason); },
+          Release())
+      .def(
+          "zero_grad", [](OwningEngine& o) { o.engine->zero_grad(); }, Release())
+      .def_property_readonly("discards", [](OwningEngine& o) { return o.engine->discards(); })
+      .def(
           "step", [](OwningEngine& o, const std::vector<ParamGroupOptions>& groups) { return o.engine->step(groups); },
           Release())
       .def(

@@ -22,12 +22,13 @@ from .batch import Batch, check_accumulation
 from .compiling import check_arguments, compile_units
 from .gathering import gathered, take_loaded_state_dicts
 from .groups import make_groups
-from .hooks import install_hooks, naming_the_way_out
+from .hooks import install_hooks
 from .leaves import to_half
 from .materialize import materialize
 from .messages import announce, log
 from .optimizer import Optimizer, OptimizerSetup
 from .parameter_check import ParameterCheck
+from .step_progress import StepProgress
 from .stopping import request_stop_on, save_last, wait_at_exit
 from .units import Unit, find_units
 
@@ -58,6 +59,7 @@ class Engine(nn.Module):
         )
         take_loaded_state_dicts(module)
         self.optimizer = Optimizer(setup)
+        self.optimizer.belong_to(self)
         if self._external is not None:
             self._give_slices()
         self.lr_scheduler: Any = None
@@ -67,9 +69,7 @@ class Engine(nn.Module):
         self.global_samples = 0
         self.skipped_steps = 0
         self._sync = True
-        self._unsynced = False
-        self._called_backward = False  # in this micro-batch
-        self._had_gradients = False  # before this micro-batch
+        self._progress = StepProgress()
         self._warned_of_plain_backward = False
         self._boundary: bool | None = None
         self._grad_norm: float | None = None
@@ -168,12 +168,8 @@ class Engine(nn.Module):
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         scaled = self._core.scale_loss(loss, self.gradient_accumulation_steps() if scale_wrt_gas else 1)
-        self._called_backward = True
-        self._core.begin_backward(self._sync)
-        with naming_the_way_out():
+        with self._progress.backward(self):
             scaled.backward(retain_graph=retain_graph)
-        self._core.end_backward()
-        self._unsynced = not self._sync
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> None:
@@ -183,16 +179,15 @@ class Engine(nn.Module):
         if not self._trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         self._parameter_check.check()
-        if not self._called_backward and not self._had_gradients and self._core.has_pending_gradients:
+        progress = self._progress
+        if not progress.called_backward and not progress.had_gradients and self._core.has_pending_gradients:
             self._check_plain_backward()
         self._applied = False
         save_failed = False
-        if self.is_gradient_accumulation_boundary():
+        updates = self.is_gradient_accumulation_boundary()
+        if updates:
             save_failed = self._take_step(lr_kwargs or {})
-        self._called_backward = False
-        self._had_gradients = self._core.has_pending_gradients
-        self.micro_steps += 1
-        self.global_samples += self.train_micro_batch_size_per_gpu() * self.world_size()
+        progress.count(self, updates)
         if self._stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
@@ -216,17 +211,17 @@ class Engine(nn.Module):
 
     def _take_step(self, lr_kwargs: dict) -> bool:
         """Returns whether a save in the background has failed."""
-        if self._unsynced:  # the last micro-batch was under no_sync: its gradients still have to travel
-            self._core.begin_backward(True)
-            self._core.end_backward()
-            self._unsynced = False
-        if self._external is None:
-            result = self._core.step(self.optimizer.options())
-        else:
-            result = self._core.prepare_step()
-            if result.applied:
-                self._step_external()
-            self._core.finish_step(result)
+        if self._progress.unsynced:  # the last micro-batch was under no_sync: its gradients still have to travel
+            with self._progress.backward(self):
+                pass
+        with self._progress.taking_back(self):
+            if self._external is None:
+                result = self._core.step(self.optimizer.options())
+            else:
+                result = self._core.prepare_step()
+                if result.applied:
+                    self._step_external()
+                self._core.finish_step(result)
         self._grad_norm = result.grad_norm
         self._applied = result.applied
         self.optimizer.mark_step()
@@ -306,7 +301,11 @@ class Engine(nn.Module):
         self._batch = self._batch.with_micro(micro_batch_size)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: ``step()`` clears gradients."""
+        """Discards all gradients since the last update, and counts its micro-batches anew. Every rank calls it.
+
+        ``step()`` clears what it has used: this is for batches that are not to count.
+        """
+        self._progress.zero_grad(self)
 
     def compile(
         self,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from . import _C
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 # Elementwise: an update over a flat shard equals one over whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
@@ -151,8 +155,8 @@ def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGrou
 class Optimizer(torch.optim.Optimizer):
     """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
-    The states are sharded and live in the core: ``step()`` and ``zero_grad()`` do nothing here, ``engine.step()`` does
-    both.
+    The states are sharded and live in the core: ``step()`` does nothing here, ``engine.step()`` updates and clears
+    gradients. ``zero_grad()`` is ``engine.zero_grad()``.
     """
 
     def __init__(self, setup: OptimizerSetup) -> None:
@@ -165,6 +169,10 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = setup.inner
         self._kind = setup.type
         self._outside = setup.external
+        self._engine: Callable[[], Engine | None] = lambda: None
+
+    def belong_to(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -203,7 +211,8 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer._opt_called = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        pass
+        if (engine := self._engine()) is not None:
+            engine.zero_grad()
 
     def train(self) -> None:
         if hasattr(self._inner, "train"):

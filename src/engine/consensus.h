@@ -8,10 +8,20 @@
 
 namespace zeroshard {
 
+// Of every word the sum or the maximum over ranks.
+std::vector<int64_t> all_reduce(Comm& comm, at::Device device, const std::vector<int64_t>& words, ReduceOp op,
+                                std::string_view tag);
+
 // What one rank tells the others at a step, and what they know afterwards: whether it is so on any rank.
 struct StepSignals {
   bool save_failed = false;  // a checkpoint in the background
   bool stop = false;         // the run is to end at this step
+};
+
+// What must be the same on all ranks.
+struct StepState {
+  bool has_gradients = false;  // since the last step
+  uint32_t trainable = 0;      // a hash of which parameters require a gradient
 };
 
 // What all ranks know of a step before they apply it.
@@ -20,13 +30,15 @@ struct Consensus {
   double squares = 0;                       // of all reduced gradients, still multiplied by the loss scale
   std::vector<std::vector<bool>> has_grad;  // [shard][parameter]: some rank had a gradient
   StepSignals signals;
+  bool some_have_gradients = false, all_have_gradients = false;  // ranks: StepState::has_gradients
+  bool same_trainable = true;
 };
 
 // One small all-reduce a step (two when some parameter got no gradient somewhere). It is also the point at which
-// every rank has finished its gathers, so that shards may be written. `squares`, `has_grad` and
-// `signals` are this rank's.
+// every rank has finished its gathers, so that shards may be written. `squares`, `has_grad`,
+// `signals` and `state` are this rank's.
 Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
-                        const StepSignals& signals);
+                        const StepSignals& signals, const StepState& state);
 
 // The first parameter, in the order of units, with a non-finite reduced gradient on any rank: {shard, parameter}.
 // Collective; for the message of a skipped step.

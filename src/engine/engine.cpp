@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "device/cpu_allocator.h"
+#include "engine/agreement.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
 
@@ -31,6 +32,30 @@ void Engine::Impl::report_skip(double scale) {
   throw StateError(concat(message, "; ", skipped,
                           " steps in a row were skipped (zeroshard.max_skipped_steps). Lower the "
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
+}
+
+uint32_t Engine::Impl::hash_trainable() const {
+  uint64_t hash = 0;
+  for (const at::Tensor& tensor : trainable) hash = hash * 0x9E3779B97F4A7C15ULL + (tensor.requires_grad() ? 1 : 2);
+  return uint32_t(hash >> 32);
+}
+
+// After the consensus, which has the same on all ranks.
+void Engine::Impl::check_step() {
+  if (!consensus.same_trainable) {
+    NamedValues now;
+    for (size_t u = 0; u < layouts.size(); ++u) {
+      for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+        const bool is_frozen = !executor->unit(u).tensors(i).front().requires_grad();
+        now.emplace_back(layouts[u].params[i].name(), is_frozen ? "frozen" : "to be trained");
+      }
+    }
+    check_agreement(reduce_comm, options.device, "parameters that require a gradient", now);
+  }
+  if (consensus.some_have_gradients == consensus.all_have_gradients) return;
+  throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
+                          reduce_comm.rank(), unapplied ? " has some" : " has none",
+                          ". Every rank calls backward and zero_grad as often as the others"));
 }
 
 // Before the update: afterwards, stages 1 and 2 have overwritten what other ranks own.
@@ -65,9 +90,8 @@ void Engine::pre_forward(size_t unit) {
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
-    impl_->backward_hooks.add(output, [impl = impl_.get(), unit, key = output.unsafeGetTensorImpl()] {
-      impl->executor->pre_backward(unit, key);
-    });
+    impl_->backward_hooks.add(
+        output, [impl = impl_.get(), unit, key = output.unsafeGetTensorImpl()] { impl->pre_backward(unit, key); });
   }
   const Unit& own = impl_->executor->unit(unit);
   const bool lends = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
@@ -92,29 +116,6 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) con
   return loss_scale() == 1 ? averaged : averaged * loss_scale();
 }
 
-void Engine::begin_backward(bool sync) {
-  impl_->check_whole();
-  impl_->sync = sync;
-  // Gradients of a loss.backward() before this one are under way in the order that there is.
-  if (!impl_->pending_backward) {
-    impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
-  }
-}
-
-void Engine::end_backward() {
-  impl_->executor->end_backward();
-  impl_->reducer->end_backward(impl_->sync);
-  impl_->pending_backward = false;
-  impl_->unapplied = true;
-  impl_->sync = true;
-}
-
-void Engine::backward(const at::Tensor& loss) {
-  begin_backward();
-  scale_loss(loss).backward();
-  end_backward();
-}
-
 StepResult Engine::prepare_step() {
   Impl& impl = *impl_;
   impl.check_whole();
@@ -130,8 +131,10 @@ StepResult Engine::prepare_step() {
     }
   }
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load()};
-  impl.consensus =
-      agree_on_step(impl.reduce_comm, impl.options.device, impl.reducer->squares(), std::move(has_grad), signals);
+  const StepState state{impl.unapplied, impl.hash_trainable()};
+  impl.consensus = agree_on_step(impl.reduce_comm, impl.options.device, impl.reducer->squares(), std::move(has_grad),
+                                 signals, state);
+  impl.check_step();
   impl.compare_replicas();
   StepResult result;
   result.loss_scale = loss_scale();
@@ -180,9 +183,10 @@ std::vector<OptimizerSlice> Engine::slices() {
 
 void Engine::finish_step(const StepResult& result) {
   Impl& impl = *impl_;
-  impl.scaler.update(!result.applied);
+  const bool is_empty = !impl.unapplied;  // no backward since the last step: it says nothing of overflows
+  if (!is_empty) impl.scaler.update(!result.applied);
   if (result.applied) {
-    impl.skipped = 0;
+    if (!is_empty) impl.skipped = 0;
     if (impl.options.external_optimizer) impl.optimizer->publish_masters();
     if (impl.options.config.stage > 0) impl.executor->refresh();  // at stage 0 every rank has updated everything
   } else {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 #include <map>
 
@@ -165,9 +166,17 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     parents.push_back(definitions[u].parent);
     memory += Unit::memory_bytes(layouts[u], placement(layouts[u]));
   }
-  executor = std::make_unique<Executor>(std::move(units), parents, prefetch_depth(plan), [this](size_t unit) {
-    if (sync) reducer->flush(unit);
-  });
+  Executor::Callbacks callbacks;
+  callbacks.on_unit_done = [this](size_t unit, bool skipped) {
+    if (sync) reducer->flush(unit, skipped);
+  };
+  const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
+  if (std::any_of(units.begin(), units.end(), is_sharded)) {
+    callbacks.max_over_ranks = [this](int64_t number) {
+      return all_reduce(gather_comm, options.device, {number}, ReduceOp::kMax, "unit of backward")[0];
+    };
+  }
+  executor = std::make_unique<Executor>(std::move(units), parents, prefetch_depth(plan), std::move(callbacks));
 }
 
 void Engine::Impl::make_reducer() {
@@ -193,6 +202,7 @@ void Engine::Impl::install_hooks() {
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
       if (!layouts[u].params[i].requires_grad) continue;
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
+        trainable.push_back(tensor);
         hooks.emplace_back(tensor, [this, u, i](const at::Tensor& grad) {
           pending_backward = true;
           reducer->add(u, i, grad, sync);

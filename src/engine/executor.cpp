@@ -13,11 +13,12 @@ constexpr size_t kLookAhead = 16;
 }  // namespace
 
 Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents, int prefetch_depth,
-                   std::function<void(size_t)> on_unit_done)
+                   Callbacks callbacks)
     : units_(std::move(units)),
       around_(units_.size()),
       prefetch_depth_(prefetch_depth),
-      on_unit_done_(std::move(on_unit_done)),
+      callbacks_(std::move(callbacks)),
+      finished_(units_.size(), 0),
       holds_(units_.size(), 0) {
   const auto is_replicated = [](const auto& unit) { return unit->placement() == Placement::kReplicated; };
   if (std::all_of(units_.begin(), units_.end(), is_replicated)) prefetch_depth_ = 0;  // there is nothing to gather
@@ -27,7 +28,8 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  in_forward_.clear();  // a forward that failed has left its own there
+  if (backward_begun_) let_all_others_pass();  // of a loss.backward() that nobody has ended
+  in_forward_.clear();                         // a forward that failed has left its own there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -47,8 +49,16 @@ void Executor::demand(size_t index) {
   units_[index]->wait();
 }
 
+// Small units stay whole, so that ranks may differ in when they need them.
+void Executor::demand_in_backward(size_t index) {
+  if (units_[index]->placement() == Placement::kSharded) return demand(index);
+  units_[index]->unshard();
+  units_[index]->wait();
+}
+
 void Executor::pre_forward(size_t index, bool recomputing) {
   if (recomputing) {
+    let_others_pass(index);
     const std::set<size_t> others = std::exchange(recomputed_, {});
     for (const size_t other : others) {
       if (other == index || contains(other, index)) {
@@ -62,11 +72,12 @@ void Executor::pre_forward(size_t index, bool recomputing) {
     around_[index].insert(in_forward_.begin(), in_forward_.end());
     in_forward_.push_back(index);
   }
-  demand(index);
+  recomputing ? demand_in_backward(index) : demand(index);
 }
 
 void Executor::post_forward(size_t index, bool recomputing) {
   if (recomputing) return;
+  finished_[index] = ++forwards_;
   // With those that it called and that failed, where it went on without them.
   const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
   if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
@@ -78,10 +89,11 @@ void Executor::post_forward(size_t index, bool recomputing) {
 
 void Executor::pre_backward(size_t index, const void* output) {
   if (in_backward_.contains(index)) return;
+  let_others_pass(index);
   finish_others(index, output);
   in_backward_.emplace(index, output);
   recomputed_.erase(index);
-  demand(index);
+  demand_in_backward(index);
 }
 
 void Executor::finish_others(size_t index, const void* output) {
@@ -93,14 +105,74 @@ void Executor::finish_others(size_t index, const void* output) {
     }
     next = in_backward_.erase(next);
     reshard(other);
-    on_unit_done_(other);
+    callbacks_.on_unit_done(other, begun_with == &units_[other]);
   }
 }
 
+void Executor::begin_backward() {
+  backward_begun_ = true;
+  order_->begin_backward();
+}
+
+// Before this rank's backward needs `index`: takes part in what others need before.
+void Executor::let_others_pass(size_t index) {
+  begin_backward();
+  if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
+  if (const auto upcoming = order_->upcoming(); !upcoming.empty()) {
+    const auto found = std::find(upcoming.begin(), upcoming.end(), index);
+    if (found == upcoming.end()) return;
+    const std::vector<size_t> before(upcoming.begin(), found);
+    for (const size_t other : before) skip(other);
+    return;
+  }
+  while (units_[index]->is_sharded() && agree_on_next(index) != index) {
+  }
+}
+
+// As if this rank's backward needed a unit: the order goes on, and the gathers are those of ranks whose backward does.
+void Executor::skip(size_t index) {
+  if (!in_backward_.contains(index)) {
+    const void* const nothing = &units_[index];
+    finish_others(index, nothing);
+    in_backward_.emplace(index, nothing);
+    recomputed_.erase(index);
+  }
+  demand(index);
+}
+
+// The unit that is gathered next: of those that ranks wait for, the one whose forward ended last. None when all ranks
+// are done. Takes part when it is not `mine`.
+std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
+  constexpr int64_t kStride = int64_t{1} << 32;
+  const int64_t next = callbacks_.max_over_ranks(mine ? finished_[*mine] * kStride + int64_t(*mine) + 1 : 0);
+  const std::optional<size_t> agreed = next == 0 ? std::nullopt : std::optional(size_t(next % kStride - 1));
+  if (gathered_for_others_ && gathered_for_others_ != agreed) {
+    callbacks_.on_unit_done(*std::exchange(gathered_for_others_, std::nullopt), /*skipped=*/true);
+  }
+  if (!agreed || agreed == mine) return agreed;
+  order_->advance(*agreed);
+  units_[*agreed]->take_part();
+  if (!in_backward_.contains(*agreed)) gathered_for_others_ = agreed;
+  return agreed;
+}
+
+void Executor::let_all_others_pass() {
+  backward_begun_ = false;
+  if (!callbacks_.max_over_ranks) return;
+  if (order_->is_recording()) {
+    while (agree_on_next(std::nullopt)) {
+    }
+    return;
+  }
+  while (!order_->upcoming().empty()) skip(order_->upcoming().front());
+}
+
 void Executor::end_backward() {
+  begin_backward();
+  let_all_others_pass();
   for (const auto& [index, output] : std::exchange(in_backward_, {})) {
     reshard(index);
-    on_unit_done_(index);
+    callbacks_.on_unit_done(index, output == &units_[index]);
   }
   for (const size_t index : std::exchange(recomputed_, {})) reshard(index);
   order_->end_pass();

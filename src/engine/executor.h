@@ -2,6 +2,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -21,12 +22,26 @@ namespace zeroshard {
 // A unit around the other is not done: one whose modules contain the other's, or in whose forward the other was called
 // (a tied parameter belongs to one unit, and is used within others). Recomputation (activation checkpointing) calls
 // forward hooks inside backward: then a unit stays until another unit is recomputed or its own backward has passed.
+//
+// Note [Ranks whose backward passes need other units]
+// A module may enter the loss on some ranks alone, and a backward may fail on one. The others go on, and every gather
+// needs all ranks. Where the order of a pass is known, a rank goes through it whole: before a unit that comes later it
+// takes part in the gathers of those that it does not need itself, and at the end in those that are left. While an
+// order is recorded, ranks agree before each gather of a backward on who is next: one small all-reduce a unit. What is
+// left is a unit that no rank needed in the recorded pass: then the ranks' gathers differ, which is an error.
 class Executor {
  public:
+  struct Callbacks {
+    // Unit u's backward has ended; `skipped`: other ranks', while this rank's does not need it.
+    std::function<void(size_t, bool skipped)> on_unit_done;
+    // The largest of all ranks' numbers. Collective. Null where no unit is sharded.
+    std::function<int64_t(int64_t)> max_over_ranks;
+  };
+
   // `parents[u]`: the unit whose modules contain unit u's, or -1. Up to `prefetch_depth` units are gathered ahead of
-  // their use. `on_unit_done(u)` is called when u's backward ended.
+  // their use.
   Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents, int prefetch_depth,
-           std::function<void(size_t)> on_unit_done);
+           Callbacks callbacks);
 
   Unit& unit(size_t index) { return *units_.at(index); }
   size_t size() const { return units_.size(); }
@@ -37,7 +52,14 @@ class Executor {
   // `output`: identifies the tensor whose gradient is known. A unit may return its very input, or what a unit inside it
   // returned: then several units begin their backward with one tensor, and none of them is done before the others.
   void pre_backward(size_t unit, const void* output);
+  // Before the first event of a backward: a rank may have none.
+  void begin_backward();
+  // Collective where units are sharded.
   void end_backward();
+  // The last pass has failed, on some rank: no order is learnt from it.
+  void forget_pass() { order_->forget(); }
+  // Whether a backward has begun and not ended.
+  bool is_in_backward() const { return backward_begun_; }
   // As ExecutionOrder::needed(), of the pass that runs or ran last.
   std::span<const size_t> needed() const { return order_->needed(); }
 
@@ -52,14 +74,24 @@ class Executor {
   void reshard(size_t unit);
   bool contains(size_t outer, size_t inner) const { return around_[inner].contains(outer); }
   void finish_others(size_t unit, const void* output);
+  // Note [Ranks whose backward passes need other units].
+  void demand_in_backward(size_t unit);
+  void let_others_pass(size_t unit);
+  void skip(size_t unit);
+  std::optional<size_t> agree_on_next(std::optional<size_t> mine);
+  void let_all_others_pass();
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::set<size_t>> around_;  // by unit: itself and those around it, by modules or as forward showed
   int prefetch_depth_;
-  std::function<void(size_t)> on_unit_done_;
+  Callbacks callbacks_;
   ExecutionOrder training_, evaluation_;
   ExecutionOrder* order_ = &evaluation_;  // of the pass that runs
   std::vector<size_t> in_forward_;        // units whose forward runs, outermost first
+  std::vector<int64_t> finished_;         // when each unit's last forward ended: counts from 1
+  int64_t forwards_ = 0;
+  bool backward_begun_ = false;
+  std::optional<size_t> gathered_for_others_;  // last, while this rank's backward did not need it
   // Units whose backward has begun and not ended, and the output it began with.
   std::map<size_t, const void*> in_backward_;
   std::set<size_t> recomputed_;  // unsharded by a recomputation, backward not begun

@@ -40,6 +40,11 @@ struct Engine::Impl {
   Placement placement(const UnitLayout& layout) const;
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   void report_skip(double scale);
+  uint32_t hash_trainable() const;
+  void check_step();
+  void pre_backward(size_t unit, const void* output);
+  std::string end_pass(const std::string& failure);
+  void discard();
   void compare_replicas();
 
   // engine_checkpoint.cpp
@@ -72,6 +77,7 @@ struct Engine::Impl {
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
   std::vector<GradHook> hooks;
+  std::vector<at::Tensor> trainable;  // as the engine was made
   BackwardHooks backward_hooks;
   LossScaler scaler;
   Heartbeat heartbeat = Heartbeat::from_environment();
@@ -79,6 +85,7 @@ struct Engine::Impl {
   bool pending_backward = false;  // gradients have come since the last end_backward()
   bool unapplied = false;         // gradients have come since the last step
   bool sync = true;
+  int64_t discards = 0;
   int skipped = 0;
   Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;

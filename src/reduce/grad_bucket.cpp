@@ -120,6 +120,21 @@ void GradBucket::end_backward() {
   missing_ = int(fired_.size());
 }
 
+SlotRing::Slot* GradBucket::discard() {
+  ZS_ASSERT(!is_in_flight(), "unit ", unit_.name);
+  SlotRing::Slot* slot = nullptr;
+  if (Filling* const filling = std::get_if<Filling>(&state_)) {
+    slot = filling->slot;
+    state_ = Idle{};
+  }
+  kept_ = at::Tensor();
+  local_used_ = false;
+  std::fill(fired_.begin(), fired_.end(), 0);
+  missing_ = int(fired_.size());
+  end_step();
+  return slot;
+}
+
 std::unique_ptr<Work> GradBucket::gather_reduced() {
   const Span out{grads_.data_ptr(), grads_.numel(), to_dtype(grads_.scalar_type())};
   const at::Tensor mine = shard();
@@ -129,6 +144,7 @@ std::unique_ptr<Work> GradBucket::gather_reduced() {
 void GradBucket::end_step() {
   std::fill(has_grad_.begin(), has_grad_.end(), false);
   reduced_ = false;
+  squares_ = ExactSum();
 }
 
 }  // namespace zeroshard

@@ -72,6 +72,8 @@ class GradBucket {
 
   // After a backward pass: learns how often each parameter gets a gradient.
   void end_backward();
+  // Drops all gradients since the last step, and learns nothing. Not while in flight. Returns the slot, as drain().
+  SlotRing::Slot* discard();
   // Stage 0, before the optimizer: gathers the reduced gradients of all ranks in place.
   std::unique_ptr<Work> gather_reduced();
   // After the optimizer step: the next gradients overwrite.

@@ -46,6 +46,8 @@ Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm
     }
   }
   ready_.assign(buckets_.size(), false);
+  done_with_unit_.assign(buckets_.size(), std::nullopt);
+  was_done_with_unit_.assign(buckets_.size(), false);
   for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
 }
 
@@ -148,9 +150,16 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
   }
 }
 
-void Reducer::flush(size_t unit) {
-  for (const int index : bucket_of_.at(unit)) {
-    if (index >= 0 && buckets_[size_t(index)].is_filling()) mark_ready(size_t(index));
+// A bucket without any gradient on this rank is marked, too, where it is launched at this point elsewhere: a rank that
+// waits for it there would not gather what this rank waits for next.
+void Reducer::flush(size_t unit, bool skipped) {
+  for (const int signed_index : bucket_of_.at(unit)) {
+    if (signed_index < 0) continue;
+    const auto index = size_t(signed_index);
+    const bool is_due = basis_ == Basis::kBackward ? was_done_with_unit_[index] : skipped;
+    if (!ready_[index] && !buckets_[index].is_filling() && is_due) filling(index);
+    if (buckets_[index].is_filling()) mark_ready(index);
+    if (!done_with_unit_[index]) done_with_unit_[index] = ready_[index];
   }
 }
 
@@ -187,24 +196,57 @@ void Reducer::finish_oldest() {
   if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(index);
 }
 
-void Reducer::end_backward(bool sync) {
+void Reducer::launch_all(bool sync) {
   if (!sync) return;
   for (const size_t index : order_) {
     if (ready_[index]) continue;
     filling(index);  // a bucket without any gradient takes part too: other ranks may have some
     mark_ready(index);
   }
+  while (!in_flight_.empty()) finish_oldest();
+}
+
+std::vector<int64_t> Reducer::late() const {
+  std::vector<int64_t> late;
+  for (const GradBucket& bucket : buckets_) late.push_back(bucket.is_filling() ? 1 : 0);
+  return late;
+}
+
+void Reducer::launch_again(const std::vector<int64_t>& late) {
   for (const size_t index : order_) {
-    if (buckets_[index].is_filling()) launch(index);  // gradients that came after its launch
+    if (late.at(index) == 0) continue;
+    filling(index);
+    launch(index);
   }
+}
+
+void Reducer::end_backward(bool sync) {
+  if (!sync) return;
+  launch_all(sync);
+  launch_again(late());
   while (!in_flight_.empty()) finish_oldest();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
   if (basis_ != Basis::kBackward) {
     take_order_of_rank_0(completed_, comm_, "order of backward");
     basis_ = Basis::kBackward;
   }
+  for (size_t i = 0; i < buckets_.size(); ++i)
+    was_done_with_unit_[i] = done_with_unit_[i].value_or(was_done_with_unit_[i]);
+  reset_pass();
+}
+
+void Reducer::reset_pass() {
   ready_.assign(buckets_.size(), false);
+  done_with_unit_.assign(buckets_.size(), std::nullopt);
   next_ = 0;
+}
+
+void Reducer::discard() {
+  for (GradBucket& bucket : buckets_) {
+    if (SlotRing::Slot* const slot = bucket.discard()) ring_->release(slot);
+  }
+  completed_.clear();
+  reset_pass();
 }
 
 void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag) {

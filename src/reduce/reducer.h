@@ -33,10 +33,17 @@ class Reducer {
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
   // own sum. Throws ValueError for a sparse gradient.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
-  // No more gradients of this unit will come in this backward pass.
-  void flush(size_t unit);
+  // No more gradients of this unit will come in this backward pass. `skipped`: none has come, or may come later.
+  void flush(size_t unit, bool skipped = false);
+  // Launches and finishes every bucket once.
+  void launch_all(bool sync);
+  // By bucket, whether gradients came after its launch. Each needs a second one on all ranks when some rank has such.
+  std::vector<int64_t> late() const;
+  void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything; afterwards the reduced gradients can be read.
   void end_backward(bool sync);
+  // Drops all gradients since the last step; the pass, if one ran, is as if it had not been. After launch_all().
+  void discard();
   // Stage 0: every rank gets every rank's reduced gradients. A no-op at other stages.
   void gather_reduced();
   void end_step();
@@ -56,6 +63,7 @@ class Reducer {
   GradBucket& filling(size_t bucket);
   SlotRing::Slot* acquire_slot(int64_t bytes);
   void mark_ready(size_t bucket);
+  void reset_pass();
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
@@ -75,6 +83,9 @@ class Reducer {
   Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
+  // Whether a bucket was ready when its unit was done, in this pass (unset: it is not done) and in the last.
+  std::vector<std::optional<bool>> done_with_unit_;
+  std::vector<bool> was_done_with_unit_;
   size_t next_ = 0;  // position in order_
   std::deque<size_t> in_flight_;
   std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read

@@ -6,8 +6,15 @@ namespace zeroshard {
 
 void ExecutionOrder::begin_pass() {
   current_.clear();
+  backward_ = kNone;
   in_pass_ = true;
   following_ = !recorded_.empty();
+}
+
+void ExecutionOrder::begin_backward() {
+  if (!in_pass_ || backward_ != kNone) return;
+  backward_ = current_.size();
+  following_ = following_ && backward_ == recorded_backward_;
 }
 
 bool ExecutionOrder::advance(size_t unit) {
@@ -19,7 +26,15 @@ bool ExecutionOrder::advance(size_t unit) {
 }
 
 void ExecutionOrder::end_pass() {
-  if (in_pass_) std::swap(recorded_, current_);
+  if (in_pass_) {
+    std::swap(recorded_, current_);
+    recorded_backward_ = backward_;
+  }
+  in_pass_ = following_ = false;
+}
+
+void ExecutionOrder::forget() {
+  recorded_.clear();
   in_pass_ = following_ = false;
 }
 

@@ -11,9 +11,13 @@ namespace zeroshard {
 class ExecutionOrder {
  public:
   void begin_pass();
+  // The pass needs its units for backward from now on; only the first call in a pass counts.
+  void begin_backward();
   // `unit` is needed now. Returns false when that was not predicted.
   bool advance(size_t unit);
   void end_pass();
+  // Nothing is predicted until another pass has ended.
+  void forget();
 
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
@@ -22,9 +26,12 @@ class ExecutionOrder {
   bool is_recording() const { return !following_; }
 
  private:
-  std::vector<size_t> recorded_;  // of the last complete pass
-  std::vector<size_t> current_;   // of this pass so far
-  bool following_ = false;        // current_ is a prefix of recorded_
+  static constexpr size_t kNone = size_t(-1);
+
+  std::vector<size_t> recorded_;                         // of the last complete pass
+  std::vector<size_t> current_;                          // of this pass so far
+  size_t recorded_backward_ = kNone, backward_ = kNone;  // where backward began in each
+  bool following_ = false;                               // current_ is a prefix of recorded_
   bool in_pass_ = false;
 };
 

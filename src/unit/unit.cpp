@@ -215,6 +215,17 @@ void Unit::reshard() {
   state_ = Sharded{};
 }
 
+void Unit::take_part() {
+  if (placement_ == Placement::kReplicated) return;
+  if (is_sharded()) {
+    unshard();
+    return reshard();
+  }
+  wait();
+  start_gather(std::get<Unsharded>(state_).memory);  // over the same values
+  wait();
+}
+
 void Unit::attach(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];

@@ -60,6 +60,8 @@ class Unit {
   void unshard();
   void wait();
   void reshard();
+  // Takes part in a gather that another rank needs, whatever this unit's state, which stays.
+  void take_part();
   bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
   bool is_unsharded() const { return std::holds_alternative<Unsharded>(state_); }
 

@@ -19,6 +19,7 @@ import async_mutants
 import checkpoint_mutants
 import data_mutants
 import disk_mutants
+import failure_mutants
 import lora_mutants
 import memory_mutants
 import monitor_mutants
@@ -253,6 +254,7 @@ MUTANTS = [
     *checkpoint_mutants.MUTANTS,
     *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
+    *failure_mutants.MUTANTS,
     *lora_mutants.MUTANTS,
     *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,

@@ -141,3 +141,26 @@ def test_a_parameter_that_was_frozen_at_initialize_cannot_train(stage):
         assert "freeze it afterwards" in said[1]
         assert said[3].startswith(f"{place} (and 1 more) requires")
         assert steps == 3
+
+
+# -- on one rank alone -------------------------------------------------------------------------------------------------
+
+
+def freeze_alone(stage):
+    engine, *_ = zeroshard.initialize(model=models.stack(), config=configuration(stage))
+    errors = []
+    for step in range(4):
+        if step in (1, 3) and world.rank() == 1:
+            engine.module.blocks[1].requires_grad_(step == 3)
+        x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 2 * world.size()))
+        engine.backward(loss_of(engine, x, y))
+        errors.append(message_of(engine.step))
+    return errors
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_parameter_that_one_rank_alone_freezes_is_named_on_all(stage):
+    for errors in world.run(2, freeze_alone, stage=stage):
+        first, *between, last = errors
+        assert first is None and last is None
+        assert all("on rank 0 'blocks.1.norm.weight' is to be trained, on rank 1" in text for text in between)

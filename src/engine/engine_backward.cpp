@@ -1,0 +1,137 @@
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "engine/impl.h"
+
+// A backward pass ends on all ranks alike: it counts, or where it failed on one rank it is discarded by all.
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kReasonBytes = 512;
+
+// `reason` of rank `root`, on every rank.
+std::string share_reason(Comm& comm, at::Device device, int root, const std::string& reason) {
+  at::Tensor bytes = at::zeros({kReasonBytes}, at::kByte);
+  std::memcpy(bytes.data_ptr(), reason.data(), std::min(reason.size(), size_t(kReasonBytes - 1)));
+  bytes = bytes.to(device);
+  comm.broadcast({bytes.data_ptr(), kReasonBytes, DType::kOther1}, root, "failed backward")->wait();
+  return static_cast<const char*>(bytes.cpu().const_data_ptr());
+}
+
+}  // namespace
+
+// `failure`: why this rank's own pass is not to count; empty when it is. Returns that of the first rank that has one,
+// with its name, on every rank. Then all gradients since the last step are gone.
+std::string Engine::Impl::end_pass(const std::string& failure) {
+  executor->end_backward();
+  reducer->launch_all(sync);
+  const std::vector<int64_t> late = sync ? reducer->late() : std::vector<int64_t>();
+  const bool is_late = std::any_of(late.begin(), late.end(), [](int64_t each) { return each != 0; });
+  const int world_size = reduce_comm.world_size();
+  std::vector<int64_t> words = {failure.empty() ? 0 : world_size - reduce_comm.rank(), is_late ? 1 : 0};
+  if (world_size > 1) words = all_reduce(reduce_comm, options.device, words, ReduceOp::kMax, "end of backward");
+  if (words[0] > 0) {
+    const int rank = world_size - int(words[0]);
+    const std::string reason = share_reason(reduce_comm, options.device, rank, failure);
+    reducer->launch_all(true);  // what is under way in spite of no_sync
+    executor->forget_pass();
+    discard();
+    return concat("rank ", rank, ": ", reason);
+  }
+  if (words[1] > 0) {
+    reducer->launch_again(
+        world_size == 1 ? late : all_reduce(reduce_comm, options.device, late, ReduceOp::kMax, "late gradients"));
+  }
+  reducer->end_backward(sync);
+  pending_backward = false;
+  unapplied = true;
+  sync = true;
+  return "";
+}
+
+void Engine::Impl::pre_backward(size_t unit, const void* output) {
+  try {
+    executor->pre_backward(unit, output);
+  } catch (const CommError& error) {
+    const std::string_view text = error.what();
+    if (text.find("ranks disagree") == text.npos) throw;
+    throw CommError(
+        concat(text, "; rank ", gather_comm.rank(), " was about to compute the gradients of unit '", layouts[unit].name,
+               "'. Backward passes of ranks may differ in units that some rank's needed in the pass before: "
+               "where a module enters the loss on some ranks alone, and later than that, add its output "
+               "times 0 to the loss of the others"));
+  }
+}
+
+void Engine::Impl::discard() {
+  reducer->discard();
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+      // Where a hook of the user's threw, a gradient has stayed.
+      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
+    }
+  }
+  pending_backward = unapplied = false;
+  sync = true;
+  ++discards;
+}
+
+void Engine::begin_backward(bool sync) {
+  impl_->check_whole();
+  impl_->sync = sync;
+  impl_->executor->begin_backward();
+  // Gradients of a loss.backward() before this one are under way in the order that there is.
+  if (!impl_->pending_backward) {
+    impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
+  }
+}
+
+void Engine::end_backward() {
+  const std::string failure = impl_->end_pass("");
+  if (failure.empty()) return;
+  throw StateError(
+      concat("a backward pass was discarded on all ranks, with all that this step had before it, because of ", failure,
+             ". To go on, begin the step again"));
+}
+
+void Engine::fail_backward(const std::string& reason) noexcept {
+  if (impl_->reduce_comm.world_size() > 1) {
+    log(LogLevel::kWarning,
+        concat("rank ", impl_->reduce_comm.rank(), ": backward failed, and all ranks discard it: ", reason));
+  }
+  try {
+    impl_->end_pass(reason.empty() ? "an error without a text" : reason);
+  } catch (const std::exception& error) {  // ranks cannot be reached, and every later call says so, too
+    log(LogLevel::kWarning, concat("the failed backward could not be discarded: ", error.what()));
+  }
+}
+
+void Engine::backward(const at::Tensor& loss) {
+  begin_backward();
+  try {
+    scale_loss(loss).backward();
+  } catch (const std::exception& error) {
+    fail_backward(error.what());
+    throw;
+  }
+  end_backward();
+}
+
+void Engine::zero_grad() {
+  Impl& impl = *impl_;
+  if (impl.pending_backward || impl.executor->is_in_backward()) {
+    impl.end_pass("zero_grad() was called");
+  } else if (impl.unapplied) {
+    impl.discard();
+  }
+}
+
+int64_t Engine::discards() const {
+  return impl_->discards;
+}
+
+}  // namespace zeroshard
