@@ -3,7 +3,9 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "zeroshard/config.h"
 
@@ -39,6 +41,9 @@ class World {
   int world_size() const;
   c10::Device device() const { return device_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
+  // That of gathers, of reductions and of checkpoints ("": there are none). With "shm" its process group is needed no
+  // more.
+  std::vector<std::string> transports() const;
 
   Comm& gather() { return *gather_; }
   Comm& reduce() { return *reduce_; }

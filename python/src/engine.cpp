@@ -14,6 +14,17 @@ namespace {
 
 // An engine with the communicators it needs, in the order in which they must die.
 struct OwningEngine {
+  OwningEngine() = default;
+  // Threads that end with it may need the interpreter's lock.
+  ~OwningEngine() {
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check() != 0) released.emplace();
+    engine.reset();
+    world.reset();
+  }
+  OwningEngine(const OwningEngine&) = delete;
+  OwningEngine& operator=(const OwningEngine&) = delete;
+
   std::unique_ptr<World> world;
   std::unique_ptr<Engine> engine;
 };
@@ -161,8 +172,9 @@ void bind_engine(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<OwningEngine>(m, "Engine", "Trains parameters whose states are sharded across a process group.")
       .def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
-           py::arg("reduce_group"), py::arg("checkpoint_group"))
-      .def("begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); })
+           py::arg("reduce_group"), py::arg("checkpoint_group"), Release())
+      .def(
+          "begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); }, Release())
       .def(
           "pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
       .def(
@@ -170,7 +182,8 @@ void bind_engine(py::module_& m) {
           [](OwningEngine& o, size_t unit, const std::vector<at::Tensor>& outputs) {
             return o.engine->post_forward(unit, outputs);
           },
-          "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.")
+          "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.",
+          Release())
       .def(
           "scale_loss",
           [](OwningEngine& o, const at::Tensor& loss, int64_t micro_batches) {
@@ -208,6 +221,9 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })
       .def_property_readonly("num_units", [](OwningEngine& o) { return o.engine->num_units(); })
       .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.world->transport()); })
+      .def_property_readonly(
+          "transports", [](OwningEngine& o) { return o.world->transports(); },
+          "Of gathers, reductions and checkpoints.")
       .def(
           "memory",
           [](OwningEngine& o) {

@@ -7,4 +7,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   zeroshard::bind_launch(m);
   zeroshard::bind_checkpoint_files(m);
   zeroshard::bind_engine(m);
+  zeroshard::bind_process(m);
 }

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C
+from .interruptible import interruptibly
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -17,8 +18,8 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 def init_distributed(device: torch.device | str | None = None, timeout: timedelta | None = None) -> None:
     """Starts torch.distributed if it was not and there is more than one rank: NCCL for CUDA devices, else Gloo.
 
-    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm. When the master address is
-    the loopback interface, nothing listens on any other.
+    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm. When all ranks are on
+    one host, or the master address is the loopback interface, neither Gloo nor NCCL listens on any other.
     """
     if dist.is_initialized():
         return
@@ -30,10 +31,13 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = _port(os.environ.get("MASTER_PORT", "29500"))
     timeout = timeout or timedelta(minutes=10)
-    if host in _LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = _make_store(host, port, env.rank, env.world_size, timeout)
-    dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
+    if host in _LOOPBACK or env.local_world_size == env.world_size:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
+    store = interruptibly(lambda: _make_store(host, port, env.rank, env.world_size, timeout))
+    interruptibly(
+        lambda: dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
+    )
 
 
 def _port(text: str) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 from . import _C
 from .distributed import default_device, init_distributed
 from .engine import Engine
+from .group_life import end_groups_with
 from .loader import Loader
 from .optimizer import make_optimizer
 from .schedule import make_scheduler
@@ -74,6 +75,7 @@ def initialize(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
     engine = Engine(model, parsed, setup, device)
+    end_groups_with(engine._core)
     scheduler = make_scheduler(lr_scheduler, engine.optimizer, parsed.config)
     engine.lr_scheduler = scheduler
     loader = None

@@ -52,6 +52,12 @@ def _wait(engine: weakref.ref[Engine]) -> None:
     if (alive := engine()) is not None:
         try:
             alive.wait_for_checkpoint()
+        except KeyboardInterrupt:  # nobody else would hear of it: the process ends, as without the wait
+            log("the last checkpoint was not saved: interrupted")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         except _C.Error as error:
             log(f"the last checkpoint was not saved: {error}")
             # Nothing else turns the code of a process that has already ended well: a supervisor is to know.

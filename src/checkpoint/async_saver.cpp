@@ -4,14 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "checkpoint/attempt.h"
 
 namespace zeroshard {
 namespace {
 
+constexpr std::chrono::milliseconds kLook(100);    // between looks for an interruption
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of one call: enough for many threads; then the writer hears of it
 
 }  // namespace
@@ -125,9 +128,18 @@ void AsyncSaver::wait_for_copy(const void* end) {
   if (worker_->copy_error) std::rethrow_exception(worker_->copy_error);
 }
 
-void AsyncSaver::wait() {
+void AsyncSaver::await_end() {
   std::unique_lock lock(worker_->mutex);
-  worker_->changed.wait(lock, [&] { return !worker_->request; });
+  while (!worker_->changed.wait_for(lock, kLook, [&] { return !worker_->request; })) {
+    lock.unlock();  // the check may call what asks whether the saver is busy
+    check_interrupt();
+    lock.lock();
+  }
+}
+
+void AsyncSaver::wait() {
+  await_end();
+  const std::scoped_lock lock(worker_->mutex);
   if (worker_->error) std::rethrow_exception(std::exchange(worker_->error, nullptr));
 }
 

@@ -40,6 +40,8 @@ class AsyncSaver {
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();
+  // The same, and leaves the error to others. Throws what interrupts the wait (base/interrupt.h) alone.
+  void await_end();
   bool busy() const;
   // Whether a save has failed that nobody has heard of yet: start() or wait() will throw.
   bool failed() const;

@@ -1,12 +1,12 @@
 #include "comm/direct_core.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "comm/futex.h"
 #include "comm/wait_graph.h"
 
@@ -49,8 +49,7 @@ DirectCore::DirectCore(std::shared_ptr<DirectMemory> memory, PeerWatch watch, in
       options_(options),
       rank_(rank),
       world_size_(control_.world_size()),
-      spins_(control_.world_size() <= online_cores()),
-      owner_pid_(::getpid()) {
+      spins_(control_.world_size() <= online_cores()) {
   if (options_.wait_graph) options_.wait_graph->add(memory_);
 }
 
@@ -104,6 +103,7 @@ Op DirectCore::await_posted(int peer, const Op& mine) {
 }
 
 void DirectCore::finish(uint64_t seq) {
+  if (!process_.is_own()) throw_if_failed();
   RankControl& own = control_.rank(rank_);
   own.finished_at(seq).store(seq, std::memory_order_release);
   own.notify();
@@ -162,6 +162,7 @@ void DirectCore::await(const Op& mine, const Awaited& awaited) {
       fail(concat(watch_.name(peer), " made no progress for ", waited_ms, " ms") + waiting_text(mine, peer));
     if (waited_ms >= kPollMs) {
       fail_in_a_cycle();
+      heed_interrupt(mine);
       wait.lasts([&] { return concat("#", mine.seq, " ", mine.text(), ", for ", watch_.name(peer)); });
     }
     futex_wait(other.events, events, std::min(kPollMs, options_.timeout_ms));
@@ -170,6 +171,18 @@ void DirectCore::await(const Op& mine, const Awaited& awaited) {
     waited_ms +=
         std::min<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - last).count(), 2 * kPollMs);
     last = now;
+  }
+}
+
+void DirectCore::heed_interrupt(const Op& mine) {
+  try {
+    check_interrupt();
+  } catch (const std::exception&) {
+    const std::string reason =
+        concat("rank ", rank_, " was interrupted while it waited in collective #", mine.seq, " ", mine.text());
+    if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);
+    abort(reason);
+    throw;
   }
 }
 
@@ -187,6 +200,7 @@ std::string DirectCore::waiting_text(const Op& mine, int peer) {
 }
 
 void DirectCore::throw_if_failed() {
+  if (!process_.is_own()) throw CommError(process_.refusal(rank_, "communicator"));
   if (failure_.empty()) {
     if (const std::optional<std::string> reason = control_.aborted()) failure_ = *reason;
   }
@@ -201,11 +215,12 @@ void DirectCore::fail(const std::string& message) {
 }
 
 void DirectCore::abort(std::string_view reason) noexcept {
+  if (!process_.is_own()) return;
   control_.abort(rank_, reason);
 }
 
 void DirectCore::leave() noexcept {
-  if (::getpid() != owner_pid_) return;  // a fork()ed child destroys its copy: the rank itself goes on
+  if (!process_.is_own()) return;  // a forked child destroys its copy: the rank itself goes on
   RankControl& own = control_.rank(rank_);
   own.left.store(1, std::memory_order_release);
   own.notify();

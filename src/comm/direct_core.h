@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/process_mark.h"
 #include "comm/comm.h"
 #include "comm/comm_options.h"
 #include "comm/direct_memory.h"
@@ -44,6 +45,7 @@ class DirectCore {
   void add_reader(Reader& reader) { readers_.push_back(&reader); }
   void remove_reader(Reader& reader) { std::erase(readers_, &reader); }
 
+  // Also in a forked child of the rank, where nothing of the communicator may be used.
   void throw_if_failed();
   // Makes every rank fail with `message`.
   [[noreturn]] void fail(const std::string& message);
@@ -58,6 +60,8 @@ class DirectCore {
   bool spin(const RankControl& peer, const Awaited& awaited) const;
   // Until the slot of `mine` is free on all ranks. Where too many collectives are outstanding, the oldest are read.
   void await_slot(const Op& mine);
+  // Lets the program end this rank's wait; then the others learn why.
+  void heed_interrupt(const Op& mine);
   // When ranks wait for one another in several communicators: nobody will ever go on.
   void fail_in_a_cycle();
   std::string waiting_text(const Op& mine, int peer);
@@ -68,7 +72,7 @@ class DirectCore {
   CommOptions options_;
   int rank_, world_size_;
   bool spins_;  // before going to sleep: there is a core for each rank
-  int32_t owner_pid_;
+  ProcessMark process_;
   uint64_t seq_ = 0;
   std::string failure_;           // empty: none
   std::vector<Reader*> readers_;  // in order of seq

@@ -119,6 +119,7 @@ void ShmMemory::attached(const SegmentGrant& grant) {
 }
 
 void ShmMemory::free(uint64_t segment) noexcept {
+  if (!process_.is_own()) return;  // peers still read what is the rank's, not the forked child's
   const std::scoped_lock lock(mutex_);
   for (auto at = own_.begin(); at != own_.end(); ++at) {
     if (at->second.first != segment) continue;

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/process_mark.h"
 #include "comm/direct_memory.h"
 #include "comm/peer_watch.h"
 #include "comm/staging.h"
@@ -50,6 +51,7 @@ class ShmMemory final : public DirectMemory {
   std::vector<ShmHello> hellos_;                              // of every rank
   std::vector<std::unordered_map<uint64_t, Mapping>> peers_;  // [rank][segment id], read-only
   uint64_t ids_ = 0;
+  ProcessMark process_;
 
   std::mutex mutex_;                                              // own segments: freed from any thread
   std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // by address: id and memory

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/process_mark.h"
 #include "comm/arguments.h"
 #include "comm/copy.h"
 #include "comm/local_comm.h"
@@ -98,6 +99,7 @@ class SingleComm final : public Comm {
 
  private:
   void throw_if_aborted() const {
+    if (!process_.is_own()) throw CommError(process_.refusal(0, "communicator"));
     if (aborted_) throw CommError(*aborted_);
   }
   static std::unique_ptr<Work> copy(Span to, ConstSpan from) {
@@ -106,6 +108,7 @@ class SingleComm final : public Comm {
   }
 
   std::optional<std::string> aborted_;
+  ProcessMark process_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "comm_c10d/c10d_names.h"
 
 namespace zeroshard {
@@ -31,17 +32,34 @@ std::vector<std::string> C10dBootstrap::all_gather(std::string_view mine) {
   return all;
 }
 
+void C10dBootstrap::await(c10d::Work& work) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
+  auto looked = Clock::now();
+  try {
+    while (!work.isCompleted()) {
+      const auto now = Clock::now();
+      if (now > deadline)
+        throw CommError(concat("rank ", rank(), ": not all ranks made the group within ", timeout_ms_, " ms"));
+      if (now - looked > std::chrono::milliseconds(100)) {
+        check_interrupt();
+        looked = now;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  } catch (const std::exception&) {
+    // The destructor of a Gloo group joins threads that wait for the silent rank: it must not run.
+    c10::raw::intrusive_ptr::incref(group_.get());
+    throw;
+  }
+}
+
 // Host memory in and out: world_size rows.
 at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   const at::Tensor in = mine.to(device_), out = at::empty({world_size() * mine.numel()}, in.options());
   try {
     const c10d_names::WorkPtr work = c10d_names::all_gather(*group_, out, in);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
-    while (device_.is_cpu() && !work->isCompleted()) {
-      if (std::chrono::steady_clock::now() > deadline)
-        throw CommError(concat("rank ", rank(), ": not all ranks made the group within ", timeout_ms_, " ms"));
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
+    if (device_.is_cpu()) await(*work);
     work->wait();
   } catch (const c10::Error& error) {
     throw CommError(concat("rank ", rank(), ": cannot reach the other ranks: ", error.what_without_backtrace()));

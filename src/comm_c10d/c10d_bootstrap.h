@@ -16,6 +16,7 @@ class C10dBootstrap final : public Bootstrap {
 
  private:
   at::Tensor gather(const at::Tensor& mine);
+  void await(c10d::Work& work);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;

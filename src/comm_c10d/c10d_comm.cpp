@@ -60,7 +60,9 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
     : core_(std::make_shared<C10dCore>(group, device, std::move(watch), options, std::move(divergence))),
       transport_(group ? c10d::ProcessGroup::backendTypeToString(group->getBackendType()) : "single") {}
 
-C10dComm::~C10dComm() = default;
+C10dComm::~C10dComm() {
+  if (core_->is_forked()) new std::shared_ptr<C10dCore>(core_);  // never destroyed
+}
 
 int C10dComm::rank() const {
   return core_->rank();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 
 namespace zeroshard {
 namespace {
@@ -127,6 +128,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
+    heed_interrupt(op);
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
@@ -143,23 +145,34 @@ void C10dCore::complete_all() {
 }
 
 void C10dCore::throw_if_failed() const {
+  if (is_forked()) throw CommError(process_.refusal(rank_, "communicator"));
   if (failed()) throw CommError(failure_);
 }
 
 void C10dCore::fail(const Op& op, const std::string& what) {
-  if (!failed()) {
-    failure_ = concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what);
-    // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
-    if (group_) c10::raw::intrusive_ptr::incref(group_.get());
-  }
+  if (!failed()) record_failure(concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what));
   throw CommError(failure_);
 }
 
+void C10dCore::record_failure(std::string failure) noexcept {
+  failure_ = std::move(failure);
+  // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
+  if (group_) c10::raw::intrusive_ptr::incref(group_.get());
+}
+
+void C10dCore::heed_interrupt(const Op& op) {
+  try {
+    check_interrupt();
+  } catch (const std::exception&) {
+    abort(concat("rank ", rank_, " was interrupted while it waited in collective #", op.seq, " ", op.text()));
+    throw;
+  }
+}
+
 void C10dCore::abort(std::string_view reason) noexcept {
-  if (failed()) return;
-  failure_ = concat(reason, " [reported by rank ", rank_, "]");
+  if (failed() || is_forked()) return;
+  record_failure(concat(reason, " [reported by rank ", rank_, "]"));
   if (!group_) return;
-  c10::raw::intrusive_ptr::incref(group_.get());
   try {
     group_->abort();  // NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends
   } catch (const std::exception&) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/process_mark.h"
 #include "comm/comm_options.h"
 #include "comm/op.h"
 #include "comm/peer_watch.h"
@@ -33,6 +34,8 @@ class C10dCore {
   at::Device device() const { return device_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // A forked child of the rank: what it destroys would end its parent's connections, and join threads it lacks.
+  bool is_forked() const { return !process_.is_own(); }
   bool failed() const { return !failure_.empty(); }
 
   // Gives `op` its number and calls `start`, which issues it.
@@ -59,6 +62,9 @@ class C10dCore {
 
  private:
   void poll(c10d::Work& work, const Op& op);
+  // Lets the program end the wait.
+  void heed_interrupt(const Op& op);
+  void record_failure(std::string failure) noexcept;
   // The back end's own message rarely says why: adds what the other ranks did.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
@@ -71,6 +77,7 @@ class C10dCore {
   std::shared_ptr<Divergence> divergence_;  // perhaps of several communicators
   size_t number_;                           // there
   std::string failure_;                     // empty: none
+  ProcessMark process_;
   std::vector<Pending*> pending_;
 };
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "device/cpu_allocator.h"
 #include "engine/agreement.h"
@@ -12,6 +13,14 @@
 #include "engine/replica_check.h"
 
 namespace zeroshard {
+
+void Engine::Impl::check_caller() const {
+  if (!process.is_own()) throw StateError(process.refusal(reduce_comm.rank(), "engine"));
+  if (in_interrupt_check())
+    throw StateError(
+        "the handler of a signal called the engine while it waits for other ranks or for a checkpoint. Let the handler "
+        "note the signal, or call request_stop(), and act on it between steps");
+}
 
 void Engine::Impl::report_skip(double scale) {
   ++skipped;
@@ -74,7 +83,11 @@ void Engine::Impl::compare_replicas() {
 
 Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce, Comm* checkpoint)
     : impl_(std::make_unique<Impl>(std::move(units), std::move(options), gather, reduce, checkpoint)) {}
-Engine::~Engine() = default;
+
+Engine::~Engine() {
+  // A forked child has neither the threads nor the peers that parts of the engine end with: the child's end frees all.
+  if (impl_ && !impl_->process.is_own()) static_cast<void>(impl_.release());
+}
 
 void Engine::begin_forward(bool training) {
   impl_->check_whole();
@@ -84,10 +97,12 @@ void Engine::begin_forward(bool training) {
 }
 
 void Engine::pre_forward(size_t unit) {
+  impl_->check_caller();
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
 bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
+  impl_->check_caller();
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
     impl_->backward_hooks.add(
@@ -183,6 +198,7 @@ std::vector<OptimizerSlice> Engine::slices() {
 
 void Engine::finish_step(const StepResult& result) {
   Impl& impl = *impl_;
+  impl.check_caller();
   const bool is_empty = !impl.unapplied;  // no backward since the last step: it says nothing of overflows
   if (!is_empty) impl.scaler.update(!result.applied);
   if (result.applied) {
@@ -207,10 +223,12 @@ void Engine::request_stop() noexcept {
 }
 
 void Engine::gather(const std::vector<size_t>& units) {
+  impl_->check_caller();
   for (const size_t unit : units) impl_->executor->hold(unit);
 }
 
 void Engine::release(const std::vector<size_t>& units, int modify_rank) {
+  impl_->check_caller();
   ZS_CHECK(modify_rank < impl_->gather_comm.world_size(), "modify_rank is ", modify_rank, ", but there are ",
            impl_->gather_comm.world_size(), " ranks");
   for (const size_t u : units) {

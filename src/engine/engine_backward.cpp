@@ -91,6 +91,7 @@ void Engine::begin_backward(bool sync) {
 }
 
 void Engine::end_backward() {
+  impl_->check_caller();
   const std::string failure = impl_->end_pass("");
   if (failure.empty()) return;
   throw StateError(
@@ -123,6 +124,7 @@ void Engine::backward(const at::Tensor& loss) {
 
 void Engine::zero_grad() {
   Impl& impl = *impl_;
+  impl.check_caller();
   if (impl.pending_backward || impl.executor->is_in_backward()) {
     impl.end_pass("zero_grad() was called");
   } else if (impl.unapplied) {

@@ -186,6 +186,7 @@ void Engine::Impl::wait_for_turn() {
 
 // Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
 void Engine::Impl::report_failed_save() {
+  saver().await_end();  // what interrupts this is no error of the save
   try {
     saver().wait();
   } catch (const std::exception& error) {
@@ -196,6 +197,7 @@ void Engine::Impl::report_failed_save() {
 }
 
 void Engine::Impl::check_whole() const {
+  check_caller();
   if (half_loaded.empty()) return;
   std::vector<std::string> names;
   for (const auto& [state, checkpoint] : half_loaded)
@@ -370,10 +372,12 @@ void Engine::wait_for_checkpoint() {
 }
 
 void Engine::report_failed_save() {
+  impl_->check_caller();
   if (impl_->async_saver) impl_->report_failed_save();
 }
 
 void Engine::run_together(const std::function<void()>& step) {
+  impl_->check_caller();
   // Where the steps of the others are, too: a rank that comes here alone is named, and so is what the others called.
   impl_->reduce_comm.barrier("save_checkpoint or load_checkpoint");
   impl_->wait_for_turn();  // the communicator is the saver's until then

@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "base/process_mark.h"
 #include "checkpoint/async_saver.h"
 #include "checkpoint/manifest.h"
 #include "comm/comm.h"
@@ -39,6 +40,8 @@ struct Engine::Impl {
   void install_hooks();
   Placement placement(const UnitLayout& layout) const;
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
+  // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
+  void check_caller() const;
   void report_skip(double scale);
   uint32_t hash_trainable() const;
   void check_step();
@@ -62,6 +65,7 @@ struct Engine::Impl {
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
   void take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load);
 
+  ProcessMark process;
   EngineOptions options;
   Comm& gather_comm;
   Comm& reduce_comm;

@@ -112,6 +112,13 @@ std::string_view World::transport() const {
   return gather_->transport();
 }
 
+std::vector<std::string> World::transports() const {
+  std::vector<std::string> all;
+  for (const auto* const comm : {&gather_, &reduce_, &checkpoint_})
+    all.emplace_back(*comm ? (*comm)->transport() : std::string_view());
+  return all;
+}
+
 double World::mean(double value) {
   const at::Tensor sum = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device_));
   reduce_->all_reduce({sum.data_ptr(), 1, to_dtype(at::kDouble)}, ReduceOp::kSum, "mean")->wait();

@@ -414,6 +414,44 @@ TEST(ForkedChild, DoesNotSpeakForTheRank) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+// What the forked child of a rank gets from `use`, "" when nothing is thrown.
+std::string error_in_child(const std::function<void()>& use) {
+  testing::ForkedWorld child(1, [&](int, Bootstrap&) { use(); });
+  return child.join(0);
+}
+
+TEST(ForkedChild, IsRefusedByTheCommunicatorOfItsParent) {
+  SKIP_WITHOUT_FORK();
+  const auto use = [](Comm& comm) {
+    const auto kept = comm.allocate(4096, "kept");
+    auto exchange = comm.exchange({kept->data(), comm.world_size() * 10, DType::kFloat32}, {}, "before the fork");
+    exchange->wait();
+    const std::vector<std::function<void()>> calls = {
+        [&] { gather(comm, 10, "of the child"); },
+        [&] { comm.barrier("of the child"); },
+        [&] { comm.allocate(100, "of the child"); },
+        [&] {
+          comm.abort("by the child");
+          comm.barrier("of the child");
+        },
+        [&] { exchange->release(); },
+    };
+    const size_t harmless = comm.world_size() == 1 ? calls.size() - 1 : calls.size();  // nothing is shared
+    for (size_t i = 0; i < harmless; ++i) {
+      const std::string error = error_in_child(calls[i]);
+      for (const std::string& part :
+           {std::string("is a fork of rank "), std::string("communicator"), std::to_string(::getpid())})
+        testing::require(error.find(part) != std::string::npos, "call ", i, ": '", error, "' lacks '", part, "'");
+    }
+    testing::require(error_in_child([&] { kept->~Allocation(); }).empty(), "freeing failed");
+    exchange->drain();
+    gather(comm, 10, "after");
+    comm.barrier("end");
+  };
+  for (const std::string& error : testing::run_shm_processes(2, use)) EXPECT_EQ(error, "");
+  EXPECT_EQ(error_in_child([&] { use(*make_single_comm()); }), "");
+}
+
 TEST(ForkedChild, ProcessIdsOutliveTheirProcesses) {
   SKIP_WITHOUT_FORK();
   const ProcessId self = this_process();

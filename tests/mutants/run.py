@@ -23,6 +23,7 @@ import failure_mutants
 import lora_mutants
 import memory_mutants
 import monitor_mutants
+import process_mutants
 import python_mutants
 import tokenizer_mutants
 import train_mutants
@@ -258,6 +259,7 @@ MUTANTS = [
     *lora_mutants.MUTANTS,
     *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
+    *process_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,

@@ -54,6 +54,37 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
         distributed.default_device(2)
 
 
+@pytest.mark.row("X1")
+@pytest.mark.parametrize("backend", ["GLOO", "NCCL"])
+@pytest.mark.parametrize(
+    ("host", "local", "chosen", "expected"),
+    [
+        ("node-7", 2, None, "lo"),  # torchrun on one host gives its name
+        ("127.0.0.1", 2, None, "lo"),
+        ("node-7", 2, "eth1", "eth1"),
+        ("node-7", 1, None, None),
+    ],
+)
+def test_ranks_of_one_host_listen_on_loopback_alone(monkeypatch, backend, host, local, chosen, expected):
+    class Met(Exception):
+        pass
+
+    def meet(*args):
+        raise Met
+
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(local)}
+    for name, value in {**ranks, "MASTER_ADDR": host, "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, chosen or "")  # so that it is put back
+        if chosen is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(distributed, "_make_store", meet)
+    with pytest.raises(Met):
+        distributed.init_distributed("cpu")
+    assert os.environ.get(f"{backend}_SOCKET_IFNAME") == expected
+
+
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", ""])
 def test_a_wrong_port_is_named(monkeypatch, port):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():

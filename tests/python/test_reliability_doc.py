@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def table():
     """row -> the text of its line."""
     text = (ROOT / "docs/reliability.md").read_text()
-    lines = re.findall(r"^\| ([A-Z]\d) \|(.*)\|$", text, re.M)
+    lines = re.findall(r"^\| ([A-Z]\d+) \|(.*)\|$", text, re.M)
     assert len(lines) == len(dict(lines)), "a row occurs twice"
     return dict(lines)
 

@@ -1,0 +1,37 @@
+"""What a forked child of a rank leaves alone: its parent's process groups."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from . import _C
+from .group_life import forget_groups
+
+_inherited: dist.ProcessGroup | None = None  # the default group of the parent
+
+
+def check_groups_are_own() -> None:
+    """Raises ``StateError`` where the process groups are those of a parent that this process was forked from."""
+    if _inherited is not None and dist.is_initialized() and dist.group.WORLD is _inherited:
+        raise _C.StateError(
+            f"process {os.getpid()} is a fork of rank {dist.get_rank()} (process {os.getppid()}), whose process groups "
+            "it has inherited: it must not make an engine over them. Start it without fork() (multiprocessing's "
+            '"spawn"), with variables of a launcher of its own'
+        )
+
+
+def _after_fork_in_child() -> None:
+    global _inherited
+    forget_groups()
+    if not dist.is_initialized():
+        return
+    _inherited = dist.group.WORLD
+    # Their ends join threads that the child does not have: it would never exit.
+    for group, (_, store) in dist.distributed_c10d._world.pg_map.items():
+        _C.keep_forever(group)
+        _C.keep_forever(store)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

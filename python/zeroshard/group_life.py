@@ -1,0 +1,47 @@
+"""When the process groups that engines were made with end: each has threads and connections."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch.distributed as dist
+
+from . import _C
+
+_making: list[str] = []  # names of groups whose engine is being made, or could not be
+_unused: list[str] = []  # of groups whose engine is gone
+
+
+def note_groups(names: tuple[str, ...]) -> None:
+    """These groups are for the next engine that is made."""
+    _making.extend(name for name in names if name)
+
+
+def end_groups_with(core: _C.Engine) -> None:
+    """Ends the groups that were made for ``core``: at once where it has shared memory, else some time after it is gone.
+
+    All ranks have to be done with making it.
+    """
+    names = _making.copy()
+    _making.clear()
+    needed = [name for name, transport in zip(names, core.transports, strict=False) if transport != "shm"]
+    _unused.extend(name for name in names if name not in needed)
+    destroy_unused()
+    if needed:
+        # Not there: garbage may be collected while torch.distributed is at its tables.
+        weakref.finalize(core, _unused.extend, needed).atexit = False
+
+
+def destroy_unused() -> None:
+    """Ends groups whose engine is gone or was never made."""
+    names = [*_unused, *_making]
+    _unused.clear()
+    _making.clear()
+    for group in [group for group in dist.distributed_c10d._world.pg_map if group.group_name in names]:
+        dist.destroy_process_group(group)
+
+
+def forget_groups() -> None:
+    """In a forked child: the groups are its parent's."""
+    _unused.clear()
+    _making.clear()

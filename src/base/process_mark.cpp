@@ -1,0 +1,24 @@
+#include "base/process_mark.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/format.h"
+
+namespace zeroshard {
+
+uint32_t ProcessMark::forks_before_this_process = 0;
+
+ProcessMark::ProcessMark() : pid_(::getpid()) {
+  [[maybe_unused]] static const int kRegistered =
+      ::pthread_atfork(nullptr, nullptr, [] { ++forks_before_this_process; });
+  forks_ = forks_before_this_process;
+}
+
+std::string ProcessMark::refusal(int rank, std::string_view what) const {
+  return concat("process ", ::getpid(), " is a fork of rank ", rank, " (process ", pid_, "), whose ", what,
+                " this is: a forked child must not use it, or it would take the rank's place among the others. Let the "
+                "rank itself call, or start the child without fork() (multiprocessing's \"spawn\")");
+}
+
+}  // namespace zeroshard

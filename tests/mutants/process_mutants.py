@@ -1,0 +1,48 @@
+"""What forked children, signals and the ends of process groups could get wrong."""
+
+from mutant import Mutant
+
+_CORE, _FORKS, _GROUPS = "src/comm/direct_core.cpp", "python/zeroshard/forks.py", "python/zeroshard/group_life.py"
+
+MUTANTS = [
+    Mutant(
+        "fork-takes-part",
+        _CORE,
+        '  if (!process_.is_own()) throw CommError(process_.refusal(rank_, "communicator"));\n',
+        "",
+        "comm",
+        "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",
+    ),
+    Mutant(
+        "fork-frees-memory-of-the-rank",
+        "src/comm/shm_memory.cpp",
+        "  if (!process_.is_own()) return;  // peers still read what is the rank's, not the forked child's\n",
+        "",
+        "comm",
+        "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",
+    ),
+    Mutant(
+        "fork-ends-groups",
+        _FORKS,
+        "        _C.keep_forever(group)\n",
+        "        pass\n",
+        "python",
+        "tests/python/test_forks.py::test_a_forked_child_ends_by_itself",
+    ),
+    Mutant(
+        "interrupt-is-not-told",
+        _CORE,
+        "    if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);\n",
+        "",
+        "comm",
+        "Interrupt.EndsAWaitAndIsToldToAllRanks",
+    ),
+    Mutant(
+        "groups-are-kept",
+        _GROUPS,
+        "        dist.destroy_process_group(group)\n",
+        "        pass\n",
+        "python",
+        "tests/python/test_many_engines.py::test_ranks_of_one_host_keep_no_group_of_their_own",
+    ),
+]
