@@ -31,6 +31,13 @@ def make_many(stage, dtype, transport, count, fail=False):
     return notes, digest
 
 
+def check_held(notes, case):
+    """Of [KiB, files, threads, groups]; Gloo closes a connection some time after it has ended."""
+    assert len({tuple(note[2:]) for note in notes}) == 1, (case, notes)
+    files = [note[1] for note in notes]
+    assert max(files) - min(files) <= 2, (case, notes)
+
+
 @pytest.mark.row("O2")
 def test_a_process_that_makes_many_engines(release):
     cases = [(2, 3, "fp32", "auto"), (1, 1, "bf16", "auto"), (2, 1, "fp16", "process_group"), (4, 0, "bf16", "auto")]
@@ -42,8 +49,7 @@ def test_a_process_that_makes_many_engines(release):
         arguments = dict(zip(("stage", "dtype", "transport"), case, strict=True))
         results = world.run(ranks, make_many, **arguments, count=count, timeout_s=300)
         for notes, _ in results:
-            held = {tuple(note[1:]) for note in notes[WARM:]}
-            assert len(held) == 1, f"{ranks} ranks, {case}: [KiB, files, threads, groups] were {notes}"
+            check_held(notes[WARM:], (ranks, case))
             resident = [note[0] for note in notes[WARM:]]
             assert max(resident) <= resident[0] + GROWTH_KIB, (ranks, case, notes)
             assert notes[-1][1] <= notes[0][1] + 1 and notes[-1][2] <= notes[0][2] + 1, (ranks, case, notes)
@@ -55,7 +61,7 @@ def test_ranks_that_could_not_make_an_engine_leave_nothing_either():
     for transport in ("auto", "process_group"):
         results = world.run(2, make_many, stage=1, dtype="fp32", transport=transport, count=5, fail=True)
         for notes, _ in results:
-            assert len({tuple(note[1:]) for note in notes[2:]}) == 1, (transport, notes)
+            check_held(notes[2:], transport)
 
 
 def shared_memory_needs_no_group():
