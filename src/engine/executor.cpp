@@ -89,6 +89,7 @@ void Executor::post_forward(size_t index, bool recomputing) {
 
 void Executor::pre_backward(size_t index, const void* output) {
   if (in_backward_.contains(index)) return;
+  finish_others(index, output);
   let_others_pass(index);
   finish_others(index, output);
   in_backward_.emplace(index, output);
@@ -160,6 +161,7 @@ void Executor::let_all_others_pass() {
   backward_begun_ = false;
   if (!callbacks_.max_over_ranks) return;
   if (order_->is_recording()) {
+    finish_all();  // other ranks wait for its reduction before they need the next unit
     while (agree_on_next(std::nullopt)) {
     }
     return;
@@ -167,13 +169,17 @@ void Executor::let_all_others_pass() {
   while (!order_->upcoming().empty()) skip(order_->upcoming().front());
 }
 
-void Executor::end_backward() {
-  begin_backward();
-  let_all_others_pass();
+void Executor::finish_all() {
   for (const auto& [index, output] : std::exchange(in_backward_, {})) {
     reshard(index);
     callbacks_.on_unit_done(index, output == &units_[index]);
   }
+}
+
+void Executor::end_backward() {
+  begin_backward();
+  let_all_others_pass();
+  finish_all();
   for (const size_t index : std::exchange(recomputed_, {})) reshard(index);
   order_->end_pass();
   // A unit that was gathered ahead and never used.

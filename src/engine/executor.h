@@ -74,6 +74,7 @@ class Executor {
   void reshard(size_t unit);
   bool contains(size_t outer, size_t inner) const { return around_[inner].contains(outer); }
   void finish_others(size_t unit, const void* output);
+  void finish_all();
   // Note [Ranks whose backward passes need other units].
   void demand_in_backward(size_t unit);
   void let_others_pass(size_t unit);
