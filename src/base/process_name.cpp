@@ -1,11 +1,15 @@
 #include "base/process_name.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
+#include <fstream>
+#include <optional>
 #include <random>
 
 #include "base/format.h"
@@ -35,16 +39,53 @@ const std::string& random_part() {
   return kPart;
 }
 
+// Eight hexadecimal digits: of the boot, which tells hosts apart, too, and of the namespace of process numbers.
+std::string place() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat numbers {};
+  if (::stat("/proc/self/ns/pid", &numbers) == 0) boot += concat(" ", numbers.st_ino);
+  uint32_t hash = 2166136261U;  // FNV-1a
+  for (const char c : boot) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+  std::string text;
+  for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[(hash >> shift) & 15U];
+  return text;
+}
+
+// PID, PLACE and RANDOM of a name of this host. PLACE is empty in names of earlier versions.
+struct Parts {
+  std::string_view pid, place;
+};
+
+std::optional<Parts> parts_of(std::string_view name) {
+  const size_t dot = name.find('.');
+  if (dot == std::string_view::npos || name.substr(0, dot) != host_name()) return std::nullopt;
+  const std::string_view process = name.substr(dot + 1);
+  const size_t first = process.find('-'), last = process.rfind('-');
+  Parts parts{process.substr(0, first), {}};
+  if (first < last) parts.place = process.substr(first + 1, last - first - 1);
+  return parts;
+}
+
 }  // namespace
 
 std::string process_name() {
-  return concat(host_name(), ".", ::getpid(), "-", random_part());
+  return concat(host_name(), ".", ::getpid(), "-", place(), "-", random_part());
+}
+
+bool is_of_this_host(std::string_view name) {
+  return parts_of(name).has_value();
+}
+
+bool is_of_another_place(std::string_view name) {
+  const auto parts = parts_of(name);
+  return parts && !parts->place.empty() && parts->place != place();
 }
 
 bool has_ended(std::string_view name) {
-  const size_t dot = name.find('.');
-  if (dot == std::string_view::npos || name.substr(0, dot) != host_name()) return false;
-  const std::string_view process = name.substr(dot + 1), digits = process.substr(0, process.find('-'));
+  const auto parts = parts_of(name);
+  if (!parts || is_of_another_place(name)) return false;
+  const std::string_view digits = parts->pid;
   pid_t pid = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), pid);
   if (error != std::errc() || end != digits.data() + digits.size() || pid <= 0) return false;

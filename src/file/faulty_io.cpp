@@ -121,11 +121,12 @@ std::string FaultyIo::path_of(int dir, const std::string& name) const {
 
 void FaultyIo::changed(const std::string& path) {
   const std::lock_guard lock(mutex_);
-  not_durable_.insert(path);
+  if (!locks_.contains(path)) not_durable_.insert(path);
 }
 
 void FaultyIo::listed(const std::string& path) {
-  changed(directory_of(path));
+  const std::lock_guard lock(mutex_);
+  if (!locks_.contains(path)) not_durable_.insert(directory_of(path));
 }
 
 int FaultyIo::synced(int fd, int result) {
@@ -190,6 +191,15 @@ int FaultyIo::create_at(int dir, const std::string& name) {
   return fd;
 }
 
+int FaultyIo::open_or_create_at(int dir, const std::string& name) {
+  const std::string path = path_of(dir, name);
+  {
+    const std::lock_guard lock(mutex_);
+    locks_.insert(path);
+  }
+  return remember(run(IoOp::kLock, path, [&] { return io_.open_or_create_at(dir, name); }), path);
+}
+
 int FaultyIo::mkdir(const std::string& path) {
   const int result = run(IoOp::kMkdir, plain(path), [&] { return io_.mkdir(path); });
   if (result == 0) listed(plain(path));
@@ -252,6 +262,10 @@ int FaultyIo::fdatasync(int fd) {
 
 int FaultyIo::fsync(int fd) {
   return synced(fd, run(IoOp::kSync, path_of(fd), [&] { return io_.fsync(fd); }));
+}
+
+int FaultyIo::lock(int fd) {
+  return run(IoOp::kLock, path_of(fd), [&] { return io_.lock(fd); });
 }
 
 int FaultyIo::set_direct(int fd, bool direct) {

@@ -21,6 +21,7 @@ enum class IoOp {
   kAllocate,
   kTruncate,
   kSync,  // of a file's data, a file or a directory
+  kLock,  // and opening what is locked
   kSetDirect,
   kStat,
   kList,
@@ -66,6 +67,7 @@ class FaultyIo final : public Io {
   int open_dir_at(int dir, const std::string& name) override;
   int open_at(int dir, const std::string& name) override;
   int create_at(int dir, const std::string& name) override;
+  int open_or_create_at(int dir, const std::string& name) override;
   int mkdir(const std::string& path) override;
   int mkdir_at(int dir, const std::string& name) override;
   int close(int fd) override;
@@ -75,6 +77,7 @@ class FaultyIo final : public Io {
   int ftruncate(int fd, int64_t bytes) override;
   int fdatasync(int fd) override;
   int fsync(int fd) override;
+  int lock(int fd) override;
   int set_direct(int fd, bool direct) override;
   int advise_sequential(int fd) override;
   int fstat(int fd, FileStatus& status) override;
@@ -109,6 +112,7 @@ class FaultyIo final : public Io {
   std::map<int, std::string> open_;
   std::set<std::string> not_durable_;
   std::vector<std::string> early_renames_;
+  std::set<std::string> locks_;  // files that need not outlive a power failure
 };
 
 }  // namespace zeroshard

@@ -14,6 +14,7 @@ struct FileStatus {
   enum class Kind { kRegular, kDirectory, kOther };
   Kind kind = Kind::kOther;
   int64_t size = 0;
+  uint64_t device = 0, inode = 0;  // together: which file it is, whatever its name
 };
 
 // The system calls that files need, so that tests can make any of them fail. Each does what the call of its name does,
@@ -30,8 +31,10 @@ class Io {
   virtual int open_dir_at(int dir, const std::string& name) = 0;
   virtual int open_at(int dir, const std::string& name) = 0;    // for reading; a regular file, else -EINVAL at once
   virtual int create_at(int dir, const std::string& name) = 0;  // for writing; mode 0600, -EEXIST when it is there
-  virtual int mkdir(const std::string& path) = 0;               // mode 0700
-  virtual int mkdir_at(int dir, const std::string& name) = 0;   // mode 0700
+  // For reading and writing, made with mode 0600 where it is missing; a regular file, else -EINVAL at once.
+  virtual int open_or_create_at(int dir, const std::string& name) = 0;
+  virtual int mkdir(const std::string& path) = 0;              // mode 0700
+  virtual int mkdir_at(int dir, const std::string& name) = 0;  // mode 0700
   virtual int close(int fd) = 0;
 
   virtual int64_t pread(int fd, void* data, size_t bytes, int64_t offset) = 0;
@@ -40,6 +43,9 @@ class Io {
   virtual int ftruncate(int fd, int64_t bytes) = 0;
   virtual int fdatasync(int fd) = 0;
   virtual int fsync(int fd) = 0;
+  // Locks the file for this descriptor, without waiting: -EAGAIN while another descriptor has the lock. It ends when
+  // the descriptor is closed, as by the death of the process. -ENOLCK, -ENOSYS or -EOPNOTSUPP where there are no locks.
+  virtual int lock(int fd) = 0;
   virtual int set_direct(int fd, bool direct) = 0;  // O_DIRECT on or off; -EINVAL where the file system has none
   virtual int advise_sequential(int fd) = 0;
 

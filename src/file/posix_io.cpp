@@ -1,6 +1,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -37,7 +38,7 @@ FileStatus status_of(const struct stat& found) {
   return {S_ISREG(found.st_mode)   ? Kind::kRegular
           : S_ISDIR(found.st_mode) ? Kind::kDirectory
                                    : Kind::kOther,
-          int64_t{found.st_size}};
+          int64_t{found.st_size}, uint64_t{found.st_dev}, uint64_t{found.st_ino}};
 }
 
 class RawFd {
@@ -82,18 +83,14 @@ class PosixIo final : public Io {
 
   int open_at(int dir, const std::string& name) override {
     // Not blocking: opening a FIFO would wait for a writer, for ever.
-    const int fd = open_beneath(dir, name, O_RDONLY | O_NONBLOCK | kNotFollowed);
-    if (fd < 0) return fd;
-    struct stat found;
-    int result = result_of(::fstat(fd, &found));
-    if (result == 0 && !S_ISREG(found.st_mode)) result = S_ISDIR(found.st_mode) ? -EISDIR : -EINVAL;
-    if (result == 0) return fd;
-    ::close(fd);
-    return result;
+    return regular(open_beneath(dir, name, O_RDONLY | O_NONBLOCK | kNotFollowed));
   }
 
   int create_at(int dir, const std::string& name) override {
     return open_beneath(dir, name, O_WRONLY | O_CREAT | O_EXCL | kNotFollowed, kFileMode);
+  }
+  int open_or_create_at(int dir, const std::string& name) override {
+    return regular(open_beneath(dir, name, O_RDWR | O_CREAT | O_NONBLOCK | kNotFollowed, kFileMode));
   }
   int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), kDirectoryMode)); }
   int mkdir_at(int dir, const std::string& name) override {
@@ -117,6 +114,14 @@ class PosixIo final : public Io {
   int fdatasync(int fd) override { return result_of(::fdatasync(fd)); }
   int fsync(int fd) override { return result_of(::fsync(fd)); }
 
+  int lock(int fd) override {
+    // Of the open file, not of the process: closing another descriptor of the same file does not end it.
+    struct flock whole {};
+    whole.l_type = F_WRLCK;
+    const int result = result_of(::fcntl(fd, F_OFD_SETLK, &whole));
+    if (result == -EACCES) return -EAGAIN;
+    return result == -EINVAL ? result_of(::flock(fd, LOCK_EX | LOCK_NB)) : result;  // where the kernel is too old
+  }
   int set_direct(int fd, bool direct) override {
     const int flags = ::fcntl(fd, F_GETFL);
     if (flags < 0) return -errno;
@@ -175,6 +180,17 @@ class PosixIo final : public Io {
   }
 
  private:
+  // The opened descriptor, unless it is of something else than a regular file.
+  static int regular(int fd) {
+    if (fd < 0) return fd;
+    struct stat found;
+    int result = result_of(::fstat(fd, &found));
+    if (result == 0 && !S_ISREG(found.st_mode)) result = S_ISDIR(found.st_mode) ? -EISDIR : -EINVAL;
+    if (result == 0) return fd;
+    ::close(fd);
+    return result;
+  }
+
   int open_beneath(int dir, const std::string& name, int flags, mode_t mode = 0) {
     if (confinement_ == Confinement::kKernel) {
       struct open_how how {};

@@ -26,6 +26,9 @@ class AroundIo : public Io {
   int create_at(int dir, const std::string& name) override {
     return around_(IoOp::kCreate, [&] { return io_.create_at(dir, name); });
   }
+  int open_or_create_at(int dir, const std::string& name) override {
+    return around_(IoOp::kLock, [&] { return io_.open_or_create_at(dir, name); });
+  }
   int mkdir(const std::string& path) override {
     return around_(IoOp::kMkdir, [&] { return io_.mkdir(path); });
   }
@@ -52,6 +55,9 @@ class AroundIo : public Io {
   }
   int fsync(int fd) override {
     return around_(IoOp::kSync, [&] { return io_.fsync(fd); });
+  }
+  int lock(int fd) override {
+    return around_(IoOp::kLock, [&] { return io_.lock(fd); });
   }
   int set_direct(int fd, bool direct) override {
     return around_(IoOp::kSetDirect, [&] { return io_.set_direct(fd, direct); });

@@ -124,6 +124,13 @@ class ModelDisk final : public Io {
       return made < 0 ? int(made) : open_found(made, false);
     });
   }
+  int open_or_create_at(int dir, const std::string& name) override {
+    return locked([&] {
+      int64_t found = find(node(dir), name);
+      if (found == -ENOENT) found = make(node(dir), name, false);
+      return open_found(found, false);
+    });
+  }
   int mkdir(const std::string& path) override {
     return locked([&] { return path.starts_with('/') ? int(std::min(make(0, path, true), int64_t{0})) : -ENOENT; });
   }
@@ -165,6 +172,13 @@ class ModelDisk final : public Io {
   int fdatasync(int fd) override { return fsync(fd); }
   int fsync(int fd) override {
     return locked([&] { return record({.kind = Kind::kSync, .node = node(fd)}); });
+  }
+  int lock(int fd) override {
+    return locked([&] {
+      for (const auto& [other, open] : open_)
+        if (other != fd && open.locked && open.node == node(fd)) return -EAGAIN;
+      return open_.at(fd).locked = true, 0;
+    });
   }
   int set_direct(int fd, bool direct) override {
     return locked([&] { return open_.at(fd).direct = direct, 0; });
@@ -222,7 +236,7 @@ class ModelDisk final : public Io {
 
   struct Open {
     size_t node;
-    bool direct;
+    bool direct = false, locked = false;
   };
 
   template <typename Call>
@@ -257,7 +271,7 @@ class ModelDisk final : public Io {
   int open_found(int64_t found, bool directory) {
     if (found < 0) return int(found);
     if (tree_.nodes[size_t(found)].directory != directory) return directory ? -ENOTDIR : -EISDIR;
-    open_[next_fd_] = {size_t(found), false};
+    open_[next_fd_] = {.node = size_t(found)};
     return next_fd_++;
   }
 
@@ -296,6 +310,8 @@ class ModelDisk final : public Io {
     const DiskTree::Node& described = tree_.nodes[size_t(found)];
     status.kind = described.directory ? FileStatus::Kind::kDirectory : FileStatus::Kind::kRegular;
     status.size = int64_t(described.bytes.size());
+    status.device = reinterpret_cast<uintptr_t>(this);
+    status.inode = uint64_t(found);
     return 0;
   }
 

@@ -1,0 +1,218 @@
+#include "file/directory_lock.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/process_name.h"
+#include "file/shown.h"
+#include "file/transfer.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kMaxTextBytes = 4096;
+constexpr int kMaxTries = 100;
+
+// Who has a lock, as its file says. Empty: it does not say.
+struct Holder {
+  std::string host, pid, process;  // `process` as process_name() has it
+};
+
+std::string host_name() {
+  std::array<char, 256> buffer{};
+  ::gethostname(buffer.data(), buffer.size() - 1);
+  return buffer.data();
+}
+
+std::string text_of_this_process() {
+  return concat(host_name(), "\n", ::getpid(), "\n", process_name(), "\n");
+}
+
+// The text may be of anybody, and half written.
+Holder read_holder(Io& io, int fd) {
+  std::string text(size_t(kMaxTextBytes), '\0');
+  const int64_t bytes = retry_interrupted([&] { return io.pread(fd, text.data(), text.size(), 0); });
+  text.resize(size_t(std::max<int64_t>(bytes, 0)));
+  std::vector<std::string> lines;
+  for (size_t at = 0, end = 0; lines.size() < 3 && (end = text.find('\n', at)) != text.npos; at = end + 1)
+    lines.push_back(shown(std::string_view(text).substr(at, end - at)));
+  if (lines.size() < 3) return {};
+  return {lines[0], lines[1], lines[2]};
+}
+
+[[noreturn]] void throw_in_use(const Directory& directory, const Holder& holder, std::string_view way_out) {
+  const bool known = !holder.pid.empty(), here = known && is_of_this_host(holder.process);
+  throw IoError(concat(
+      directory.path(), " is in use by ",
+      known ? concat("process ", holder.pid, " on host '", holder.host, "'") : "another process", ". ", way_out,
+      here ? std::string()
+           : concat(". When that process or its host is no more, delete ", directory.path_of(DirectoryLock::kName))));
+}
+
+bool is_unsupported(int result) {
+  return result == -ENOLCK || result == -ENOSYS || result == -EOPNOTSUPP;
+}
+
+}  // namespace
+
+// The one lock that this process has of a directory.
+struct DirectoryLock::Held {
+  Held(Directory where, OpenFd locked, FileStatus file, bool sure)
+      : directory(std::move(where)), fd(std::move(locked)), status(file), is_sure(sure) {}
+  ~Held();
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  bool is_file(const FileStatus& other) const { return other.device == status.device && other.inode == status.inode; }
+
+  Directory directory;
+  OpenFd fd;
+  FileStatus status;  // of the file when it was locked
+  bool is_sure;
+  pid_t process = ::getpid();
+  std::mutex using_it;
+  int64_t turns = 0;
+};
+
+// All locks of this process: the kernel's are its own, too, whoever in it asks.
+class HeldLocks {
+ public:
+  static HeldLocks& of_this_process() {
+    static HeldLocks& all = *new HeldLocks;  // never destroyed: others may go after it
+    return all;
+  }
+
+  std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view way_out) {
+    const std::lock_guard lock(mutex_);
+    for (int tries = 0; tries < kMaxTries; ++tries)
+      if (auto held = try_once(io, path, way_out)) return held;
+    throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
+  }
+
+  // Under the mutex, so that nobody of this process opens the file that is about to go.
+  void drop(std::shared_ptr<DirectoryLock::Held> held) {
+    const std::lock_guard lock(mutex_);
+    held.reset();
+    std::erase_if(held_, [](const auto& each) { return each.expired(); });
+  }
+
+ private:
+  // A forked child has copies of the descriptors: with them it would keep the locks when its parent dies.
+  HeldLocks() {
+    ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
+                     [] {
+                       HeldLocks& all = of_this_process();
+                       for (const auto& each : all.held_)
+                         if (const auto held = each.lock(); held && &held->directory.io() == &posix_io())
+                           held->fd.close();
+                       all.held_.clear();
+                       all.mutex_.unlock();
+                     });
+  }
+
+  // Null: the file was replaced meanwhile.
+  std::shared_ptr<DirectoryLock::Held> try_once(Io& io, const std::string& path, std::string_view way_out) {
+    Directory directory = Directory::create(io, path);
+    const std::string name(DirectoryLock::kName), file = directory.path_of(name);
+    const int opened = retry_interrupted([&] { return io.open_or_create_at(directory.fd(), name); });
+    if (opened == -EINVAL || opened == -EISDIR || opened == -ENXIO)
+      throw IoError(concat("cannot lock ", directory.path(), ": ", file, " is not a regular file: move it away"));
+    check_io(opened, "open", file);
+    OpenFd fd(io, opened);
+    FileStatus status;
+    check_io(retry_interrupted([&] { return io.fstat(fd.get(), status); }), "look up", file);
+    for (const auto& each : held_)
+      if (auto held = each.lock(); held && held->is_file(status)) return held;
+    const int locked = retry_interrupted([&] { return io.lock(fd.get()); });
+    const bool sure = !is_unsupported(locked);
+    if (locked == -EAGAIN) throw_in_use(directory, read_holder(io, fd.get()), way_out);
+    if (!sure) {
+      const Holder holder = read_holder(io, fd.get());
+      if (!holder.pid.empty() && !has_ended(holder.process)) throw_in_use(directory, holder, way_out);
+    } else {
+      check_io(locked, "lock", file);
+    }
+    FileStatus named;
+    const int found = retry_interrupted([&] { return io.stat_at(directory.fd(), name, named); });
+    if (found == -ENOENT || (found == 0 && (named.device != status.device || named.inode != status.inode)))
+      return nullptr;  // who had it before has deleted it since it was opened
+    check_io(found, "look up", file);
+    held_.emplace_back();  // before there is something to delete: it may find no memory
+    auto held = std::make_shared<DirectoryLock::Held>(std::move(directory), std::move(fd), status, sure);
+    held_.back() = held;
+    write_text(*held, file);
+    return held;
+  }
+
+  // Where the kernel has the lock the text is but for messages: a full disk does not take it away.
+  static void write_text(DirectoryLock::Held& held, const std::string& file) {
+    Io& io = held.directory.io();
+    const std::string text = text_of_this_process();
+    try {
+      check_io(retry_interrupted([&] { return io.ftruncate(held.fd.get(), 0); }), "write", file);
+      write_all(io, held.fd.get(), file, text.data(), int64_t(text.size()), 0);
+    } catch (const IoError&) {
+      if (!held.is_sure) throw;
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<DirectoryLock::Held>> held_;
+};
+
+DirectoryLock::Held::~Held() {
+  if (::getpid() != process) return;
+  // Before the descriptor is closed: from then on the file may be another process's.
+  FileStatus named;
+  const std::string name(kName);
+  if (directory.io().stat_at(directory.fd(), name, named) == 0 && is_file(named))
+    directory.io().unlink_at(directory.fd(), name);
+}
+
+DirectoryLock::DirectoryLock(Io& io, const std::string& path, std::string_view way_out)
+    : held_(HeldLocks::of_this_process().get(io, path, way_out)) {}
+
+DirectoryLock::~DirectoryLock() {
+  if (held_) HeldLocks::of_this_process().drop(std::move(held_));
+}
+
+DirectoryLock::DirectoryLock(DirectoryLock&&) noexcept = default;
+
+bool DirectoryLock::is_sure() const {
+  return held_->is_sure;
+}
+
+bool DirectoryLock::keeps(const Directory& directory) const {
+  FileStatus named;
+  const std::string name(kName);
+  return retry_interrupted([&] { return directory.io().stat_at(directory.fd(), name, named); }) == 0 &&
+         held_->is_file(named);
+}
+
+std::unique_lock<std::mutex> DirectoryLock::take_turn(std::string_view way_out) {
+  std::unique_lock<std::mutex> turn(held_->using_it);
+  if (turn_ != 0 && turn_ != held_->turns)
+    throw StateError(concat("another in this process has taken over ", held_->directory.path(), ". ", way_out));
+  turn_ = ++held_->turns;
+  return turn;
+}
+
+const std::string& DirectoryLock::path() const {
+  return held_->directory.path();
+}
+
+DirectoryLock& DirectoryLocks::of(const Directory& directory, std::string_view way_out) {
+  for (DirectoryLock& each : locks_)
+    if (each.keeps(directory)) return each;
+  locks_.remove_if([&](const DirectoryLock& each) { return each.path() == directory.path(); });  // deleted since
+  return locks_.emplace_back(directory.io(), directory.path(), way_out);
+}
+
+}  // namespace zeroshard
