@@ -38,6 +38,14 @@ struct SaveOptions {
   bool exclude_frozen = false;  // leaves out parameters that are not trained
 };
 
+struct LoadedState {
+  std::string tag;
+  int64_t step = 0;
+  std::string state;                     // as saved
+  std::vector<std::string> rank_states;  // of every rank that saved
+  bool has_optimizer = false;            // optimizer states were loaded
+};
+
 struct LoadOptions {
   std::optional<std::string> tag;  // unset: the newest whole checkpoint
   bool strict = false;             // a damaged newest checkpoint is an error, not passed over
@@ -46,14 +54,11 @@ struct LoadOptions {
   // Sees CheckpointContents::state as it was saved, before anything is read. Throws ValueError to refuse the
   // checkpoint.
   std::function<void(const std::string& state)> accept = {};
-};
-
-struct LoadedState {
-  std::string tag;
-  int64_t step = 0;
-  std::string state;                     // as saved
-  std::vector<std::string> rank_states;  // of every rank that saved
-  bool has_optimizer = false;            // optimizer states were loaded
+  // What the caller itself takes of the checkpoint, once the engine has taken its part. All ranks call it: when it
+  // throws on one, the load has failed on all of them half way. `takes` says what that is, for messages, and until a
+  // load of as much has succeeded the engine refuses to go on.
+  std::function<void(const LoadedState&)> finish = {};
+  std::vector<std::string> takes = {};
 };
 
 // Chooses the memory for tensors that the engine does not know, out of those that the checkpoint has. Memory of its

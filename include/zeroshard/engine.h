@@ -47,7 +47,7 @@ struct EngineOptions {
   at::Device device = at::kCPU;
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
-  bool external_optimizer = false;  // a user's torch.optim updates the master weights: see slices()
+  std::string external_optimizer = {};  // the class of a user's torch.optim that updates the master weights: slices()
   // What every rank must have alike, besides the model, under what it is ("configuration"): checked before anything is
   // allocated.
   std::vector<std::pair<std::string, NamedValues>> agreement;

@@ -264,12 +264,14 @@ void bind_engine(py::module_& m) {
           "load_checkpoint",
           [](OwningEngine& o, const std::string& root, const std::optional<std::string>& tag, bool strict,
              bool all_params, bool optimizer, const ChooseTensors& others,
-             const std::function<void(const std::string&)>& accept) {
-            return o.engine->load_checkpoint(root, {tag, strict, all_params, optimizer, with_own_errors(accept)},
-                                             with_own_errors(others));
+             const std::function<void(const std::string&)>& accept,
+             const std::function<void(const LoadedState&)>& finish, const std::vector<std::string>& takes) {
+            const LoadOptions options{
+                tag, strict, all_params, optimizer, with_own_errors(accept), with_own_errors(finish), takes};
+            return o.engine->load_checkpoint(root, options, with_own_errors(others));
           },
           py::arg("root"), py::kw_only(), py::arg("tag"), py::arg("strict"), py::arg("all_params"),
-          py::arg("optimizer"), py::arg("others"), py::arg("accept"), Release());
+          py::arg("optimizer"), py::arg("others"), py::arg("accept"), py::arg("finish"), py::arg("takes"), Release());
 }
 
 }  // namespace zeroshard

@@ -33,19 +33,25 @@ _OPTIMIZER = "optimizer."  # kinds of an optimizer outside: "optimizer.exp_avg"
 
 def together(engine: Engine, step: Callable[[], None]) -> None:
     """Runs ``step``; when it raised on any rank, the first such rank's error is raised on every rank. Collective."""
-    causes = []
+    causes, step = _keeping_causes(step)
+    try:
+        engine._core.together(step)
+    except _C.Error as error:
+        raise error from (causes[0] if causes else None)
 
-    def keeping_the_cause() -> None:
+
+def _keeping_causes(step: Callable[..., None]) -> tuple[list[Exception], Callable[..., None]]:
+    """``step``, and what it has raised: the core passes on its text alone."""
+    causes: list[Exception] = []
+
+    def keeping(*arguments: Any) -> None:
         try:
-            step()
+            step(*arguments)
         except Exception as error:
             causes.append(error)
             raise
 
-    try:
-        engine._core.together(keeping_the_cause)
-    except _C.Error as error:
-        raise error from (causes[0] if causes else None)
+    return causes, keeping
 
 
 def _check_at_boundary(engine: Engine, what: str) -> None:
@@ -107,8 +113,7 @@ def save(
     def collect() -> None:  # what may fail on one rank alone
         nonlocal root, contents
         _check_at_boundary(engine, "save_checkpoint")
-        # The working directory may be another by the time that the background writes.
-        root = os.path.abspath(os.fsencode(save_dir))
+        root = os.fsencode(save_dir)
         contents = _collect(engine, client_state, exclude_frozen_parameters)
 
     together(engine, collect)
@@ -148,7 +153,6 @@ def _run_state(engine: Engine, client_state: dict[str, Any] | None, tensors: dic
         "micro_steps": engine.micro_steps,
         "global_samples": engine.global_samples,
         "skipped_steps": engine.skipped_steps,
-        "optimizer": engine.optimizer.kind if engine._trains else None,
         "param_groups": [_without_params(group) for group in engine.optimizer.param_groups],
         "lr_scheduler": _state_of(engine.lr_scheduler),
         "data": _state_of(engine.training_dataloader),
@@ -287,23 +291,18 @@ def load(
 
     def accept(text: str) -> None:
         if with_optimizer:
-            _check_optimizer(engine, json.loads(text))
+            _check_param_groups(engine, json.loads(text))
 
-    loaded = engine._core.load_checkpoint(
-        os.fsencode(load_dir),
-        tag=None if tag is None else str(tag),
-        strict=strict,
-        all_params=load_module_strict,
-        optimizer=with_optimizer,
-        others=others,
-        accept=accept,
-    )
-    if loaded is None:
-        return None, None
-    for buffer, copy in copies:
-        buffer.copy_(copy)
-    state = decode(json.loads(loaded.state), tensors)
-    if not load_module_only:
+    client: dict[str, Any] | None = None
+
+    def finish(loaded: _C.LoadedState) -> None:
+        nonlocal client
+        for buffer, copy in copies:
+            buffer.copy_(copy)
+        state = decode(json.loads(loaded.state), tensors)
+        client = state["client"]
+        if load_module_only:
+            return
         if with_optimizer:
             _restore_optimizer(engine, state, states, [json.loads(text) for text in loaded.rank_states])
         if load_lr_scheduler_states:
@@ -314,7 +313,31 @@ def load(
         # Not the saved number: this run may accumulate over another number of micro-batches.
         engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
         _restore_random(engine, loaded.rank_states)
-    return os.path.join(os.fsdecode(load_dir), loaded.tag), state["client"]
+
+    takes = ["buffers"] * bool(buffers)
+    if not load_module_only:
+        takes += ["optimizer settings"] * with_optimizer + ["lr_scheduler"] * load_lr_scheduler_states
+        takes += ["counts, random numbers and position in the data"]
+    causes, finish = _keeping_causes(finish)
+    try:
+        loaded = engine._core.load_checkpoint(
+            os.fsencode(load_dir),
+            tag=None if tag is None else str(tag),
+            strict=strict,
+            all_params=load_module_strict,
+            optimizer=with_optimizer,
+            others=others,
+            accept=accept,
+            finish=finish,
+            takes=takes,
+        )
+    except _C.Error as error:
+        if not causes:
+            raise
+        raise error from causes[0]
+    if loaded is None:
+        return None, None
+    return os.path.join(os.fsdecode(load_dir), loaded.tag), client
 
 
 def _restore(thing: Any, state: Any) -> None:
@@ -344,26 +367,13 @@ def _external_wants(
     return chosen
 
 
-def _check_optimizer(engine: Engine, state: dict[str, Any]) -> None:
-    """Raises ``ValueError`` when ``state`` is of another optimizer. Programs in C++ and imports do not say of which."""
-    saved, mine = decode(state.get("optimizer"), {}), engine.optimizer.kind
-    if saved is not None and saved != mine:
-        raise ValueError(
-            f"the checkpoint was saved with the optimizer {_describe(saved)}, this engine has {_describe(mine)}: "
-            "load_optimizer_states=False takes the weights and lets this one start anew"
-        )
+def _check_param_groups(engine: Engine, state: dict[str, Any]) -> None:
     groups = len(engine.optimizer.param_groups)
     if "param_groups" in state and len(state["param_groups"]) != groups:
         raise ValueError(
             f"the optimizer has {groups} param groups, the checkpoint {len(state['param_groups'])}: "
             "load with load_optimizer_states=False to keep this optimizer's settings"
         )
-
-
-def _describe(kind: Any) -> str:
-    outside = isinstance(kind, dict) and kind.get("outside")
-    name = kind.get("name") if isinstance(kind, dict) else kind
-    return f"{name} (torch's own, outside the engine)" if outside else str(name)
 
 
 def _restore_optimizer(

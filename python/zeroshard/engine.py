@@ -106,7 +106,7 @@ class Engine(nn.Module):
         options.config = self._config
         options.device = self.device
         options.optimizer = setup.type
-        options.external_optimizer = setup.external
+        options.external_optimizer = type(setup.inner).__name__ if setup.external else ""
         options.agreement = [
             ("versions", _versions(self.module)),
             ("configuration", [(path, value) for path, value, _ in self._parsed.values]),
@@ -466,7 +466,7 @@ class Engine(nn.Module):
 
     def get_mom(self) -> list[Any]:
         """Of each param group the betas, or the momentum of SGD and RMSprop."""
-        name = "momentum" if self.optimizer.kind["name"] in ("SGD", "RMSprop") else "betas"
+        name = "momentum" if self.optimizer.name in ("SGD", "RMSprop") else "betas"
         return [group.get(name, 0.0) for group in self.optimizer.param_groups]
 
     def was_step_applied(self) -> bool:

@@ -180,10 +180,9 @@ class Optimizer(torch.optim.Optimizer):
         return self._inner
 
     @property
-    def kind(self) -> dict[str, Any]:
-        """Which states there are, for checkpoints: zeroshard's own, or those of an optimizer of the user's."""
-        name = type(self._inner).__name__ if self._outside else self._kind.name
-        return {"name": name, "outside": self._outside}
+    def name(self) -> str:
+        """Of the class that updates outside the engine, or of the core's own optimizer."""
+        return type(self._inner).__name__ if self._outside else self._kind.name
 
     def options(self) -> list[_C.ParamGroupOptions]:
         """What the core updates with. The groups of an optimizer outside may hold anything, and the core reads none."""

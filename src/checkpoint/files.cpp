@@ -34,9 +34,9 @@ struct Named {
 
 // In a root whose checkpoints are all damaged, `tag` is empty.
 Named find_checkpoint(const std::string& path) {
-  std::filesystem::path given = std::filesystem::absolute(path).lexically_normal();
-  if (!given.has_filename()) given = given.parent_path();
-  Directory directory = Directory::open(posix_io(), given.string());
+  Directory directory = Directory::open(posix_io(), path);
+  // As the kernel resolves it, links and ".." included: its last component is the name of the directory.
+  const std::filesystem::path given = std::filesystem::canonical(path);
   if (holds_checkpoint(directory)) {
     check_tag(given.filename().string());
     return {given.string(), given.filename().string(), Directory::open(posix_io(), given.parent_path().string())};
@@ -56,15 +56,33 @@ struct Opened {
   CheckpointReader reader;
 };
 
+// Calls `use` with what `path` names. Of a root again, when a run has deleted its newest checkpoint meanwhile.
+auto with_checkpoint(const std::string& path, const auto& use) {
+  constexpr int kMaxTries = 100;
+  for (int tries = 1;; ++tries) {
+    const Named named = find_checkpoint(path);
+    try {
+      return use(named);
+    } catch (const Error&) {
+      const bool is_newest = !named.listing.committed.empty();
+      if (!is_newest || tries == kMaxTries || !has_vanished(named.root, named.tag)) throw;
+    }
+  }
+}
+
 // For those that go on with what they find.
-Opened open_checkpoint(const std::string& path) {
-  const Named named = find_checkpoint(path);
+Opened open_named(const Named& named) {
   const auto problems = named.listing.problems();
   if (named.tag.empty())
-    throw IoError(concat("no checkpoint in ", path, " is whole: '", problems[0].first, "': ", problems[0].second));
+    throw IoError(
+        concat("no checkpoint in ", named.path, " is whole: '", problems[0].first, "': ", problems[0].second));
   for (const auto& [tag, why] : problems)
     log(LogLevel::kWarning, concat("'", tag, "' is left out, '", named.tag, "' is taken: ", why));
   return {named.path, named.tag, CheckpointReader(named.root, named.tag)};
+}
+
+Opened open_checkpoint(const std::string& path) {
+  return with_checkpoint(path, open_named);
 }
 
 CheckpointSummary summarise(const std::string& tag, const Manifest& manifest) {
@@ -228,13 +246,24 @@ std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreL
   return summaries;
 }
 
-// What is wrong with one checkpoint.
+// What is wrong with one checkpoint. Throws for one that goes away meanwhile.
 std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
+  std::vector<std::string> wrong;
   try {
-    return CheckpointReader(root, tag).verify();
+    wrong = CheckpointReader(root, tag).verify();
   } catch (const Error& error) {
-    return {error.what()};
+    wrong = {error.what()};
   }
+  if (!wrong.empty() && has_vanished(root, tag)) throw IoError(wrong.front());
+  return wrong;
+}
+
+std::vector<std::string> verify_named(const Named& named) {
+  std::vector<std::string> wrong;
+  if (!named.tag.empty()) wrong = verify_one(named.root, named.tag);
+  for (const CheckpointSummary& other : summarise_all(named.root, named.listing))
+    if (!other.problem.empty() && other.tag != named.tag) wrong.push_back(concat("'", other.tag, "': ", other.problem));
+  return wrong;
 }
 
 // How two tensors of the same name, kind and shape differ.
@@ -292,12 +321,7 @@ CheckpointDetails inspect_checkpoint(const std::string& path) {
 }
 
 std::vector<std::string> verify_checkpoint(const std::string& path) {
-  const Named named = find_checkpoint(path);
-  std::vector<std::string> wrong;
-  if (!named.tag.empty()) wrong = verify_one(named.root, named.tag);
-  for (const CheckpointSummary& other : summarise_all(named.root, named.listing))
-    if (!other.problem.empty() && other.tag != named.tag) wrong.push_back(concat("'", other.tag, "': ", other.problem));
-  return wrong;
+  return with_checkpoint(path, verify_named);
 }
 
 std::vector<std::string> export_weights(const std::string& path, const std::string& directory,

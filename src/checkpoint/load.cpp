@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
+#include <set>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -27,38 +28,52 @@ bool is_older(const Directory& root, const StoreListing& listing, const std::str
   }
 }
 
+// Warnings of which each is given once, however often the checkpoints are listed.
+class Warnings {
+ public:
+  void give(const std::string& text) {
+    if (given_.insert(text).second) log(LogLevel::kWarning, text);
+  }
+
+ private:
+  std::set<std::string> given_;
+};
+
 // Newest first.
-std::vector<std::string> candidates(const Directory& root, const StoreListing& listing, bool strict) {
+std::vector<FoundCheckpoint> candidates(const Directory& root, const StoreListing& listing, bool strict,
+                                        Warnings& warnings) {
   std::string not_older;
   for (const auto& [tag, reason] : listing.problems()) {
     if (strict && !is_older(root, listing, tag))
       not_older += concat("\n  ", tag, ": ", reason);
     else
-      log(LogLevel::kWarning, concat("checkpoint '", tag, "' is passed over: ", reason));
+      warnings.give(concat("checkpoint '", tag, "' is passed over: ", reason));
   }
   if (!not_older.empty())
     throw IoError(concat("what may be the newest checkpoint in ", root.path(), " cannot be used (without strict ",
                          "loading the newest whole one is taken):", not_older));
-  std::vector<std::string> tags;
+  std::vector<FoundCheckpoint> usable;
   for (const FoundCheckpoint& found : listing.committed)
-    if (found.latest) tags.push_back(found.tag);
-  if (tags.empty() && !listing.bad.empty()) {
+    if (found.latest) usable.push_back(found);
+  if (usable.empty() && !listing.bad.empty()) {
     std::string reasons;
     for (const auto& [tag, reason] : listing.bad) reasons += concat("\n  ", tag, ": ", reason);
     throw IoError(concat("no checkpoint in ", root.path(), " is whole:", reasons));
   }
   // One that is not among them was passed over, or saved not to count.
-  const auto named = listing.latest ? std::find(tags.begin(), tags.end(), *listing.latest) : tags.end();
-  if (named != tags.end() && named != tags.begin())
-    log(LogLevel::kWarning, concat("the file latest names '", *named, "'; '", tags.front(),
-                                   "' is newer and is loaded: pass a tag to choose another"));
-  return tags;
+  const auto named = std::find_if(usable.begin(), usable.end(),
+                                  [&](const FoundCheckpoint& found) { return found.tag == listing.latest; });
+  if (named != usable.end() && named != usable.begin())
+    warnings.give(concat("the file latest names '", named->tag, "'; '", usable.front().tag,
+                         "' is newer and is loaded: pass a tag to choose another"));
+  return usable;
 }
 
 // Where was looked for a checkpoint, and what is there instead; `root` is null when it is not there.
 std::string nothing_found(const std::string& path, const Directory* root, const StoreListing& listing) {
   std::error_code no_working_directory;
-  std::filesystem::path full = std::filesystem::absolute(path, no_working_directory).lexically_normal();
+  std::filesystem::path full = std::filesystem::absolute(path, no_working_directory);
+  if (root != nullptr && !no_working_directory) full = std::filesystem::canonical(full, no_working_directory);
   if (no_working_directory) full = path;
   if (!full.has_filename()) full = full.parent_path();
   const std::string where = full.string();
@@ -70,16 +85,6 @@ std::string nothing_found(const std::string& path, const Directory* root, const 
   return concat("the checkpoints in ", where,
                 " are loaded by their tags alone (they were saved with latest = false): pass one, such as '",
                 listing.committed.front().tag, "'");
-}
-
-std::vector<std::string> split_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\n', at);
-    lines.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return lines;
 }
 
 void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices) {
@@ -100,23 +105,24 @@ class Load {
 
   std::optional<LoadedCheckpoint> run() {
     agree();
-    const std::vector<std::string> tags = agree_on_tags();
-    std::string reasons;
-    for (const std::string& tag : tags) {
-      const auto damage = read(tag);
+    while (const std::optional<std::string> tag = agree_on_next()) {
+      const auto damage = read(*tag);
       if (!damage) {
         if (request_.tag) warn_of_newer();
-        return LoadedCheckpoint{tag, reader_->manifest()};
+        return LoadedCheckpoint{*tag, reader_->manifest()};
       }
-      if (request_.tag || request_.strict) throw IoError(concat("checkpoint '", tag, "': ", *damage));
-      if (comm_.rank() == 0) log(LogLevel::kWarning, concat("checkpoint '", tag, "' is passed over: ", *damage));
-      reasons += concat("\n  ", tag, ": ", *damage);
+      failed_.push_back({*tag, sequence_, *damage});
     }
-    if (!tags.empty()) throw IoError(concat("no checkpoint in ", request_.root, " is whole:", reasons));
     return std::nullopt;
   }
 
  private:
+  struct Failed {
+    std::string tag;
+    int64_t sequence;  // on rank 0
+    std::string why;
+  };
+
   void agree() {
     check_same(comm_, "loads",
                concat(request_.root, " / ", request_.tag ? "tag " + *request_.tag : "the newest",
@@ -133,28 +139,81 @@ class Load {
     });
   }
 
-  // Rank 0's list, so that all try the same ones in the same order.
-  std::vector<std::string> agree_on_tags() {
-    std::string lines;
+  // What rank 0 chooses, so that all try the same ones in the same order; nothing: there is none.
+  std::optional<std::string> agree_on_next() {
+    std::string tag;
     together(comm_, "load", [&] {
-      if (comm_.rank() != 0) return;
-      if (request_.tag) {
-        lines = *request_.tag + "\n";
-        return;
-      }
-      const StoreListing listing = root_ ? list_store(*root_) : StoreListing{};
-      if (root_)
-        for (const std::string& tag : candidates(*root_, listing, request_.strict)) lines += tag + "\n";
-      if (!lines.empty()) return;
-      const std::string nothing = nothing_found(request_.root, root_ ? &*root_ : nullptr, listing);
-      if (request_.strict) throw IoError(nothing);
-      // A directory that is not there yet is what a first start finds.
-      log(root_ ? LogLevel::kWarning : LogLevel::kInfo,
-          concat("nothing is loaded, training starts from the beginning: ", nothing));
+      if (comm_.rank() == 0) tag = request_.tag ? choose_asked() : choose_newest();
     });
-    std::vector<std::string> tags = split_lines(broadcast_text(comm_, lines, 0, "load"));
+    tag = broadcast_text(comm_, tag, 0, "load");
     ZS_CHECK(root_ || !request_.tag, "there is no directory ", request_.root);
-    return tags;
+    if (tag.empty()) return std::nullopt;
+    return tag;
+  }
+
+  // Again, when another of the tag has taken its place while it was read.
+  std::string choose_asked() {
+    const int64_t now = sequence_of(*request_.tag);
+    const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
+    if (!failed_.empty() && (!replaced || failed_.size() == kMaxTries)) throw_damaged();
+    sequence_ = now;
+    return *request_.tag;
+  }
+
+  // The next of the list, or of a new one: while one was read, another job may have deleted it and saved newer ones.
+  std::string choose_newest() {
+    if (!failed_.empty() && is_as_it_was(failed_.back())) {
+      if (request_.strict) throw_damaged();
+      warnings_.give(concat("checkpoint '", failed_.back().tag, "' is passed over: ", failed_.back().why));
+      if (const auto next = take_untried()) return *next;
+    }
+    const StoreListing listing = root_ ? list_store(*root_) : StoreListing{};
+    if (root_) usable_ = candidates(*root_, listing, request_.strict, warnings_);
+    if (failed_.size() < kMaxTries)
+      if (const auto next = take_untried()) return *next;
+    if (!failed_.empty()) throw_none_whole();
+    const std::string nothing = nothing_found(request_.root, root_ ? &*root_ : nullptr, listing);
+    if (request_.strict) throw IoError(nothing);
+    // A directory that is not there yet is what a first start finds.
+    log(root_ ? LogLevel::kWarning : LogLevel::kInfo,
+        concat("nothing is loaded, training starts from the beginning: ", nothing));
+    return {};
+  }
+
+  std::optional<std::string> take_untried() {
+    for (const FoundCheckpoint& each : usable_) {
+      const bool tried = std::any_of(failed_.begin(), failed_.end(), [&](const Failed& other) {
+        return other.tag == each.tag && other.sequence == each.sequence;
+      });
+      if (tried) continue;
+      sequence_ = each.sequence;
+      return each.tag;
+    }
+    return std::nullopt;
+  }
+
+  // -1: it is not there, or cannot be read.
+  int64_t sequence_of(const std::string& tag) const {
+    try {
+      return root_ ? peek_sequence(*root_, tag) : -1;
+    } catch (const IoError&) {
+      return -1;
+    }
+  }
+
+  // Neither deleted nor replaced: reading it failed because it is damaged.
+  bool is_as_it_was(const Failed& failed) const {
+    return !has_vanished(*root_, failed.tag) && sequence_of(failed.tag) == failed.sequence;
+  }
+
+  [[noreturn]] void throw_damaged() const {
+    throw IoError(concat("checkpoint '", failed_.back().tag, "': ", failed_.back().why));
+  }
+
+  [[noreturn]] void throw_none_whole() const {
+    std::string reasons;
+    for (const Failed& each : failed_) reasons += concat("\n  ", each.tag, ": ", each.why);
+    throw IoError(concat("no checkpoint in ", request_.root, " is whole:", reasons));
   }
 
   // Returns what is damaged.
@@ -167,7 +226,7 @@ class Load {
       }
     };
     if (const auto damage = damage_in(open)) return damage;
-    check_manifest(tag);
+    if (const auto replaced = check_manifest(tag)) return replaced;
     std::vector<StateSlice> wanted;
     together(comm_, "load", [&] { wanted = request_.wanted(reader_->manifest(), reader_->index()); });
     if (request_.overwriting) request_.overwriting(tag);
@@ -189,15 +248,20 @@ class Load {
     }
   }
 
-  // A file system that is not shared, or shows an old version to some, would make ranks of different runs.
-  void check_manifest(const std::string& tag) {
+  // A file system that is not shared, or shows an old version to some, would make ranks of different runs. Returns why
+  // to try again when another job has replaced the checkpoint meanwhile.
+  std::optional<std::string> check_manifest(const std::string& tag) {
     const std::string mine = std::to_string(reader_->manifest().text_hash);
     const std::string first = broadcast_text(comm_, mine, 0, "load");
+    if (all_of_ranks(comm_, mine == first, "load")) return std::nullopt;
+    const bool unchanged = comm_.rank() != 0 || sequence_of(tag) == sequence_;
+    if (!all_of_ranks(comm_, unchanged, "load")) return "it was replaced while it was read";
     together(comm_, "load", [&] {
       if (mine == first) return;
       throw IoError(concat(root_->path_of(tag), "/", kManifestName, " is another one than on rank 0 (step ",
                            reader_->manifest().step, " here)", kSameFiles));
     });
+    return std::nullopt;
   }
 
   // Whoever takes an older one should know what a restart without a tag would load.
@@ -218,6 +282,7 @@ class Load {
     }
   }
 
+  static constexpr size_t kMaxTries = 1000;  // who deletes faster than that can be read is to be told
   static constexpr std::string_view kSameFiles = ": every rank must see the same file system";
 
   const LoadRequest& request_;
@@ -225,6 +290,10 @@ class Load {
   Io& io_;
   std::optional<Directory> root_;
   std::optional<CheckpointReader> reader_;
+  std::vector<FoundCheckpoint> usable_;  // on rank 0
+  std::vector<Failed> failed_;
+  int64_t sequence_ = 0;  // of what is tried now; on rank 0
+  Warnings warnings_;
 };
 
 }  // namespace

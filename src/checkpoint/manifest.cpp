@@ -234,6 +234,7 @@ const TensorRecord* TensorIndex::find(std::string_view name, std::string_view ki
 std::string to_text(const Manifest& manifest) {
   Json body{{"format", "zeroshard checkpoint"},
             {"schema", kSchema},
+            {"tag", manifest.tag},
             {"step", manifest.step},
             {"latest", manifest.latest},
             {"config_digest", manifest.config_digest},
@@ -279,6 +280,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   Manifest manifest;
   manifest.text_hash = expected;
   manifest.step = reader["step"].count();
+  if (reader.has("tag")) manifest.tag = reader["tag"].text();
   if (reader.has("sequence")) manifest.sequence = reader["sequence"].count();
   manifest.latest = reader["latest"].boolean();
   manifest.config_digest = reader["config_digest"].text();

@@ -44,6 +44,7 @@ struct FileRecord {
 };
 
 struct Manifest {
+  std::string tag;  // under which it was saved; empty: written before manifests said so
   int64_t step = 0;
   int64_t sequence = 0;  // of commits to its directory, from 1 on; 0: written before there was one
   bool latest = true;    // counts when the newest checkpoint is looked for

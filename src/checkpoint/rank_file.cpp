@@ -26,8 +26,8 @@ std::string rank_file_name(int rank) {
   return concat("rank-", std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0'), digits, ".safetensors");
 }
 
-RankTable write_rank_file(Directory& directory, const std::string& name, std::span<const StateSlice> slices,
-                          const std::function<void(const void* end)>& wait_for_data) {
+RankTable write_rank_file(Directory& directory, const std::string& name, const SaveRequest& request) {
+  const std::vector<StateSlice>& slices = request.slices;
   std::vector<SafetensorsEntry> entries;
   int64_t bytes = 0;
   for (const StateSlice& slice : slices) {
@@ -35,7 +35,8 @@ RankTable write_rank_file(Directory& directory, const std::string& name, std::sp
     entries.push_back({entry_name(slice), slice.dtype, {slice.elements.size()}, bytes, bytes + slice.bytes()});
     bytes += slice.bytes();
   }
-  const std::string header = make_safetensors_header(entries, {{"format", "zeroshard checkpoint"}}, kDirectAlignment);
+  const std::map<std::string, std::string> about = {{"format", "zeroshard checkpoint"}, {"tag", request.tag}};
+  const std::string header = make_safetensors_header(entries, about, kDirectAlignment);
   const auto header_bytes = int64_t(header.size());
   RankTable table;
   table.file = {name, header_bytes + bytes, header_bytes, hash_bytes(header.data(), header_bytes)};
@@ -50,7 +51,7 @@ RankTable write_rank_file(Directory& directory, const std::string& name, std::sp
       const auto* const data = static_cast<const std::byte*>(slice.data);
       for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
         const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
-        if (wait_for_data) wait_for_data(data + at + size);
+        if (request.wait_for_data) request.wait_for_data(data + at + size);
         written.hashes.push_back(hash_bytes(data + at, size));
         writer.append_stable(data + at, size);
       }

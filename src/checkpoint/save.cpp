@@ -14,6 +14,11 @@ namespace {
 
 constexpr int64_t kMaxTableBytes = int64_t{1} << 32;
 
+constexpr std::string_view kOneWriter =
+    "What one saves would go when the other deletes old checkpoints. Wait until it ends, or choose another directory";
+constexpr std::string_view kOneEngine =
+    "What one engine saves would go when the other deletes old checkpoints. Choose a directory for each";
+
 std::string table_name(int rank) {
   return concat("table-", rank, ".json");
 }
@@ -45,8 +50,11 @@ class Save {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
-    replaces(*root_, request_.tag);   // or throws, before anything is written
-    attempt([&] { sweep(*root_); });  // first: what dead processes left may be what fills the disk
+    replaces(*root_, request_.tag);  // or throws, before anything is written
+    DirectoryLock& lock = (request_.locks ? *request_.locks : own_locks_).of(*root_, kOneWriter);
+    turn_ = lock.take_turn(kOneEngine);
+    // First: what dead processes left may be what fills the disk.
+    attempt([&] { sweep(*root_, lock.is_sure() ? Others::kAreDead : Others::kMayLive); });
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });
     sequence_ = next_sequence(*root_);
     std::string name = private_name(".tmp-", request_.tag);
@@ -58,7 +66,7 @@ class Save {
   void write_own() {
     if (!root_) root_ = Directory::open(io_, request_.root);
     Directory directory = root_->open_directory(temporary_);
-    RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_.slices, request_.wait_for_data);
+    RankTable table = write_rank_file(directory, rank_file_name(comm_.rank()), request_);
     table.state = request_.rank_state;
     write_small_file(directory, table_name(comm_.rank()), to_text(table));  // makes the directory durable, too
   }
@@ -67,6 +75,7 @@ class Save {
     if (!leads()) return;
     Directory directory = root_->open_directory(temporary_);
     Manifest manifest;
+    manifest.tag = request_.tag;
     manifest.step = request_.step;
     manifest.sequence = sequence_;
     manifest.latest = request_.latest;
@@ -108,6 +117,8 @@ class Save {
   Comm& comm_;
   Io& io_;
   std::optional<Directory> root_;
+  DirectoryLocks own_locks_;
+  std::unique_lock<std::mutex> turn_;  // of rank 0, among the engines of its process
   std::string temporary_;
   int64_t sequence_ = 0;
   bool placed_ = false;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/comm.h"
+#include "file/directory_lock.h"
 #include "file/io.h"
 #include "layout/shard_layout.h"
 
@@ -36,15 +37,17 @@ struct SaveRequest {
   // In the order in which they are written. Together the ranks have every element of a tensor exactly once; rank 0
   // also names the tensors without elements.
   std::vector<StateSlice> slices;
+  // Where rank 0 keeps the directory locked against other processes for longer than this save; null: not longer.
+  DirectoryLocks* locks = nullptr;
   // For slices whose data is still on its way: returns when all of it before `end` is there; its error fails the save.
   std::function<void(const void* end)> wait_for_data;
 };
 
 // Commits a checkpoint, or leaves no trace of it: every rank writes its slices to one file of a temporary directory and
 // makes them durable; when all have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint of the
-// same tag is replaced in one step. Collective; `comm` moves host memory and is used by no other thread meanwhile.
-// Throws IoError or ValueError on every rank, naming the rank at fault; earlier checkpoints are then as they were.
-// Slices must not change until it returns.
+// same tag is replaced in one step. While another process has the directory locked, nothing is done. Collective; `comm`
+// moves host memory and is used by no other thread meanwhile. Throws IoError or ValueError on every rank, naming the
+// rank at fault; earlier checkpoints are then as they were. Slices must not change until it returns.
 void save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -8,6 +8,8 @@
 #include "base/log.h"
 #include "base/process_name.h"
 #include "checkpoint/rank_file.h"
+#include "file/hash.h"
+#include "file/shown.h"
 
 namespace zeroshard {
 namespace {
@@ -28,21 +30,23 @@ bool is_tag(std::string_view tag) {
 }
 
 // Whether a private name is of a process of this host that is no more.
-bool is_abandoned(std::string_view name) {
+bool is_abandoned(std::string_view name, Others others) {
   if (!name.starts_with(kTemporary) && !name.starts_with(kTrash)) return false;
   const size_t number = name.rfind('.');
   const size_t process = number == std::string_view::npos ? number : name.rfind('.', number - 1);
   const size_t host = process == std::string_view::npos ? process : name.rfind('.', process - 1);
-  return host != std::string_view::npos && has_ended(name.substr(host + 1, number - host - 1));
+  if (host == std::string_view::npos) return false;
+  const std::string_view process_name = name.substr(host + 1, number - host - 1);
+  return has_ended(process_name) || (others == Others::kAreDead && is_of_another_place(process_name));
 }
 
 // Of an entry of the root itself: nothing when there is none.
-std::optional<FileStatus::Kind> kind_of(const Directory& root, const std::string& name) {
+std::optional<FileStatus> status_of(const Directory& root, const std::string& name) {
   FileStatus status;
   const int result = retry_interrupted([&] { return root.io().stat_at(root.fd(), name, status); });
   if (result == -ENOENT) return std::nullopt;
   check_io(result, "look up", root.path_of(name));
-  return status.kind;
+  return status;
 }
 
 // Whether a directory is a checkpoint, damaged or not: others may have a file of the manifest's name.
@@ -53,18 +57,48 @@ bool is_checkpoint(const Directory& directory) {
   return starts_like_manifest(read_small_file(directory, manifest, kMaxManifestBytes));
 }
 
+// A checkpoint that was saved under another tag may have been renamed as a whole: its files say that tag, too.
+void check_fits(const Manifest& manifest, const Directory& directory) {
+  if (manifest.files.empty()) return;
+  const FileRecord& file = manifest.files.front();
+  const FileReader reader(directory, file.name);
+  std::string header(size_t(std::min(file.header_bytes, reader.size())), '\0');
+  reader.read(0, header.data(), int64_t(header.size()));
+  if (hash_bytes(header.data(), int64_t(header.size())) == file.header_hash) return;
+  throw IoError(concat(directory.path(), "/", kManifestName, " is the manifest of the checkpoint '",
+                       shown(manifest.tag), "', and does not fit the files beside it"));
+}
+
+// Whether `name` is what it was when it had the status `before`: a run may replace one that others look at.
+bool is_same(const Directory& root, const std::string& name, const std::optional<FileStatus>& before) {
+  FileStatus now;
+  return !before || root.io().stat_at(root.fd(), name, now) != 0 ||
+         (now.device == before->device && now.inode == before->inode);
+}
+
 // One checkpoint for the listing: nothing when it is not one, or goes away meanwhile. Without a manifest it is a
 // damaged one when it is `named` by the hint, and of no interest otherwise.
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
-  try {
-    if (kind_of(root, name) != FileStatus::Kind::kDirectory) return;
-    const Directory directory = root.open_directory(name);
-    if (!(named ? holds_checkpoint(directory) : directory.exists(std::string(kManifestName)))) return;
-    const Manifest manifest = read_manifest(root, name);
-    listing.committed.push_back({name, manifest.step, manifest.latest, manifest.sequence});
-  } catch (const Error& error) {
-    if (has_vanished(root, name)) return;
-    listing.bad.emplace_back(name, error.what());
+  constexpr int kMaxTries = 100;
+  for (int tries = 1;; ++tries) {
+    std::optional<FileStatus> status;
+    try {
+      status = status_of(root, name);
+      if (!status || status->kind != FileStatus::Kind::kDirectory) return;
+      const Directory directory = root.open_directory(name);
+      if (!(named ? holds_checkpoint(directory) : directory.exists(std::string(kManifestName)))) {
+        if (!is_same(root, name, status) && tries < kMaxTries) continue;
+        return;
+      }
+      const Manifest manifest = read_manifest(root, name);
+      listing.committed.push_back({name, manifest.step, manifest.latest, manifest.sequence});
+      return;
+    } catch (const Error& error) {
+      if (has_vanished(root, name)) return;
+      if (!is_same(root, name, status) && tries < kMaxTries) continue;
+      listing.bad.emplace_back(name, error.what());
+      return;
+    }
   }
 }
 
@@ -102,9 +136,12 @@ void add_latest(StoreListing& listing, const Directory& root) {
   }
 }
 
-// Newest commit first; then what a run that went back has left behind, which is no part of its history.
-void put_in_order(std::vector<FoundCheckpoint>& committed) {
-  const auto age = [](const FoundCheckpoint& each) { return std::tie(each.sequence, each.step, each.tag); };
+// Newest commit first; then what a run that went back has left behind, which is no part of its history. Of copies of
+// one checkpoint the one that the hint names comes first.
+void put_in_order(std::vector<FoundCheckpoint>& committed, const std::optional<std::string>& latest) {
+  const auto age = [&](const FoundCheckpoint& each) {
+    return std::tuple(each.sequence, each.step, each.tag == latest, std::string_view(each.tag));
+  };
   std::sort(committed.begin(), committed.end(), [&](const auto& a, const auto& b) { return age(a) > age(b); });
   int64_t step = INT64_MAX;  // of the last one in the history
   for (FoundCheckpoint& each : committed) {
@@ -165,8 +202,10 @@ bool holds_checkpoint(const Directory& directory) {
 Manifest read_manifest(const Directory& root, const std::string& tag) {
   check_tag(tag);
   const Directory directory = root.open_directory(tag);
-  const std::string name(kManifestName);
-  return parse_manifest(read_small_file(directory, name, kMaxManifestBytes), concat(directory.path(), "/", name));
+  const std::string name(kManifestName), where = concat(directory.path(), "/", name);
+  Manifest manifest = parse_manifest(read_small_file(directory, name, kMaxManifestBytes), where);
+  if (!manifest.tag.empty() && manifest.tag != tag) check_fits(manifest, directory);
+  return manifest;
 }
 
 StoreListing list_store(const Directory& root) {
@@ -174,7 +213,7 @@ StoreListing list_store(const Directory& root) {
   for (const std::string& name : root.list())
     if (is_tag(name)) add_to(listing, root, name, /*named=*/false);
   add_latest(listing, root);
-  put_in_order(listing.committed);
+  put_in_order(listing.committed, listing.latest);
   std::sort(listing.bad.begin(), listing.bad.end());
   return listing;
 }
@@ -202,9 +241,9 @@ int64_t next_sequence(const Directory& root) {
 }
 
 bool replaces(const Directory& root, const std::string& tag) {
-  const auto kind = kind_of(root, tag);
-  if (!kind) return false;
-  ZS_CHECK(kind == FileStatus::Kind::kDirectory && is_checkpoint(root.open_directory(tag)), root.path_of(tag),
+  const auto status = status_of(root, tag);
+  if (!status) return false;
+  ZS_CHECK(status->kind == FileStatus::Kind::kDirectory && is_checkpoint(root.open_directory(tag)), root.path_of(tag),
            " is no checkpoint of zeroshard, and is not replaced by one: choose another tag or directory, or move it "
            "away first");
   return true;
@@ -246,9 +285,9 @@ void retain_before(Directory& root, int keep, int64_t step, const std::string& e
   delete_older(root, listing, keep, step, except);
 }
 
-void sweep(Directory& root) {
+void sweep(Directory& root, Others others) {
   for (const std::string& name : root.list())
-    if (is_abandoned(name)) root.remove_tree(name);
+    if (is_abandoned(name, others)) root.remove_tree(name);
 }
 
 }  // namespace zeroshard

@@ -72,7 +72,10 @@ void write_latest(Directory& root, const std::string& tag);
 void retain(Directory& root, int keep, const std::string& except);
 // The same before a save of `step` under the tag `except`: what a process that died did not come to delete.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
+// Whether processes of a host of this name that this one cannot see (in another container, or before the host was
+// started again) may be saving to `root`: not while this process has it locked.
+enum class Others { kMayLive, kAreDead };
 // Deletes what processes of this host left behind when they died; of other hosts it cannot be known.
-void sweep(Directory& root);
+void sweep(Directory& root, Others others);
 
 }  // namespace zeroshard

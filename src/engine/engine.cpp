@@ -203,7 +203,7 @@ void Engine::finish_step(const StepResult& result) {
   if (!is_empty) impl.scaler.update(!result.applied);
   if (result.applied) {
     if (!is_empty) impl.skipped = 0;
-    if (impl.options.external_optimizer) impl.optimizer->publish_masters();
+    if (!impl.options.external_optimizer.empty()) impl.optimizer->publish_masters();
     if (impl.options.config.stage > 0) impl.executor->refresh();  // at stage 0 every rank has updated everything
   } else {
     impl.report_skip(result.loss_scale);

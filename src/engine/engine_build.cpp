@@ -105,7 +105,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   check_agreement(reduce, options.device, "buffers of the model", describe(options.buffers));
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
-  const int moments = options.external_optimizer ? 0 : num_moments(options.optimizer, momentum);
+  const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
   plan = plan_options(options, reduce, moments);
   planned = plan_ledger(layouts, plan).bytes;
   make_optimizer(units);

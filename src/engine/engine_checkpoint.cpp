@@ -1,6 +1,7 @@
 #include <torch/version.h>
 
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -14,6 +15,7 @@
 #include "device/host_copy.h"
 #include "device/safetensors_dtype.h"
 #include "engine/impl.h"
+#include "engine/saved_optimizer.h"
 #include "engine/uploads.h"
 #include "file/hash.h"
 #include "plan/state_rules.h"
@@ -26,28 +28,20 @@ using Json = nlohmann::json;
 
 constexpr char kWeight[] = "weight";
 
-std::vector<std::string> moment_names(OptimizerConfig::Type type) {
-  using Type = OptimizerConfig::Type;
-  switch (type) {
-    case Type::kAdam:
-    case Type::kAdamW:
-      return {"exp_avg", "exp_avg_sq"};
-    case Type::kLion:
-      return {"exp_avg"};
-    case Type::kSgd:
-      return {"momentum_buffer"};
-    case Type::kAdagrad:
-      return {"sum"};
-  }
-  return {};
-}
-
 // "'a', 'b', 'c' and 7 more"
 std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t kShown = 5;
   std::string text;
   for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += concat(i > 0 ? ", '" : "'", names[i], "'");
   return names.size() > kShown ? concat(text, " and ", names.size() - kShown, " more") : text;
+}
+
+// `path` from the root of the file system on: the working directory may be another by the time that the background
+// writes. The kernel resolves links and ".." of what is loaded and of what is saved.
+std::string from_root(const std::string& path) {
+  std::error_code no_working_directory;
+  const std::filesystem::path full = std::filesystem::absolute(path, no_working_directory);
+  return no_working_directory ? path : full.string();
 }
 
 int64_t bytes_of(const CheckpointContents& contents) {
@@ -240,11 +234,15 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   request.tag = tag;
   request.step = step;
   request.latest = save.latest;
+  request.locks = &save_locks;
   request.keep = options.config.checkpoint.keep;
   request.config_digest = concat(options.config.digest());
   request.versions = {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}};
   const LossScalerState& scale = scaler.state();
-  const Json core{{"loss_scale", scale.scale},
+  const bool trains = !optimizer->shards().empty();
+  const SavedOptimizer kind{options.optimizer, options.external_optimizer};
+  const Json core{{"optimizer", trains ? to_json(kind) : Json()},
+                  {"loss_scale", scale.scale},
                   {"loss_scale_dynamic", scaler.dynamic()},
                   {"loss_scale_iteration", scale.iteration},
                   {"loss_scale_last_overflow", scale.last_overflow},
@@ -266,6 +264,8 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
                                              std::set<StateKey>& chosen) {
   const Json state = Json::parse(manifest.state);
   if (load.accept) load.accept(state.at("front").dump());
+  if (load.optimizer && !optimizer->shards().empty())
+    check_optimizer(manifest, {options.optimizer, options.external_optimizer});
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
   std::vector<std::string> missing, kept;
@@ -355,7 +355,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
           "Save after step() has applied them");
     impl.check_whole();
     check_tag(tag);
-    request = impl.make_request(root, tag, step, contents, save);
+    request = impl.make_request(from_root(root), tag, step, contents, save);
     if (staged) impl.saver().prepare(request, staging);
   });
   if (!staged) return zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
@@ -401,9 +401,10 @@ std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tens
   return result;
 }
 
-std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, const LoadOptions& load,
+std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, const LoadOptions& load,
                                                    const ChooseTensors& others) {
   Impl& impl = *impl_;
+  const std::string root = from_root(path);
   run_together([&] {
     if (has_pending_gradients())
       throw StateError(
@@ -436,13 +437,16 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& root, cons
              " optimizer states")};
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
   if (!loaded) return std::nullopt;
+  for (const std::string& part : load.takes) chosen.insert({part, "of the caller"});
   begin_overwriting(loaded->tag);  // other devices are overwritten now
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.steps = loaded->manifest.step;
-  for (const StateKey& state : chosen) impl.half_loaded.erase(state);
-  return LoadedState{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
-                     loaded->manifest.rank_states, load.optimizer};
+  LoadedState state{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
+                    loaded->manifest.rank_states, load.optimizer};
+  if (load.finish) together(impl.checkpoint_comm(), "checkpoint", [&] { load.finish(state); });
+  for (const StateKey& each : chosen) impl.half_loaded.erase(each);
+  return state;
 }
 
 }  // namespace zeroshard

@@ -94,7 +94,8 @@ struct Engine::Impl {
   Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
-  std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
+  DirectoryLocks save_locks;                // of what this engine has saved to
+  std::unique_ptr<AsyncSaver> async_saver;  // null before the first save; after what it uses
   // What a load has begun to overwrite, from which checkpoint, until a load of it succeeds.
   std::map<StateKey, std::string> half_loaded;
 };

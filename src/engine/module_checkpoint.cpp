@@ -70,7 +70,21 @@ void ModuleEngine::save(const std::string& root, const std::string& client, cons
 
 std::optional<std::string> ModuleEngine::load(const std::string& root, const LoadOptions& load) {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  const auto loaded = load_checkpoint(root, load, [&](const std::vector<TensorInfo>& infos) {
+  std::string client;
+  LoadOptions options = load;
+  options.takes.insert(options.takes.end(), {"buffers", "learning rate, counts and random numbers"});
+  options.finish = [&](const LoadedState& loaded) {
+    for (auto& [buffer, copy] : copies) buffer.copy_(copy);
+    const Json state = Json::parse(loaded.state);
+    client = state.value("client", Json::object()).dump();
+    steps_ = state.value("global_steps", loaded.step);
+    if (state.contains("lr_scheduler") && state["lr_scheduler"].is_object())
+      iteration_ = state["lr_scheduler"].value("last_batch_iteration", iteration_);
+    apply_schedule();
+    restore_random_state(loaded.rank_states, size_t(rank_));
+    if (load.finish) load.finish(loaded);
+  };
+  const auto loaded = load_checkpoint(root, options, [&](const std::vector<TensorInfo>& infos) {
     copies.clear();  // of an older checkpoint's
     std::set<std::pair<std::string, std::string>> there;
     for (const TensorInfo& info : infos) there.emplace(info.name, info.kind);
@@ -84,14 +98,7 @@ std::optional<std::string> ModuleEngine::load(const std::string& root, const Loa
     return wanted;
   });
   if (!loaded) return std::nullopt;
-  for (auto& [buffer, copy] : copies) buffer.copy_(copy);
-  const Json state = Json::parse(loaded->state);
-  steps_ = state.value("global_steps", loaded->step);
-  if (state.contains("lr_scheduler") && state["lr_scheduler"].is_object())
-    iteration_ = state["lr_scheduler"].value("last_batch_iteration", iteration_);
-  apply_schedule();
-  restore_random_state(loaded->rank_states, size_t(rank_));
-  return state.value("client", Json::object()).dump();
+  return client;
 }
 
 }  // namespace zeroshard

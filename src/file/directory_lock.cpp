@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -70,6 +72,8 @@ struct DirectoryLock::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
+  // Unless it is another's by now.
+  void delete_file() const;
   bool is_file(const FileStatus& other) const { return other.device == status.device && other.inode == status.inode; }
 
   Directory directory;
@@ -103,9 +107,12 @@ class HeldLocks {
     std::erase_if(held_, [](const auto& each) { return each.expired(); });
   }
 
+  void delete_files();
+
  private:
   // A forked child has copies of the descriptors: with them it would keep the locks when its parent dies.
   HeldLocks() {
+    std::atexit([] { of_this_process().delete_files(); });  // of what nobody destroys, as at the end of an interpreter
     ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
                      [] {
                        HeldLocks& all = of_this_process();
@@ -124,7 +131,7 @@ class HeldLocks {
     const int opened = retry_interrupted([&] { return io.open_or_create_at(directory.fd(), name); });
     if (opened == -EINVAL || opened == -EISDIR || opened == -ENXIO)
       throw IoError(concat("cannot lock ", directory.path(), ": ", file, " is not a regular file: move it away"));
-    check_io(opened, "open", file);
+    check_io(opened, "lock", file);
     OpenFd fd(io, opened);
     FileStatus status;
     check_io(retry_interrupted([&] { return io.fstat(fd.get(), status); }), "look up", file);
@@ -144,8 +151,14 @@ class HeldLocks {
     if (found == -ENOENT || (found == 0 && (named.device != status.device || named.inode != status.inode)))
       return nullptr;  // who had it before has deleted it since it was opened
     check_io(found, "look up", file);
-    held_.emplace_back();  // before there is something to delete: it may find no memory
-    auto held = std::make_shared<DirectoryLock::Held>(std::move(directory), std::move(fd), status, sure);
+    std::shared_ptr<DirectoryLock::Held> held;
+    try {
+      held_.emplace_back();
+      held = std::make_shared<DirectoryLock::Held>(std::move(directory), std::move(fd), status, sure);
+    } catch (const std::bad_alloc&) {
+      io.unlink_at(directory.fd(), name);
+      throw;
+    }
     held_.back() = held;
     write_text(*held, file);
     return held;
@@ -167,9 +180,18 @@ class HeldLocks {
   std::vector<std::weak_ptr<DirectoryLock::Held>> held_;
 };
 
+void HeldLocks::delete_files() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& each : held_)
+    if (const auto held = each.lock()) held->delete_file();
+}
+
 DirectoryLock::Held::~Held() {
+  delete_file();  // before the descriptor is closed: from then on it may be another process's
+}
+
+void DirectoryLock::Held::delete_file() const {
   if (::getpid() != process) return;
-  // Before the descriptor is closed: from then on the file may be another process's.
   FileStatus named;
   const std::string name(kName);
   if (directory.io().stat_at(directory.fd(), name, named) == 0 && is_file(named))

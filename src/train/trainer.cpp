@@ -234,7 +234,7 @@ class Run {
       client = engine_.load(options_.checkpoints, load);
     } catch (const ValueError& error) {
       if (!accepted) throw;
-      throw ValueError(concat("the checkpoint in '", options_.checkpoints, "' is not of this model: ", error.what(),
+      throw ValueError(concat("the checkpoint in '", options_.checkpoints, "' is not of this run: ", error.what(),
                               ". Name another folder in train.output or train.checkpoints.folder"));
     }
     if (!client) return;

@@ -32,8 +32,9 @@ struct ModelImpl : nn::Module {
   }
 };
 
-ParsedConfig parsed(int stage) {
-  return parse_config(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+ParsedConfig parsed(int stage, const std::string& optimizer = "AdamW") {
+  return parse_config(R"({"train_batch_size": 1, "optimizer": {"type": ")" + optimizer +
+                      R"(", "params": {"lr": 0.01}},
                           "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 9}},
                           "zero_optimization": {"stage": )" +
                       std::to_string(stage) + "}}");
@@ -41,7 +42,8 @@ ParsedConfig parsed(int stage) {
 
 // A model with its engine, in a world of one.
 struct TrainingRun {
-  explicit TrainingRun(int stage, uint64_t seed) : config(parsed(stage)), world(config.config) {
+  explicit TrainingRun(int stage, uint64_t seed, const std::string& optimizer = "AdamW")
+      : config(parsed(stage, optimizer)), world(config.config) {
     torch::manual_seed(seed);
     model = std::make_shared<ModelImpl>();
     engine = std::make_unique<ModuleEngine>(*model, config, world);
@@ -139,6 +141,52 @@ TEST_F(ModuleCheckpoint, GradientsThatNoStepHasUsedAreNotLost) {
     run.engine->step();
     EXPECT_NE(run.engine->load(path), std::nullopt);
   }
+}
+
+TEST_F(ModuleCheckpoint, AnotherOptimizerIsRefused) {
+  TrainingRun run(1, 1);
+  run.train(1);
+  run.engine->save(path);
+  run.engine->wait_for_checkpoint();
+  TrainingRun lion(1, 2, "Lion");
+  try {
+    lion.engine->load(path);
+    ADD_FAILURE() << "loaded";
+  } catch (const ValueError& error) {
+    EXPECT_NE(std::string(error.what()).find("with the optimizer AdamW, this engine has Lion"), std::string::npos);
+  }
+  lion.train(1);  // nothing was loaded
+  EXPECT_NE(lion.engine->load(path, {.optimizer = false}), std::nullopt);
+  lion.train(1);
+}
+
+TEST_F(ModuleCheckpoint, ALoadThatFailsInItsCallerIsHalfALoad) {
+  TrainingRun run(1, 1);
+  run.train(1);
+  run.engine->save(path);
+  run.engine->wait_for_checkpoint();
+  TrainingRun again(1, 2);
+  again.train(1);
+  LoadOptions failing;
+  failing.finish = [](const LoadedState&) { throw ValueError("the caller's part is wrong"); };
+  EXPECT_THROW(again.engine->load(path, failing), ValueError);
+  EXPECT_THROW(again.train(1), StateError);
+  EXPECT_THROW(again.engine->save(path), StateError);
+  EXPECT_THROW(again.engine->step(), StateError);
+  EXPECT_NE(again.engine->load(path), std::nullopt);
+  EXPECT_EQ(again.train(2), run.train(2));
+}
+
+TEST_F(ModuleCheckpoint, ARelativeDirectoryIsThatOfTheCall) {
+  TrainingRun run(1, 1);
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::create_directories(path + "/elsewhere");
+  std::filesystem::current_path(path);
+  run.engine->save("run");
+  std::filesystem::current_path(path + "/elsewhere");
+  run.engine->wait_for_checkpoint();
+  std::filesystem::current_path(before);
+  EXPECT_NE(run.engine->load(path + "/run", {.strict = true}), std::nullopt);
 }
 
 TEST_F(ModuleCheckpoint, StagingIsInTheLedger) {

@@ -92,6 +92,13 @@ FILE = [
         "*Confined.OnlyRegularFilesAreOpened/*",
     ),
     ("file-readable-by-all", _POSIX, "kFileMode = 0600", "kFileMode = 0644", "*Confined.ModesDoNotDependOnTheUmask/*"),
+    (
+        "lock-kept-by-children",
+        "src/file/directory_lock.cpp",
+        "held->fd.close();",
+        "break;",
+        "DirectoryLock.AForkedChildDoesNotKeepIt",
+    ),
 ]
 
 CHECKPOINT = [
@@ -163,14 +170,14 @@ CHECKPOINT = [
     (
         "save-leftovers-stay",
         _STORE,
-        "    if (is_abandoned(name)) root.remove_tree(name);",
-        "    (void)is_abandoned(name);",
+        "    if (is_abandoned(name, others)) root.remove_tree(name);",
+        "    (void)is_abandoned(name, others);",
         "Commit.OnlyWhatDeadProcessesOfThisHostLeftIsSwept",
     ),
     (
         "save-leftovers-fill-the-disk",
         _SAVE,
-        "    attempt([&] { sweep(*root_); });",
+        "    attempt([&] { sweep(*root_, lock.is_sure() ? Others::kAreDead : Others::kMayLive); });",
         "    //",
         "Commit.WhatDeadProcessesLeftGoesBeforeAnythingIsWritten",
     ),
@@ -248,15 +255,15 @@ CHECKPOINT = [
     (
         "load-takes-what-is-not-latest",
         _LOAD,
-        "    if (found.latest) tags.push_back(found.tag);",
-        "    tags.push_back(found.tag);",
+        "    if (found.latest) usable.push_back(found);",
+        "    usable.push_back(found);",
         "Commit.ACheckpointThatIsNotTheNewestIsDurableToo",
     ),
     (
         "load-strict-ignored",
         _LOAD,
-        "if (request_.tag || request_.strict) throw",
-        "if (request_.tag) throw",
+        "      if (request_.strict) throw_damaged();",
+        "",
         "Checkpoint.DamageIsNamedAndPassedOverByAllRanks",
     ),
     (
@@ -368,7 +375,7 @@ CHECKPOINT = [
     (
         "load-nothing-whole-is-nothing",
         _LOAD,
-        "if (tags.empty() && !listing.bad.empty())",
+        "if (usable.empty() && !listing.bad.empty())",
         "if (false)",
         "Load.NothingButDamagedManifestsIsAnError",
     ),
@@ -401,6 +408,27 @@ CHECKPOINT = [
         "ZS_CHECK(manifest.world_size() > 0,",
         "ZS_CHECK(manifest.world_size() >= 0,",
         "Manifest.HostileContents",
+    ),
+    (
+        "save-engines-mix",
+        _SAVE,
+        "    turn_ = lock.take_turn(kOneEngine);\n",
+        "",
+        "OneWriter.AnEngineTakesOverFromAnotherOfItsProcess",
+    ),
+    (
+        "load-lists-once",
+        _LOAD,
+        "    if (failed_.size() < kMaxTries)\n",
+        "    if (failed_.empty())\n",
+        "MovingStore.ALoadFindsTheNextWhenTheNewestIsDeleted",
+    ),
+    (
+        "load-manifest-of-another",
+        _STORE,
+        "manifest.tag != tag) check_fits",
+        "false) check_fits",
+        "MovingStore.AManifestOfAnotherCheckpointIsDamage",
     ),
 ]
 
@@ -477,8 +505,8 @@ ENGINE = [
     (
         "engine-half-loaded-for-ever",
         _ENGINE,
-        "impl.half_loaded.erase(state);",
-        "static_cast<void>(state);",
+        "impl.half_loaded.erase(each);",
+        "static_cast<void>(each);",
         "EngineCheckpoint.WhatIsHalfLoadedIsNotUsed",
     ),
     (
@@ -491,9 +519,23 @@ ENGINE = [
     (
         "engine-half-loaded-whatever-is-read",
         _ENGINE,
-        "for (const StateKey& state : chosen) impl.half_loaded.erase(state);",
+        "for (const StateKey& each : chosen) impl.half_loaded.erase(each);",
         "impl.half_loaded.clear();",
         "EngineCheckpoint.AnOlderOneReplacesAllThatADamagedOneHasOverwritten",
+    ),
+    (
+        "engine-any-optimizer",
+        "src/engine/saved_optimizer.cpp",
+        "  ZS_CHECK(saved_outside == outside && same_name(saved_name, name, outside),",
+        "  ZS_CHECK(true,",
+        "ModuleCheckpoint.AnotherOptimizerIsRefused",
+    ),
+    (
+        "engine-callers-part-not-waited-for",
+        _ENGINE,
+        '  if (load.finish) together(impl.checkpoint_comm(), "checkpoint", [&] { load.finish(state); });\n  for',
+        "  impl.half_loaded.clear();\n  if (load.finish) load.finish(state);\n  for",
+        "ModuleCheckpoint.ALoadThatFailsInItsCallerIsHalfALoad",
     ),
     (
         "engine-load-options-not-compared",

@@ -59,13 +59,6 @@ _STATE_TABLE = [
         "test_another_number_of_accumulation_steps_goes_on_at_a_boundary[2-4]",
     ),
     (
-        "python-any-optimizer",
-        "checkpoint",
-        "    if saved is not None and saved != mine:",
-        "    if False:",
-        "test_a_checkpoint_of_another_optimizer_is_refused[Adam-AdamW-]",
-    ),
-    (
         "python-own-states-of-any-shape",
         "checkpoint",
         "            elif isinstance(value, torch.Tensor) and value.dim() > 0:",
@@ -97,8 +90,8 @@ _STATE_TABLE = [
     (
         "python-errors-of-one-rank",
         "checkpoint",
-        "        engine._core.together(keeping_the_cause)",
-        "        keeping_the_cause()",
+        "        engine._core.together(step)",
+        "        step()",
         "test_what_only_rank_0_cannot_save_is_said_on_every_rank[2]",
     ),
     (

@@ -13,6 +13,11 @@ def manifest_of(folder, tag=""):
         return json.load(file)
 
 
+def checkpoints_in(folder):
+    """All names in the directory of a run but that of its lock, which is there while an engine is that has saved."""
+    return sorted(set(os.listdir(folder)) - {".lock"})
+
+
 def contents(folder):
     """name and kind -> bytes, read by an independent reader of safetensors and put together by the manifest."""
     manifest = manifest_of(folder)

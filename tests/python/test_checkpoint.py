@@ -250,7 +250,7 @@ def load_into(folder, changes, kwargs):
             {"load_module_strict": False},
         ),
         ("fewer", "parameters that only the checkpoint has: 'blocks.2.0.weight'", {"load_module_strict": False}),
-        ("optimizer", "saved with the optimizer ADAMW, this engine has SGD", {"load_optimizer_states": False}),
+        ("optimizer", "saved with the optimizer AdamW, this engine has SGD", {"load_optimizer_states": False}),
     ],
 )
 def test_a_checkpoint_of_another_model(tmp_path, changes, message, way_out):

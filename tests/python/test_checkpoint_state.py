@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import world
 import zeroshard
+from saved import checkpoints_in
 from test_checkpoint import Dropping, configuration, facts, make, seed, train
 from zeroshard import encoding
 
@@ -270,11 +271,11 @@ def change_the_optimizer(folder, saves, loads):
 @pytest.mark.parametrize(
     ("saves", "loads", "names"),
     [
-        ("Adam", "AdamW", ["optimizer ADAM,", "has ADAMW:"]),
-        ("AdamW", "SGD", ["optimizer ADAMW,", "has SGD:"]),
-        ("AdamW", "RMSprop", ["optimizer ADAMW,", "has RMSprop (torch's own"]),
+        ("Adam", "AdamW", ["optimizer Adam,", "has AdamW."]),
+        ("AdamW", "SGD", ["optimizer AdamW,", "has SGD."]),
+        ("AdamW", "RMSprop", ["optimizer AdamW,", "has RMSprop (torch's own"]),
         ("RMSprop", "Adamax", ["optimizer RMSprop (torch's own", "has Adamax (torch's own"]),
-        ("amsgrad", "AdamW", ["optimizer AdamW (torch's own", "has ADAMW:"]),
+        ("amsgrad", "AdamW", ["optimizer AdamW (torch's own", "has AdamW."]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -351,7 +352,7 @@ def fail_on_rank_0(folder):
     train(engine, 1)
     engine.save_checkpoint(folder, client_state={})
     engine.wait_for_checkpoint()
-    return [said, took, os.listdir(folder)]
+    return [said, took, checkpoints_in(folder)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -484,7 +485,7 @@ def leave_an_engine_alive(folder):
 @pytest.mark.row("D4")
 def test_a_process_that_ends_waits_for_its_save_whatever_holds_the_engine(tmp_path):
     world.run(1, leave_an_engine_alive, folder=str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["global_step0", "latest"]
+    assert checkpoints_in(tmp_path) == ["global_step0", "latest"]
 
 
 def stop_after_a_failed_save(folder):
@@ -506,7 +507,7 @@ def test_a_failed_save_does_not_stand_in_the_way_of_the_last(tmp_path):
     ranks = world.run_ranks(3, stop_after_a_failed_save, folder=str(tmp_path))
     assert [rank.exit_code for rank in ranks] == [143] * 3, [rank.error for rank in ranks]
     assert "a checkpoint was not saved" in ranks[0].log
-    assert sorted(os.listdir(tmp_path)) == ["file", "global_step2", "latest"]
+    assert checkpoints_in(tmp_path) == ["file", "global_step2", "latest"]
 
 
 def end_with_a_failing_save(folder):

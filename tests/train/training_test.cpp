@@ -12,6 +12,7 @@
 namespace zeroshard {
 namespace {
 
+using ::testing::AllOf;
 using testing::config_of;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -102,6 +103,11 @@ TEST(Training, AnInterruptedRunGoesOnWhereItWas) {
   other.replace(other.find("\"seed\": 3"), 9, "\"seed\": 4");
   other.replace(other.find("\"steps\": 7"), 10, "\"steps\": 9");
   EXPECT_THAT(run(other, 2).errors, Each(HasSubstr("was made with other data")));
+  other = json;
+  other.replace(other.find("AdamW"), 5, "Lion");
+  other.replace(other.find("\"steps\": 7"), 10, "\"steps\": 9");
+  EXPECT_THAT(run(other, 2).errors, Each(AllOf(HasSubstr("with the optimizer AdamW, this engine has Lion"),
+                                               HasSubstr("Name another folder in train.output"))));
 }
 
 TEST(Training, TheResultIsAModelToGoOnFrom) {

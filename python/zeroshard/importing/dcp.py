@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .contents import GROUP_KEYS, MOMENTS, Contents, Entry, count
+from .files import open_regular
 from .pickles import Archive, Placeholder, load_pickle
 
 _MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict")
@@ -31,7 +32,7 @@ class _Store:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         path = os.path.join(directory, ".metadata")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             metadata = load_pickle(file.read(), path)
         fields = metadata.fields if isinstance(metadata, Placeholder) else {}
         items, places = fields.get("state_dict_metadata"), fields.get("storage_data")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .contents import GROUP_KEYS, MOMENTS, Contents, Entry, count, whole
+from .files import open_regular
 from .pickles import Placeholder, load_file
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -33,9 +34,9 @@ def find(source: str) -> str | None:
     if _optimizer_files(source):
         return source
     try:
-        with open(os.path.join(source, "latest"), encoding="utf-8") as file:
-            tag = file.read(4096).strip()
-    except (OSError, UnicodeDecodeError):
+        with open_regular(os.path.join(source, "latest")) as file:
+            tag = file.read(4096).decode().strip()
+    except (OSError, ValueError):
         return None
     below = os.path.join(source, tag)
     return below if os.path.basename(tag) == tag and tag not in ("", ".", "..") and _optimizer_files(below) else None

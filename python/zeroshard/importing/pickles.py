@@ -11,12 +11,15 @@ import io
 import mmap
 import os
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+
+from .files import open_regular
 
 _DTYPES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
@@ -178,9 +181,17 @@ class _Unpickler(pickle.Unpickler):
         return _Storage(self._archive, pid[2], pid[1].value, pid[4])
 
 
+def _check_numbers(data: bytes) -> None:
+    """Raises ``ValueError`` unless lengths and memo numbers fit the pickle: the unpickler gets memory by them."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(data):
+            raise ValueError(f"it remembers a value under the number {argument}, and has {len(data)} bytes")
+
+
 def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
     """The value of a pickle. Raises ``ValueError`` naming ``where`` when it is damaged or not of a known form."""
     try:
+        _check_numbers(data)
         return _Unpickler(io.BytesIO(data), archive).load()
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply") from None
@@ -219,7 +230,7 @@ class Archive:
 
     def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
         self.where = path
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = size - begin if length is None else length
             if size == 0:
