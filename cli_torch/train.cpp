@@ -11,6 +11,7 @@
 
 #include "base/read_text.h"
 #include "commands.h"
+#include "without_frames.h"
 #include "zeroshard/error.h"
 #include "zeroshard/metrics.h"
 #include "zeroshard/rank_environment.h"
@@ -55,10 +56,12 @@ class Reporter final : public TrainObserver {
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - last_).count();
     last_ = now;
-    const MetricValues values = {{"loss", step.loss},
-                                 {"grad_norm", step.grad_norm},
-                                 {"lr", step.lr},
-                                 {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+    MetricValues values = {{"grad_norm", step.grad_norm},
+                           {"lr", step.lr},
+                           {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+    if (step.targets > 0) values.emplace(values.begin(), "loss", step.loss);
+    if (step.targets == 0)
+      progress_->message("step " + std::to_string(step.step) + " had no token to predict: it has no loss");
     if (!step.applied)
       progress_->message("step " + std::to_string(step.step) + " was skipped: a gradient was not finite");
     metrics_->record(step.step, values);
@@ -106,24 +109,30 @@ class Reporter final : public TrainObserver {
   Clock::time_point last_;
 };
 
+void train_with(const TrainConfig& config, World& world) {
+  if (world.rank() != 0) {
+    TrainObserver silent;
+    train(config, world, silent, stop_requested);
+    return;
+  }
+  Reporter reporter(config.train);
+  reporter.finish(train(config, world, reporter, stop_requested));
+}
+
 void train_rank(const std::string& path, bool dry_run) {
   ConfigContext context;
   context.world_size = rank_environment().world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
   if (dry_run) {
-    if (rank_environment().rank == 0) std::cout << describe_run(config);
+    without_frames([&] {
+      if (rank_environment().rank == 0) std::cout << describe_run(config);
+    });
     return;
   }
   stop_at_signals();
   World world(config.engine.config);
   try {
-    if (world.rank() != 0) {
-      TrainObserver silent;
-      train(config, world, silent, stop_requested);
-      return;
-    }
-    Reporter reporter(config.train);
-    reporter.finish(train(config, world, reporter, stop_requested));
+    without_frames([&] { train_with(config, world); });
   } catch (const std::exception& error) {
     world.abort(error.what());
     throw;
