@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "without_frames.h"
 #include "zeroshard/config.h"
 #include "zeroshard/error.h"
 #include "zeroshard/generate.h"
@@ -63,6 +64,20 @@ std::string read_prompt(const std::string& prompt) {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
+void generate_with(const Arguments& arguments, const Tokenizer& tokenizer, const std::vector<int32_t>& prompt,
+                   World& world) {
+  Generator generator(arguments.directory, world, arguments.dtype);
+  GenerateOptions options = arguments.options;
+  if (tokenizer.eos()) options.stop.push_back(*tokenizer.eos());
+  if (world.rank() != 0) {
+    generator.generate(prompt, options);
+    return;
+  }
+  Printer printer(tokenizer, prompt);
+  generator.generate(prompt, options, [&](int32_t id) { printer.add(id); });
+  printer.finish();
+}
+
 void generate(const Arguments& arguments) {
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.directory);
   const std::vector<int32_t> prompt = tokenizer->encode(read_prompt(arguments.prompt), true, true);
@@ -70,16 +85,7 @@ void generate(const Arguments& arguments) {
   config.world_size = rank_environment().world_size;
   World world(config);
   try {
-    Generator generator(arguments.directory, world, arguments.dtype);
-    GenerateOptions options = arguments.options;
-    if (tokenizer->eos()) options.stop.push_back(*tokenizer->eos());
-    if (world.rank() != 0) {
-      generator.generate(prompt, options);
-      return;
-    }
-    Printer printer(*tokenizer, prompt);
-    generator.generate(prompt, options, [&](int32_t id) { printer.add(id); });
-    printer.finish();
+    without_frames([&] { generate_with(arguments, *tokenizer, prompt, world); });
   } catch (const std::exception& error) {
     world.abort(error.what());
     throw;

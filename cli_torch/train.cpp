@@ -12,6 +12,7 @@
 #include "../cli/program.h"
 #include "base/read_text.h"
 #include "commands.h"
+#include "without_frames.h"
 #include "zeroshard/error.h"
 #include "zeroshard/metrics.h"
 #include "zeroshard/rank_environment.h"
@@ -60,10 +61,12 @@ class Reporter final : public TrainObserver {
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - last_).count();
     last_ = now;
-    const MetricValues values = {{"loss", step.loss},
-                                 {"grad_norm", step.grad_norm},
-                                 {"lr", step.lr},
-                                 {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+    MetricValues values = {{"grad_norm", step.grad_norm},
+                           {"lr", step.lr},
+                           {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+    if (step.targets > 0) values.emplace(values.begin(), "loss", step.loss);
+    if (step.targets == 0)
+      progress_->message("step " + std::to_string(step.step) + " had no token to predict: it has no loss");
     if (!step.applied)
       progress_->message("step " + std::to_string(step.step) + " was skipped: a gradient was not finite");
     metrics_->record(step.step, values);
@@ -119,27 +122,33 @@ int exit_code_of_stop(World& world) {
   return 128 + (interrupted && !terminated ? SIGINT : SIGTERM);
 }
 
+TrainEnd train_with(const TrainConfig& config, World& world) {
+  if (world.rank() != 0) {
+    TrainObserver silent;
+    return train(config, world, silent, stop_requested);
+  }
+  Reporter reporter(config.train);
+  const TrainEnd end = train(config, world, reporter, stop_requested);
+  reporter.finish(end);
+  std::cout.flush();
+  return end;
+}
+
 void train_rank(const std::string& path, bool dry_run) {
   ConfigContext context;
   context.world_size = rank_environment().world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
   if (dry_run) {
-    if (rank_environment().rank == 0) std::cout << describe_run(config);
+    without_frames([&] {
+      if (rank_environment().rank == 0) std::cout << describe_run(config);
+    });
     return;
   }
   stop_at_signals();
   World world(config.engine.config);
   try {
     TrainEnd end;
-    if (world.rank() != 0) {
-      TrainObserver silent;
-      end = train(config, world, silent, stop_requested);
-    } else {
-      Reporter reporter(config.train);
-      end = train(config, world, reporter, stop_requested);
-      reporter.finish(end);
-      std::cout.flush();
-    }
+    without_frames([&] { end = train_with(config, world); });
     if (end == TrainEnd::kInterrupted) throw Exit{exit_code_of_stop(world)};
   } catch (const std::exception& error) {
     world.abort(error.what());

@@ -62,7 +62,8 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
 // What a run tells while it goes on, on every rank alike.
 struct TrainStep {
   int64_t step = 0, total = 0;  // steps done, with those before a checkpoint; that the run will have
-  double loss = 0;              // mean of the targets of the step's rows
+  double loss = 0;              // mean of the targets of the step's rows; 0 without any
+  int64_t targets = 0;
   double grad_norm = 0, lr = 0;
   int64_t tokens = 0;  // of the step, with padding
   bool applied = true;
@@ -76,7 +77,7 @@ struct TrainObserver {
   virtual ~TrainObserver() = default;
   virtual void started(int64_t /*step*/, int64_t /*total*/) {}  // step > 0: goes on from a checkpoint
   virtual void stepped(const TrainStep& /*step*/) {}
-  virtual void evaluated(const Evaluation& /*evaluation*/) {}
+  virtual void evaluated(const Evaluation& /*evaluation*/) {}  // not called where no row has a target
   virtual void sampled(int64_t /*step*/, const std::string& /*text*/) {}
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/format.h"
+#include "base/shown_text.h"
 #include "config/suggest.h"
 #include "zeroshard/error.h"
 
@@ -76,15 +77,15 @@ void Document::add(const std::string& path, const Json& value, bool flat) {
     overridden_.push_back(path);
   } else {
     const std::string& first = entry->second.written_as.empty() ? canonical : entry->second.written_as;
-    throw ConfigError(first == path ? concat(path, ": this key is given twice")
-                                    : concat(path, ": this key is given twice, also as '", first, "'"));
+    throw ConfigError(concat(shown_text(path), ": this key is given twice",
+                             first == path ? "" : ", also as '" + shown_text(first) + "'"));
   }
 }
 
 void Document::note_unknown(const std::string& path, const Json& value, const std::vector<std::string>& known,
                             const std::string& allowed) {
   if (++unknown_count_ > kMaxUnknownTold) return;
-  unknown_.push_back({concat(path, " = ", shown(value)), suggest_path(path, known), allowed});
+  unknown_.push_back({concat(shown_text(path), " = ", shown(value)), suggest_path(path, known), allowed});
 }
 
 void Document::refuse_unknown() const {

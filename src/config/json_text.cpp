@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/shown_text.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -29,12 +30,8 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-// To a length that fits an error message.
-std::string cut(std::string text) {
-  constexpr size_t kMaxShown = 80;
-  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown - 3) + "...";
-  return text;
-}
+constexpr size_t kMaxKeys = 4096;         // of one object: finding one takes as long as there are others
+constexpr size_t kMaxProblemBytes = 200;  // of what the parser says, which quotes the text
 
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -175,7 +172,12 @@ class Follower {
   void enter(const std::string& key) {
     Object& object = std::get<Object>(open_.back());
     object.last_key = key;
-    if (!object.keys.insert(key).second) throw ConfigError(path() + ": this key is given twice");
+    if (!object.keys.insert(key).second) throw ConfigError(shown_text(path()) + ": this key is given twice");
+    if (object.keys.size() <= kMaxKeys) return;
+    open_.pop_back();
+    const std::string block = path();
+    throw ConfigError(concat(block.empty() ? "the configuration" : shown_text(block), " has more than ", kMaxKeys,
+                             " keys: `zeroshard config keys` lists all that there are"));
   }
 
   void value_ended() {
@@ -190,8 +192,8 @@ class Follower {
 [[noreturn]] void fail_number(const std::string& path, const std::string& message) {
   const size_t begin = message.find('\''), end = message.rfind('\'');
   const bool quoted = begin != message.npos && end > begin;
-  const std::string number = quoted ? cut(message.substr(begin + 1, end - begin - 1)) : "a number";
-  throw ConfigError(concat(path.empty() ? "the configuration" : path, " = ", number,
+  const std::string number = quoted ? shown_text(message.substr(begin + 1, end - begin - 1)) : "a number";
+  throw ConfigError(concat(path.empty() ? "the configuration" : shown_text(path), " = ", number,
                            ": this number is too large: at most ", std::numeric_limits<double>::max(), " can be kept"));
 }
 
@@ -208,14 +210,15 @@ Json read_json(std::string_view text) {
   } catch (const Json::parse_error& error) {
     const std::string message = error.what();
     const size_t start = message.find("syntax error");
-    fail_at(strict, error.byte > 0 ? error.byte - 1 : 0, start == message.npos ? message : message.substr(start));
+    const std::string problem = start == message.npos ? message : message.substr(start);
+    fail_at(strict, error.byte > 0 ? error.byte - 1 : 0, shown_text(problem, kMaxProblemBytes));
   } catch (const Json::out_of_range& error) {
     fail_number(follower.path(), error.what());
   }
 }
 
 std::string shown(const Json& value) {
-  return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return shown_text(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 }  // namespace zeroshard

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/shown_text.h"
 
 namespace zeroshard {
 namespace {
@@ -157,7 +158,7 @@ Json check_value(const Key& key, const Json& value) {
 }
 
 void fail_value(const std::string& path, const Json& value, const std::string& problem) {
-  throw ConfigError(concat(path, " = ", shown(value), ": ", problem));
+  throw ConfigError(concat(shown_text(path), " = ", shown(value), ": ", problem));
 }
 
 std::string lower(std::string text) {

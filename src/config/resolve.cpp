@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 
 #include "base/format.h"
+#include "base/read_text.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/keys.h"
@@ -237,16 +237,12 @@ ParsedConfig parse_config(std::string_view json, const ConfigContext& context) {
 }
 
 ParsedConfig load_config(const std::string& path, const ConfigContext& context) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw ConfigError(concat(path, ": cannot open this file"));
-  std::string text(kMaxConfigBytes + 1, '\0');
-  file.read(text.data(), std::streamsize(text.size()));
-  if (file.bad()) throw ConfigError(concat(path, ": cannot read this file"));
-  text.resize(size_t(file.gcount()));
   try {
-    return parse_config(text, context);
+    return parse_config(read_text(path, "", kMaxConfigBytes), context);
   } catch (const ConfigError& error) {
     throw ConfigError(concat(path, ": ", error.what()));
+  } catch (const IoError& error) {
+    throw ConfigError(error.what());
   }
 }
 

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/align.h"
+#include "base/format.h"
+#include "base/out_of_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -14,12 +16,12 @@ namespace {
 constexpr int64_t kHugePage = 2 << 20;
 
 // On CPU, 2 MiB pages: gathers and optimizer passes stream through whole buffers, and page walks cost them 10 %.
-at::Tensor allocate_memory(int64_t bytes, at::Device device) {
+at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) {
   if (!device.is_cpu() || bytes < kHugePage)
     return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   const size_t length = size_t(align_up(bytes, kHugePage));
   void* const data = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
+  if (data == MAP_FAILED) throw OutOfMemory(concat("there is no memory for ", bytes, " bytes of ", name_of(category)));
   ::madvise(data, length, MADV_HUGEPAGE);
   return at::from_blob(
       data, {bytes}, [length](void* memory) { ::munmap(memory, length); }, at::TensorOptions().dtype(at::kByte));
@@ -28,7 +30,11 @@ at::Tensor allocate_memory(int64_t bytes, at::Device device) {
 }  // namespace
 
 FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category)
-    : bytes_(bytes), device_(device), owned_(allocate_memory(bytes, device)), ledger_(&ledger), category_(category) {
+    : bytes_(bytes),
+      device_(device),
+      owned_(allocate_memory(bytes, device, category)),
+      ledger_(&ledger),
+      category_(category) {
   data_ = static_cast<char*>(owned_.data_ptr());
   ledger.add(category, Tier::kDevice, bytes);
 }

@@ -6,8 +6,10 @@
 #include "base/shape_text.h"
 #include "device/cpu_allocator.h"
 #include "device/dtype.h"
+#include "device/missing_memory.h"
 #include "engine/agreement.h"
 #include "engine/impl.h"
+#include "engine/memory_needs.h"
 
 namespace zeroshard {
 namespace {
@@ -108,11 +110,14 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
   plan = plan_options(options, reduce, moments);
   planned = plan_ledger(layouts, plan).bytes;
-  make_optimizer(units);
-  make_units(units);
-  share_buffers(gather, options.buffers);
-  options.buffers.clear();  // they are the model's
-  make_reducer();
+  const auto build = [&] {
+    make_optimizer(units);
+    make_units(units);
+    share_buffers(gather, options.buffers);
+    options.buffers.clear();  // they are the model's
+    make_reducer();
+  };
+  tell_missing_memory(build, [this] { return memory_needs(layouts, planned); });
   install_hooks();
   trim_cpu_memory();
 }

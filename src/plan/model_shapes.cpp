@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/read_text.h"
+#include "base/shown_text.h"
 #include "zeroshard/plan.h"
 
 // Parameter names, shapes and order as transformers 5 builds them for causal language models.
@@ -104,7 +105,8 @@ class Fields {
       return fallback;
     }
     const bool valid = field->is_number_integer() && *field >= 1 && *field <= max;
-    ZS_CHECK(valid, source_, ": \"", key, "\" must be a whole number from 1 to ", max, ", got ", field->dump());
+    ZS_CHECK(valid, source_, ": \"", key, "\" must be a whole number from 1 to ", max, ", got ",
+             shown_text(field->dump()));
     return field->get<int64_t>();
   }
 
@@ -117,7 +119,7 @@ class Fields {
   bool flag(const char* key, bool fallback) const {
     const auto field = json_.find(key);
     if (field == json_.end()) return fallback;
-    ZS_CHECK(field->is_boolean(), source_, ": \"", key, "\" must be true or false, got ", field->dump());
+    ZS_CHECK(field->is_boolean(), source_, ": \"", key, "\" must be true or false, got ", shown_text(field->dump()));
     return field->get<bool>();
   }
 
@@ -304,7 +306,8 @@ void note_architecture(const Json& json, ModelShapes& model) {
   if (names == json.end() || !names->is_array() || names->empty() || !names->front().is_string()) return;
   const std::string name = names->front();
   if (name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel")) return;
-  model.notes.push_back("the config names the architecture " + name + "; planned as a causal language model");
+  model.notes.push_back("the config names the architecture " + shown_text(name) +
+                        "; planned as a causal language model");
 }
 
 }  // namespace
@@ -314,7 +317,7 @@ ModelShapes parse_model_shapes(std::string_view text, const std::string& source)
   try {
     json = Json::parse(text);
   } catch (const Json::exception& error) {
-    throw ValueError(concat(source, " is not valid JSON: ", error.what()));
+    throw ValueError(concat(source, " is not valid JSON: ", shown_text(error.what(), 200)));
   }
   ZS_CHECK(json.is_object(), source, ": a model's config is a JSON object, this is ", json.type_name());
   const auto type = json.find("model_type");
@@ -327,8 +330,9 @@ ModelShapes parse_model_shapes(std::string_view text, const std::string& source)
   } else {
     const auto family = std::find_if(kFamilies.begin(), kFamilies.end(),
                                      [&](const Family& known) { return known.model_type == model_type; });
-    ZS_CHECK(family != kFamilies.end(), source, ": model_type \"", model_type, "\" cannot be planned from its config; ",
-             "supported are ", kSupported, ". For others give the parameter count (--params)");
+    ZS_CHECK(family != kFamilies.end(), source, ": model_type \"", shown_text(model_type),
+             "\" cannot be planned from its config; ", "supported are ", kSupported,
+             ". For others give the parameter count (--params)");
     model = llama_like(*family, fields);
   }
   check_count(model, source);
@@ -341,7 +345,7 @@ ModelShapes load_model_shapes(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::path file = fs::is_directory(path, error) ? fs::path(path) / "config.json" : fs::path(path);
-  ZS_CHECK(fs::is_regular_file(file, error), "no model config at ", file.string(),
+  ZS_CHECK(fs::exists(file, error), "no model config at ", file.string(),
            ": give a config.json or the directory that holds it");
   return parse_model_shapes(read_text(file.string()), file.string());
 }

@@ -1,5 +1,7 @@
 #include "tokenizer/json_field.h"
 
+#include "base/shown_text.h"
+
 namespace zeroshard {
 namespace {
 
@@ -32,7 +34,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& name) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    throw ValueError(concat("'", name, "' is not JSON: ", error.what()));
+    throw ValueError(concat("'", name, "' is not JSON: ", shown_text(error.what(), 200)));
   }
 }
 

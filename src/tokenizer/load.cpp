@@ -14,16 +14,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = JsonField::Json;
 
-constexpr uintmax_t kMaxFileBytes = uintmax_t{1} << 30;
+constexpr int64_t kMaxFileBytes = int64_t{1} << 30;
 
 std::string read_file(const fs::path& path) {
-  std::error_code error;
-  const uintmax_t bytes = fs::is_regular_file(path, error) ? fs::file_size(path, error) : kMaxFileBytes + 1;
-  if (error || bytes > kMaxFileBytes) {
-    throw IoError(concat("cannot read '", path.string(),
-                         "': ", error ? error.message() : "a tokenizer is a regular file of at most 1 GiB"));
-  }
-  return read_text(path.string());
+  return read_text(path.string(), ": a tokenizer is a regular file of at most 1 GiB", kMaxFileBytes);
 }
 
 Json read_json(const fs::path& path) {

@@ -81,6 +81,8 @@ std::string describe_run(const TrainConfig& config) {
   describe_data(out, *training, "training    ");
   if (validation) describe_data(out, *validation, "validation  ");
   const int64_t steps = total_steps(options, *training, own.train_batch_size);
+  const std::string warning = check_targets(options, own.train_batch_size, steps, *training, validation.get());
+  if (!warning.empty()) out << "warning     " << warning << "\n";
   const auto rows = static_cast<double>(steps * own.train_batch_size);
   out << "steps       " << steps << " of " << own.train_batch_size << " rows of " << options.rows.length
       << " tokens: " << rows / static_cast<double>(training->rows_in_epoch(0)) << " epochs\n";

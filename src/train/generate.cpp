@@ -9,7 +9,9 @@
 
 #include "base/check.h"
 #include "comm/comm.h"
+#include "device/missing_memory.h"
 #include "train/batch.h"
+#include "train/models/models.h"
 #include "train/sampler.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/world.h"
@@ -113,10 +115,13 @@ struct Generator::Impl {
     for (auto& item : model->named_parameters()) {
       at::Tensor& parameter = item.value();
       if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;  // another's, or tied and loaded
-      at::Tensor whole = at::empty(parameter.sizes(), at::kFloat);
-      values.read(item.key(), 0, whole.numel(), whole.data_ptr<float>());
-      parameter.set_requires_grad(false);
-      parameter.set_data(whole.to(dtype));
+      const auto fill = [&] {
+        at::Tensor whole = at::empty(parameter.sizes(), at::kFloat);
+        values.read(item.key(), 0, whole.numel(), whole.data_ptr<float>());
+        parameter.set_requires_grad(false);
+        parameter.set_data(whole.to(dtype));
+      };
+      tell_missing_memory(fill, [&] { return missing_for(item.key(), parameter); });
       bytes += static_cast<int64_t>(parameter.nbytes());
     }
   }

@@ -44,15 +44,17 @@ std::string generation_config_of(const std::string& config) {
 
 using Files = std::map<std::string, std::string>;  // name: contents
 
+constexpr int64_t kMaxCompanionBytes = int64_t{1} << 30;  // as tokenizers are read
+
 Files companions(const std::string& directory) {
   Files files;
   for (const char* name : kCompanions) {
     const fs::path path = fs::path(directory) / name;
-    if (fs::exists(path)) files[name] = read_text(path.string());
+    if (fs::exists(path)) files[name] = read_text(path.string(), "", kMaxCompanionBytes);
   }
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
     if (entry.path().extension() == ".model")
-      files[entry.path().filename().string()] = read_text(entry.path().string());
+      files[entry.path().filename().string()] = read_text(entry.path().string(), "", kMaxCompanionBytes);
   return files;
 }
 
@@ -71,6 +73,8 @@ void check_output(const std::string& model, const std::string& output, const std
   std::error_code none;  // a folder that is not there is no other
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
+  if (fs::is_directory(model, none))
+    companions(model);  // what cannot be copied is told now, and not after the training
   if (fs::exists(checkpoints) && !fs::is_empty(checkpoints)) return;
   for (const char* name : {"config.json", kAdapterConfig})
     ZS_CHECK(!fs::exists(fs::path(output) / name), "train.output is '", output, "', which holds a model (", name,

@@ -13,7 +13,7 @@ struct ModelExport {
 };
 
 // Throws ValueError when a run would overwrite another model than its own: the one it starts from, or one that lies in
-// `output` without checkpoints.
+// `output` without checkpoints. Throws IoError when a file that is copied at the end cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
 // Writes a Hugging Face directory: the weights (as `weights` says, but in what.dtype) as safetensors, config.json with

@@ -35,9 +35,9 @@ void read_text(Fields& fields, TokenizeOptions& text) {
 }
 
 void read_data(Fields& fields, TrainOptions& options) {
-  options.data = fields.texts("train");
+  options.data = fields.paths("train");
   if (options.data.empty()) fields.fail("train", "must name at least one file of tokens or text");
-  options.validation_data = fields.texts("validation");
+  options.validation_data = fields.paths("validation");
   options.rows.validation_share = fields.probability("validation_share", 0);
   if (options.rows.validation_share > 0 && !options.validation_data.empty())
     fields.fail("validation_share", "must not be there beside \"validation\": one of them says what is held out");
@@ -57,7 +57,7 @@ void read_evaluation(Fields& fields, TrainOptions& options) {
 
 void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoint_every = fields.integer("every", 0);
-  options.checkpoints = fields.text("folder", "");
+  options.checkpoints = fields.path("folder", "");
   fields.finish(/*strict=*/true);
 }
 
@@ -86,7 +86,7 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
 
 // Beside "adapter" its own values are the defaults, and no others are possible, except of dropout.
 void read_lora(Fields& fields, TrainOptions& options) {
-  options.lora_adapter = fields.text("adapter", "");
+  options.lora_adapter = fields.path("adapter", "");
   options.lora_merge = fields.boolean("merge", false);
   const bool goes_on = !options.lora_adapter.empty();
   const LoraOptions from = goes_on ? read_lora_options(options.lora_adapter) : LoraOptions();
@@ -94,7 +94,7 @@ void read_lora(Fields& fields, TrainOptions& options) {
     if (goes_on && !same) fields.fail(name, concat("the adapter in '", options.lora_adapter, "' has ", value));
   };
   LoraOptions lora = from;
-  lora.r = fields.positive("r", from.r);
+  lora.r = fields.size("r", from.r);
   check_same("r", lora.r == from.r, from.r);
   lora.alpha = fields.number("alpha", from.alpha);
   if (lora.alpha <= 0) fields.fail("alpha", "must be positive");
@@ -124,8 +124,8 @@ void check_lora_fits(const Fields& fields, const TrainOptions& options) {
 TrainOptions read_train(const nlohmann::json& train, const std::string& source) {
   Fields fields(train, source, "train.");
   TrainOptions options;
-  options.model = fields.text("model");
-  options.output = fields.text("output");
+  options.model = fields.path("model");
+  options.output = fields.path("output");
   options.from_scratch = fields.boolean("from_scratch", false);
   options.seed = static_cast<uint64_t>(fields.integer("seed", 0));
   options.rows.seed = options.seed;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
+
 namespace zeroshard {
 namespace {
 
@@ -20,6 +22,19 @@ DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part 
   return rows;
 }
 
+// A row may have none: a document of one token has nothing behind it, and a mask may hide all the rest.
+bool has_targets(Dataset& data, int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const TokenRow row = data.row(i);
+    if (std::any_of(row.targets.begin(), row.targets.end(), [](int32_t target) { return target != kNoTarget; }))
+      return true;
+  }
+  return false;
+}
+
+constexpr const char* kNoTargets =
+    "has a token to predict: documents of one token have none, and neither have tokens that a mask hides. ";
+
 }  // namespace
 
 std::unique_ptr<Dataset> training_data(const TrainOptions& options, const CausalLM& model) {
@@ -34,9 +49,40 @@ std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const Caus
 }
 
 int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size) {
-  if (options.steps > 0) return options.steps;
+  constexpr int64_t kMostRows = int64_t{1} << 53;  // a double counts them one by one
+  if (options.steps > 0) {
+    ZS_CHECK(options.steps <= kMostRows / batch_size, "train.steps is ", options.steps, ", of ", batch_size,
+             " rows each: a run may have 2^53 rows at most. Give fewer steps");
+    return options.steps;
+  }
   const double rows = options.epochs * static_cast<double>(training.rows_in_epoch(0));
+  ZS_CHECK(rows <= static_cast<double>(kMostRows), "train.epochs is ", options.epochs, ", which are ", rows,
+           " rows: a run may have 2^53 at most. Give fewer epochs");
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(rows / static_cast<double>(batch_size))));
+}
+
+std::string check_targets(const TrainOptions& options, int64_t batch_size, int64_t steps, Dataset& training,
+                          Dataset* validation) {
+  const bool evaluated = options.evaluate_every > 0;
+  ZS_CHECK(!evaluated || validation, "train.evaluation.every is ", options.evaluate_every,
+           ", but there is nothing to evaluate on: give train.data.validation or train.data.validation_share");
+  ZS_CHECK(options.patience == 0 || evaluated, "train.evaluation.patience is ", options.patience,
+           ", but there are no evaluations to end the run early: give train.evaluation.every, or leave patience out");
+  const int64_t rows = std::min(training.rows_in_epoch(0), steps * batch_size);
+  ZS_CHECK(has_targets(training, rows), "none of the run's ", rows, " rows of train.data.train ", kNoTargets,
+           "Give longer documents, or leave more of them unmasked");
+  if (!validation || has_targets(*validation, rows_of_evaluation(options, *validation))) return "";
+  const std::string missing = concat("none of the ", rows_of_evaluation(options, *validation),
+                                     " rows of an evaluation (train.data.validation, .validation_share, "
+                                     "train.evaluation.rows) ",
+                                     kNoTargets);
+  ZS_CHECK(options.patience == 0, missing, "train.evaluation.patience cannot end the run early without them");
+  return missing + "There will be no validation loss";
+}
+
+int64_t rows_of_evaluation(const TrainOptions& options, Dataset& validation) {
+  const int64_t all = validation.rows_in_epoch(0);
+  return options.evaluation_rows > 0 ? std::min(options.evaluation_rows, all) : all;
 }
 
 }  // namespace zeroshard

@@ -12,6 +12,7 @@
 #include "train/batch.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
+#include "train/output_lock.h"
 #include "train/run_data.h"
 #include "train/sampler.h"
 #include "train/text_data.h"
@@ -55,11 +56,9 @@ class Run {
         model_(made_.model),
         training_(training_data(options_, *model_)),
         validation_(validation_data(options_, *model_)),
+        total_(checked_steps()),
         engine_(*model_, config.engine, world, values_of(options_, *model_)),
-        runner_(engine_, options_.recompute_every),
-        total_(total_steps(options_, *training_, config_.train_batch_size)) {
-    ZS_CHECK(options_.evaluate_every == 0 || validation_, "train.evaluation.every is ", options_.evaluate_every,
-             ", but there is nothing to evaluate on: give train.data.validation or train.data.validation_share");
+        runner_(engine_, options_.recompute_every) {
     torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
   }
 
@@ -84,6 +83,7 @@ class Run {
       if (is_due(options_.evaluate_every, done) && done < total_) evaluate();
       if (is_due(options_.checkpoint_every, done) && done < total_) save();
     }
+    check_trained();
     if (validation_ && evaluated_ != engine_.steps()) evaluate();
     save();
     engine_.wait_for_checkpoint();
@@ -94,6 +94,23 @@ class Run {
   }
 
  private:
+  // Fewer bad steps than zeroshard.max_skipped_steps end no run by themselves.
+  void check_trained() const {
+    if (engine_.steps() == 0 || engine_.skipped_in_a_row() < engine_.steps()) return;
+    throw StateError(concat("none of the run's ", engine_.steps(),
+                            " steps was applied, because no gradient was finite: the model is as it was, and '",
+                            options_.output,
+                            "' gets none. Lower the learning rate, look for inf or NaN in the weights of '",
+                            options_.model, "', or train in bf16"));
+  }
+
+  int64_t checked_steps() {
+    const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
+    const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
+    if (!warning.empty() && world_.rank() == 0) log(LogLevel::kWarning, warning);
+    return steps;
+  }
+
   static bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   at::Tensor loss_of(const TrainBatch& batch) {
@@ -122,7 +139,8 @@ class Run {
     const std::vector<TrainBatch> batches = next_batches();
     int64_t own_targets = 0;
     for (const TrainBatch& batch : batches) own_targets += batch.num_targets;
-    const double targets = std::max(1.0, std::round(sum_over_ranks(static_cast<double>(own_targets))));
+    const double all_targets = std::round(sum_over_ranks(static_cast<double>(own_targets)));
+    const double targets = std::max(1.0, all_targets);
     const double averaged_over = config_.average_gradients ? world_.world_size() : 1;
     const double weight = static_cast<double>(config_.grad_accumulation_steps) * averaged_over / targets;
     model_->train();
@@ -140,6 +158,7 @@ class Run {
     told.step = engine_.steps();
     told.total = total_;
     told.loss = sum_over_ranks(sum) / targets;
+    told.targets = static_cast<int64_t>(all_targets);
     told.grad_norm = result.grad_norm;
     told.tokens = config_.train_batch_size * options_.rows.length;
     told.applied = result.applied;
@@ -151,8 +170,7 @@ class Run {
   void evaluate() {
     const at::NoGradGuard no_grad;
     model_->eval();
-    const int64_t all = validation_->rows_in_epoch(0), size = config_.micro_batch_size;
-    const int64_t limit = options_.evaluation_rows > 0 ? std::min(options_.evaluation_rows, all) : all;
+    const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
     double sum = 0;
     int64_t targets = 0;
     for (int64_t begin = 0; begin < limit; begin += size * world_.world_size()) {
@@ -172,9 +190,11 @@ class Run {
     evaluation.step = evaluated_ = engine_.steps();
     evaluation.targets = static_cast<int64_t>(std::round(sum_over_ranks(static_cast<double>(targets))));
     evaluation.loss = sum_over_ranks(sum) / std::max(1.0, static_cast<double>(evaluation.targets));
-    without_progress_ = evaluation.loss < best_ ? 0 : without_progress_ + 1;
-    best_ = std::min(best_, evaluation.loss);
-    observer_.evaluated(evaluation);
+    if (evaluation.targets > 0) {
+      without_progress_ = evaluation.loss < best_ ? 0 : without_progress_ + 1;
+      best_ = std::min(best_, evaluation.loss);
+      observer_.evaluated(evaluation);
+    }
     for (const std::string& prompt : options_.sample_prompts) sample(prompt);
   }
 
@@ -266,9 +286,9 @@ class Run {
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<Dataset> training_;
   std::unique_ptr<Dataset> validation_;  // null: there is none
+  int64_t total_;                        // steps
   ModuleEngine engine_;
   EngineRunner runner_;
-  int64_t total_;
   std::unique_ptr<Tokenizer> tokenizer_;  // once there is a sample to be made
   int64_t rows_done_ = 0, saved_ = 0, evaluated_ = -1;
   double best_ = std::numeric_limits<double>::infinity();
@@ -280,6 +300,7 @@ class Run {
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainConfig own = config;
   check_output(own.train.model, own.train.output, own.train.checkpoints);
+  const std::optional<DirectoryLock> lock = lock_output(own.train, world);
   if (!tokenize_texts(own.train, world, stop)) return TrainEnd::kInterrupted;
   return Run(own, world, observer, stop).run();
 }

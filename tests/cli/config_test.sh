@@ -42,7 +42,7 @@ check 2 "did you mean 'zero_optimization.stage'?" stderr config explain "$work/t
 [ -s "$work/stdout" ] && fail "an error printed something on stdout"
 printf '{\n "a": ?\n}' >"$work/syntax.json"
 check 2 'syntax.json: line 2, column 7' stderr config explain "$work/syntax.json"
-check 2 'cannot open' stderr config explain "$work/missing.json"
+check 2 'cannot read' stderr config explain "$work/missing.json"
 check 2 'subcommand' stderr config
 check 2 'file' stderr config explain
 check 0 "^zeroshard $(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' "$source_dir/include/zeroshard/version.h")$" stdout --version

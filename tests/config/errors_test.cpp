@@ -39,12 +39,54 @@ TEST(ConfigErrors, AllUnknownKeysAreToldAtOnce) {
   EXPECT_THAT(message, HasSubstr("\n  scheduler.params.speed = 5: allowed here: warmup_"));
 }
 
-TEST(ConfigErrors, OfVeryManyUnknownKeysTheFirstAreTold) {
+TEST(ConfigErrors, OfManyUnknownKeysTheFirstAreTold) {
   std::string json = "{";
-  for (int i = 0; i < 20'000; ++i) json += "\"key_without_a_meaning_" + std::to_string(i) + "\": 1,";
+  for (int i = 0; i < 4'000; ++i) json += "\"key_without_a_meaning_" + std::to_string(i) + "\": 1,";
   const std::string message = error_of(json + "}");
-  EXPECT_THAT(message, testing::StartsWith("20000 unknown keys;"));
-  EXPECT_THAT(message, testing::EndsWith("\n  and 19980 more"));
+  EXPECT_THAT(message, testing::StartsWith("4000 unknown keys;"));
+  EXPECT_THAT(message, testing::EndsWith("\n  and 3980 more"));
+}
+
+// Looking for one among them takes longer the more there are: 90,000 took seconds.
+TEST(ConfigErrors, ObjectsHaveALimitOfKeys) {
+  std::string keys;
+  for (int i = 0; i < 90'000; ++i) keys += "\"" + std::to_string(i) + "\": 1,";
+  EXPECT_EQ(error_of("{" + keys + "}"),
+            "the configuration has more than 4096 keys: `zeroshard config keys` lists all that there are");
+  expect_error(R"({"optimizer": {"type": "AdamW", "params": {)" + keys + "}}}",
+               {"optimizer.params has more than 4096"});
+  expect_error(R"({"a": [{}, {)" + keys + "}]}", {"a[1] has more than 4096"});
+}
+
+TEST(ConfigErrors, NoTextOfTheFileIsTakenAsItIs) {
+  const std::string escape = R"(\u001b[31m)", zero = R"(\u0000)";
+  for (const std::string& part : {escape, zero}) {
+    const std::string shown = part == zero ? "\\x00" : "\\x1b[31m";
+    expect_error(R"({"a)" + part + R"(b": 1})", {"a" + shown + "b = 1: unknown key"});
+    expect_error(R"({"a)" + part + R"(b": 1, "c": 2})", {"\n  a" + shown + "b = 1\n  c = 2"});
+    expect_error(R"({"a)" + part + R"(": {"b": 1, "b": 2}})", {"a" + shown + ".b: this key is given twice"});
+    expect_error(R"({"a)" + part + R"(": 1e999})", {"a" + shown + " = 1e999"});
+    expect_error(R"({"optimizer": {"type": "AdamW", "params": {"l)" + part + R"(r": 1}}})",
+                 {"optimizer.params.l" + shown + "r = 1: unknown key"});
+  }
+  for (const char* json : {R"({"a\u001bb": 1, "a\u001bb": 2})", R"({"train_batch_size": "\u009b31m"})",
+                           "{\"a\x1b\": 1}", "{\"a\x7f\": 1}"}) {
+    const std::string message = error_of(json);
+    EXPECT_NE(message, "");
+    for (const char* code : {"\x1b", "\x7f", "\u009b"}) EXPECT_THAT(message, testing::Not(HasSubstr(code)));
+  }
+}
+
+TEST(ConfigErrors, LongTextsAreCut) {
+  const std::string name(200'000, 'x');
+  for (const std::string& json :
+       {"{\"" + name + "\": 1}", "{\"" + name + "\": {\"a\": 1, \"a\": 2}}", "{\"a\": \"" + name + "\"}",
+        "{\"train_batch_size\": \"" + name + "\"}", "{\"a\": 1 \"" + name + "\"}", "{\"" + name + "\": 1e999}",
+        "{\"optimizer\": {\"type\": \"" + name + "\"}}", "{\"fp16." + name + "\": 1, \"bf16." + name + "\": 1}"}) {
+    const std::string message = error_of(json);
+    EXPECT_NE(message, "") << json.substr(0, 40);
+    EXPECT_LT(message.size(), 600u) << json.substr(0, 40);
+  }
 }
 
 TEST(ConfigErrors, TheMessageEndsWhereNoNameIsNear) {

@@ -128,4 +128,12 @@ MUTANTS = [
         )
         for name, module, old, new, test in _STATE_TABLE
     ),
+    Mutant(
+        "python-loader-begins-the-same-epoch-again",
+        "python/zeroshard/loader.py",
+        "if self._batches > 0:  #",
+        "if False:  #",
+        "python",
+        "tests/python/test_loader.py::test_iterating_again_begins_the_next_epoch",
+    ),
 ]

@@ -65,6 +65,27 @@ _TABLE = [
         "without_progress_ > options_.patience",
         "Training.EndsEarlyWithoutProgress",
     ),
+    (
+        "train-evaluation-of-nothing-is-the-best",
+        _TRAINER,
+        "if (evaluation.targets > 0) {",
+        "if (evaluation.targets >= 0) {",
+        "Targets.AnEvaluationWithoutAnyTellsNoLoss",
+    ),
+    (
+        "train-nothing-to-learn-accepted",
+        "src/train/run_data.cpp",
+        "ZS_CHECK(has_targets(training, rows), ",
+        "ZS_CHECK(true, ",
+        "Targets.DataWithoutAnyAreAnError",
+    ),
+    (
+        "train-nothing-applied-accepted",
+        _TRAINER,
+        "engine_.skipped_in_a_row() < engine_.steps()) return;",
+        "true) return;",
+        "Steps.ARunInWhichNoneWasAppliedIsAnError",
+    ),
 ]
 
 MUTANTS = [Mutant(name, file, old, new, "train", test) for name, file, old, new, test in _TABLE]

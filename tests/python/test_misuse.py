@@ -183,4 +183,4 @@ def test_sums_instead_of_averages_are_told_once(accumulation, warnings):
 @pytest.mark.parametrize("path", ["/no/such/file.json", "nofile.json", "#nofile"])
 def test_a_configuration_that_is_not_there(path):
     message = message_of(lambda: parse_config(path, world_size=1))
-    assert message == f"ConfigError: {path}: cannot open this file"
+    assert message == f"ConfigError: cannot read '{path}' (No such file or directory)"

@@ -13,7 +13,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/missing_memory.h"
 #include "file/hash.h"
+#include "tokenizer/json_field.h"
 #include "train/models/models.h"
 
 namespace zeroshard {
@@ -75,6 +77,14 @@ at::Tensor count_positions(const TokenBatch& batch) {
 }
 
 constexpr int64_t kInitialBlock = int64_t{1} << 16;
+
+// So that nobody who counts bytes needs to look for overflows.
+void check_count(const CausalLM& model, const std::string& source) {
+  constexpr double kMost = int64_t{1} << 53;
+  double count = 0;
+  for (const at::Tensor& parameter : model.parameters()) count += static_cast<double>(parameter.numel());
+  ZS_CHECK(count <= kMost, source, " says that the model has ", count, " parameters: at most 2^53 are possible");
+}
 
 }  // namespace
 
@@ -164,10 +174,16 @@ ParameterValues initial_values(CausalLM& model, uint64_t seed) {
           concat("seed ", seed)};
 }
 
+std::string missing_for(const std::string& name, const at::Tensor& parameter) {
+  return concat(" for parameter '", name, "' ", parameter.sizes(), " of ", parameter.nbytes(), " bytes");
+}
+
 void allocate(CausalLM& model) {
   for (auto& item : model.named_parameters()) {
     if (item.value().unsafeGetTensorImpl()->storage_initialized()) continue;
-    item.value().set_data(at::empty(item.value().sizes(), item.value().options()));
+    at::Tensor& parameter = item.value();
+    tell_missing_memory([&] { parameter.set_data(at::empty(parameter.sizes(), parameter.options())); },
+                        [&] { return missing_for(item.key(), parameter); });
   }
 }
 
@@ -184,19 +200,14 @@ std::vector<std::string> causal_lm_types() {
 }
 
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source) {
-  nlohmann::json parsed;
-  try {
-    parsed = nlohmann::json::parse(config_json);
-  } catch (const nlohmann::json::parse_error& error) {
-    throw ValueError(concat(source, ": is not JSON: ", error.what()));
-  }
-  Fields fields(std::move(parsed), source);
+  Fields fields(parse_json(config_json, source), source);
   const std::string type = fields.text("model_type");
   for (const auto& [known, make] : architectures()) {
     if (known != type) continue;
     ignore_common_fields(fields);
     std::shared_ptr<CausalLM> model = make(fields);
     fields.finish();
+    check_count(*model, source);
     return model;
   }
   std::string all;

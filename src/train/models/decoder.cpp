@@ -3,8 +3,12 @@
 #include <ATen/ops/tanh.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "base/format.h"
+
 namespace zeroshard {
 namespace {
+
+constexpr int64_t kMostHeadDim = int64_t{1} << 16;
 
 // What the layers of one forward pass share.
 struct Pass {
@@ -167,18 +171,21 @@ class Decoder final : public CausalLM {
 
 DecoderOptions read_decoder_options(Fields& fields, const DecoderDefaults& defaults) {
   DecoderOptions options;
-  options.vocab_size = fields.positive("vocab_size");
-  options.hidden_size = fields.positive("hidden_size");
-  options.num_layers = fields.positive("num_hidden_layers");
-  options.intermediate_size = fields.positive("intermediate_size");
+  options.vocab_size = fields.size("vocab_size");
+  options.hidden_size = fields.size("hidden_size");
+  options.num_layers = fields.size("num_hidden_layers", {}, kMostLayers);
+  options.intermediate_size = fields.size("intermediate_size");
   options.max_length = fields.positive("max_position_embeddings");
-  options.num_heads = fields.positive("num_attention_heads");
-  options.num_kv_heads = fields.positive("num_key_value_heads", defaults.num_kv_heads.value_or(options.num_heads));
+  options.num_heads = fields.size("num_attention_heads");
+  options.num_kv_heads = fields.size("num_key_value_heads", defaults.num_kv_heads.value_or(options.num_heads));
   if (options.num_heads % options.num_kv_heads != 0)
     fields.fail("num_key_value_heads", "must divide num_attention_heads");
   if (!fields.has("head_dim") && !defaults.head_dim && options.hidden_size % options.num_heads != 0)
     fields.fail("num_attention_heads", "must divide hidden_size");
-  options.head_dim = fields.positive("head_dim", defaults.head_dim.value_or(options.hidden_size / options.num_heads));
+  options.head_dim =
+      fields.size("head_dim", defaults.head_dim.value_or(options.hidden_size / options.num_heads), kMostHeadDim);
+  if (options.num_heads > kMostSize / options.head_dim)
+    fields.fail("head_dim", concat("times num_attention_heads must be at most ", kMostSize));
   options.attention_scale = 1 / std::sqrt(static_cast<double>(options.head_dim));
   options.tied = fields.boolean("tie_word_embeddings", defaults.tied);
   options.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps);

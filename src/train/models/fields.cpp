@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/shown_text.h"
 
 namespace zeroshard {
 
@@ -16,8 +17,8 @@ Fields::Fields(json object, std::string source, std::string path)
 
 void Fields::fail(std::string_view name, const std::string& what) const {
   const auto found = object_.find(name);
-  const std::string value = found == object_.end() ? "" : concat(" = ", found->dump());
-  throw ValueError(concat(source_, ": ", path_, name, value, ": ", what));
+  const std::string value = found == object_.end() ? "" : concat(" = ", shown_text(found->dump()));
+  throw ValueError(concat(source_, ": ", path_, shown_text(name), value, ": ", what));
 }
 
 bool Fields::has(std::string_view name) const {
@@ -48,6 +49,12 @@ int64_t Fields::integer(std::string_view name, std::optional<int64_t> fallback) 
 int64_t Fields::positive(std::string_view name, std::optional<int64_t> fallback) {
   const int64_t value = integer(name, fallback);
   if (value < 1) fail(name, "must be at least 1");
+  return value;
+}
+
+int64_t Fields::size(std::string_view name, std::optional<int64_t> fallback, int64_t most) {
+  const int64_t value = positive(name, fallback);
+  if (value > most) fail(name, concat("must be at most ", most));
   return value;
 }
 
@@ -84,6 +91,24 @@ std::vector<std::string> Fields::texts(std::string_view name) {
   for (const json& each : *value)
     if (!each.is_string()) fail(name, "must be a list of strings");
   return value->get<std::vector<std::string>>();
+}
+
+std::string Fields::path(std::string_view name, std::optional<std::string> fallback) {
+  if (!has(name)) return text(name, std::move(fallback));
+  const std::string path = text(name);
+  check_path(name, path);
+  return path;
+}
+
+std::vector<std::string> Fields::paths(std::string_view name) {
+  const std::vector<std::string> paths = texts(name);
+  for (const std::string& path : paths) check_path(name, path);
+  return paths;
+}
+
+void Fields::check_path(std::string_view name, const std::string& path) const {
+  if (path.empty()) fail(name, "must not be empty: it names a file or folder");
+  if (path.find('\0') != path.npos) fail(name, "must not contain a zero byte: no name of a file does");
 }
 
 std::vector<std::string> Fields::text_or_texts(std::string_view name) {

@@ -9,6 +9,8 @@
 
 namespace zeroshard {
 
+inline constexpr int64_t kMostSize = int64_t{1} << 28, kMostLayers = int64_t{1} << 14;
+
 // The fields of a config.json. Remembers which were asked for, so that none that would change the model is overlooked.
 // null counts as not given. Every error is a ValueError that names the file, the field and its value.
 class Fields {
@@ -20,11 +22,16 @@ class Fields {
   bool written(std::string_view name) const;                                     // has(), or null
   int64_t integer(std::string_view name, std::optional<int64_t> fallback = {});  // at least 0
   int64_t positive(std::string_view name, std::optional<int64_t> fallback = {});
+  // Of a model's dimension, or of its layers: from 1 to `most`, which no real one reaches, and with which no product of
+  // two overflows.
+  int64_t size(std::string_view name, std::optional<int64_t> fallback = {}, int64_t most = kMostSize);
   double number(std::string_view name, std::optional<double> fallback = {});
   double probability(std::string_view name, double fallback);  // in [0, 1)
   bool boolean(std::string_view name, bool fallback);
   std::string text(std::string_view name, std::optional<std::string> fallback = {});
-  std::vector<std::string> texts(std::string_view name);          // empty: not given
+  std::string path(std::string_view name, std::optional<std::string> fallback = {});  // of a file or folder
+  std::vector<std::string> paths(std::string_view name);                              // empty: not given
+  std::vector<std::string> texts(std::string_view name);                              // empty: not given
   std::vector<std::string> text_or_texts(std::string_view name);  // a string counts as a list of one
   std::optional<Fields> object(std::string_view name);
 
@@ -41,6 +48,7 @@ class Fields {
  private:
   // Null when there is none. Throws then unless it is `optional`.
   const nlohmann::json* find(std::string_view name, bool optional = true);
+  void check_path(std::string_view name, const std::string& path) const;
 
   nlohmann::json object_;
   std::string source_, path_;

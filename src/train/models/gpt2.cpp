@@ -147,13 +147,13 @@ class Gpt2 final : public CausalLM {
 
 std::shared_ptr<CausalLM> make_gpt2(Fields& fields) {
   Gpt2Options options;
-  options.vocab_size = fields.positive("vocab_size");
-  options.max_length = fields.positive("n_positions", 1024);
-  options.hidden_size = fields.positive("n_embd", 768);
-  options.num_layers = fields.positive("n_layer", 12);
-  options.num_heads = fields.positive("n_head", 12);
+  options.vocab_size = fields.size("vocab_size");
+  options.max_length = fields.size("n_positions", 1024);
+  options.hidden_size = fields.size("n_embd", 768);
+  options.num_layers = fields.size("n_layer", 12, kMostLayers);
+  options.num_heads = fields.size("n_head", 12);
   if (options.hidden_size % options.num_heads != 0) fields.fail("n_head", "must divide n_embd");
-  options.inner_size = fields.positive("n_inner", 4 * options.hidden_size);
+  options.inner_size = fields.size("n_inner", 4 * options.hidden_size);
   options.norm_eps = fields.number("layer_norm_epsilon", 1e-5);
   options.initializer_range = fields.number("initializer_range", 0.02);
   options.residual_dropout = fields.probability("resid_pdrop", 0.1);

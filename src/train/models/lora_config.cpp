@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/read_text.h"
+#include "tokenizer/json_field.h"
 #include "train/models/fields.h"
 #include "train/models/lora.h"
 
@@ -48,14 +49,13 @@ void require_untouched_base(Fields& fields, const nlohmann::json& config) {
 LoraOptions read_lora_options(const std::string& directory) {
   const std::string path = concat(directory, '/', kAdapterConfig);
   const std::string text = read_text(path, ": an adapter in PEFT's format has one");
-  nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  ZS_CHECK(!config.is_discarded(), path, " is not JSON");
+  const nlohmann::json config = parse_json(text, path);
   Fields fields(config, path);
   require_plain_lora(fields);
   require_untouched_base(fields, config);
   ignore_fields_without_bearing(fields);
   LoraOptions options;
-  options.r = fields.positive("r", options.r);
+  options.r = fields.size("r", options.r);
   options.alpha = fields.number("lora_alpha", options.alpha);
   options.dropout = fields.probability("lora_dropout", options.dropout);
   options.use_rslora = fields.boolean("use_rslora", false);

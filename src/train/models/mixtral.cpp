@@ -4,11 +4,14 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "base/format.h"
 #include "train/models/decoder.h"
 #include "train/models/models.h"
 
 namespace zeroshard {
 namespace {
+
+constexpr int64_t kMostExperts = int64_t{1} << 18;  // of all layers
 
 // down(act(gate(x)) * up(x)), under the names that Mixtral's files have.
 class Expert final : public torch::nn::Module {
@@ -70,7 +73,10 @@ std::shared_ptr<CausalLM> make_mixtral(Fields& fields) {
   defaults.rope_theta = 1e6;
   DecoderOptions options = read_decoder_options(fields, defaults);
   options.windows.assign(options.windows.size(), read_window(fields));
-  const int64_t count = fields.positive("num_local_experts", 8), chosen = fields.positive("num_experts_per_tok", 2);
+  const int64_t count = fields.size("num_local_experts", 8, kMostExperts);
+  const int64_t chosen = fields.positive("num_experts_per_tok", 2);
+  if (count * options.num_layers > kMostExperts)
+    fields.fail("num_local_experts", concat("times num_hidden_layers must be at most ", kMostExperts));
   if (chosen > count) fields.fail("num_experts_per_tok", "must not be greater than num_local_experts");
   fields.require("router_jitter_noise", 0.0);
   fields.require("output_router_logits", false);  // true adds a loss that balances the experts

@@ -7,6 +7,9 @@
 // One function per architecture, each in a file of its own: reads the fields it knows and makes the model.
 namespace zeroshard {
 
+// " for parameter ...": what there was no memory for.
+std::string missing_for(const std::string& name, const at::Tensor& parameter);
+
 std::shared_ptr<CausalLM> make_llama(Fields& fields);
 std::shared_ptr<CausalLM> make_mistral(Fields& fields);
 std::shared_ptr<CausalLM> make_qwen2(Fields& fields);

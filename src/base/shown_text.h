@@ -1,0 +1,11 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+namespace zeroshard {
+
+// A text of the user's for a message: control characters as "\x1b", and where it is longer than `most_bytes`, of at
+// least 3, without its middle. UTF-8 characters stay whole.
+std::string shown_text(std::string_view text, size_t most_bytes = 80);
+
+}  // namespace zeroshard

@@ -1,0 +1,25 @@
+#include "train/output_lock.h"
+
+#include <exception>
+
+#include "base/check.h"
+#include "zeroshard/world.h"
+
+namespace zeroshard {
+
+std::optional<DirectoryLock> lock_output(const TrainOptions& options, World& world) {
+  std::optional<DirectoryLock> lock;
+  std::exception_ptr error;
+  if (world.rank() == 0) {
+    try {
+      lock.emplace(posix_io(), options.output, "Name another folder in train.output, or wait for that run to end");
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+  }
+  if (world.mean(error ? 1 : 0) == 0) return lock;
+  if (error) std::rethrow_exception(error);
+  throw IoError(concat("rank 0 cannot have '", options.output, "' (train.output) for this run; its error says why"));
+}
+
+}  // namespace zeroshard

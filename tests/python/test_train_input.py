@@ -1,0 +1,97 @@
+"""`zeroshard train` and `generate` with input that cannot work: an error that names it, and never exit 0."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+
+import pytest
+from built import ZEROSHARD, ZEROSHARD_TORCH, needs
+from test_launcher import wait_for
+from test_train_command import command, make, metrics, process_of_rank, run, tokens, write
+
+pytestmark = needs(ZEROSHARD_TORCH)
+assert tokens  # a fixture
+
+
+def dry_run(config):
+    return subprocess.run([*command(config), "--dry-run"], capture_output=True, text=True, timeout=60)
+
+
+def change_model(folder, **fields):
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_run_of_nothing_but_nan_ends_with_an_error(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, from_scratch=True, steps=3)
+    change_model(tmp_path, initializer_range=1e30)
+    done = run(write(tmp_path, train, stage=3), 2)
+    assert done.returncode == 1 and "none of the run's 3 steps was applied" in done.stderr, done
+    assert not (tmp_path / "trained" / "config.json").exists()
+
+
+@pytest.mark.row("X3")
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "spiece.model"])
+def test_files_of_a_model_are_regular_and_small(tmp_path, tokens, name):
+    _, train = make(tmp_path, tokens, steps=1)
+    config, path = write(tmp_path, train), tmp_path / "model" / name
+    for kind in ("endless", "fifo", "large"):
+        path.unlink(missing_ok=True)
+        if kind == "endless":
+            path.symlink_to("/dev/zero")
+        elif kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.touch()
+            os.truncate(path, 2**40)
+        done = dry_run(config)
+        reason = "bytes; at most" if kind == "large" else "it is not a regular file"
+        assert done.returncode == 1 and f"cannot read '{path}'" in done.stderr and reason in done.stderr, done.stderr
+
+
+def test_the_tokenizer_of_a_model_is_a_regular_file(tmp_path):
+    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    generate = [ZEROSHARD, "generate", tmp_path, "--prompt", "a"]
+    done = subprocess.run(generate, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "tokenizer.json' (it is not a regular file)" in done.stderr, done.stderr
+
+
+def test_a_model_that_does_not_fit_is_named(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, from_scratch=True, steps=1)
+    change_model(tmp_path, vocab_size=2**60)
+    done = run(write(tmp_path, train), 2)
+    assert done.returncode == 2 and "vocab_size = 1152921504606846976: must be at most" in done.stderr, done.stderr
+    assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
+    change_model(tmp_path, vocab_size=2**28, hidden_size=2**18)  # 2^48 bytes: no address space has them
+    for stage in (0, 3):
+        done = run(write(tmp_path, train, stage), 2)
+        assert done.returncode == 1 and "there is no memory" in done.stderr, done.stderr
+        assert "model.embed_tokens.weight' [268435456, 262144] of 281474976710656 bytes" in done.stderr
+        assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
+    assert dry_run(write(tmp_path, train)).returncode == 0, "it tells how much there would be"
+
+
+def test_an_output_has_one_job(tmp_path, tokens):
+    """However the first ends: its ranks have the output together, and nobody has it afterwards."""
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    config = write(tmp_path, train, stage=3)
+    first = subprocess.Popen(command(config, 2), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert any("step 2/" in line for line in first.stdout)
+        (tmp_path / "second").mkdir()
+        second = write(tmp_path / "second", train | {"steps": 2}, stage=3)
+        done = run(second, 2)
+        holder = f"is in use by process {process_of_rank(0, config)} on host '{socket.gethostname()}'"
+        assert done.returncode == 1 and holder in done.stderr, done.stderr
+        assert "Name another folder in train.output" in done.stderr
+        assert dry_run(second).returncode == 0
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    first.stdout.close()
+    wait_for(lambda: process_of_rank(0, config) is None, "the end of rank 0")
+    done = run(second, 2)
+    assert done.returncode == 0, done.stderr
+    assert sorted(metrics(tmp_path)) == [1, 2] and not (tmp_path / "trained" / ".lock").exists()
