@@ -57,6 +57,22 @@ std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const Han
   return hangs ? suspect : std::nullopt;
 }
 
+std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedRank>& ranks, const HangLimits& limits,
+                                                      double elapsed_s) {
+  std::optional<size_t> absent, waiting;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const auto& [process, heart] = ranks[i];
+    if (process.exit) {
+      if (!process.exit->failed() && elapsed_s - process.exit->at_s >= limits.timeout_s && !absent) absent = i;
+    } else if (heart.meeting_since_ns != 0 && !waiting) {
+      const double since_s = seconds(limits.now_ns - std::max(heart.meeting_since_ns, limits.since_ns));
+      if (since_s >= limits.timeout_s) waiting = i;
+    }
+  }
+  if (!absent || !waiting) return std::nullopt;
+  return std::pair(*absent, *waiting);
+}
+
 std::string describe_heart(const HeartbeatState& heart, int64_t now_ns) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1);

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launch/heartbeat_board.h"
@@ -27,6 +28,11 @@ struct HangLimits {
 // makes progress for so long, or when one makes none and waits for nobody while another has waited for so long.
 // Ranks that have ended or have never reported a step make no job hang, but may be what the others wait for.
 std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const HangLimits& limits);
+
+// The indices of a rank that has ended with 0 and of one that has been waiting, for `limits.timeout_s` since, for all
+// ranks to come. `elapsed_s`: now, on the clock of ProcessExit::at_s.
+std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedRank>& ranks, const HangLimits& limits,
+                                                      double elapsed_s);
 
 // "step 41, 31.2 s ago; waits in all_gather 'layer.3' for 31.1 s"
 std::string describe_heart(const HeartbeatState& heart, int64_t now_ns);

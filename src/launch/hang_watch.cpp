@@ -5,13 +5,21 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "launch/descendants.h"
 #include "launch/heartbeat_layout.h"
 #include "launch/process_state.h"
+#include "launch/report.h"
 #include "launch/stack_dump.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
+namespace {
+
+// A rank that has met the others may end at once, while they have a moment left until they know.
+constexpr double kAbsenceS = 8;
+
+}  // namespace
 
 HangWatch::HangWatch(const LaunchOptions& options)
     : timeout_s_(options.hang_timeout_s),
@@ -57,6 +65,20 @@ std::optional<HangWatch::Finding> HangWatch::check(const std::vector<RankProcess
   const auto suspect = find_hang(watched, limits);
   if (!suspect) return {};
   return Finding{watched[*suspect].process.rank, hang_report(watched, *suspect, limits)};
+}
+
+std::optional<HangWatch::Finding> HangWatch::check_absence(const std::vector<RankProcess>& ranks,
+                                                           double elapsed_s) const {
+  const auto ended = [](const RankProcess& rank) { return rank.exit.has_value(); };
+  if (!board_ || std::none_of(ranks.begin(), ranks.end(), ended)) return {};
+  std::vector<WatchedRank> watched;
+  for (const RankProcess& rank : ranks) watched.push_back({rank, board_->read(rank.rank - first_rank_)});
+  const auto found = find_absence(watched, {kAbsenceS, since_ns_, heartbeat::now_ns()}, elapsed_s);
+  if (!found) return {};
+  const auto& [absent, waiting] = *found;
+  return Finding{ranks[absent].rank,
+                 concat(describe_exit(ranks[absent]), " and never came to where rank ", ranks[waiting].rank,
+                        " waits for all ranks: every rank calls zeroshard.initialize, or none")};
 }
 
 void HangWatch::ask_for_stacks(const std::vector<RankProcess>& ranks) {

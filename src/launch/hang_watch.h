@@ -14,7 +14,7 @@ namespace zeroshard {
 class HangWatch {
  public:
   struct Finding {
-    int rank;  // the most likely cause
+    int rank;  // the most likely cause, or the one that ended
     std::string report;
   };
 
@@ -29,6 +29,10 @@ class HangWatch {
 
   // Looks a few times per --hang-timeout; never finds anything when that is 0.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
+
+  // A rank that has ended with 0, and so will never come, though another waits for all ranks. `elapsed_s` as in
+  // find_absence().
+  std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
   // Asks all ranks that can for the stacks of their first thread and of the one that waits: they come as their stderr.
   void ask_for_stacks(const std::vector<RankProcess>& ranks);

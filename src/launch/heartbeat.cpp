@@ -118,16 +118,23 @@ void end_write(Slot& slot) {
   slot.sequence.store(slot.sequence.load(memory_order_relaxed) + 1, memory_order_release);
 }
 
+// This rank's slot, claimed for process `pid`; null: there is none for it.
+std::shared_ptr<Slot> connect(pid_t pid) {
+  const auto fd = number_in(heartbeat::kVariable), local_rank = number_in("LOCAL_RANK");
+  if (!fd || !local_rank) return nullptr;
+  std::shared_ptr<Slot> slot = map_slot(*fd, *local_rank);
+  if (!slot || !claim(*slot, pid)) return nullptr;
+  install_stack_dump(slot);
+  return slot;
+}
+
 }  // namespace
 
 Heartbeat Heartbeat::from_environment() noexcept {
   try {
-    const auto fd = number_in(heartbeat::kVariable), local_rank = number_in("LOCAL_RANK");
-    if (!fd || !local_rank) return {};
     const pid_t pid = ::getpid();
-    std::shared_ptr<Slot> slot = map_slot(*fd, *local_rank);
-    if (!slot || !claim(*slot, pid)) return {};
-    install_stack_dump(slot);
+    std::shared_ptr<Slot> slot = connect(pid);
+    if (!slot) return {};
     Heartbeat result;  // not before: its end is a message
     result.slot_ = std::move(slot);
     result.pid_ = pid;
@@ -184,6 +191,18 @@ void Heartbeat::done_waiting() noexcept {
   slot_->waiting_thread.store(0, memory_order_release);
   slot_->waiting_since_ns.store(0, memory_order_release);
   end_write(*slot_);
+}
+
+MeetingSign::MeetingSign() noexcept : pid_(::getpid()) {
+  try {
+    slot_ = connect(pid_);
+  } catch (...) {  // out of memory
+  }
+  if (slot_) slot_->meeting_since_ns = heartbeat::now_ns();
+}
+
+MeetingSign::~MeetingSign() {
+  if (slot_ && ::getpid() == pid_) slot_->meeting_since_ns = 0;
 }
 
 }  // namespace zeroshard

@@ -42,4 +42,17 @@ class Heartbeat {
   pid_t pid_ = 0;
 };
 
+// While it lives, `zeroshard run` knows that this rank waits for every other one to come: none of them may end before.
+// Without a launcher, and where Heartbeat would do nothing, neither does this.
+class MeetingSign {
+ public:
+  MeetingSign() noexcept;
+  ~MeetingSign();
+  MeetingSign(const MeetingSign&) = delete;
+
+ private:
+  std::shared_ptr<heartbeat::Slot> slot_;
+  pid_t pid_;
+};
+
 }  // namespace zeroshard

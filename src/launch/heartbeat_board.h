@@ -14,7 +14,8 @@ struct HeartbeatState {
   pid_t owner = 0;                                                                // 0: it has not connected
   uint32_t dumps = 0;                                                             // stacks printed
   int64_t step = 0;
-  int64_t progress_ns = 0;  // CLOCK_MONOTONIC
+  int64_t progress_ns = 0;       // CLOCK_MONOTONIC
+  int64_t meeting_since_ns = 0;  // 0: it does not wait for all ranks to come
   pid_t waiting_thread = 0;
   int64_t waiting_since_ns = 0;  // 0: it does not wait
   std::string where;             // it waits; printable

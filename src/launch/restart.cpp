@@ -31,6 +31,7 @@ std::string describe(const JobFailure& failure) {
   const std::string rank = concat("rank ", failure.rank, " ");
   if (failure.kind == JobFailure::Kind::kNoStart) return rank + "could not be started";
   if (failure.kind == JobFailure::Kind::kHang) return rank + "made no progress";
+  if (failure.kind == JobFailure::Kind::kAbsence) return rank + "ended before the others had met it";
   return failure.signal != 0 ? concat(rank, "was killed by ", signal_name(failure.signal))
                              : concat(rank, "ended with exit code ", failure.code);
 }

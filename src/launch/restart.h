@@ -8,10 +8,11 @@ namespace zeroshard {
 
 // How the ranks of one start failed. Travels between processes as bytes: no pointers.
 struct JobFailure {
-  enum class Kind { kExit, kHang, kNoStart } kind = Kind::kExit;  // kNoStart: its process could not be started
-  int rank = 0;                                                   // the first that failed
-  int code = 0, signal = 0;                                       // of its end; the signal that killed it or 0
-  bool any_step = false;                                          // some rank had reported a step
+  // kNoStart: its process could not be started. kAbsence: it ended with 0 while others waited for it to come.
+  enum class Kind { kExit, kHang, kNoStart, kAbsence } kind = Kind::kExit;
+  int rank = 0;              // the first that failed
+  int code = 0, signal = 0;  // of its end; the signal that killed it or 0
+  bool any_step = false;     // some rank had reported a step
   double after_s = 0;
 };
 

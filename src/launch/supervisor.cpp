@@ -45,6 +45,7 @@ Conclusion Supervisor::run() {
     handle_exits();
     check_stalls();
     check_hang();
+    check_absence();
     check_deadline();
     output_.flush_stale();
   }
@@ -172,6 +173,15 @@ void Supervisor::check_hang() {
   enter(Phase::kDumping, kDumpS);
 }
 
+void Supervisor::check_absence() {
+  if (phase_ != Phase::kRunning || suspended_ || cause_.kind != Cause::Kind::kNone) return;
+  const auto finding = hang_watch_.check_absence(group_.ranks(), group_.elapsed_s());
+  if (!finding) return;
+  cause_ = {.kind = Cause::Kind::kAbsence, .rank = finding->rank, .text = finding->report};
+  output_.notice(cause_.text + "; ending the job");
+  end_ranks();
+}
+
 void Supervisor::end_ranks() {
   signalled_at_s_ = group_.elapsed_s();
   group_.end(SIGTERM);
@@ -248,6 +258,7 @@ int Supervisor::report_cause() {
       return 128 + cause_.signal;
     case Cause::Kind::kStall:
     case Cause::Kind::kHang:
+    case Cause::Kind::kAbsence:
       output_.notice("job failed: " + cause_.text.substr(0, cause_.text.find('\n')));
       return 1;
     case Cause::Kind::kLauncherGone:
@@ -263,8 +274,8 @@ int Supervisor::report_cause() {
 }
 
 std::optional<Attempt> Supervisor::next_attempt() {
-  const bool exited = cause_.kind == Cause::Kind::kFailure;
-  if (!exited && cause_.kind != Cause::Kind::kStall && cause_.kind != Cause::Kind::kHang) return {};
+  const bool exited = cause_.kind == Cause::Kind::kFailure, absent = cause_.kind == Cause::Kind::kAbsence;
+  if (!exited && !absent && cause_.kind != Cause::Kind::kStall && cause_.kind != Cause::Kind::kHang) return {};
   if (stop_signal_ != 0) return {};  // the user wants it to end
   JobFailure failure{.rank = cause_.rank, .any_step = hang_watch_.any_step(), .after_s = signalled_at_s_};
   if (exited) {
@@ -272,7 +283,7 @@ std::optional<Attempt> Supervisor::next_attempt() {
     failure.code = exit.code;
     failure.signal = exit.signal;
   } else {
-    failure.kind = JobFailure::Kind::kHang;
+    failure.kind = absent ? JobFailure::Kind::kAbsence : JobFailure::Kind::kHang;
   }
   const RestartDecision decision = decide_restart(options_, inputs_.attempt, failure);
   if (!decision.text.empty()) output_.notice(decision.text);

@@ -47,10 +47,10 @@ class Supervisor {
   };
   // Why the job ends, if not because every rank has ended well.
   struct Cause {
-    enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kLauncherGone } kind = Kind::kNone;
-    int rank = -1;     // kFailure, kStall, kHang
+    enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone } kind = Kind::kNone;
+    int rank = -1;     // kFailure, kStall, kHang, kAbsence
     int signal = 0;    // kSignal
-    std::string text;  // kStall, kHang
+    std::string text;  // kStall, kHang, kAbsence
   };
 
   void wait();
@@ -63,6 +63,7 @@ class Supervisor {
   void check_lifeline();
   void check_stalls();
   void check_hang();
+  void check_absence();
   void end_ranks();
   void check_deadline();
   void enter(Phase phase, double seconds);

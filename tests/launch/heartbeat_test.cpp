@@ -115,6 +115,25 @@ TEST(Heartbeat, WhatEndsIsNotExpectedToBeat) {
   EXPECT_EQ(board.read(1).activity, Activity::kNone);
 }
 
+TEST(Heartbeat, ARankWaitsForAllToComeWhileItsSignLives) {
+  const HeartbeatBoard board(2);
+  Heartbeat rank = connect(board, 1);  // sets the variables, too
+  rank.beat(3);
+  const Variable fd(heartbeat::kVariable, std::to_string(board.fd())), local_rank("LOCAL_RANK", "1");
+  {
+    const MeetingSign sign;
+    EXPECT_GT(board.read(1).meeting_since_ns, 0);
+    EXPECT_EQ(board.read(0).meeting_since_ns, 0);
+    EXPECT_EQ(in_child([&] {
+                const_cast<MeetingSign&>(sign).~MeetingSign();  // of a process that speaks for no rank
+                return board.read(1).meeting_since_ns > 0 ? 0 : 1;
+              }),
+              0);
+  }
+  EXPECT_EQ(board.read(1).meeting_since_ns, 0);
+  EXPECT_EQ(board.read(1).activity, Activity::kBeating);  // of another engine
+}
+
 TEST(Heartbeat, OneProcessSpeaksForARank) {
   const HeartbeatBoard board(1);
   Heartbeat rank = connect(board, 0);

@@ -49,6 +49,9 @@ TEST(Restart, SaysWhatHappenedAndWhatFollows) {
   EXPECT_THAT(decide_restart(options(3), first(), killed).text, HasSubstr("rank 2 was killed by SIGKILL: restart 1"));
   killed.kind = Kind::kHang;
   EXPECT_THAT(decide_restart(options(3), first(), killed).text, HasSubstr("rank 2 made no progress: restart 1 of 3"));
+  killed.kind = Kind::kAbsence;
+  EXPECT_THAT(decide_restart(options(3), first(), killed).text,
+              HasSubstr("rank 2 ended before the others had met it: restart 1 of 3"));
 }
 
 TEST(Restart, ARankThatWasAskedToStopEndsTheJob) {
