@@ -6,5 +6,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   zeroshard::bind_config(m);
   zeroshard::bind_launch(m);
   zeroshard::bind_checkpoint_files(m);
+  zeroshard::bind_meeting(m);
   zeroshard::bind_engine(m);
 }
