@@ -16,6 +16,7 @@ class ProcessGroup;
 namespace zeroshard {
 
 class Comm;
+class Meeting;
 
 // The ranks of a run, connected, with the communicators that an Engine needs. Ranks of one host exchange tensors
 // on the CPU through shared memory, others through their process groups (see Config::transport). Collective to make;
@@ -30,9 +31,10 @@ class World {
   explicit World(const Config& config);
   // Over process groups of the caller's, such as NCCL's. Two, so that ranks may interleave gathers and reductions
   // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
-  // several ranks: no checkpoints.
+  // several ranks: no checkpoints. `meeting`, of the same ranks: lets them name one that dies while they are connected,
+  // and ends then.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
-        const Group& checkpoint = nullptr);
+        const Group& checkpoint = nullptr, Meeting* meeting = nullptr);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -56,7 +58,10 @@ class World {
   void abort(std::string_view reason) noexcept;
 
  private:
-  void connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint);
+  struct Groups {
+    Group gather, reduce, checkpoint;
+  };
+  void connect(const Config& config, const Groups& groups, Meeting* meeting);
 
   c10::Device device_;
   std::unique_ptr<Comm> gather_, reduce_, checkpoint_;

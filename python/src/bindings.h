@@ -10,6 +10,7 @@ void bind_errors(py::module_& m);
 void bind_config(py::module_& m);
 void bind_launch(py::module_& m);
 void bind_checkpoint_files(py::module_& m);
+void bind_meeting(py::module_& m);
 void bind_engine(py::module_& m);
 void bind_process(py::module_& m);
 

@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "zeroshard/error.h"
+#include "zeroshard/meeting.h"
 #include "zeroshard/world.h"
 
 namespace zeroshard {
@@ -36,10 +37,10 @@ World::Group find_group(const std::string& name) {
 
 std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, EngineOptions options,
                                           const std::string& gather_group, const std::string& reduce_group,
-                                          const std::string& checkpoint_group) {
+                                          const std::string& checkpoint_group, Meeting* meeting) {
   auto owner = std::make_unique<OwningEngine>();
   owner->world = std::make_unique<World>(options.config, options.device, find_group(gather_group),
-                                         find_group(reduce_group), find_group(checkpoint_group));
+                                         find_group(reduce_group), find_group(checkpoint_group), meeting);
   owner->engine = std::make_unique<Engine>(std::move(units), std::move(options), owner->world->gather(),
                                            owner->world->reduce(), owner->world->checkpoint());
   return owner;
@@ -172,7 +173,7 @@ void bind_engine(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<OwningEngine>(m, "Engine", "Trains parameters whose states are sharded across a process group.")
       .def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
-           py::arg("reduce_group"), py::arg("checkpoint_group"), Release())
+           py::arg("reduce_group"), py::arg("checkpoint_group"), py::arg("meeting") = nullptr, Release())
       .def(
           "begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); }, Release())
       .def(

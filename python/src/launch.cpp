@@ -10,7 +10,8 @@ void bind_launch(py::module_& m) {
       .def_readonly("rank", &RankEnvironment::rank)
       .def_readonly("world_size", &RankEnvironment::world_size)
       .def_readonly("local_rank", &RankEnvironment::local_rank)
-      .def_readonly("local_world_size", &RankEnvironment::local_world_size, "0: the launcher does not say.");
+      .def_readonly("local_world_size", &RankEnvironment::local_world_size, "0: the launcher does not say.")
+      .def_readonly("source", &RankEnvironment::source);
   m.def("stack_dump_signal", &stack_dump_signal, "The signal by which `zeroshard run` asks a hung rank for its stack.");
   m.def(
       "rank_environment", [] { return rank_environment(); },

@@ -4,40 +4,60 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from . import _C
-from .interruptible import interruptibly
+from .meeting import meet, while_all_live
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 def init_distributed(device: torch.device | str | None = None, timeout: timedelta | None = None) -> None:
-    """Starts torch.distributed if it was not and there is more than one rank: NCCL for CUDA devices, else Gloo.
+    """Starts torch.distributed if it was not, for the ranks of a launcher: NCCL for CUDA devices, else Gloo.
 
-    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm. When all ranks are on
-    one host, or the master address is the loopback interface, neither Gloo nor NCCL listens on any other.
+    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm; without any it does nothing.
+    When all ranks are on one host, or the master address is the loopback interface, neither Gloo nor NCCL listens on
+    any other.
+
+    Raises ``CommError`` when a rank has not come within ``timeout``, by default 10 minutes, or has died: it says which
+    ranks came.
     """
     if dist.is_initialized():
         return
     env = _C.rank_environment()
-    if env.world_size == 1:
+    if not env.source:
         return
     device = torch.device(device) if device is not None else default_device(env.local_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timeout or timedelta(minutes=10)
+    if env.world_size == 1:
+        _stay_on_loopback()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = _port(os.environ.get("MASTER_PORT", "29500"))
-    timeout = timeout or timedelta(minutes=10)
     if host in _LOOPBACK or env.local_world_size == env.world_size:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
-    store = interruptibly(lambda: _make_store(host, port, env.rank, env.world_size, timeout))
-    interruptibly(
-        lambda: dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
+        _stay_on_loopback()
+    store = _make_store(host, port, env.rank, env.world_size, timeout)
+    if attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # torchrun keeps one store over restarts
+        store = dist.PrefixStore(f"attempt/{attempt}", store)
+    meeting = meet(store, env.rank, env.world_size, timeout)
+    while_all_live(
+        meeting,
+        "the default process group",
+        lambda: dist.init_process_group(
+            backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout
+        ),
     )
+
+
+def _stay_on_loopback() -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")
 
 
 def _port(text: str) -> int:
@@ -62,11 +82,23 @@ def default_device(local_rank: int) -> torch.device:
 
 
 def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    # Nobody waits for all clients here: a meeting does, and tells who is missing.
+    more = {"timeout": timeout, "wait_for_workers": False}
     if rank != 0 or host not in _LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
         # torchrun's agent already serves the store at this address; other ranks of any launcher are clients.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_master = rank == 0 and not agent
-        return dist.TCPStore(host, port, world_size, is_master=is_master, timeout=timeout)
+        if not is_master:
+            _await_listener(host, port, rank, timeout)
+        try:
+            return dist.TCPStore(host, port, world_size, is_master=is_master, **more)
+        except dist.DistError as error:
+            if is_master:
+                raise
+            raise _C.CommError(
+                f"rank {rank}: rank 0 served the store at {host}:{port} (MASTER_ADDR, MASTER_PORT) and does no more: "
+                f"{error}"
+            ) from error
     # TCPStore would listen on every interface: hand it a socket that is bound to this one.
     listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,4 +108,22 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
         raise RuntimeError(f"port {port} of 127.0.0.1 (MASTER_PORT) cannot be used: {error.strerror}") from error
     listener.listen()
     fd = listener.detach()
-    return dist.TCPStore("127.0.0.1", port, world_size, is_master=True, timeout=timeout, master_listen_fd=fd)
+    return dist.TCPStore("127.0.0.1", port, world_size, is_master=True, master_listen_fd=fd, **more)
+
+
+def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None:
+    """Returns once somebody listens there, which c10d looks for rarely, and deaf to Ctrl-C."""
+    begin, nap, reason = time.monotonic(), 0.001, "no time"
+    while (left := timeout.total_seconds() - (time.monotonic() - begin)) > 0:
+        try:
+            with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
+                if connection.getsockname() != connection.getpeername():  # else it has found itself
+                    return
+        except OSError as error:
+            reason = error
+        time.sleep(nap)
+        nap = min(2 * nap, 0.05)
+    raise _C.CommError(
+        f"rank {rank}: rank 0 has not come within {timeout.total_seconds():g} s (zeroshard.timeout_s): nobody serves "
+        f"the store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {reason}"
+    )

@@ -126,8 +126,7 @@ class Engine(nn.Module):
                 for param in unit.params
             ]
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
-        gather, reduce, checkpoint = make_groups(self._config.timeout_ms)
-        return _C.Engine(definitions, options, gather_group=gather, reduce_group=reduce, checkpoint_group=checkpoint)
+        return _C.Engine(definitions, options, **make_groups(self._config.timeout_ms))
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
         def tensors() -> list[list[torch.Tensor]]:

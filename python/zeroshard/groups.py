@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
-from . import _C
 from .forks import check_groups_are_own
 from .group_life import destroy_unused, note_groups
 from .interruptible import interruptibly
+from .meeting import meet, while_all_live
 
 _CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another writes or reads its whole share
 
 
-def make_groups(timeout_ms: int) -> tuple[str, str, str]:
-    """Their names: for gathers, for reductions (two, so that ranks may interleave them differently), checkpoints."""
+def make_groups(timeout_ms: int) -> dict[str, Any]:
+    """What the core connects ranks by. Collective.
+
+    The names of groups for gathers and for reductions (two, so that ranks may interleave them differently) and for
+    checkpoints, and the meeting of the ranks, who watch one another until the core has connected them.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return "", "", ""
+        return {"gather_group": "", "reduce_group": "", "checkpoint_group": ""}
     check_groups_are_own()
     destroy_unused()
     # Longer than zeroshard's own, whose messages name the rank and the unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
-    try:
-        first, second = (interruptibly(lambda: dist.new_group(timeout=timeout)) for _ in range(2))
-        third = interruptibly(lambda: dist.new_group(timeout=max(timeout, _CHECKPOINT_TIMEOUT), backend="gloo"))
-    except dist.DistError as error:
-        raise _C.CommError(
-            f"rank {dist.get_rank()}: another rank has not reached zeroshard.initialize after {timeout_ms / 1000:g} s "
-            f"(zeroshard.timeout_s), or has died: look for the first error of the other ranks. {error}"
-        ) from error
-    names = first.group_name, second.group_name, third.group_name
+    meeting = None
+    if dist.get_backend() != dist.Backend.MPI:  # which has no store
+        store = dist.distributed_c10d._get_default_store()
+        meeting = meet(store, dist.get_rank(), dist.get_world_size(), timedelta(milliseconds=timeout_ms))
+
+    def make() -> tuple[str, str, str]:
+        first, second = (dist.new_group(timeout=timeout) for _ in range(2))
+        third = dist.new_group(timeout=max(timeout, _CHECKPOINT_TIMEOUT), backend="gloo")
+        return first.group_name, second.group_name, third.group_name
+
+    names = while_all_live(meeting, "process groups", make) if meeting else interruptibly(make)
     note_groups(names)
-    return names
+    gather, reduce, checkpoint = names
+    return {"gather_group": gather, "reduce_group": reduce, "checkpoint_group": checkpoint, "meeting": meeting}

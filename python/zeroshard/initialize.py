@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def initialize(
     os.environ.setdefault("MASTER_PORT", str(distributed_port))
     device = _device(model, env.local_rank)
     if dist_init_required is not False:
-        init_distributed(device)
+        init_distributed(device, _timeout(settings, env.world_size, model))
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     parsed = parse_config(settings, world_size=world_size, model=model)
 
@@ -96,6 +97,14 @@ def parse_config(
     if "{" in text and not os.path.exists(text):
         return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
     return _C.ParsedConfig.load(text, world_size=world_size, hidden_size=hidden_size)
+
+
+def _timeout(settings: str | dict | os.PathLike, world_size: int, model: nn.Module) -> timedelta | None:
+    """``zeroshard.timeout_s``; None when the configuration is wrong, which is told once ranks can tell one another."""
+    try:
+        return timedelta(milliseconds=parse_config(settings, world_size=world_size, model=model).config.timeout_ms)
+    except (_C.Error, ValueError, OSError, TypeError):
+        return None
 
 
 def _hidden_size(model: nn.Module | None) -> int | None:

@@ -1,7 +1,9 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "comm/peer_watch.h"
 #include "comm/wait_listener.h"
 
 namespace zeroshard {
@@ -16,6 +18,7 @@ struct CommOptions {
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: nobody asks
   std::shared_ptr<WaitGraph> wait_graph;        // of the communicators that one thread uses; null: this one alone
+  std::vector<ProcessId> processes;             // the ranks', to be watched while they connect; empty: not known
 };
 
 }  // namespace zeroshard

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 
 #include "base/format.h"
 
@@ -49,6 +50,15 @@ ProcessId this_process() {
   const int32_t pid = ::getpid();
   if (read_stat(pid, stat) != Look::kSeen) return {pid, 0};
   return {pid, stat.start_time};
+}
+
+std::string this_host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char pid_namespace[64];
+  const ssize_t size = ::readlink("/proc/self/ns/pid", pid_namespace, sizeof pid_namespace);
+  if (boot.empty() || size <= 0) return {};
+  return boot + "/" + std::string(pid_namespace, static_cast<size_t>(size));
 }
 
 ProcessState state_of(const ProcessId& process) {

@@ -17,6 +17,8 @@ struct ProcessId {
 enum class ProcessState : uint8_t { kRunning, kStopped, kDead };
 
 ProcessId this_process();
+// Equal in two processes for which a number means the same process: boot id and pid namespace. "": it cannot be told.
+std::string this_host();
 ProcessState state_of(const ProcessId& process);
 
 // Tells a peer that died or was stopped from one that is merely slow. A transport asks while it waits for the peer.

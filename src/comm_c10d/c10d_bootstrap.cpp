@@ -14,8 +14,12 @@
 
 namespace zeroshard {
 
-C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t timeout_ms)
-    : group_(std::move(group)), device_(device), timeout_ms_(timeout_ms) {}
+C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
+                             const CommOptions& options)
+    : group_(std::move(group)),
+      device_(device),
+      timeout_ms_(options.timeout_ms),
+      watch_(options.processes, options.stall_timeout_ms) {}
 
 std::vector<std::string> C10dBootstrap::all_gather(std::string_view mine) {
   const at::Tensor size = at::empty({1}, at::kLong);
@@ -41,6 +45,8 @@ void C10dBootstrap::await(c10d::Work& work) {
       const auto now = Clock::now();
       if (now > deadline)
         throw CommError(concat("rank ", rank(), ": not all ranks made the group within ", timeout_ms_, " ms"));
+      if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted())
+        throw CommError(concat("rank ", rank(), ": ", trouble, " while ranks were connected"));
       if (now - looked > std::chrono::milliseconds(100)) {
         check_interrupt();
         looked = now;
@@ -61,10 +67,24 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
     const c10d_names::WorkPtr work = c10d_names::all_gather(*group_, out, in);
     if (device_.is_cpu()) await(*work);
     work->wait();
+  } catch (const Error&) {
+    throw;
   } catch (const c10::Error& error) {
-    throw CommError(concat("rank ", rank(), ": cannot reach the other ranks: ", error.what_without_backtrace()));
+    fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {  // of Gloo
+    fail(error.what());
   }
   return out.cpu();
+}
+
+// The connections of a process that dies break before it is gone.
+void C10dBootstrap::fail(const std::string& error) {
+  for (int attempt = 0; attempt < 10 && watch_.world_size() > 0; ++attempt) {
+    if (const std::string trouble = watch_.check_all(); !trouble.empty())
+      throw CommError(concat("rank ", rank(), ": ", trouble, " while ranks were connected: ", error));
+    std::this_thread::sleep_for(std::chrono::milliseconds(110));
+  }
+  throw CommError(concat("rank ", rank(), ": cannot reach the other ranks: ", error));
 }
 
 }  // namespace zeroshard

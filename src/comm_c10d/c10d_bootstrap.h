@@ -3,24 +3,29 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/bootstrap.h"
+#include "comm/comm_options.h"
+#include "comm/peer_watch.h"
 
 namespace zeroshard {
 
-// Over the group's own all-gather, so that nothing but the group is needed.
+// Over the group's own all-gather, so that nothing but the group is needed. A rank that dies meanwhile is named where
+// options.processes has it.
 class C10dBootstrap final : public Bootstrap {
  public:
-  C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t timeout_ms);
+  C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, const CommOptions& options);
   int rank() const override { return group_->getRank(); }
   int world_size() const override { return group_->getSize(); }
   std::vector<std::string> all_gather(std::string_view mine) override;
 
  private:
+  [[noreturn]] void fail(const std::string& error);
   at::Tensor gather(const at::Tensor& mine);
   void await(c10d::Work& work);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;
   int64_t timeout_ms_;
+  PeerWatch watch_;
 };
 
 }  // namespace zeroshard

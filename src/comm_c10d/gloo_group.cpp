@@ -125,6 +125,7 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
   options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);
+  options.waitWorkers = false;  // a Meeting tells who has not come
   options.timeout = std::chrono::milliseconds(timeout_ms);
   // "localhost" may resolve to ::1 first, where nobody listens.
   const bool loopback = is_loopback(host);
@@ -132,7 +133,14 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   // c10d, once refused, only asks again after half a second; ranks of one host start together.
   if (loopback && !options.isServer)
     await_listener_on_loopback(options.port, std::min(options.timeout, std::chrono::milliseconds(2000)));
-  return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(loopback ? "127.0.0.1" : host, options);
+  } catch (const c10::Error& error) {
+    if (options.isServer) throw;
+    throw CommError(concat("rank ", rank, ": rank 0 has not come within ", static_cast<double>(timeout_ms) / 1000,
+                           " s (zeroshard.timeout_s): nobody serves the store at ", host, ":", options.port,
+                           " (MASTER_ADDR, MASTER_PORT): ", error.what_without_backtrace()));
+  }
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,

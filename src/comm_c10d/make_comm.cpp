@@ -1,10 +1,8 @@
 #include "comm_c10d/make_comm.h"
 
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <cstring>
-#include <fstream>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -24,18 +22,10 @@ struct RankCard {
   int32_t device_type = 0;
 };
 
-std::string host_name_of_this_process(int rank) {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char pid_namespace[64];
-  const ssize_t size = ::readlink("/proc/self/ns/pid", pid_namespace, sizeof pid_namespace);
-  if (boot.empty() || size <= 0) return concat("unknown host of rank ", rank);
-  return boot + "/" + std::string(pid_namespace, static_cast<size_t>(size));
-}
-
 std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, const CommOptions& options) {
   RankCard card;
-  const std::string host = host_name_of_this_process(bootstrap.rank());
+  const std::string known = this_host(),
+                    host = known.empty() ? concat("unknown host of rank ", bootstrap.rank()) : known;
   std::memcpy(card.host, host.data(), std::min(host.size(), sizeof card.host - 1));
   card.process = this_process();
   card.transport = static_cast<int32_t>(options.transport);
@@ -78,7 +68,7 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
                                 const CommOptions& options, std::shared_ptr<Divergence> divergence) {
   using Transport = CommOptions::Transport;
   if (!group || group->getSize() == 1) return single_comm(device, options);
-  C10dBootstrap bootstrap(group, device, options.timeout_ms);
+  C10dBootstrap bootstrap(group, device, options);
   const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options);
   const bool shm_possible = device.is_cpu() && on_one_host(cards);
   if (options.transport == Transport::kShm && !shm_possible)

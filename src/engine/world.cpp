@@ -3,8 +3,11 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/check.h"
@@ -14,6 +17,7 @@
 #include "comm_c10d/make_comm.h"
 #include "device/cpu_allocator.h"
 #include "device/dtype.h"
+#include "engine/meeting_state.h"
 #include "launch/heartbeat.h"
 #include "zeroshard/rank_environment.h"
 
@@ -44,6 +48,48 @@ CommOptions comm_options(const Config& config) {
   return options;
 }
 
+// The calls of a store.
+NoteBoard note_board(const c10::intrusive_ptr<c10d::Store>& store) {
+  return {.write = [store](const std::string& key, const std::string& note) { store->set(key, note); },
+          .count = [store](const std::string& key) { return store->add(key, 1); },
+          .has = [store](const std::string& key) { return store->check({key}); },
+          .read = [store](const std::string& key) { return store->get_to_str(key); }};
+}
+
+// Nothing of c10d that connects ranks can be interrupted: `connect` runs on a thread of its own, which is left behind
+// when a rank dies or the time is over. What is not zeroshard's own error is explained by such a death.
+template <typename Connect>
+auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
+  std::packaged_task<decltype(connect())()> task(std::move(connect));
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) meeting.check(what);
+  try {
+    return result.get();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& error) {
+    meeting.explain(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    meeting.explain(error.what());
+  }
+}
+
+std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
+                              int64_t timeout_ms) {
+  std::unique_ptr<Meeting> meeting;
+  try {
+    meeting = std::make_unique<Meeting>(note_board(store), env.rank, env.world_size, timeout_ms);
+    for (int64_t nap_ms = 1; !meeting->all_here(); nap_ms = std::min<int64_t>(nap_ms * 2, 20))
+      std::this_thread::sleep_for(std::chrono::milliseconds(nap_ms));
+  } catch (const c10::Error& error) {
+    const std::string text = concat("the store that rank 0 serves does not answer: ", error.what_without_backtrace());
+    if (meeting) meeting->explain(text);
+    throw CommError(concat("rank ", env.rank, ": ", text));
+  }
+  return meeting;
+}
+
 // torchrun keeps one store over restarts: the keys of an earlier attempt must not be found.
 std::string attempt() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
@@ -57,22 +103,25 @@ World::World(const Config& config) : device_(c10::kCPU) {
   ZS_CHECK(config.world_size == env.world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but ", env.source.empty() ? "without a launcher" : env.source + " says that", " there are ",
            env.world_size, ": set ConfigContext::world_size to rank_environment().world_size for load_config");
-  Group gather, reduce, checkpoint;
-  if (env.world_size > 1) {
-    const auto store = make_env_store(env.rank, env.world_size, config.timeout_ms);
-    const auto group = [&](const char* name) {
-      const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(attempt() + name, store);
-      return make_gloo_group(prefixed, env.rank, env.world_size, config.timeout_ms);
-    };
-    gather = group("gather");
-    reduce = group("reduce");
-    checkpoint = group("checkpoint");
+  if (env.world_size == 1) {
+    connect(config, {}, nullptr);
+    return;
   }
-  connect(config, gather, reduce, checkpoint);
+  const auto store = make_env_store(env.rank, env.world_size, config.timeout_ms);
+  const std::unique_ptr<Meeting> meeting = meet(store, env, config.timeout_ms);
+  const auto group = [store, rank = env.rank, size = env.world_size](const char* name, int64_t timeout_ms) {
+    const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(attempt() + name, store);
+    return make_gloo_group(prefixed, rank, size, timeout_ms);
+  };
+  const Groups groups = while_all_live(*meeting, "process groups", [group, timeout_ms = config.timeout_ms] {
+    return Groups{group("gather", timeout_ms), group("reduce", timeout_ms),
+                  group("checkpoint", std::max(timeout_ms, kCheckpointTimeoutMs))};
+  });
+  connect(config, groups, meeting.get());
 }
 
 World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
-             const Group& checkpoint)
+             const Group& checkpoint, Meeting* meeting)
     : device_(device) {
   ZS_CHECK(bool(gather) == bool(reduce), "one of the two process groups is null");
   ZS_CHECK(gather.get() != reduce.get() || !gather, "gathers and reductions need a process group each");
@@ -81,25 +130,29 @@ World::World(const Config& config, c10::Device device, const Group& gather, cons
            "the two process groups have different ranks");
   ZS_CHECK(config.world_size == world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but the process groups have ", world_size);
-  connect(config, gather, reduce, checkpoint);
+  connect(config, {gather, reduce, checkpoint}, meeting);
 }
 
 World::~World() = default;
 
-void World::connect(const Config& config, const Group& gather, const Group& reduce, const Group& checkpoint) {
+void World::connect(const Config& config, const Groups& groups, Meeting* meeting) {
+  const auto& [gather, reduce, checkpoint] = groups;
   use_compact_cpu_allocator();
   CommOptions options = comm_options(config);
+  if (meeting != nullptr) options.processes = meeting->state().processes;
   // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
   options.wait_graph = std::make_shared<WaitGraph>();
   std::shared_ptr<Divergence> divergence;
   if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
   gather_ = make_comm(gather, device_, options, divergence);
   reduce_ = make_comm(reduce, device_, options, divergence);
-  if (gather && !checkpoint) return;
-  options.wait_graph.reset();
-  // A rank waits here while another writes or reads its whole share.
-  options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
-  checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
+  if (!gather || checkpoint) {
+    options.wait_graph.reset();
+    // A rank waits here while another writes or reads its whole share.
+    options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
+    checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
+  }
+  if (meeting != nullptr) meeting->end();
 }
 
 int World::rank() const {

@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace zeroshard {
+
+// Where ranks leave notes for one another before they are connected: calls of a c10d store.
+struct NoteBoard {
+  std::function<void(const std::string& key, const std::string& note)> write;
+  std::function<int64_t(const std::string& key)> count;     // adds one to a counter that begins at 0; returns it
+  std::function<bool(const std::string& key)> has;          // does not wait
+  std::function<std::string(const std::string& key)> read;  // of a key that is there
+};
+
+// The ranks of a run come together, before there is a process group that could tell who is missing. Until it ends they
+// watch one another: of a rank of the same host that dies all learn within a second, of any other when the time is
+// over. `zeroshard run`, if it started this rank, learns that it waits. For one thread.
+class Meeting {
+ public:
+  // Tells the others that this rank has come. Every rank makes equally many with a board. Whatever its calls throw
+  // passes through here and through all_here().
+  Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms);
+  ~Meeting();
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+
+  // Whether all ranks have come. Throws CommError when one of them has died, or when some have not come in time: it
+  // says which did and which did not.
+  bool all_here();
+
+  // Once all are here, they get connected: throws CommError when one has died meanwhile, or when that takes longer than
+  // all had to come. `what` names what is waited for.
+  void check(std::string_view what);
+  // For an error while ranks meet or get connected, which may be that of a peer's death: throws CommError that names
+  // the rank, or else says `error`. Takes up to a second.
+  [[noreturn]] void explain(std::string_view error);
+
+  // All are connected: from here on nobody is watched.
+  void end();
+
+  struct State;
+  const State& state() const { return *state_; }  // for World
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace zeroshard

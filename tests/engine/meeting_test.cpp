@@ -1,0 +1,160 @@
+// How ranks come together: here as threads over a board in memory.
+#include "zeroshard/meeting.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "comm/peer_watch.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// What a store keeps.
+class Board {
+ public:
+  NoteBoard calls() {
+    return {.write =
+                [this](const std::string& key, const std::string& note) {
+                  const std::scoped_lock lock(mutex_);
+                  notes_[key] = note;
+                },
+            .count =
+                [this](const std::string& key) {
+                  const std::scoped_lock lock(mutex_);
+                  return ++counts_[key];
+                },
+            .has =
+                [this](const std::string& key) {
+                  const std::scoped_lock lock(mutex_);
+                  return notes_.contains(key);
+                },
+            .read =
+                [this](const std::string& key) {
+                  const std::scoped_lock lock(mutex_);
+                  return notes_.at(key);
+                }};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> notes_;
+  std::map<std::string, int64_t> counts_;
+};
+
+void await(Meeting& meeting) {
+  while (!meeting.all_here()) std::this_thread::yield();
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(MeetingTest, EndsWhenAllRanksHaveCome) {
+  for (const int world_size : {1, 2, 3, 4, 7}) {
+    Board board;
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < world_size; ++rank)
+      ranks.emplace_back([&board, rank, world_size] {
+        for (int time = 0; time < 3; ++time) {  // one after the other over the same board
+          Meeting meeting(board.calls(), rank, world_size, 60'000);
+          await(meeting);
+          meeting.check("nothing");
+          meeting.end();
+        }
+      });
+    for (std::thread& rank : ranks) rank.join();
+  }
+}
+
+TEST(MeetingTest, SaysWhoCameAndWhoDidNot) {
+  Board board;
+  Meeting second(board.calls(), 2, 4, 60'000), first(board.calls(), 0, 4, 1);
+  EXPECT_THAT(error_of([&] { await(first); }),
+              AllOf(HasSubstr("rank 0: of 4 ranks, ranks 1, 3 have not come within 0.001 s (zeroshard.timeout_s)"),
+                    HasSubstr("; ranks 0, 2 came")));
+  Board many;
+  Meeting alone(many.calls(), 1, 100, 1);
+  EXPECT_THAT(
+      error_of([&] { await(alone); }),
+      AllOf(HasSubstr("ranks 0, 2, 3, 4"), HasSubstr(" and 83 more have not come"), HasSubstr("; rank 1 came")));
+}
+
+// A process that does nothing, and its card on the board as that of rank 1.
+pid_t come_as_rank_1(Board& board) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  board.calls().write("zeroshard/meeting/0/1/card/1", this_host() + "\n" + std::to_string(child) + "\n0");
+  return child;
+}
+
+void kill_child(pid_t child) {
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST(MeetingTest, NamesTheRankThatDies) {
+  Board board;
+  const pid_t child = come_as_rank_1(board);
+  Meeting meeting(board.calls(), 0, 3, 60'000);
+  EXPECT_FALSE(meeting.all_here());
+  kill_child(child);
+  const std::string who = "rank 0: rank 1 (pid " + std::to_string(child) + ") died";
+  EXPECT_EQ(error_of([&] { await(meeting); }), who + " before all ranks had come");
+  EXPECT_EQ(error_of([&] { meeting.explain("Connection closed by peer"); }), who + ": Connection closed by peer");
+}
+
+TEST(MeetingTest, NamesTheRankThatDiesWhileAllAreConnected) {
+  Board board;
+  const pid_t child = come_as_rank_1(board);
+  board.calls().count("zeroshard/meeting/0/1/came");
+  Meeting meeting(board.calls(), 0, 2, 60'000);
+  EXPECT_TRUE(meeting.all_here());
+  meeting.check("groups");
+  kill_child(child);
+  std::optional<std::string> error;
+  while (!error) {
+    const std::string text = error_of([&] { meeting.check("groups"); });
+    if (text != "no error") error = text;
+  }
+  EXPECT_EQ(*error, "rank 0: rank 1 (pid " + std::to_string(child) + ") died while ranks were connected (groups)");
+}
+
+TEST(MeetingTest, ConnectingTakesNoLongerThanComing) {
+  Board board;
+  Meeting meeting(board.calls(), 0, 1, 1);
+  await(meeting);
+  std::string error = "no error";
+  while (error == "no error") error = error_of([&] { meeting.check("process groups"); });
+  EXPECT_THAT(error, HasSubstr("all 1 ranks came, but they were not connected (process groups) within 0.001 s"));
+  EXPECT_EQ(error_of([&] { meeting.explain("no route to host"); }),
+            "rank 0: ranks cannot be connected: no route to host");
+}
+
+TEST(MeetingTest, AnErrorOfTheBoardPasses) {
+  NoteBoard broken = Board().calls();
+  broken.count = [](const std::string&) -> int64_t { throw std::runtime_error("gone"); };
+  EXPECT_THROW(Meeting(broken, 0, 2, 1000), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace zeroshard
