@@ -1,6 +1,9 @@
+#include <malloc.h>
+
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/shape_text.h"
@@ -69,6 +72,20 @@ void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tens
     comm.broadcast({bytes.data_ptr(), bytes.numel(), DType::kOther1}, /*root=*/0, name)->wait();
     if (!bytes.equal(mine.view(at::kByte))) buffer.copy_(first.view_as(buffer));
   }
+}
+
+// glibc keeps what initialisation frees between blocks that stay: over all units, as much as the whole model. It looks
+// through the whole heap to give that back: not after each of many small units.
+constexpr int64_t kReturnBytes = 4 << 20;
+
+void return_free_memory() {
+#ifdef __GLIBC__
+  // One thread at a time: where another malloc is in use (jemalloc, a sanitizer's), this call is the first that glibc's
+  // own sees, and it sets itself up without a lock.
+  static std::mutex mutex;
+  const std::scoped_lock lock(mutex);
+  malloc_trim(0);
+#endif
 }
 
 ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
@@ -156,6 +173,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
   char* memory = param_memory.data();
+  int64_t freed_bytes = 0;  // by units since the last return_free_memory(), at most
   for (size_t u = 0; u < layouts.size(); ++u) {
     UnitSource source{definitions[u].tensors(), memory, {}, {}};
     if (const ParameterReader& read = definitions[u].values) {
@@ -170,6 +188,10 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
                                            gather_comm, *gather_ring, ledger));
     parents.push_back(definitions[u].parent);
     memory += Unit::memory_bytes(layouts[u], placement(layouts[u]));
+    freed_bytes += layouts[u].full_bytes();
+    if (freed_bytes < kReturnBytes && u + 1 < layouts.size()) continue;
+    return_free_memory();
+    freed_bytes = 0;
   }
   Executor::Callbacks callbacks;
   callbacks.on_unit_done = [this](size_t unit, bool skipped) {

@@ -2,10 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <malloc.h>
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "base/check.h"
@@ -46,17 +44,6 @@ void copy_overlap(const at::Tensor& to, Range to_range, const at::Tensor& from, 
       .copy_(from.slice(0, both.begin - from_range.begin, both.end - from_range.begin));
 }
 
-// glibc keeps what initialisation frees between blocks that stay: over all units, as much as the whole model.
-void return_free_memory() {
-#ifdef __GLIBC__
-  // One thread at a time: where another malloc is in use (jemalloc, a sanitizer's), this call is the first that glibc's
-  // own sees, and it sets itself up without a lock.
-  static std::mutex mutex;
-  const std::scoped_lock lock(mutex);
-  malloc_trim(0);
-#endif
-}
-
 }  // namespace
 
 int64_t Unit::memory_bytes(const UnitLayout& layout, Placement placement) {
@@ -76,7 +63,6 @@ Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device
   }
   source.values ? read(source) : load(source);
   adopt_tensors(std::move(source.params));
-  return_free_memory();
   if (placement_ == Placement::kReplicated) {
     attach(shard_memory_);
     state_ = Unsharded{shard_memory_};

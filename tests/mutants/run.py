@@ -140,6 +140,14 @@ MUTANTS = [
         "*EveryStageGivesTheSameBitsInThePlannedMemory/1",
     ),
     Mutant(
+        "full-ring-is-an-error",
+        "src/comm/direct_core.cpp",
+        "if (!own.has_finished(previous)) read_until(previous + kRing / 2);",
+        "",
+        "comm",
+        "Worlds/Conformance.LocalComm/of2",
+    ),
+    Mutant(
         "always-resharded",
         "src/engine/executor.cpp",
         "if (!upcoming.empty() && upcoming.front() == index) return;",
