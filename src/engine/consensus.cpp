@@ -35,13 +35,18 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
   int64_t missing = 0;
   for (const auto& shard : has_grad) missing += std::count(shard.begin(), shard.end(), false);
-  words.insert(words.end(), {missing, signals.save_failed ? 1 : 0, signals.stop ? 1 : 0});
+  words.insert(words.end(), {missing, signals.save_failed ? 1 : 0, signals.stop ? 1 : 0, signals.wrote ? 1 : 0});
   words = all_reduce(comm, device, words, ReduceOp::kSum);
   missing = words[ExactSum::kNumLimbs];
-  const StepSignals agreed{words[ExactSum::kNumLimbs + 1] > 0, words[ExactSum::kNumLimbs + 2] > 0};
+  const StepSignals agreed{words[ExactSum::kNumLimbs + 1] > 0, words[ExactSum::kNumLimbs + 2] > 0,
+                           words[ExactSum::kNumLimbs + 3] > 0};
   std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
   if (missing > 0) agree_on_gradients(comm, device, has_grad);
   return {carried.is_finite(), carried.value(), std::move(has_grad), agreed};
+}
+
+std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::vector<int64_t>& flags) {
+  return all_reduce(comm, device, flags, ReduceOp::kMax);
 }
 
 std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,

@@ -12,6 +12,7 @@
 #include "device/flat_buffer.h"
 #include "engine/consensus.h"
 #include "engine/executor.h"
+#include "engine/write_watch.h"
 #include "hooks/autograd_hooks.h"
 #include "launch/heartbeat.h"
 #include "memory/ledger.h"
@@ -36,11 +37,17 @@ struct Engine::Impl {
   void make_optimizer(const std::vector<UnitDefinition>& units);
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();
-  void install_hooks();
+  void install_hooks(const std::vector<UnitDefinition>& units);
   Placement placement(const UnitLayout& layout) const;
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   void report_skip(double scale);
   void compare_replicas();
+  void refresh();
+  void take_writes(bool written_somewhere);
+  void take_all_writes();
+  void check_writes();
+  // Frees what only training needs. From then on the engine can do nothing but return units.
+  void retire();
 
   // engine_checkpoint.cpp
   class States;
@@ -48,7 +55,7 @@ struct Engine::Impl {
   AsyncSaver& saver();
   void wait_for_turn();
   void report_failed_save();
-  // Throws StateError after a load that failed half way: what would be used is of two states.
+  // Throws StateError after a load that failed half way, when what would be used is of two states, and after retire().
   void check_whole() const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
@@ -71,6 +78,7 @@ struct Engine::Impl {
   std::vector<std::vector<int>> shard_of;  // [unit][group] -> index in the optimizer, -1 when frozen
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
+  std::unique_ptr<WriteWatch> watch;
   std::vector<GradHook> hooks;
   BackwardHooks backward_hooks;
   LossScaler scaler;
@@ -83,7 +91,8 @@ struct Engine::Impl {
   Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
-  std::unique_ptr<AsyncSaver> async_saver;  // null before the first save
+  std::shared_ptr<bool> in_use = std::make_shared<bool>(true);  // null from retire() on; backward hooks ask for it
+  std::unique_ptr<AsyncSaver> async_saver;                      // null before the first save
   // What a load has begun to overwrite, from which checkpoint, until a load of it succeeds.
   std::map<StateKey, std::string> half_loaded;
 };

@@ -9,7 +9,7 @@ import pytest
 
 # Rows of the table in docs/reliability.md; those without a test here are tested in C++, or not at all.
 KILLS, DISKS, FILES = ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "P1"), ("D1", "D2", "D3", "D4"), ("C1", "C2")
-CODE, STATE = ("F1", "F2", "F3", "S1", "S2", "S3"), ("W1", "W2", "W3", "R1", "N1", "N2", "N3", "U1", "M1")
+CODE, STATE = ("F1", "F2", "F3", "S1", "S2", "S3"), ("W1", "W2", "W3", "R1", "N1", "N2", "N3", "U1", "U3", "M1")
 JOBS = ("L1", "L2", "L3", "X1", "X2", "X3", "X4", "O1", "V1")
 ROWS = KILLS + DISKS + FILES + CODE + STATE + JOBS
 
