@@ -48,7 +48,7 @@ def go_on(name, stage, warm):
     "name,warm", [("Adagrad", 0), ("Adagrad", 2), ("AdamW", 2), ("SGD", 2), ("RMSprop", 2), ("Rprop", 1)]
 )
 def test_states_from_before_the_engine_are_kept(name, warm, ranks, stage):
-    """All ranks have the same data. Means over three ranks round, which RMSprop enlarges to 1e-5; lost states are 1e-2."""
+    """All ranks have the same data. Means over three ranks round, by 1e-5 after RMSprop; lost states are 1e-2 off."""
     for difference in world.run(ranks, go_on, name=name, stage=stage, warm=warm):
         assert difference < 1e-4
 
