@@ -24,7 +24,7 @@ struct ParamDefinition {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
-  int param_group = 0;  // of the optimizer; -1: trainable, but updated by nobody
+  int param_group = 0;  // of the optimizer; -1: updated by nobody, as if it were frozen; its gradient is dropped
 };
 
 // Elements [begin, end) of a floating-point parameter, in row-major order, written to `out` on the host as fp32. Each
@@ -67,10 +67,11 @@ struct OptimizerSlice {
   std::string param;
   int param_group = 0;
   at::Tensor master;
-  bool has_grad = false;       // valid between prepare_step() and finish_step()
-  at::Tensor grad;             // fp32, unscaled and clipped; undefined without a gradient
-  std::vector<int64_t> shape;  // of the whole parameter
-  int64_t begin = 0;           // of the stretch, in the parameter's row-major order
+  bool has_grad = false;            // valid between prepare_step() and finish_step()
+  at::Tensor grad;                  // fp32, unscaled and clipped; undefined without a gradient
+  std::vector<at::Tensor> moments;  // those that the engine keeps for it, fp32, 1-D
+  std::vector<int64_t> shape;       // of the whole parameter
+  int64_t begin = 0;                // of the stretch, in the parameter's row-major order
 };
 
 struct MemoryLine {
@@ -133,13 +134,19 @@ class Engine {
   StepResult prepare_step();
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
+  // How many updates the optimizer has made to a parameter, by its first name, in training before this engine's. Every
+  // rank calls it alike; OptimizerSlice::moments take the states that go with it.
+  void set_updates(const std::string& param, int64_t updates);
   // Whether a backward pass has left gradients that no step has used yet.
   bool has_pending_gradients() const;
 
+  static constexpr int kReadOnly = -1, kDropWrites = -2;
   // Unshards these units until release(): their parameters can be read. With `modify_rank` >= 0 that rank's values
-  // are taken on every rank when they are released, master weights included.
-  void gather(const std::vector<size_t>& units);
-  void release(const std::vector<size_t>& units, int modify_rank = -1);
+  // are taken on every rank when they are released, master weights included. With kReadOnly release() throws
+  // StateError on a rank where they have other values than when they were gathered, unless that was `to_modify`; with
+  // kDropWrites it does not look.
+  void gather(const std::vector<size_t>& units, bool to_modify = false);
+  void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
   // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag, for any number of ranks and
   // any stage to load. Collective, at a step boundary. With zeroshard.checkpoint.async it returns once the state is
@@ -171,6 +178,12 @@ class Engine {
 
   // Lets every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
   void request_stop() noexcept;
+
+  // Makes the parameters of a unit ordinary tensors again, with memory of their own and the values that they have, in
+  // the dtype that they have. The states of the optimizer are freed, and whatever else only training needs: from the
+  // first call on the engine may only return its other units, and be destroyed. What it has not returned by then cannot
+  // be read any more. Collective at stage 3. A module whose units have been returned may be given to another engine.
+  void return_unit(size_t unit);
 
   double loss_scale() const;
   int skipped_in_a_row() const;

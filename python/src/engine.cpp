@@ -134,6 +134,7 @@ void bind_definitions(py::module_& m) {
       .def_readonly("master", &OptimizerSlice::master)
       .def_readonly("has_grad", &OptimizerSlice::has_grad)
       .def_readonly("grad", &OptimizerSlice::grad)
+      .def_readonly("moments", &OptimizerSlice::moments)
       .def_readonly("shape", &OptimizerSlice::shape)
       .def_readonly("begin", &OptimizerSlice::begin);
 }
@@ -210,13 +211,22 @@ void bind_engine(py::module_& m) {
       .def(
           "finish_step", [](OwningEngine& o, const StepResult& result) { o.engine->finish_step(result); }, Release())
       .def(
-          "gather", [](OwningEngine& o, const std::vector<size_t>& units) { o.engine->gather(units); }, Release())
+          "gather",
+          [](OwningEngine& o, const std::vector<size_t>& units, bool to_modify) { o.engine->gather(units, to_modify); },
+          Release())
+      .def_readonly_static("READ_ONLY", &Engine::kReadOnly)
+      .def_readonly_static("DROP_WRITES", &Engine::kDropWrites)
+      .def("set_updates",
+           [](OwningEngine& o, const std::string& param, int64_t updates) { o.engine->set_updates(param, updates); })
       .def(
           "release",
           [](OwningEngine& o, const std::vector<size_t>& units, int modify_rank) {
             o.engine->release(units, modify_rank);
           },
           Release())
+      .def(
+          "return_unit", [](OwningEngine& o, size_t unit) { o.engine->return_unit(unit); }, Release(),
+          "Makes the unit's parameters ordinary tensors again. Collective at stage 3; no more training afterwards.")
       .def("abort", [](OwningEngine& o, const std::string& reason) { o.world->abort(reason); })
       .def_property_readonly("loss_scale", [](OwningEngine& o) { return o.engine->loss_scale(); })
       .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })

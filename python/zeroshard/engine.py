@@ -7,7 +7,6 @@ import hashlib
 import os
 import signal
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +26,8 @@ from .leaves import to_half
 from .materialize import materialize
 from .messages import announce, log
 from .optimizer import Optimizer, OptimizerSetup
+from .optimizer_states import describe_states, take_states
+from .ownership import Ownership, destroy, take_back, taking_over
 from .parameter_check import ParameterCheck
 from .step_progress import StepProgress
 from .stopping import request_stop_on, save_last, wait_at_exit
@@ -51,17 +52,19 @@ class Engine(nn.Module):
         self._batch = Batch(self._config.micro_batch_size, self._config.grad_accumulation_steps, self.world_size())
         self._units = find_units(module, self._config.unit_classes)
         self._place_buffers()
-        self._core = self._make_core(setup)
-        self._mark_parameters()
+        with taking_over(module):
+            self._core = self._make_core(setup)
         self._parameter_check = ParameterCheck(module, self._units if self._trains else [])
         self._readers = install_hooks(
             module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1
         )
-        take_loaded_state_dicts(module)
+        self._readers.handles += take_loaded_state_dicts(module)
         self.optimizer = Optimizer(setup)
         self.optimizer.belong_to(self)
+        self._ownership = Ownership(self)
         if self._external is not None:
             self._give_slices()
+        take_states(self, setup)
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.micro_steps = 0
@@ -110,6 +113,7 @@ class Engine(nn.Module):
         options.agreement = [
             ("versions", _versions(self.module)),
             ("configuration", [(path, value) for path, value, _ in self._parsed.values]),
+            ("states of the optimizer", describe_states(setup, self._units)),
         ]
         options.buffers = list(self.module.named_buffers())
         options.param_groups = Optimizer(setup).options()
@@ -130,17 +134,11 @@ class Engine(nn.Module):
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
         def tensors() -> list[list[torch.Tensor]]:
+            take_back(tensor for param in unit.params for tensor in param.tensors)
             materialize(self.module, unit, self.device)
             return [list(param.tensors) for param in unit.params]
 
         return tensors
-
-    def _mark_parameters(self) -> None:
-        core = weakref.ref(self._core)  # the core holds the tensors: a strong reference would keep both forever
-        for index, unit in enumerate(self._units):
-            for param in unit.params:
-                for tensor in param.tensors:
-                    tensor._zeroshard_unit = (core, index)
 
     def _give_slices(self) -> None:
         """Hands an optimizer of the user's flat slices of the master weights instead of whole parameters."""
@@ -328,7 +326,12 @@ class Engine(nn.Module):
         return self._is_compiled
 
     def destroy(self) -> None:
-        """For DeepSpeed's interface; memory is freed with the engine."""
+        """Ends the engine: frees its states and hooks, and makes the module's parameters ordinary tensors, whole.
+
+        Collective. Where stage 3 has sharded them and some rank lacks the memory for all, or while an exception is
+        handled, they have no values afterwards.
+        """
+        destroy(self)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

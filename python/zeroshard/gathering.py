@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
@@ -15,9 +16,8 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     """Makes parameters whole inside the context: they can be read like any tensor.
 
     Every rank must enter it with the same parameters. With ``modify_rank``, what that rank wrote to them is taken on
-    every rank at exit (master weights included). Without it they are for reading: what is written is lost, or where a
-    rank holds parameters whole (stages 0 to 2, and small ones) stays on that rank alone. ``params`` may hold None and
-    tensors that zeroshard does not own, which are left alone.
+    every rank at exit (master weights included). Without it they are for reading: ``StateError`` is raised at exit on a
+    rank that has written to one. ``params`` may hold None and tensors that are not zeroshard's, which are left alone.
     """
     if modify_rank is not None and modify_rank < 0:
         raise ValueError(f"gathered: modify_rank is {modify_rank}, expected a rank >= 0")
@@ -31,20 +31,20 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
             units.setdefault(id(core), (core, set()))[1].add(unit)
     entered = []
     for core, indices in units.values():
-        core.gather(sorted(indices))
+        core.gather(sorted(indices), modify_rank is not None)
         entered.append((core, sorted(indices)))
     try:
         yield
     except BaseException:
         # Peers may not get here: no collective, and nothing of a half-made change is kept.
         for core, indices in entered:
-            core.release(indices, -1)
+            core.release(indices, core.DROP_WRITES)
         raise
     for core, indices in entered:
-        core.release(indices, -1 if modify_rank is None else modify_rank)
+        core.release(indices, core.READ_ONLY if modify_rank is None else modify_rank)
 
 
-def take_loaded_state_dicts(module: nn.Module) -> None:
+def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
     """Lets ``module.load_state_dict`` change shards and master weights, too: collective, rank 0's values count."""
     loading = []
 
@@ -60,5 +60,4 @@ def take_loaded_state_dicts(module: nn.Module) -> None:
     def after(module: nn.Module, incompatible_keys: Any) -> None:
         loading.pop().__exit__(None, None, None)
 
-    module.register_load_state_dict_pre_hook(before)
-    module.register_load_state_dict_post_hook(after)
+    return [module.register_load_state_dict_pre_hook(before), module.register_load_state_dict_post_hook(after)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle
 
 from . import _C
 from .leaves import tensors_in
@@ -30,14 +31,14 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, paramete
     for index, unit in enumerate(units):
         for module in unit.modules:
             if parameters_are_sharded:
-                _watch(module, index, readers)
-            _surround(module, index, core, readers)
+                readers.handles += _watch(module, index, readers)
+            readers.handles += _surround(module, index, core, readers)
         if parameters_are_sharded:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
-                    _report_reads(owner, name.rpartition(".")[2], index, readers)
+                    readers.report_reads(owner, name.rpartition(".")[2], index)
     if parameters_are_sharded:
-        _watch(model, _MODEL, readers)
+        readers.handles += _watch(model, _MODEL, readers)
     return readers
 
 
@@ -57,7 +58,7 @@ def naming_the_way_out() -> Iterator[None]:
         ) from error
 
 
-def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -> None:
+def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -> list[RemovableHandle]:
     def before(module: nn.Module, args: Any) -> None:
         core.pre_forward(unit)
 
@@ -65,29 +66,53 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
         if core.post_forward(unit, tensors_in(output)):
             readers.lend(unit)
 
-    module.register_forward_pre_hook(before, prepend=True)
-    module.register_forward_hook(after)
+    return [module.register_forward_pre_hook(before, prepend=True), module.register_forward_hook(after)]
 
 
-def _watch(module: nn.Module, unit: int, readers: Readers) -> None:
+def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHandle]:
     def before(module: nn.Module, args: Any) -> None:
         readers.enter(unit)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         readers.leave(unit, output)
 
-    module.register_forward_pre_hook(before, prepend=True)
-    module.register_forward_hook(after, always_call=True)  # a recomputation ends a forward early, by an exception
+    return [
+        module.register_forward_pre_hook(before, prepend=True),
+        module.register_forward_hook(after, always_call=True),  # a recomputation ends a forward early, by an exception
+    ]
 
 
 class Readers:
     """The forwards that run, and the units that each reads from. Look-ups of other threads than theirs are not."""
 
     def __init__(self, core: _C.Engine) -> None:
-        self._core = core
+        self._core: _C.Engine | None = core
+        self.handles: list[RemovableHandle] = []  # of all hooks
+        self.ownership: Any = None  # lives as long as the hooks
+        self._watched: list[nn.Module] = []  # those whose parameters report look-ups
         self._running: list[list[int]] = []  # innermost last: its unit, then those of which it has read
         self.innermost: int | None = None  # its unit
         self._thread = 0
+
+    def remove(self) -> None:
+        """Takes all hooks out of the model."""
+        for handle in self.handles:
+            handle.remove()
+        for owner in self._watched:
+            owner._parameters = dict(owner._parameters)
+        self.handles.clear()
+        self._watched.clear()
+        self.reset()
+        self._core = None  # the engine that has ended may live on
+
+    def report_reads(self, owner: nn.Module, name: str, unit: int) -> None:
+        """From now on each look-up of a module's parameter is reported."""
+        if isinstance(owner, torch.jit.ScriptModule):
+            return
+        if not isinstance(owner._parameters, _Reported):
+            owner._parameters = _Reported(owner._parameters, self)
+            self._watched.append(owner)
+        owner._parameters.add(name, unit)
 
     def reset(self) -> None:
         """Nothing runs: what was interrupted has left its own behind."""
@@ -129,14 +154,6 @@ class Readers:
 
     def _is_running(self, unit: int) -> bool:
         return any(unit in units for units in self._running)
-
-
-def _report_reads(owner: nn.Module, name: str, unit: int, readers: Readers) -> None:
-    if isinstance(owner, torch.jit.ScriptModule):
-        return
-    if not isinstance(owner._parameters, _Reported):
-        owner._parameters = _Reported(owner._parameters, readers)
-    owner._parameters.add(name, unit)
 
 
 class _Reported(dict):

@@ -35,7 +35,7 @@ def announce(engine: Engine) -> None:
 
 
 def _report_memory(engine: weakref.ref[Engine]) -> None:
-    if (alive := engine()) is not None:
+    if (alive := engine()) is not None and hasattr(alive, "_ownership") and alive._ownership.core is not None:
         report = alive.memory_report()
         log(
             f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, "

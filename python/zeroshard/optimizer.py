@@ -15,6 +15,17 @@ from . import _C
 if TYPE_CHECKING:
     from .engine import Engine
 
+# What an optimizer of the configuration reads besides its rate and decay. torch's schedulers look for betas, or else
+# for momentum, and cycle them.
+_ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
+_SETTINGS = {
+    _C.OptimizerType.ADAM: _ADAM,
+    _C.OptimizerType.ADAMW: _ADAM,
+    _C.OptimizerType.SGD: ("momentum", "dampening", "nesterov"),
+    _C.OptimizerType.LION: ("betas",),
+    _C.OptimizerType.ADAGRAD: ("eps", "lr_decay"),
+}
+
 # Elementwise: an update over a flat shard equals one over whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 # Those of torch that are not, and why: they see one flat slice of each parameter, so no setting makes them right.
@@ -36,6 +47,7 @@ class OptimizerSetup:
     trains: bool = True
     inner: torch.optim.Optimizer | None = None  # the user's
     external: bool = False  # `inner` does the updates itself
+    states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)  # by parameter, those that it has
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,11 +72,9 @@ def make_optimizer(
 
 def _from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
     options = config.param_group_options()
-    defaults = {
-        "lr": options.lr,
+    values = {
         "betas": (options.beta1, options.beta2),
         "eps": options.eps,
-        "weight_decay": options.weight_decay,
         "momentum": options.momentum,
         "dampening": options.dampening,
         "lr_decay": options.lr_decay,
@@ -72,6 +82,8 @@ def _from_config(groups: list, model: nn.Module, config: _C.Config) -> Optimizer
         "bias_correction": options.bias_correction,
         "decoupled_weight_decay": options.decoupled_weight_decay,
     }
+    defaults = {"lr": options.lr, "weight_decay": options.weight_decay}
+    defaults |= {name: values[name] for name in _SETTINGS[config.optimizer_type()]}
     if groups and not isinstance(groups[0], dict):
         groups = [{"params": groups}]
     param_groups = [{**defaults, **group, "params": [_unnamed(p) for p in group["params"]]} for group in groups]
@@ -114,6 +126,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         kind if kind is not None else _C.OptimizerType.ADAMW,
         inner=optimizer,
         external=external,
+        states=[(p, optimizer.state[p]) for g in optimizer.param_groups for p in g["params"] if optimizer.state.get(p)],
         defaults=optimizer.defaults,
     )
 

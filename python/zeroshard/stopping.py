@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _C
 from .messages import log
+from .ownership import has_ended
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -49,7 +50,7 @@ def wait_at_exit(engine: Engine) -> None:
 
 
 def _wait(engine: weakref.ref[Engine]) -> None:
-    if (alive := engine()) is not None:
+    if (alive := engine()) is not None and not has_ended(alive):
         try:
             alive.wait_for_checkpoint()
         except KeyboardInterrupt:  # nobody else would hear of it: the process ends, as without the wait

@@ -3,11 +3,24 @@
 #include <c10/core/StorageImpl.h>
 
 namespace zeroshard {
+namespace {
+
+// Known by its type alone.
+struct SwappedStorage final : c10::StorageImpl {
+  SwappedStorage(int64_t bytes, at::Device device)
+      : c10::StorageImpl(use_byte_size_t(), size_t(bytes), at::DataPtr(nullptr, device), /*allocator=*/nullptr,
+                         /*resizable=*/false) {}
+};
+
+}  // namespace
 
 c10::Storage make_empty_storage(int64_t bytes, at::Device device) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_t(bytes),
-                                                            at::DataPtr(nullptr, device), /*allocator=*/nullptr,
-                                                            /*resizable=*/false));
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<SwappedStorage>(bytes, device)));
+}
+
+bool is_swapped(const at::Tensor& tensor) {
+  return tensor.has_storage() &&
+         dynamic_cast<const SwappedStorage*>(tensor.storage().unsafeGetStorageImpl()) != nullptr;
 }
 
 void set_memory(const c10::Storage& storage, void* data, at::Device device) {

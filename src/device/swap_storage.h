@@ -21,6 +21,9 @@ void set_memory(const c10::Storage& storage, void* data, at::Device device);
 // A storage without memory; reading a tensor that points at it throws an error with `message`.
 c10::Storage make_guard_storage(int64_t bytes, at::Device device, const std::string& message);
 
+// Whether the memory of `tensor` is behind a storage of the two kinds above: an engine has it.
+bool is_swapped(const at::Tensor& tensor);
+
 // Points `tensor` at `storage` from element `offset` on. Its shape, dtype and device stay.
 void point_at(const at::Tensor& tensor, const c10::Storage& storage, int64_t offset);
 

@@ -34,7 +34,7 @@ void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<b
 
 Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state) {
-  enum : size_t { kMissing = ExactSum::kNumLimbs, kSaveFailed, kStop, kHaveGradients, kTrainable, kTrainableSquare };
+  enum : size_t { kMissing = ExactSum::kNumLimbs, kSaveFailed, kStop, kWrote, kHaveGradients, kTrainable, kTrainableSquare };
   constexpr int64_t kHashes = int64_t{1} << 24;  // so that the squares of many ranks can be added
   ExactSum carried;                              // normalised, so that limbs of many ranks can be added
   carried.add(squares);
@@ -42,7 +42,8 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   int64_t missing = 0;
   for (const auto& shard : has_grad) missing += std::count(shard.begin(), shard.end(), false);
   const int64_t hash = state.trainable % kHashes;
-  words.insert(words.end(), {missing, signals.save_failed, signals.stop, state.has_gradients, hash, hash * hash});
+  words.insert(words.end(), {missing, signals.save_failed, signals.stop, signals.wrote, state.has_gradients, hash,
+                             hash * hash});
   words = all_reduce(comm, device, words, ReduceOp::kSum, kTag);
   std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
   if (words[kMissing] > 0) agree_on_gradients(comm, device, has_grad);
@@ -50,13 +51,17 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   consensus.finite = carried.is_finite();
   consensus.squares = carried.value();
   consensus.has_grad = std::move(has_grad);
-  consensus.signals = {words[kSaveFailed] > 0, words[kStop] > 0};
+  consensus.signals = {words[kSaveFailed] > 0, words[kStop] > 0, words[kWrote] > 0};
   consensus.some_have_gradients = words[kHaveGradients] > 0;
   consensus.all_have_gradients = words[kHaveGradients] == comm.world_size();
   // Numbers are all alike exactly when their mean square is the square of their mean.
   const auto sum = static_cast<__int128>(words[kTrainable]);
   consensus.same_trainable = sum * sum == static_cast<__int128>(words[kTrainableSquare]) * comm.world_size();
   return consensus;
+}
+
+std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::vector<int64_t>& flags) {
+  return all_reduce(comm, device, flags, ReduceOp::kMax, "parameters that were written");
 }
 
 std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,

@@ -16,6 +16,7 @@ std::vector<int64_t> all_reduce(Comm& comm, at::Device device, const std::vector
 struct StepSignals {
   bool save_failed = false;  // a checkpoint in the background
   bool stop = false;         // the run is to end at this step
+  bool wrote = false;        // the user wrote to parameters
 };
 
 // What must be the same on all ranks.
@@ -39,6 +40,9 @@ struct Consensus {
 // `signals` and `state` are this rank's.
 Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state);
+
+// Which flags are set on some rank. Collective.
+std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::vector<int64_t>& flags);
 
 // The first parameter, in the order of units, with a non-finite reduced gradient on any rank: {shard, parameter}.
 // Collective; for the message of a skipped step.

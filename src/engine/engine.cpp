@@ -78,7 +78,9 @@ void Engine::Impl::compare_replicas() {
     for (size_t i = 0; i < layouts[u].params.size(); ++i)
       replicas.emplace_back(layouts[u].params[i].name(), unit.tensors(i).front());
   }
-  check_replicas(reduce_comm, options.device, replicas);
+  check_replicas(reduce_comm, options.device, replicas,
+                 "(zeroshard.check_replicas_every) Faulty memory, or code that wrote into it on one rank alone: go on "
+                 "from the last checkpoint");
 }
 
 Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce, Comm* checkpoint)
@@ -105,8 +107,11 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   impl_->check_caller();
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
+    // The graph may outlive the engine.
     impl_->backward_hooks.add(
-        output, [impl = impl_.get(), unit, key = output.unsafeGetTensorImpl()] { impl->pre_backward(unit, key); });
+        output, [impl = impl_.get(), alive = std::weak_ptr(impl_->in_use), unit, key = output.unsafeGetTensorImpl()] {
+          if (!alive.expired()) impl->pre_backward(unit, key);
+        });
   }
   const Unit& own = impl_->executor->unit(unit);
   const bool lends = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
@@ -145,12 +150,15 @@ StepResult Engine::prepare_step() {
       for (size_t i = 0; i < bucket.group().params.size(); ++i) flags.push_back(bucket.has_grad(i));
     }
   }
-  const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load()};
+  const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
+                            impl.watch->any_written()};
   const StepState state{impl.unapplied, impl.hash_trainable()};
   impl.consensus = agree_on_step(impl.reduce_comm, impl.options.device, impl.reducer->squares(), std::move(has_grad),
                                  signals, state);
   impl.check_step();
   impl.compare_replicas();
+  impl.take_writes(impl.consensus.signals.wrote);
+  if (!impl.options.external_optimizer.empty()) impl.optimizer->take_writes();
   StepResult result;
   result.loss_scale = loss_scale();
   result.applied = impl.consensus.finite;
@@ -188,12 +196,27 @@ std::vector<OptimizerSlice> Engine::slices() {
   for (const ParamSlice& slice : impl_->optimizer->slices()) {
     const auto [u, g] = group_of[slice.shard];
     const ParamSpec& param = impl_->layouts[u].params[impl_->layouts[u].groups[g].params[slice.index]];
-    OptimizerSlice out{param.name(), slice.param_group, slice.master, false, {}, param.shape, slice.begin};
+    OptimizerSlice out{param.name(), slice.param_group, slice.master, false,
+                       {},           slice.moments,     param.shape,  slice.begin};
     out.has_grad = !has_grad.empty() && has_grad[slice.shard][slice.index];
     if (out.has_grad) out.grad = slice.grad.to(at::kFloat).mul(impl_->grad_scale);
     result.push_back(std::move(out));
   }
   return result;
+}
+
+void Engine::set_updates(const std::string& name, int64_t updates) {
+  for (size_t u = 0; u < impl_->layouts.size(); ++u) {
+    for (size_t g = 0; g < impl_->layouts[u].groups.size(); ++g) {
+      const std::vector<size_t>& params = impl_->layouts[u].groups[g].params;
+      for (size_t i = 0; i < params.size(); ++i) {
+        if (impl_->shard_of[u][g] < 0 || impl_->layouts[u].params[params[i]].name() != name) continue;
+        impl_->optimizer->steps(impl_->shard_index(u, g)).at(i) = updates;
+        return;
+      }
+    }
+  }
+  throw ValueError(concat("no parameter '", name, "' is trained"));
 }
 
 void Engine::finish_step(const StepResult& result) {
@@ -204,10 +227,11 @@ void Engine::finish_step(const StepResult& result) {
   if (result.applied) {
     if (!is_empty) impl.skipped = 0;
     if (!impl.options.external_optimizer.empty()) impl.optimizer->publish_masters();
-    if (impl.options.config.stage > 0) impl.executor->refresh();  // at stage 0 every rank has updated everything
+    if (impl.options.config.stage > 0) impl.refresh();  // at stage 0 every rank has updated everything
   } else {
     impl.report_skip(result.loss_scale);
   }
+  impl.watch->forget_readings();
   impl.reducer->end_step();
   impl.unapplied = false;
   end_cpu_memory_step();
@@ -222,17 +246,26 @@ void Engine::request_stop() noexcept {
   impl_->stop_requested = true;
 }
 
-void Engine::gather(const std::vector<size_t>& units) {
+void Engine::gather(const std::vector<size_t>& units, bool to_modify) {
   impl_->check_caller();
-  for (const size_t unit : units) impl_->executor->hold(unit);
+  if (!impl_->in_use) impl_->check_whole();
+  for (const size_t unit : units) {
+    impl_->executor->hold(unit);
+    if (!to_modify) impl_->watch->begin_reading(unit);
+  }
 }
 
 void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   impl_->check_caller();
   ZS_CHECK(modify_rank < impl_->gather_comm.world_size(), "modify_rank is ", modify_rank, ", but there are ",
            impl_->gather_comm.world_size(), " ranks");
+  if (!impl_->in_use) return;  // returned in the meantime
+  std::vector<std::string> written;
   for (const size_t u : units) {
     Unit& unit = impl_->executor->unit(u);
+    if (modify_rank == kReadOnly) {
+      for (std::string& name : impl_->watch->end_reading(u)) written.push_back(std::move(name));
+    }
     if (modify_rank >= 0) {
       unit.write_back(modify_rank);
       for (size_t g = 0; g < unit.layout().groups.size(); ++g) {
@@ -241,8 +274,40 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
         if (master.defined()) master.copy_(impl_->optimizer->shards()[impl_->shard_index(u, g)].param);
       }
     }
+    if (modify_rank >= 0) impl_->watch->forget_reading(u);
+    const bool dropped = modify_rank == kDropWrites && unit.placement() == Placement::kSharded;
+    if (modify_rank >= 0 || dropped) impl_->watch->accept(u);
     impl_->executor->release(u);
   }
+  if (written.empty()) return;
+  throw StateError(concat("parameter '", written.front(),
+                          "' was written inside zeroshard.gathered(...) without "
+                          "modify_rank, which is for reading",
+                          written.size() > 1 ? concat(" (and ", written.size() - 1, " more)") : "",
+                          ": pass modify_rank=0 on every rank, and what rank 0 writes is taken on all"));
+}
+
+void Engine::Impl::refresh() {
+  executor->refresh();
+  // From here on users may write to what they see; peers that read it directly must have done so.
+  if (!shards_parameters(plan) && options.device.is_cpu()) gather_comm.barrier("updated parameters");
+}
+
+void Engine::Impl::retire() {
+  if (!in_use) return;
+  in_use.reset();
+  async_saver.reset();  // waits for what it writes
+  save_locks = DirectoryLocks();
+  hooks.clear();
+  trainable.clear();
+  backward_hooks = BackwardHooks();
+  reducer.reset();
+  optimizer.reset();
+}
+
+void Engine::return_unit(size_t unit) {
+  impl_->retire();
+  impl_->executor->unit(unit).return_tensors();
 }
 
 double Engine::loss_scale() const {

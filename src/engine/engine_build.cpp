@@ -10,6 +10,7 @@
 #include "device/cpu_allocator.h"
 #include "device/dtype.h"
 #include "device/missing_memory.h"
+#include "device/swap_storage.h"
 #include "engine/agreement.h"
 #include "engine/impl.h"
 #include "engine/memory_needs.h"
@@ -37,7 +38,8 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
   for (const UnitDefinition& unit : units) {
     std::vector<ParamSpec> params;
     for (const ParamDefinition& param : unit.params) {
-      params.push_back({param.names, param.shape, compute_dtype(param, config), param.requires_grad});
+      const bool trains = param.requires_grad && param.param_group >= 0;
+      params.push_back({param.names, param.shape, compute_dtype(param, config), trains});
     }
     layouts.push_back(make_unit_layout(unit.name, std::move(params), world_size));
   }
@@ -103,6 +105,16 @@ ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
   return reduce;
 }
 
+// Two engines would take each other's gradients.
+void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tensor>>& params) {
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (std::none_of(params[i].begin(), params[i].end(), is_swapped)) continue;
+    throw StateError(concat("parameter '", layout.params[i].name(),
+                            "' belongs to another engine, or to one that is gone: let that one return its units first "
+                            "(Engine::return_unit)"));
+  }
+}
+
 }  // namespace
 
 Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
@@ -133,9 +145,10 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     share_buffers(gather, options.buffers);
     options.buffers.clear();  // they are the model's
     make_reducer();
+    watch = std::make_unique<WriteWatch>(*executor);
   };
   tell_missing_memory(build, [this] { return memory_needs(layouts, planned); });
-  install_hooks();
+  install_hooks(units);
   trim_cpu_memory();
 }
 
@@ -176,6 +189,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   int64_t freed_bytes = 0;  // by units since the last return_free_memory(), at most
   for (size_t u = 0; u < layouts.size(); ++u) {
     UnitSource source{definitions[u].tensors(), memory, {}, {}};
+    check_free(layouts[u], source.params);
     if (const ParameterReader& read = definitions[u].values) {
       source.values = [&, u](size_t index, int64_t begin, int64_t end, float* out) {
         read(layouts[u].params[index].name(), begin, end, out);
@@ -219,16 +233,21 @@ void Engine::Impl::make_reducer() {
       if (shard_of[u][g] < 0) continue;
       Unit& unit = executor->unit(u);
       const bool whole = options.config.stage == 0;
-      optimizer->bind(shard_index(u, g), whole ? unit.full(g) : unit.shard(g), reducer->bucket(u, g)->grads());
+      optimizer->bind(shard_index(u, g), whole ? unit.full(g) : unit.shard(g), reducer->bucket(u, g)->grads(),
+                      /*open=*/unit.placement() != Placement::kSharded);
     }
   }
 }
 
-void Engine::Impl::install_hooks() {
+void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {
   for (size_t u = 0; u < layouts.size(); ++u) {
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
-      if (!layouts[u].params[i].requires_grad) continue;
+      if (!units[u].params[i].requires_grad) continue;
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
+        if (!layouts[u].params[i].requires_grad) {
+          hooks.emplace_back(tensor, [](const at::Tensor&) {});  // nobody updates it
+          continue;
+        }
         trainable.push_back(tensor);
         hooks.emplace_back(tensor, [this, u, i](const at::Tensor& grad) {
           pending_backward = true;

@@ -192,6 +192,8 @@ void Engine::Impl::report_failed_save() {
 
 void Engine::Impl::check_whole() const {
   check_caller();
+  if (!in_use)
+    throw StateError("this engine has returned its parameters, and cannot be used any more: make another one");
   if (half_loaded.empty()) return;
   std::vector<std::string> names;
   for (const auto& [state, checkpoint] : half_loaded)
@@ -327,7 +329,9 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
     }
   }
   optimizer->publish_masters();
-  if (options.config.stage > 0) executor->refresh();
+  if (options.config.stage > 0) refresh();
+  watch->accept_all();
+  watch->forget_readings();
   if (!load.optimizer) return;
   skipped = core.at("skipped_in_a_row").get<int>();
   // The scale of a run without a dynamic one says nothing of gradients. Imported checkpoints do not tell: a dynamic one
@@ -349,6 +353,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together([&] {
+    impl.take_all_writes();
     if (has_pending_gradients())
       throw StateError(
           "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
@@ -406,6 +411,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   Impl& impl = *impl_;
   const std::string root = from_root(path);
   run_together([&] {
+    impl.take_all_writes();  // to what is not loaded, too
     if (has_pending_gradients())
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "

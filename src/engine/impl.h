@@ -13,6 +13,7 @@
 #include "device/flat_buffer.h"
 #include "engine/consensus.h"
 #include "engine/executor.h"
+#include "engine/write_watch.h"
 #include "hooks/autograd_hooks.h"
 #include "launch/heartbeat.h"
 #include "memory/ledger.h"
@@ -37,7 +38,7 @@ struct Engine::Impl {
   void make_optimizer(const std::vector<UnitDefinition>& units);
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();
-  void install_hooks();
+  void install_hooks(const std::vector<UnitDefinition>& units);
   Placement placement(const UnitLayout& layout) const;
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
@@ -49,6 +50,12 @@ struct Engine::Impl {
   std::string end_pass(const std::string& failure);
   void discard();
   void compare_replicas();
+  void refresh();
+  void take_writes(bool written_somewhere);
+  void take_all_writes();
+  void check_writes();
+  // Frees what only training needs. From then on the engine can do nothing but return units.
+  void retire();
 
   // engine_checkpoint.cpp
   class States;
@@ -56,7 +63,7 @@ struct Engine::Impl {
   AsyncSaver& saver();
   void wait_for_turn();
   void report_failed_save();
-  // Throws StateError after a load that failed half way: what would be used is of two states.
+  // Throws StateError after a load that failed half way, when what would be used is of two states, and after retire().
   void check_whole() const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
@@ -80,6 +87,7 @@ struct Engine::Impl {
   std::vector<std::vector<int>> shard_of;  // [unit][group] -> index in the optimizer, -1 when frozen
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
+  std::unique_ptr<WriteWatch> watch;
   std::vector<GradHook> hooks;
   std::vector<at::Tensor> trainable;  // as the engine was made
   BackwardHooks backward_hooks;
@@ -94,8 +102,9 @@ struct Engine::Impl {
   Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;
-  DirectoryLocks save_locks;                // of what this engine has saved to
-  std::unique_ptr<AsyncSaver> async_saver;  // null before the first save; after what it uses
+  std::shared_ptr<bool> in_use = std::make_shared<bool>(true);  // null from retire() on; backward hooks ask for it
+  DirectoryLocks save_locks;                                    // of what this engine has saved to
+  std::unique_ptr<AsyncSaver> async_saver;                      // null before the first save; after what it uses
   // What a load has begun to overwrite, from which checkpoint, until a load of it succeeds.
   std::map<StateKey, std::string> half_loaded;
 };

@@ -30,7 +30,8 @@ std::string disagreement(const std::vector<int64_t>& hashes) {
 
 }  // namespace
 
-void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<std::string, at::Tensor>>& replicas) {
+void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
+                    std::string_view advice) {
   if (comm.world_size() == 1 || replicas.empty()) return;
   const auto count = int64_t(replicas.size());
   const auto options = at::TensorOptions().dtype(at::kLong);
@@ -52,9 +53,8 @@ void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<s
       hashes.push_back(host.const_data_ptr<int64_t>()[rank * count + i]);
     const std::string wrong = disagreement(hashes);
     if (!wrong.empty())
-      throw StateError(concat("'", replicas[size_t(i)].first, "' should be the same on every rank, and ", wrong,
-                              " (zeroshard.check_replicas_every). Faulty memory, or code that wrote into it on one "
-                              "rank alone: go on from the last checkpoint"));
+      throw StateError(
+          concat("'", replicas[size_t(i)].first, "' should be the same on every rank, and ", wrong, ". ", advice));
   }
 }
 

@@ -3,6 +3,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace zeroshard {
@@ -57,7 +59,14 @@ void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback
     return grad;
   });
   const c10::weak_intrusive_ptr<c10::TensorImpl> weak(output.getIntrusivePtr());
+  if (entries_.size() >= sweep_at_) sweep();
   entries_.insert_or_assign(impl, Entry{weak, node, callbacks});
+}
+
+// Who calls modules and never the engine forgets nothing.
+void BackwardHooks::sweep() {
+  std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
+  sweep_at_ = std::max(kFewEntries, 2 * entries_.size());
 }
 
 bool in_backward() {

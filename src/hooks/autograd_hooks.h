@@ -40,8 +40,11 @@ class BackwardHooks {
 
   // What was added stays, but what will be added is called after it.
   void forget() { entries_.clear(); }
+  // How many tensors are known, of those that are gone at most as many as of those that are not, and a few.
+  size_t size() const { return entries_.size(); }
 
  private:
+  static constexpr size_t kFewEntries = 64;
   using Callbacks = std::vector<std::function<void()>>;
   struct Entry {
     // Weak: no graph is kept alive, and the address is not used again.
@@ -50,7 +53,10 @@ class BackwardHooks {
     std::weak_ptr<Callbacks> callbacks;
   };
 
+  void sweep();
+
   std::unordered_map<const c10::TensorImpl*, Entry> entries_;
+  size_t sweep_at_ = kFewEntries;
 };
 
 // Whether a backward pass is running on this thread: a forward called now recomputes (activation checkpointing).

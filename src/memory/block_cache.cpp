@@ -1,6 +1,7 @@
 #include "memory/block_cache.h"
 
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,13 @@ namespace {
 void* map(size_t bytes) {
   void* const start = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return start == MAP_FAILED ? nullptr : start;
+}
+
+int64_t seconds(BlockCache::Clock clock) {
+  if (clock != nullptr) return clock();
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec;
 }
 
 // The system joins neighbouring mappings, and refuses to cut them when a process has too many: the pages go all the
@@ -33,6 +41,7 @@ BlockCache::Block BlockCache::take(size_t bytes) noexcept {
   static const size_t page = size_t(::sysconf(_SC_PAGESIZE));
   const size_t needed = size_t(align_up(int64_t(bytes), int64_t(page)));
   const std::lock_guard lock(mutex_);
+  end_step_of_the_past();
   Block block = take_kept(needed);
   if (block.start == nullptr) {
     const size_t limit = std::max({peak_, last_peak_, used_bytes_ + needed});
@@ -61,6 +70,7 @@ BlockCache::Block BlockCache::take_kept(size_t needed) noexcept {
 
 void BlockCache::give_back(Block block) noexcept {
   const std::lock_guard lock(mutex_);
+  end_step_of_the_past();
   used_bytes_ -= block.bytes;
   try {
     kept_.insert({block.bytes, {block.start, ++clock_}});
@@ -72,6 +82,19 @@ void BlockCache::give_back(Block block) noexcept {
 
 void BlockCache::end_step() noexcept {
   const std::lock_guard lock(mutex_);
+  step_ended_ = seconds(now_);
+  end_step_locked();
+}
+
+void BlockCache::end_step_of_the_past() noexcept {
+  const int64_t now = seconds(now_);
+  if (step_ended_ == 0) step_ended_ = now;
+  if (now - step_ended_ < kStepSeconds) return;
+  step_ended_ = now;
+  end_step_locked();
+}
+
+void BlockCache::end_step_locked() noexcept {
   last_peak_ = peak_;
   peak_ = used_bytes_;
   shrink_to(last_peak_ - used_bytes_);

@@ -11,7 +11,8 @@ namespace zeroshard {
 //
 // For large tensors that come and go in every training step. In a heap, small blocks that stay lie between them, and
 // what they leave fits nobody. Here, what is in use and what is kept are together never more than the most that was
-// in use at one time in this step and the last. Thread-safe.
+// in use at one time in this step and the last. A process that ends no step for kStepSeconds has ended one: what it
+// keeps goes back when it next takes or frees a block. Thread-safe.
 class BlockCache {
  public:
   struct Block {
@@ -19,7 +20,11 @@ class BlockCache {
     size_t bytes = 0;       // whole pages, at most 1/8 more than asked for
   };
 
+  static constexpr int64_t kStepSeconds = 60;
+  using Clock = int64_t (*)();  // seconds
+
   BlockCache() = default;
+  explicit BlockCache(Clock clock) : now_(clock) {}
   ~BlockCache();
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
@@ -45,6 +50,8 @@ class BlockCache {
     uint64_t freed_at;
   };
 
+  void end_step_of_the_past() noexcept;
+  void end_step_locked() noexcept;
   Block take_kept(size_t needed) noexcept;
   void shrink_to(size_t bytes) noexcept;
   void release_oldest() noexcept;
@@ -56,6 +63,8 @@ class BlockCache {
   size_t peak_ = 0;       // of used_bytes_, in this step
   size_t last_peak_ = 0;  // and in the one before
   uint64_t clock_ = 0;
+  Clock now_ = nullptr;  // null: the system's
+  int64_t step_ended_ = 0;
 };
 
 }  // namespace zeroshard

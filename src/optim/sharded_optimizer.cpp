@@ -7,11 +7,18 @@
 #include "base/check.h"
 #include "kernels/kernels.h"
 #include "optim/aten_step.h"
+#include "optim/written.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // elements below which a second thread does not pay
+
+constexpr int64_t kPiece = 1 << 15;  // elements of an update, where users may have written
+
+at::Tensor cut(const at::Tensor& tensor, Range range) {
+  return tensor.slice(0, range.begin, range.end);
+}
 
 int64_t kept_numel(const ShardView& shard, const OptimOptions& options) {
   return options.whole ? shard.group->layout.padded_numel() : shard.group->layout.shard_numel();
@@ -134,9 +141,10 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ShardView> shards, OptimOptions o
   }
 }
 
-void ShardedOptimizer::bind(size_t i, at::Tensor param, at::Tensor grads) {
+void ShardedOptimizer::bind(size_t i, at::Tensor param, at::Tensor grads, bool open) {
   shards_.at(i).param = std::move(param);
   shards_.at(i).grads = std::move(grads);
+  shards_.at(i).open = open;
 }
 
 // The elements of a parameter that this rank updates, as positions in the shard's tensors.
@@ -182,15 +190,23 @@ void ShardedOptimizer::step(std::span<const ParamGroupOptions> groups, const std
 
 void ShardedOptimizer::update(size_t i, const Run& run, const ParamGroupOptions& options, float grad_scale) {
   const UpdateTensors tensors{states_[i].master, shards_[i].param, shards_[i].grads, states_[i].moments};
+  const bool open = shards_[i].open && tensors.master.defined();
   if (!options_.device.is_cpu()) {
+    if (open) take_written(cut(tensors.master, run.range), cut(tensors.param, run.range));
     return aten_step(options_.type, tensors.slice(run.range.begin, run.range.end), options, run.step, grad_scale);
   }
   const auto moment = [&](size_t slot, int64_t begin) {
     return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
   };
   at::parallel_for(run.range.begin, run.range.end, kGrain, [&](int64_t begin, int64_t end) {
-    run_kernel(options_.type, buffers_of(tensors, begin, end, grad_scale), moment(0, begin), moment(1, begin), options,
-               run.step);
+    // A piece at a time, what is compared first is in the processor's cache for the update.
+    const int64_t piece = open ? kPiece : end - begin;
+    for (int64_t from = begin; from < end; from += piece) {
+      const int64_t to = std::min(from + piece, end);
+      if (open) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
+      run_kernel(options_.type, buffers_of(tensors, from, to, grad_scale), moment(0, from), moment(1, from), options,
+                 run.step);
+    }
   });
 }
 
@@ -203,12 +219,24 @@ std::vector<ParamSlice> ShardedOptimizer::slices() const {
       if (range.size() == 0) continue;
       const ShardLayout& layout = shards_[i].group->layout;
       const int64_t first = options_.whole ? 0 : layout.shard(options_.rank).begin;
+      std::vector<at::Tensor> moments;
+      for (const at::Tensor& moment : states_[i].moments) moments.push_back(cut(moment, range));
       result.push_back({i, j, shards_[i].param_group[j], weights.slice(0, range.begin, range.end),
-                        shards_[i].grads.slice(0, range.begin, range.end),
+                        shards_[i].grads.slice(0, range.begin, range.end), std::move(moments),
                         first + range.begin - layout.param(j).begin});
     }
   }
   return result;
+}
+
+void ShardedOptimizer::take_writes() {
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const at::Tensor& master = states_[i].master;
+    if (!shards_[i].open || !master.defined()) continue;
+    at::parallel_for(0, master.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      take_written(cut(master, {begin, end}), cut(shards_[i].param, {begin, end}));
+    });
+  }
 }
 
 void ShardedOptimizer::publish_masters() {

@@ -16,6 +16,7 @@ struct ShardView {
   std::vector<int> param_group;  // per parameter of the group: its param group, or -1 when it has none
   at::Tensor param;              // this rank's shard in the compute dtype (everything at stage 0)
   at::Tensor grads;              // the same elements' gradients
+  bool open = false;             // users may write to `param` between steps
 };
 
 // A stretch of one parameter in a shard, with tensors over exactly these elements.
@@ -24,6 +25,7 @@ struct ParamSlice {
   size_t index = 0;  // of the parameter in its group
   int param_group = -1;
   at::Tensor master, grad;
+  std::vector<at::Tensor> moments;
   int64_t begin = 0;  // first element, in the parameter
 };
 
@@ -46,8 +48,10 @@ class ShardedOptimizer {
   // The master weights of shard `i`, to be filled with initial values; undefined when the parameters are their own.
   const at::Tensor& master(size_t i) const { return states_.at(i).master; }
   // Sets the tensors of shard `i`, once they exist.
-  void bind(size_t i, at::Tensor param, at::Tensor grads);
+  void bind(size_t i, at::Tensor param, at::Tensor grads, bool open = false);
 
+  // Takes over what users have written to open shards: see written.h. step() does so for what it updates.
+  void take_writes();
   // One update. `has_grad[i][j]`: parameter j of shard i got a gradient on some rank. Gradients are multiplied by
   // `grad_scale` first. Throws ValueError when `groups` has fewer entries than there are param groups.
   void step(std::span<const ParamGroupOptions> groups, const std::vector<std::vector<bool>>& has_grad,

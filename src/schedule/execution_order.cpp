@@ -19,6 +19,7 @@ void ExecutionOrder::begin_backward() {
 
 bool ExecutionOrder::advance(size_t unit) {
   if (!in_pass_) return false;
+  if (current_.size() == kMaxLength) return following_ = false;
   const size_t position = current_.size();
   current_.push_back(unit);
   following_ = following_ && position < recorded_.size() && recorded_[position] == unit;

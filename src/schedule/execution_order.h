@@ -23,6 +23,8 @@ class ExecutionOrder {
   std::span<const size_t> upcoming() const;
   // The units needed in this pass up to now, or between passes in the last one: first to last, one as often as it was.
   std::span<const size_t> needed() const { return in_pass_ ? current_ : recorded_; }
+  // What is recorded of one pass at most: a program that calls modules and never the engine ends none.
+  static constexpr size_t kMaxLength = size_t{1} << 16;
   bool is_recording() const { return !following_; }
 
  private:

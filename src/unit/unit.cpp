@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -33,6 +34,12 @@ std::string guard_message(const std::string& name) {
       "parameter '", name,
       "' is sharded: outside of forward, read it inside zeroshard.gathered(...). Where the forward of another "
       "module reads it, name in zeroshard.unit_classes a class of module that contains both");
+}
+
+std::string gone_message(std::string_view what, const std::string& name) {
+  return concat(
+      what, " '", name,
+      "' has no values any more: the engine that had it is gone, and did not return it (Engine::return_unit)");
 }
 
 constexpr int64_t kPieceNumel = int64_t{1} << 20;
@@ -71,7 +78,21 @@ Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device
   }
 }
 
+// Tensors of the user's may live longer than the memory.
 Unit::~Unit() {
+  try {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ParamSpec& spec = layout_.params[i];
+      const auto gone =
+          make_guard_storage(spec.numel() * element_size(spec.dtype), device_, gone_message("parameter", spec.name()));
+      for (const at::Tensor& tensor : tensors_[i]) point_at(tensor, gone, 0);
+    }
+    for (const c10::Storage& storage : full_)  // views of parameters have it
+      storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          gone_message("a view of a parameter of unit", layout_.name));
+  } catch (const std::bad_alloc&) {
+    for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
+  }
   if (slot_) ring_.release(slot_);
 }
 
@@ -216,7 +237,7 @@ void Unit::attach(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     set_memory(full_[g], group_memory(memory, g), device_);
-    for (size_t i = 0; i < group.params.size(); ++i) {
+    for (size_t i = 0; i < group.params.size() && !tensors_.empty(); ++i) {
       for (const at::Tensor& tensor : tensors_[group.params[i]])
         point_at(tensor, full_[g], group.layout.param(i).begin);
     }
@@ -275,6 +296,40 @@ void Unit::start_refresh() {
 void Unit::finish_refresh() {
   for (const auto& work : refreshing_) work->wait();
   refreshing_.clear();
+}
+
+void Unit::return_tensors() {
+  if (tensors_.empty()) return;
+  unshard();
+  wait();
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    const at::Tensor whole = full(g);
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const Range range = group.layout.param(i);
+      const at::Tensor values = whole.slice(0, range.begin, range.end).clone();
+      for (at::Tensor& tensor : tensors_[group.params[i]])  // several that are tied share the memory
+        tensor.set_data(values.view(tensor.scalar_type()).view(layout_.params[group.params[i]].shape));
+    }
+  }
+  tensors_.clear();
+  reshard();
+}
+
+void Unit::take_written() {
+  if (placement_ != Placement::kPersistent || !is_unsharded()) return;
+  const char* const whole = std::get<Unsharded>(state_).memory;
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const ShardLayout& layout = layout_.groups[g].layout;
+    const Range mine = layout.shard(comm_.rank());
+    if (device_.is_cpu()) {
+      const int64_t size = element_size(layout_.groups[g].dtype);
+      std::memcpy(kept_memory(g), group_memory(const_cast<char*>(whole), g) + mine.begin * size,
+                  size_t(mine.size() * size));
+    } else {
+      shard(g).copy_(full(g).slice(0, mine.begin, mine.end));
+    }
+  }
 }
 
 void Unit::write_back(int root) {

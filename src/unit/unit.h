@@ -38,8 +38,8 @@ struct UnitSource {
 // storage behind the full parameters lives as long as the unit, only its memory comes and goes.
 //
 // States: Sharded -> unshard() -> Unsharding -> wait() -> Unsharded -> reshard() -> Sharded. All verbs are idempotent.
-// A replicated unit is always unsharded. While a unit is sharded, reading one of its parameters throws an error that
-// names the parameter.
+// A replicated unit is always unsharded. While a unit is sharded, or gone without return_tensors(), reading one of its
+// parameters throws an error that names the parameter.
 class Unit {
  public:
   // Bytes that UnitSource::memory must have.
@@ -78,6 +78,12 @@ class Unit {
   // start_refresh() issues the collective, finish_refresh() completes it.
   void start_refresh();
   void finish_refresh();
+  // Makes the tensors ordinary ones again, with memory of their own and the values that they have. Collective where
+  // they are sharded. They are not the unit's any more: it is only to be destroyed.
+  void return_tensors();
+  // Takes what the user wrote to the parameters of this rank's shard: where it is a copy of what users see, and that is
+  // there (kPersistent). No rank may gather meanwhile.
+  void take_written();
   // Writes the (unsharded) full parameters back to this rank's shard, taking them from rank `root` first.
   void write_back(int root);
 

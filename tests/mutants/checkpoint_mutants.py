@@ -444,7 +444,7 @@ ENGINE = [
         _GOES_ON,
     ),
     ("engine-masters-not-published", _ENGINE, "  optimizer->publish_masters();\n", "", _GOES_ON),
-    ("engine-not-refreshed", _ENGINE, "if (options.config.stage > 0) executor->refresh();", "", _GOES_ON),
+    ("engine-not-refreshed", _ENGINE, "if (options.config.stage > 0) refresh();", "", _GOES_ON),
     (
         "engine-parameters-without-masters",
         _ENGINE,
@@ -462,9 +462,8 @@ ENGINE = [
     (
         "engine-begins-a-save-alone",
         _ENGINE,
-        '  run_together([&] {\n    if (has_pending_gradients())\n      throw StateError(\n          "save_',
-        "  const auto alone = [](const auto& step) { step(); };\n"
-        '  alone([&] {\n    if (has_pending_gradients())\n      throw StateError(\n          "save_',
+        "  run_together([&] {\n    impl.take_all_writes();\n    if",
+        "  const auto alone = [](const auto& step) { step(); };\n  alone([&] {\n    impl.take_all_writes();\n    if",
         "EngineCheckpoint.ASaveThatOneRankCannotBeginFailsOnAll",
     ),
     (

@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "skipped-refresh",
         "src/engine/engine.cpp",
-        "config.stage > 0) impl.executor->refresh",
-        "config.stage > 2) impl.executor->refresh",
+        "config.stage > 0) impl.refresh",
+        "config.stage > 2) impl.refresh",
         "world",
         "*EveryStageGivesTheSameBitsInThePlannedMemory/1",
     ),

@@ -11,7 +11,7 @@ import pytest
 KILLS = ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "P1")
 DISKS, FILES = ("D1", "D2", "D3", "D4"), ("C1", "C2")
 CODE = ("F1", "F2", "F3", "S1", "S2", "S3")
-STATE = ("W1", "W2", "W3", "R1", "N1", "N2", "N3", "T1", "U1", "M1")
+STATE = ("W1", "W2", "W3", "R1", "N1", "N2", "N3", "T1", "U1", "U3", "M1")
 JOBS = ("L1", "L2", "L3", "X1", "X2", "X3", "X4", "O1", "O2", "V1")
 ROWS = KILLS + DISKS + FILES + CODE + STATE + JOBS
 

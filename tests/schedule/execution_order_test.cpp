@@ -83,6 +83,15 @@ TEST(ExecutionOrder, OutsideOfAPassNothingIsRecorded) {
   EXPECT_EQ(run(order, {0, 1}), 2U);
 }
 
+TEST(ExecutionOrder, APassWithoutEndIsRecordedInPart) {
+  ExecutionOrder order;
+  order.begin_pass();
+  for (size_t i = 0; i < ExecutionOrder::kMaxLength + 10; ++i) EXPECT_FALSE(order.advance(i % 3));
+  EXPECT_EQ(order.needed().size(), ExecutionOrder::kMaxLength);
+  order.end_pass();
+  EXPECT_EQ(run(order, {0, 1, 2}), 3U);
+}
+
 TEST(ExecutionOrder, PredictsExactlyTheCommonPrefixWithThePassBefore) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);

@@ -1,0 +1,97 @@
+"""States that an optimizer of the user's has before the engine: those that it makes with its parameters, or has loaded.
+
+They are of whole parameters; the engine keeps each rank's stretches of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _C
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .optimizer import OptimizerSetup
+    from .units import Unit
+
+# The states that the core keeps itself, in its order; torch's names.
+_MOMENTS = {
+    _C.OptimizerType.ADAM: ("exp_avg", "exp_avg_sq"),
+    _C.OptimizerType.ADAMW: ("exp_avg", "exp_avg_sq"),
+    _C.OptimizerType.SGD: ("momentum_buffer",),
+    _C.OptimizerType.ADAGRAD: ("sum",),
+}
+
+
+def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
+    """By parameter which states there are, which every rank must have alike.
+
+    Raises ``ValueError`` for a state that is neither a number nor has one value per element: there is no rank's part.
+    """
+    names = {id(tensor): param.names[0] for unit in units for param in unit.params for tensor in param.tensors}
+    found = []
+    for param, state in setup.states:
+        name = names.get(id(param), "a parameter")
+        for kind, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != param.shape:
+                raise ValueError(
+                    f"the optimizer has a state '{kind}' of the shape {list(value.shape)} for '{name}', whose shape is "
+                    f"{list(param.shape)}: only states with one value per element, and numbers, can be sharded. Pass "
+                    "an optimizer that has none yet, or a callable that makes it"
+                )
+        found.append((name, ", ".join(sorted(kind for kind, value in state.items() if value is not None))))
+    return found
+
+
+def take_states(engine: Engine, setup: OptimizerSetup) -> None:
+    """Gives the engine its stretches of the states, and frees the whole ones."""
+    states = {id(param): state for param, state in setup.states}
+    if not states:
+        return
+    tensors = {param.names[0]: param.tensors for unit in engine._units for param in unit.params}
+
+    def state_of(name: str) -> dict[str, Any]:
+        return next((states[id(tensor)] for tensor in tensors[name] if id(tensor) in states), {})
+
+    if engine._external is not None:
+        own = {param: _stretch(state_of(part.param), part) for part, param in engine._external_params()}
+        setup.inner.state.clear()
+        setup.inner.state.update({param: state for param, state in own.items() if state})
+        return
+    kinds = _MOMENTS[setup.type]
+    for part in engine._core.slices():
+        stretch = _stretch(state_of(part.param), part)
+        for kind, moment in zip(kinds, part.moments, strict=False):
+            if stretch.get(kind) is not None:
+                moment.copy_(stretch[kind])
+    for name, group in tensors.items():
+        if (state := state_of(name)) and any(id(tensor) in setup.group_of for tensor in group):
+            engine._core.set_updates(name, _updates(state))
+    setup.inner.state.clear()
+
+
+def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
+    """What of a parameter's states goes with a stretch of it."""
+    own = {}
+    for kind, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            whole = value.detach().reshape(-1)
+            end = part.begin + part.master.numel()
+            own[kind] = whole[part.begin : end].to(part.master.device, torch.float32, copy=True)
+        elif isinstance(value, torch.Tensor):
+            # A scalar tensor of each stretch's own: optimizers update them in place. A parameter of no dimension has
+            # states of no dimension, too.
+            own[kind] = value.clone() if list(part.shape) != [] or kind == "step" else value.reshape(1).clone()
+        else:
+            own[kind] = value
+    return own
+
+
+def _updates(state: dict[str, Any]) -> int:
+    """SGD counts none: its momentum is that of a gradient at least."""
+    if "step" in state:
+        return int(state["step"])
+    return 1 if state.get("momentum_buffer") is not None else 0

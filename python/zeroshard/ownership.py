@@ -1,0 +1,181 @@
+"""What ties a module to its engine, and how it is undone: another engine takes the module over, or the engine ends."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+
+from . import _C
+from .messages import log
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class Ended:
+    """In place of the parts of an engine that has ended: whoever uses them is told why."""
+
+    def __init__(self, why: str) -> None:
+        self.__dict__["why"] = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _C.StateError(self.__dict__["why"])
+
+    def __iter__(self) -> Iterator[Any]:
+        raise _C.StateError(self.__dict__["why"])
+
+
+def has_ended(engine: Engine) -> bool:
+    return isinstance(engine._core, Ended)
+
+
+class Ownership:
+    """The hooks in a module and the marks on its parameters that are one engine's.
+
+    The module's hooks keep it, and with it the core: the engine itself may be gone already.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
+        self.core: _C.Engine | None = engine._core
+        self._tensors = [[tensor for param in unit.params for tensor in param.tensors] for unit in engine._units]
+        self._readers = engine._readers
+        self._readers.ownership = self
+        self.sharded = engine._config.stage == 3 and engine.world_size() > 1
+        self._outside = engine._external  # it gets slices into its groups
+        self._params_of_groups = [list(group["params"]) for group in engine.optimizer.param_groups]
+        core, mine = weakref.ref(engine._core), weakref.ref(self)  # the core holds the tensors
+        for index, unit in enumerate(engine._units):
+            for position, param in enumerate(unit.params):
+                for tensor in param.tensors:
+                    tensor._zeroshard_unit = (core, index, position, mine)
+
+    def detach(self, why: str) -> None:
+        """Takes the hooks out. The engine refuses whatever is asked of it from now on, saying ``why``."""
+        self._readers.remove()
+        if self._outside is not None:
+            for group, params in zip(self._outside.param_groups, self._params_of_groups, strict=True):
+                group["params"] = params
+            self._outside.state.clear()  # of slices, which go with the core
+            self._outside = None
+        if (engine := self._engine()) is not None:
+            engine._core = engine._units = engine._parameter_check = Ended(why)
+
+    def return_unit(self, index: int) -> None:
+        """Makes a unit's parameters ordinary tensors again. Collective where they are sharded."""
+        if self.core is None or not self._tensors[index]:
+            return
+        self.core.return_unit(index)
+        for tensor in self._tensors[index]:
+            del tensor._zeroshard_unit
+        self._tensors[index] = []
+
+    def end(self, *, gather: bool = True) -> None:
+        """Returns the units that are left, unless they are sharded and not to be gathered, and frees the core."""
+        if gather or not self.sharded:
+            for index in range(len(self._tensors)):
+                self.return_unit(index)
+        for tensor in (tensor for tensors in self._tensors for tensor in tensors):
+            del tensor._zeroshard_unit
+        self._tensors = []
+        self.core = None
+
+
+def owners_of(params: Iterable[torch.Tensor]) -> list[Ownership]:
+    """Those that parameters belong to, each once."""
+    owners = {}
+    for param in params:
+        if (mark := getattr(param, "_zeroshard_unit", None)) and (owner := mark[3]()) is not None:
+            owners[id(owner)] = owner
+    return list(owners.values())
+
+
+def is_owned(tensor: torch.Tensor) -> bool:
+    """Whether its memory is an engine's, and may not be there."""
+    mark = getattr(tensor, "_zeroshard_unit", None)
+    return mark is not None and mark[0]() is not None
+
+
+def take_back(params: Iterable[torch.Tensor]) -> None:
+    """Makes parameters of another engine ordinary tensors again, with all others of their units."""
+    for param in params:
+        if (mark := getattr(param, "_zeroshard_unit", None)) and (owner := mark[3]()) is not None:
+            owner.return_unit(mark[1])
+
+
+@contextmanager
+def taking_over(module: nn.Module) -> Iterator[None]:
+    """Around the making of an engine: those that its parameters belong to end, and give them by units. Collective."""
+    owners = owners_of(module.parameters())
+    for owner in owners:
+        _wait_for_save(owner.core)
+        owner.detach(
+            "this engine's module belongs to another engine now: zeroshard.initialize was called with it again, which "
+            "takes the parameters over as they are. Use the engine that it returned"
+        )
+    try:
+        yield
+    except BaseException:  # nobody may wait for the other ranks
+        for owner in owners:
+            owner.end(gather=False)
+        raise
+    for owner in owners:
+        owner.end()
+
+
+def destroy(engine: Engine) -> None:
+    """See ``Engine.destroy``."""
+    if has_ended(engine):
+        return
+    ownership = engine._ownership
+    together = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
+    gather = together and (not ownership.sharded or _fits(engine))
+    if together:
+        _wait_for_save(engine._core)
+    ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")
+    try:
+        ownership.end(gather=gather)
+    except (_C.CommError, MemoryError) as error:
+        log(f"destroy: the parameters cannot be gathered, and have no values any more: {error}")
+        ownership.end(gather=False)
+
+
+def _wait_for_save(core: _C.Engine) -> None:
+    try:
+        core.wait_for_checkpoint()
+    except _C.Error as error:
+        log(f"the last checkpoint was not saved: {error}")
+
+
+def _fits(engine: Engine) -> bool:
+    """Whether every rank has memory for the whole model: the same answer on all. Collective."""
+    needed = sum(param.tensors[0].nbytes for unit in engine._units for param in unit.params)
+
+    def check() -> None:
+        if needed > (free := _free_bytes(engine.device)):
+            raise ValueError(
+                f"the whole model takes {needed} bytes, and {free} are free for this rank: the parameters have no "
+                "values from here on. Save them before (save_checkpoint, save_16bit_model)"
+            )
+
+    try:
+        engine._core.together(check)
+    except _C.ValueError as error:
+        log(f"destroy: {error}")
+        return False
+    return True
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    ranks = max(1, _C.rank_environment().local_world_size)
+    with open("/proc/meminfo") as file:
+        available = next(line for line in file if line.startswith("MemAvailable"))
+    return int(available.split()[1]) * 1024 // ranks

@@ -1,0 +1,128 @@
+#include "engine/write_watch.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/consensus.h"
+#include "engine/impl.h"
+#include "engine/replica_check.h"
+#include "file/hash.h"
+
+namespace zeroshard {
+namespace {
+
+int64_t checksum(const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.detach().contiguous();
+  if (dense.is_cpu()) return int64_t(hash_bytes(dense.const_data_ptr(), int64_t(dense.nbytes())));
+  const auto words = dense.element_size() == 8   ? at::kLong
+                     : dense.element_size() == 4 ? at::kInt
+                     : dense.element_size() == 2 ? at::kShort
+                                                 : at::kByte;
+  return dense.view({-1}).view(words).sum(at::kLong).item<int64_t>();  // to the host goes the sum alone
+}
+
+}  // namespace
+
+uint64_t WriteWatch::version(size_t unit, size_t param) const {
+  uint64_t sum = 0;
+  for (const at::Tensor& tensor : executor_.unit(unit).tensors(param)) {
+    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    if (counter.enabled()) sum += counter.current_version();  // made in inference mode it has none
+  }
+  return sum;
+}
+
+std::vector<int64_t> WriteWatch::written() const {
+  std::vector<int64_t> result;
+  for (size_t u = 0; u < versions_.size(); ++u)
+    for (size_t i = 0; i < versions_[u].size(); ++i) result.push_back(version(u, i) != versions_[u][i] ? 1 : 0);
+  return result;
+}
+
+bool WriteWatch::any_written() const {
+  for (size_t u = 0; u < versions_.size(); ++u)
+    for (size_t i = 0; i < versions_[u].size(); ++i)
+      if (version(u, i) != versions_[u][i]) return true;
+  return false;
+}
+
+void WriteWatch::accept(size_t unit) {
+  std::vector<uint64_t>& versions = versions_.at(unit);
+  versions.resize(executor_.unit(unit).layout().params.size());
+  for (size_t i = 0; i < versions.size(); ++i) versions[i] = version(unit, i);
+}
+
+void WriteWatch::accept_all() {
+  versions_.resize(executor_.size());
+  for (size_t unit = 0; unit < versions_.size(); ++unit) accept(unit);
+}
+
+std::vector<int64_t> WriteWatch::checksums(size_t unit) const {
+  std::vector<int64_t> result;
+  const Unit& values = executor_.unit(unit);
+  for (size_t i = 0; i < values.layout().params.size(); ++i) result.push_back(checksum(values.tensors(i).front()));
+  return result;
+}
+
+void WriteWatch::begin_reading(size_t unit) {
+  const auto found = readings_.find(unit);
+  if (found != readings_.end()) {
+    ++found->second.times;
+  } else {
+    readings_.emplace(unit, Reading{1, checksums(unit)});
+  }
+}
+
+std::vector<std::string> WriteWatch::end_reading(size_t unit) {
+  const auto found = readings_.find(unit);
+  if (found == readings_.end()) return {};
+  const Unit& values = executor_.unit(unit);
+  std::vector<std::string> names;
+  if (values.is_unsharded()) {  // else a step has freed it in the meantime
+    const std::vector<int64_t> now = checksums(unit);
+    for (size_t i = 0; i < now.size(); ++i)
+      if (now[i] != found->second.checksums[i]) names.push_back(values.layout().params[i].name());
+  }
+  if (--found->second.times == 0) readings_.erase(found);
+  return names;
+}
+
+// What was written on all ranks alike counts from here on, master weights included. Collective.
+void Engine::Impl::take_writes(bool written_somewhere) {
+  if (written_somewhere) check_writes();
+  for (size_t u = 0; u < executor->size(); ++u) executor->unit(u).take_written();
+}
+
+// Where no step follows that takes those of the shards it updates. Collective.
+void Engine::Impl::take_all_writes() {
+  if (!in_use) return;
+  take_writes(agree_on_flags(reduce_comm, options.device, {watch->any_written() ? 1 : 0}).front() != 0);
+  optimizer->take_writes();
+}
+
+void Engine::Impl::check_writes() {
+  const std::vector<int64_t> written = agree_on_flags(reduce_comm, options.device, watch->written());
+  std::vector<std::pair<std::string, at::Tensor>> replicas;
+  size_t next = 0;
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    Unit& unit = executor->unit(u);
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+      if (written.at(next++) == 0) continue;
+      const std::string& name = layouts[u].params[i].name();
+      if (unit.placement() == Placement::kSharded)
+        throw StateError(concat("parameter '", name,
+                                "' was written outside of zeroshard.gathered(..., modify_rank=...), while it was whole "
+                                "for a forward: each rank keeps a shard of it alone, and what was written is lost. "
+                                "Write it inside of that"));
+      unit.unshard();
+      unit.wait();
+      replicas.emplace_back(name, unit.tensors(i).front());
+    }
+  }
+  check_replicas(reduce_comm, options.device, replicas,
+                 "It was written in place, and not the same on every rank: write the same everywhere, or inside "
+                 "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
+  watch->accept_all();
+}
+
+}  // namespace zeroshard

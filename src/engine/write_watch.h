@@ -1,0 +1,46 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/executor.h"
+
+namespace zeroshard {
+
+// Notices what users write to parameters, by the version counters of tensors. What is written around them
+// (tensor.data) is not seen, but for values that were gathered for reading: of those a checksum is kept.
+class WriteWatch {
+ public:
+  // From now on. `executor` outlives it.
+  explicit WriteWatch(Executor& executor) : executor_(executor) { accept_all(); }
+
+  // Per unit and parameter, one after another: whether it was written since it was accepted.
+  std::vector<int64_t> written() const;
+  bool any_written() const;
+  void accept(size_t unit);
+  void accept_all();
+
+  // Around reading: `unit` is whole, and must have the same values when end_reading() is called as often. Then
+  // end_reading() returns the names of parameters that have others.
+  void begin_reading(size_t unit);
+  std::vector<std::string> end_reading(size_t unit);
+  // The values were changed rightfully.
+  void forget_readings() { readings_.clear(); }
+  void forget_reading(size_t unit) { readings_.erase(unit); }
+
+ private:
+  struct Reading {
+    int times;
+    std::vector<int64_t> checksums;  // by parameter
+  };
+
+  uint64_t version(size_t unit, size_t param) const;
+  std::vector<int64_t> checksums(size_t unit) const;
+
+  Executor& executor_;
+  std::vector<std::vector<uint64_t>> versions_;  // [unit][param]
+  std::map<size_t, Reading> readings_;           // by unit
+};
+
+}  // namespace zeroshard

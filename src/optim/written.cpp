@@ -1,0 +1,42 @@
+#include "optim/written.h"
+
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "device/dtype.h"
+#include "kernels/kernels.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kPiece = 2048;
+
+void take_piece(float* master, const uint16_t* param, DType dtype, int64_t numel) {
+  alignas(64) std::array<uint16_t, kPiece> rounded;
+  kernels::pack(master, DType::kFloat32, rounded.data(), dtype, 1, numel);
+  if (std::memcmp(rounded.data(), param, size_t(numel) * sizeof(uint16_t)) == 0) return;
+  alignas(64) std::array<float, kPiece> written;
+  kernels::pack(param, dtype, written.data(), DType::kFloat32, 1, numel);
+  for (size_t i = 0; i < size_t(numel); ++i)
+    if (rounded[i] != param[i]) master[i] = written[i];
+}
+
+}  // namespace
+
+void take_written(const at::Tensor& master, const at::Tensor& param) {
+  if (!param.is_cpu()) {
+    const at::Tensor same = master.to(param.scalar_type()).eq(param);
+    master.copy_(at::where(same, master, param.to(at::kFloat)));
+    return;
+  }
+  auto* const to = master.data_ptr<float>();
+  const auto* const from = static_cast<const uint16_t*>(param.const_data_ptr());
+  const DType dtype = to_dtype(param.scalar_type());
+  for (int64_t at = 0; at < param.numel(); at += kPiece)
+    take_piece(to + at, from + at, dtype, std::min(kPiece, param.numel() - at));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,204 @@
+"""An engine that ends: another takes its module over, or it is destroyed. Its module stays the user's."""
+
+import gc
+import weakref
+
+import models
+import pytest
+import torch
+import world
+import zeroshard
+
+BLOCKS = {
+    "fp32": {},
+    "bf16": {"bf16": {"enabled": True}},
+    "fp16": {"fp16": {"enabled": True, "initial_scale_power": 4}},
+}
+
+
+def configuration(stage, dtype, trains=True, **blocks):
+    optimizer = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}} if trains else {}
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 40}
+    return {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero, **optimizer, **BLOCKS[dtype], **blocks}
+
+
+def initialize(model, stage, dtype="fp32", trains=True, **options):
+    return zeroshard.initialize(model=model, config=configuration(stage, dtype, trains), **options)[0]
+
+
+def loss_of(engine, step):
+    x, y = models.vectors(step, world.rank(), 2)
+    return torch.nn.functional.mse_loss(engine(x.to(next(engine.parameters()).dtype)).float(), y)
+
+
+def train(engine, steps):
+    for step in steps:
+        engine.backward(loss_of(engine, step))
+        engine.step()
+
+
+def message_of(call):
+    try:
+        call()
+    except (zeroshard.Error, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def hooks_in(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def train_evaluate_train(stages, dtype, optimizer):
+    """The digests at each change of engine, whether each engine changed the weights, and what the first one says."""
+    model = models.stack()
+    optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2) if optimizer else None
+    first = initialize(model, stages[0], dtype, optimizer is None, optimizer=optimizer)
+    hooks = hooks_in(model)
+    train(first, range(2))
+    digests = [first.parameter_digest()]
+    middle = initialize(model, stages[1], dtype, trains=False)
+    digests.append(middle.parameter_digest())
+    with torch.no_grad():
+        loss_of(middle.eval(), 9)
+    last = initialize(model, stages[2], dtype, optimizer is None, optimizer=optimizer)
+    digests.append(last.parameter_digest())
+    train(last.train(), range(2, 4))
+    said = [message_of(lambda: first(torch.ones(1))), message_of(first.step), message_of(first.parameter_digest)]
+    said += [message_of(lambda: first.save_checkpoint("/nowhere")), message_of(lambda: middle(torch.ones(1)))]
+    norms = [first.get_global_grad_norm(), last.get_global_grad_norm()]
+    return [digests, last.parameter_digest(), norms, said, hooks_in(model) <= hooks]
+
+
+@pytest.mark.parametrize("optimizer", [None, "Adagrad", "RMSprop"])
+@pytest.mark.parametrize(
+    "ranks,stages,dtype",
+    [
+        (1, (0, 3, 2), "fp32"),
+        (2, (3, 3, 3), "bf16"),
+        (2, (1, 3, 2), "fp32"),
+        (3, (3, 0, 3), "fp16"),
+        (2, (2, 2, 1), "bf16"),
+    ],
+)
+def test_a_second_engine_takes_the_module_over(ranks, stages, dtype, optimizer):
+    answers = world.run(ranks, train_evaluate_train, stages=stages, dtype=dtype, optimizer=optimizer)
+    for digests, end, norms, said, no_hooks_left in answers:
+        assert len(set(digests)) == 1 and end != digests[0]
+        assert norms[0] > 0 and norms[1] > 0
+        assert all(one and "this engine's module belongs to another engine now" in one for one in said), said
+        assert no_hooks_left
+        assert end == answers[0][1]
+
+
+def goes_on_as_before(stage):
+    """Of a run that changes its engine in the middle, and of one that loads the same weights there: the last digest."""
+    digests = []
+    for takes_over in (True, False):
+        model = models.stack()
+        engine = initialize(model, stage)
+        train(engine, range(2))
+        if not takes_over:
+            with zeroshard.gathered(model.parameters()):
+                values = {name: value.clone() for name, value in model.state_dict().items()}
+            model = models.stack(seed=5)
+            model.load_state_dict(values)
+        engine = initialize(model, stage)
+        train(engine, range(2, 5))
+        digests.append(engine.parameter_digest())
+    return digests
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_new_engine_trains_as_one_of_its_own_model(stage):
+    for first, second in world.run(2, goes_on_as_before, stage=stage):
+        assert first == second
+
+
+def take_over_a_part():
+    """The head of a model that an engine trains goes into another model."""
+    model = models.stack()
+    engine = initialize(model, 3)
+    train(engine, range(1))
+    with zeroshard.gathered(model.parameters()):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+    other = initialize(torch.nn.Sequential(torch.nn.Linear(10, 10), model.head), 3)
+    with zeroshard.gathered(other.parameters()):
+        same = [torch.equal(before["head.weight"], model.head.weight)]
+    same += [torch.equal(before[name], value) for name, value in model.state_dict().items() if "head" not in name]
+    return [all(same), len(same), message_of(engine.step) is not None]
+
+
+def test_parameters_of_a_part_go_to_the_new_engine_and_the_rest_is_whole():
+    assert world.run(2, take_over_a_part) == [[True, 19, True]] * 2
+
+
+def destroy(stage, dtype):
+    model = models.stack()
+    engine = initialize(model, stage, dtype)
+    train(engine, range(2))
+    old_graph = engine(models.vectors(0, 0, 2)[0].to(next(model.parameters()).dtype)).sum()
+    with zeroshard.gathered(model.parameters()):
+        values = [param.detach().clone() for param in model.parameters()]
+    core = weakref.ref(engine._core)
+    engine.destroy()
+    engine.destroy()
+    gc.collect()
+    same = all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))
+    gone = core() is None
+    said = [message_of(lambda: engine(torch.ones(1))), message_of(engine.step), message_of(old_graph.backward)]
+    # Ordinary: they train in plain PyTorch, and may be cast and replaced.
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.float()(models.vectors(0, 0, 2)[0]).sum().backward()
+    grads = sum(param.grad is not None for param in model.parameters())
+    plain.step()
+    return [same, gone, hooks_in(model), said, grads, "_zeroshard_unit" in vars(model.head.weight)]
+
+
+@pytest.mark.parametrize(
+    "ranks,stage,dtype", [(1, 1, "fp32"), (2, 0, "bf16"), (2, 2, "fp32"), (3, 3, "fp16"), (2, 3, "fp32")]
+)
+def test_destroy_leaves_an_ordinary_model(ranks, stage, dtype):
+    for same, gone, hooks, said, grads, marked in world.run(ranks, destroy, stage=stage, dtype=dtype):
+        assert same and gone and hooks == 0 and grads == 20 and not marked
+        assert all("this engine was destroyed" in one for one in said[:2]), said
+        assert said[2] is not None  # what its backward needs is not there: an error, and no crash
+
+
+def destroy_after_an_exception():
+    """Rank 1 alone fails and destroys its engine, which must not wait for the others."""
+    model = models.stack()
+    engine = initialize(model, 3)
+    try:
+        if world.rank() == 1:
+            raise RuntimeError("a batch is broken")
+    except RuntimeError:
+        engine.destroy()
+    if world.rank() == 1:
+        return [message_of(lambda: model.blocks[0].up.weight.sum())]
+    return [None]
+
+
+def test_destroy_while_an_exception_is_handled_waits_for_nobody():
+    said = world.run(2, destroy_after_an_exception)[1][0]
+    assert "parameter 'blocks.0.up.weight' has no values any more: the engine that had it is gone" in said
+
+
+def tensors_outlive_the_engine():
+    """Neither model nor engine is there any more: what is left of them is an error to read, and not freed memory."""
+    said = []
+    for stage in (0, 3):
+        model = models.stack()
+        engine = initialize(model, stage)
+        train(engine, range(1))
+        weight, view = model.head.weight, model.head.weight.detach()
+        del model, engine
+        gc.collect()
+        said += [message_of(lambda weight=weight: weight.sum()), message_of(lambda view=view: view.sum())]
+    return said
+
+
+def test_tensors_that_outlive_the_engine_are_an_error_to_read():
+    for said in world.run(2, tensors_outlive_the_engine):
+        assert all(one is not None for one in said), said
+        assert "'head.weight' has no values any more" in said[0] and "'head.weight' has no values any more" in said[2]
