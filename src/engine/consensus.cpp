@@ -34,7 +34,15 @@ void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<b
 
 Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state) {
-  enum : size_t { kMissing = ExactSum::kNumLimbs, kSaveFailed, kStop, kWrote, kHaveGradients, kTrainable, kTrainableSquare };
+  enum : size_t {
+    kMissing = ExactSum::kNumLimbs,
+    kSaveFailed,
+    kStop,
+    kWrote,
+    kHaveGradients,
+    kTrainable,
+    kTrainableSquare
+  };
   constexpr int64_t kHashes = int64_t{1} << 24;  // so that the squares of many ranks can be added
   ExactSum carried;                              // normalised, so that limbs of many ranks can be added
   carried.add(squares);
@@ -42,8 +50,8 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   int64_t missing = 0;
   for (const auto& shard : has_grad) missing += std::count(shard.begin(), shard.end(), false);
   const int64_t hash = state.trainable % kHashes;
-  words.insert(words.end(), {missing, signals.save_failed, signals.stop, signals.wrote, state.has_gradients, hash,
-                             hash * hash});
+  words.insert(words.end(),
+               {missing, signals.save_failed, signals.stop, signals.wrote, state.has_gradients, hash, hash * hash});
   words = all_reduce(comm, device, words, ReduceOp::kSum, kTag);
   std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
   if (words[kMissing] > 0) agree_on_gradients(comm, device, has_grad);
