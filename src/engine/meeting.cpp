@@ -45,14 +45,28 @@ std::string own_card() {
   return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time);
 }
 
-// Processes of other hosts are out of sight.
-void read_card(Meeting::State& state, size_t rank) {
-  std::istringstream card(state.board.read(key(state, concat("card/", rank))));
+// Returns the host. Processes of others are out of sight.
+std::string read_process(Meeting::State& state, size_t rank, const std::string& key) {
+  std::istringstream card(state.board.read(key));
+  std::string host;
   ProcessId process;
-  std::getline(card, state.hosts[rank]);
+  std::getline(card, host);
   card >> process.pid >> process.start_time;
   if (!card) throw CommError(concat("rank ", rank, " runs another version of zeroshard"));
-  if (state.hosts[rank] == this_host()) state.processes[rank] = process;
+  if (host == this_host()) state.processes[rank] = process;
+  return host;
+}
+
+void read_card(Meeting::State& state, size_t rank) {
+  state.hosts[rank] = read_process(state, rank, key(state, concat("card/", rank)));
+}
+
+// One that has come before may die before it comes again.
+bool read_previous_card(Meeting::State& state, size_t rank) {
+  const std::string previous = concat(state.previous, "card/", rank);
+  if (state.previous.empty() || state.processes[rank].pid != 0 || !state.board.has(previous)) return false;
+  read_process(state, rank, previous);
+  return true;
 }
 
 // Reads cards of ranks that have come, rank 0's first: it serves the store, and is missed most.
@@ -63,9 +77,12 @@ void look_for_cards(Meeting::State& state) {
   for (size_t rank = 0; rank < count && asked < kCardsPerLook; ++rank) {
     if (!state.hosts[rank].empty()) continue;
     ++asked;
-    if (!state.board.has(key(state, concat("card/", rank)))) continue;
-    read_card(state, rank);
-    found = true;
+    if (state.board.has(key(state, concat("card/", rank)))) {
+      read_card(state, rank);
+      found = true;
+    } else {
+      found = read_previous_card(state, rank) || found;
+    }
   }
   if (found) state.watch = PeerWatch(state.processes, state.timeout_ms);
 }
@@ -90,6 +107,7 @@ Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms)
                        .rank = rank,
                        .world_size = world_size,
                        .timeout_ms = timeout_ms,
+                       .previous = {},
                        .prefix = {},
                        .start = Clock::now(),
                        .last_look = {},
@@ -102,7 +120,9 @@ Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms)
   State& state = *state_;
   state.sign.emplace();
   const std::string meetings = concat("zeroshard/meeting/", attempt(), "/");
-  state.prefix = concat(meetings, state.board.count(concat(meetings, "rank/", rank)), "/");
+  const int64_t number = state.board.count(concat(meetings, "rank/", rank));
+  if (number > 1) state.previous = concat(meetings, number - 1, "/");
+  state.prefix = concat(meetings, number, "/");
   state.board.write(key(state, concat("card/", rank)), own_card());
   if (state.board.count(key(state, "came")) == world_size) state.board.write(key(state, "all"), "");
 }

@@ -16,7 +16,8 @@ struct Meeting::State {
   NoteBoard board;
   int rank, world_size;
   int64_t timeout_ms;
-  std::string prefix;  // of this meeting's keys
+  std::string previous;  // the same of the meeting before; "": there was none
+  std::string prefix;    // of this meeting's keys
   Clock::time_point start, last_look;
   std::vector<std::string> hosts;    // of ranks that are known to have come; else ""
   std::vector<ProcessId> processes;  // of those of them that run on this host
