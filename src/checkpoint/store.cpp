@@ -70,10 +70,9 @@ void check_fits(const Manifest& manifest, const Directory& directory) {
 }
 
 // Whether `name` is what it was when it had the status `before`: a run may replace one that others look at.
-bool is_same(const Directory& root, const std::string& name, const std::optional<FileStatus>& before) {
+bool is_same(const Directory& root, const std::string& name, const FileStatus& before) {
   FileStatus now;
-  return !before || root.io().stat_at(root.fd(), name, now) != 0 ||
-         (now.device == before->device && now.inode == before->inode);
+  return root.io().stat_at(root.fd(), name, now) != 0 || (now.device == before.device && now.inode == before.inode);
 }
 
 // One checkpoint for the listing: nothing when it is not one, or goes away meanwhile. Without a manifest it is a
@@ -81,10 +80,12 @@ bool is_same(const Directory& root, const std::string& name, const std::optional
 void add_to(StoreListing& listing, const Directory& root, const std::string& name, bool named) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
-    std::optional<FileStatus> status;
+    FileStatus status;
+    const int looked = retry_interrupted([&] { return root.io().stat_at(root.fd(), name, status); });
+    if (looked == -ENOENT) return;
     try {
-      status = status_of(root, name);
-      if (!status || status->kind != FileStatus::Kind::kDirectory) return;
+      check_io(looked, "look up", root.path_of(name));
+      if (status.kind != FileStatus::Kind::kDirectory) return;
       const Directory directory = root.open_directory(name);
       if (!(named ? holds_checkpoint(directory) : directory.exists(std::string(kManifestName)))) {
         if (!is_same(root, name, status) && tries < kMaxTries) continue;
@@ -95,7 +96,7 @@ void add_to(StoreListing& listing, const Directory& root, const std::string& nam
       return;
     } catch (const Error& error) {
       if (has_vanished(root, name)) return;
-      if (!is_same(root, name, status) && tries < kMaxTries) continue;
+      if (looked == 0 && !is_same(root, name, status) && tries < kMaxTries) continue;
       listing.bad.emplace_back(name, error.what());
       return;
     }

@@ -37,11 +37,13 @@ std::string some_of(const std::vector<std::string>& names) {
 }
 
 // `path` from the root of the file system on: the working directory may be another by the time that the background
-// writes. The kernel resolves links and ".." of what is loaded and of what is saved.
+// writes. Of what is loaded and of what is saved links and ".." are resolved as by the kernel, as far as there is
+// something: ranks in different directories may mean the same.
 std::string from_root(const std::string& path) {
-  std::error_code no_working_directory;
-  const std::filesystem::path full = std::filesystem::absolute(path, no_working_directory);
-  return no_working_directory ? path : full.string();
+  std::error_code failed;
+  std::filesystem::path full = std::filesystem::absolute(path, failed);
+  if (!failed) full = std::filesystem::weakly_canonical(full, failed);
+  return failed ? path : full.string();
 }
 
 int64_t bytes_of(const CheckpointContents& contents) {

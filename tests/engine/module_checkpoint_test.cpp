@@ -156,7 +156,9 @@ TEST_F(ModuleCheckpoint, AnotherOptimizerIsRefused) {
     EXPECT_NE(std::string(error.what()).find("with the optimizer AdamW, this engine has Lion"), std::string::npos);
   }
   lion.train(1);  // nothing was loaded
-  EXPECT_NE(lion.engine->load(path, {.optimizer = false}), std::nullopt);
+  LoadOptions weights;
+  weights.optimizer = false;
+  EXPECT_NE(lion.engine->load(path, weights), std::nullopt);
   lion.train(1);
 }
 
@@ -187,7 +189,9 @@ TEST_F(ModuleCheckpoint, ARelativeDirectoryIsThatOfTheCall) {
   std::filesystem::current_path(path + "/elsewhere");
   run.engine->wait_for_checkpoint();
   std::filesystem::current_path(before);
-  EXPECT_NE(run.engine->load(path + "/run", {.strict = true}), std::nullopt);
+  LoadOptions strict;
+  strict.strict = true;
+  EXPECT_NE(run.engine->load(path + "/run", strict), std::nullopt);
 }
 
 TEST_F(ModuleCheckpoint, StagingIsInTheLedger) {

@@ -16,8 +16,12 @@ using Type = OptimizerConfig::Type;
 Manifest manifest_of(const std::string& state, const std::vector<std::string>& kinds) {
   Manifest manifest;
   manifest.state = state;
-  manifest.tensors.push_back({.name = "w", .kind = "weight", .dtype = "F32"});
-  for (const std::string& kind : kinds) manifest.tensors.push_back({.name = "w", .kind = kind, .dtype = "F32"});
+  for (const std::string& kind : kinds) {
+    TensorRecord tensor;
+    tensor.name = "w";
+    tensor.kind = kind;
+    manifest.tensors.push_back(tensor);
+  }
   return manifest;
 }
 
