@@ -63,4 +63,20 @@ MUTANTS = [
         f"{_UNITS}read_in_forwards_that_fail",
     ),
     *(Mutant(name, _HOOKS, old, new, "python", f"{_UNITS}{case}") for name, old, new, case in _HOOKS_TABLE),
+    Mutant(
+        "takeover-leaves-hooks",
+        "python/zeroshard/ownership.py",
+        "        self._readers.remove()\n",
+        "",
+        "python",
+        "tests/python/test_takeover.py::test_a_second_engine_takes_the_module_over",
+    ),
+    Mutant(
+        "blocks-kept-for-ever",
+        _CACHE,
+        "  if (now - step_ended_ < kStepSeconds) return;\n",
+        "  return;\n",
+        "memory",
+        "BlockCache.AProcessThatEndsNoStepKeepsNothingForEver",
+    ),
 ]
