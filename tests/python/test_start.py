@@ -19,7 +19,7 @@ from test_launcher import launch, script  # noqa: F401 - a fixture
 from zeroshard import _C, distributed, groups
 from zeroshard.engine import Engine
 
-pytestmark = [pytest.mark.fault, pytest.mark.row("K9")]
+pytestmark = pytest.mark.fault
 DTYPES = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True}}}
 # Until then a rank is not known to the others: they can but wait, for `timeout_s`.
 UNKNOWN = ["it looks for the store", "it has not yet come"]
@@ -94,6 +94,7 @@ def check_death(point, size, victim, stage, dtype, transport):
             assert rank.seconds < 20, case
 
 
+@pytest.mark.row("K9")
 @pytest.mark.parametrize("point", [*UNKNOWN, *KNOWN])
 def test_a_rank_that_is_killed_while_the_job_starts_is_named(point, release):
     """At 2 to 4 ranks, each of them; where parameters matter at all stages, in all dtypes; over both transports."""
@@ -113,6 +114,7 @@ def start_alone(point):
     initialize()
 
 
+@pytest.mark.row("K9")
 def test_a_single_rank_is_killed():
     for point in ("default group", "the core is made"):
         (rank,) = world.run_ranks(1, start_alone, point=point, timeout_s=30)
@@ -135,6 +137,7 @@ def stay_away(absent):
     return str(raised.value), time.monotonic() - begin
 
 
+@pytest.mark.row("K9")
 @pytest.mark.parametrize("absent", [[0], [2], [1, 2]])
 def test_ranks_that_never_come_are_named(absent):
     """One timeout, zeroshard.timeout_s, bounds it, and says which ranks came and which did not."""
@@ -156,6 +159,7 @@ zeroshard.initialize(model=torch.nn.Linear(4, 4), config=config)
 """
 
 
+@pytest.mark.row("K9")
 @needs(ZEROSHARD)
 def test_the_launcher_names_a_rank_that_ends_well_before_it_has_come(script):  # noqa: F811
     """Of those that wait none is left after seconds; and nothing starts again without need."""
@@ -168,6 +172,7 @@ def test_the_launcher_names_a_rank_that_ends_well_before_it_has_come(script):  #
     assert re.search(text, err.decode()), err
 
 
+@pytest.mark.row("K9")
 @needs(ZEROSHARD_TORCH)
 def test_ranks_of_zeroshard_train_name_one_that_never_comes(tmp_path):
     config = tmp_path / "config.json"
@@ -185,6 +190,7 @@ def test_ranks_of_zeroshard_train_name_one_that_never_comes(tmp_path):
     claim.close()
 
 
+@pytest.mark.row("K9")
 def test_an_interpreter_ends_in_good_order_after_the_error(tmp_path):
     """With code 1, though what connects ranks still runs in a thread."""
     program = tmp_path / "train.py"
