@@ -50,7 +50,7 @@ TEST(ConfigErrors, OfManyUnknownKeysTheFirstAreTold) {
 // Looking for one among them takes longer the more there are: 90,000 took seconds.
 TEST(ConfigErrors, ObjectsHaveALimitOfKeys) {
   std::string keys;
-  for (int i = 0; i < 90'000; ++i) keys += "\"" + std::to_string(i) + "\": 1,";
+  for (int i = 0; i < 90'000; ++i) keys.append("\"").append(std::to_string(i)).append("\": 1,");
   EXPECT_EQ(error_of("{" + keys + "}"),
             "the configuration has more than 4096 keys: `zeroshard config keys` lists all that there are");
   expect_error(R"({"optimizer": {"type": "AdamW", "params": {)" + keys + "}}}",
