@@ -14,6 +14,12 @@ struct SwappedStorage final : c10::StorageImpl {
 
 }  // namespace
 
+c10::Storage make_storage_without_memory(int64_t bytes, at::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_t(bytes),
+                                                            at::DataPtr(nullptr, device), /*allocator=*/nullptr,
+                                                            /*resizable=*/false));
+}
+
 c10::Storage make_empty_storage(int64_t bytes, at::Device device) {
   return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<SwappedStorage>(bytes, device)));
 }

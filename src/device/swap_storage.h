@@ -21,7 +21,10 @@ void set_memory(const c10::Storage& storage, void* data, at::Device device);
 // A storage without memory; reading a tensor that points at it throws an error with `message`.
 c10::Storage make_guard_storage(int64_t bytes, at::Device device, const std::string& message);
 
-// Whether the memory of `tensor` is behind a storage of the two kinds above: an engine has it.
+// For a tensor that gets its values from elsewhere: no engine's, and it never gets memory.
+c10::Storage make_storage_without_memory(int64_t bytes, at::Device device);
+
+// Whether the memory of `tensor` comes and goes: it is behind an empty or a guard storage, and an engine has it.
 bool is_swapped(const at::Tensor& tensor);
 
 // Points `tensor` at `storage` from element `offset` on. Its shape, dtype and device stay.

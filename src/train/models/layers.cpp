@@ -21,7 +21,7 @@ namespace {
 at::Tensor without_memory(at::IntArrayRef sizes) {
   at::Tensor tensor = at::empty({0});
   const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(sizeof(float));
-  tensor.set_(make_empty_storage(bytes, at::kCPU), 0, sizes);
+  tensor.set_(make_storage_without_memory(bytes, at::kCPU), 0, sizes);
   return tensor;
 }
 
