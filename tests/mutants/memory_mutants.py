@@ -79,4 +79,12 @@ MUTANTS = [
         "memory",
         "BlockCache.AProcessThatEndsNoStepKeepsNothingForEver",
     ),
+    Mutant(
+        "hooks-of-gone-tensors-stay",
+        "src/hooks/autograd_hooks.cpp",
+        "  if (entries_.size() >= sweep_at_) sweep();\n",
+        "",
+        "hooks",
+        "BackwardHooks.TensorsThatAreGoneAreForgotten",
+    ),
 ]
