@@ -104,12 +104,11 @@ TEST(DirectoryLock, AForkedChildDoesNotKeepIt) {
   ASSERT_EQ(::pipe(child.data()), 0);
   Waiting holder([&] {
     auto* const held = new DirectoryLock(lock(root));
-    const pid_t forked = ::fork();
-    if (forked == 0) {
-      delete held;  // nor does it end it
-      ::pause();
-    }
-    if (::write(child[1], &forked, sizeof(forked)) != sizeof(forked)) ::_exit(1);
+    if (::fork() != 0) return;
+    delete held;  // nor does it end it
+    const pid_t forked = ::getpid();
+    if (::write(child[1], &forked, sizeof(forked)) == ssize_t(sizeof(forked))) ::pause();
+    ::_exit(1);
   });
   pid_t forked = 0;
   ASSERT_EQ(::read(child[0], &forked, sizeof(forked)), ssize_t(sizeof(forked)));
