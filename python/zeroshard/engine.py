@@ -27,7 +27,7 @@ from .materialize import materialize
 from .messages import announce, log
 from .optimizer import Optimizer, OptimizerSetup
 from .optimizer_states import describe_states, take_states
-from .ownership import Ownership, destroy, take_back, taking_over
+from .ownership import Ownership, destroy, drop_gradients, take_back, taking_over
 from .parameter_check import ParameterCheck
 from .step_progress import StepProgress
 from .stopping import request_stop_on, save_last, wait_at_exit
@@ -52,6 +52,7 @@ class Engine(nn.Module):
         self._batch = Batch(self._config.micro_batch_size, self._config.grad_accumulation_steps, self.world_size())
         self._units = find_units(module, self._config.unit_classes)
         self._place_buffers()
+        drop_gradients(module)
         with taking_over(module):
             self._core = self._make_core(setup)
         self._parameter_check = ParameterCheck(module, self._units if self._trains else [])
@@ -183,8 +184,12 @@ class Engine(nn.Module):
         save_failed = False
         updates = self.is_gradient_accumulation_boundary()
         if updates:
-            save_failed = self._take_step(lr_kwargs or {})
+            save_failed = self._take_step()
         progress.count(self, updates)
+        if self._applied and self.lr_scheduler is not None:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
+        if updates:
+            self._print_step()
         if self._stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
@@ -206,7 +211,7 @@ class Engine(nn.Module):
                 "them, as the configuration's gradient_accumulation_steps means"
             )
 
-    def _take_step(self, lr_kwargs: dict) -> bool:
+    def _take_step(self) -> bool:
         """Returns whether a save in the background has failed."""
         if self._progress.unsynced:  # the last micro-batch was under no_sync: its gradients still have to travel
             with self._progress.backward(self):
@@ -226,17 +231,16 @@ class Engine(nn.Module):
         self.optimizer.loss_scale = self._core.loss_scale
         self._stop = result.stop
         self.global_steps += 1
-        if not result.applied:
-            self.skipped_steps += 1
-        elif self.lr_scheduler is not None:
-            self.lr_scheduler.step(**lr_kwargs)
+        self.skipped_steps += not result.applied
+        return result.save_failed
+
+    def _print_step(self) -> None:
         every = self._config.steps_per_print
         if every > 0 and self.global_steps % every == 0 and self.rank() == 0:
             log(
                 f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
                 f"grad_norm={self._grad_norm:.4g}"
             )
-        return result.save_failed
 
     def _external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
         """The stretches of parameters that the user's own optimizer updates on this rank, as it knows them."""
@@ -329,7 +333,7 @@ class Engine(nn.Module):
         """Ends the engine: frees its states and hooks, and makes the module's parameters ordinary tensors, whole.
 
         Collective. Where stage 3 has sharded them and some rank lacks the memory for all, or while an exception is
-        handled, they have no values afterwards.
+        handled, they have no values afterwards. Raises ``IoError`` when the last checkpoint could not be written.
         """
         destroy(self)
 

@@ -1,6 +1,6 @@
 """States that an optimizer of the user's has before the engine: those that it makes with its parameters, or has loaded.
 
-They are of whole parameters; the engine keeps each rank's stretches of them.
+They are of whole parameters, and rank 0's count, as of parameters; the engine keeps each rank's stretches of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from . import _C
 
@@ -42,15 +43,37 @@ def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[
                     f"{list(param.shape)}: only states with one value per element, and numbers, can be sharded. Pass "
                     "an optimizer that has none yet, or a callable that makes it"
                 )
-        found.append((name, ", ".join(sorted(kind for kind, value in state.items() if value is not None))))
+        kinds = sorted(f"{kind} ({_type_of(value)})" for kind, value in state.items() if value is not None)
+        found.append((name, ", ".join(kinds)))
     return found
 
 
+def _type_of(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _share(engine: Engine, state: dict[str, Any]) -> None:
+    """Gives the states of a parameter rank 0's values, as the parameter has them. Collective."""
+    for kind in sorted(kind for kind, value in state.items() if value is not None):
+        value = state[kind]
+        if isinstance(value, torch.Tensor):
+            shared = value.detach().to(engine.device, copy=True).contiguous()
+            dist.broadcast(shared, src=0)
+            state[kind] = shared.to(value.device)
+        elif isinstance(value, bool | int | float):
+            number = torch.tensor(float(value), dtype=torch.float64, device=engine.device)
+            dist.broadcast(number, src=0)
+            state[kind] = type(value)(number.item())
+
+
 def take_states(engine: Engine, setup: OptimizerSetup) -> None:
-    """Gives the engine its stretches of the states, and frees the whole ones."""
+    """Gives the engine its stretches of rank 0's states, and frees the whole ones. Collective."""
     states = {id(param): state for param, state in setup.states}
     if not states:
         return
+    if engine.world_size() > 1:
+        for state in states.values():
+            _share(engine, state)
     tensors = {param.names[0]: param.tensors for unit in engine._units for param in unit.params}
 
     def state_of(name: str) -> dict[str, Any]:
@@ -68,7 +91,8 @@ def take_states(engine: Engine, setup: OptimizerSetup) -> None:
             if stretch.get(kind) is not None:
                 moment.copy_(stretch[kind])
     for name, group in tensors.items():
-        if (state := state_of(name)) and any(id(tensor) in setup.group_of for tensor in group):
+        trains = any(id(tensor) in setup.group_of and tensor.requires_grad for tensor in group)
+        if (state := state_of(name)) and trains:
             engine._core.set_updates(name, _updates(state))
     setup.inner.state.clear()
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import _C
+from .exit_code import end_with_code_1
 from .messages import log
 
 if TYPE_CHECKING:
@@ -109,12 +110,26 @@ def take_back(params: Iterable[torch.Tensor]) -> None:
             owner.return_unit(mark[1])
 
 
+def drop_gradients(module: nn.Module) -> None:
+    """Those of training before the engine: they would join its first step."""
+    with_gradient = [(name, param) for name, param in module.named_parameters() if param.grad is not None]
+    for _, param in with_gradient:
+        param.grad = None
+    if with_gradient:
+        log(
+            f"warning: zeroshard.initialize drops the gradient of '{with_gradient[0][0]}' (and of "
+            f"{len(with_gradient) - 1} more): no update had used it"
+        )
+
+
 @contextmanager
 def taking_over(module: nn.Module) -> Iterator[None]:
     """Around the making of an engine: those that its parameters belong to end, and give them by units. Collective."""
     owners = owners_of(module.parameters())
     for owner in owners:
-        _wait_for_save(owner.core)
+        if (error := _wait_for_save(owner.core)) is not None:
+            log(f"a checkpoint of the engine before was not saved: {error}")
+            end_with_code_1()
         owner.detach(
             "this engine's module belongs to another engine now: zeroshard.initialize was called with it again, which "
             "takes the parameters over as they are. Use the engine that it returned"
@@ -136,21 +151,24 @@ def destroy(engine: Engine) -> None:
     ownership = engine._ownership
     together = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
     gather = together and (not ownership.sharded or _fits(engine))
-    if together:
-        _wait_for_save(engine._core)
+    unsaved = _wait_for_save(engine._core) if together else None
     ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")
     try:
         ownership.end(gather=gather)
     except (_C.CommError, MemoryError) as error:
         log(f"destroy: the parameters cannot be gathered, and have no values any more: {error}")
         ownership.end(gather=False)
+    if unsaved is not None:
+        raise unsaved
 
 
-def _wait_for_save(core: _C.Engine) -> None:
+def _wait_for_save(core: _C.Engine) -> _C.Error | None:
+    """The error of a save in the background that nobody has heard of yet."""
     try:
         core.wait_for_checkpoint()
     except _C.Error as error:
-        log(f"the last checkpoint was not saved: {error}")
+        return error
+    return None
 
 
 def _fits(engine: Engine) -> bool:

@@ -50,23 +50,29 @@ class StepProgress:
         """Around what raises when some rank has discarded its gradients."""
         try:
             yield
-        except Exception:
+        except BaseException:  # Ctrl-C, too
             self._take_back(engine)
             raise
 
     @contextmanager
     def backward(self, engine: Engine) -> Iterator[None]:
-        """Around ``loss.backward()``. What it raises is told to all ranks, which discard the step's gradients."""
+        """Around ``loss.backward()``. What it raises is told to all ranks, which discard the step's gradients.
+
+        So is an interruption just before or after its end: whoever catches it begins the step again.
+        """
         self.called_backward = True
         engine._core.begin_backward(engine._sync)
+        has_ended = False
         with self.taking_back(engine):
             try:
                 with naming_the_way_out():
                     yield
-            except Exception as error:
-                engine._core.fail_backward(f"{type(error).__name__}: {error}")
+                has_ended = True
+                engine._core.end_backward()
+            except BaseException as error:
+                if not has_ended or not isinstance(error, Exception):
+                    engine._core.fail_backward(f"{type(error).__name__}: {error}")
                 raise
-            engine._core.end_backward()
         self.unsynced = not engine._sync
 
     def zero_grad(self, engine: Engine) -> None:

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
 
 def request_stop_on(engine: Engine, signals: Iterable[signal.Signals]) -> None:
-    """The first of each signal asks the engine to stop, the second does what it did before."""
+    """The first of each signal asks the engine to stop, the second does what it did before.
+
+    So does the first where the engine has ended.
+    """
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, previous[number])
-        engine.request_stop()
+        if has_ended(engine):
+            os.kill(os.getpid(), number)
+        else:
+            engine.request_stop()
 
     previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
     for number in previous:

@@ -228,14 +228,13 @@ void Engine::finish_step(const StepResult& result) {
     if (!is_empty) impl.skipped = 0;
     if (!impl.options.external_optimizer.empty()) impl.optimizer->publish_masters();
     if (impl.options.config.stage > 0) impl.refresh();  // at stage 0 every rank has updated everything
-  } else {
-    impl.report_skip(result.loss_scale);
   }
   impl.watch->forget_readings();
   impl.reducer->end_step();
   impl.unapplied = false;
   end_cpu_memory_step();
   impl.heartbeat.beat(++impl.steps);
+  if (!result.applied) impl.report_skip(result.loss_scale);
 }
 
 bool Engine::has_pending_gradients() const {
