@@ -33,13 +33,17 @@ def reported(logs: Path, tests: list[str]) -> list[str]:
 
 def run_again(command: list[str], times: int) -> int:
     command = [*command, "--rerun-failed", "--output-on-failure", "-j1", "--repeat", f"until-pass:{times}"]
+    found = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         for line in process.stdout:
             print(line, end="")
+            found = found or SANITIZED.search(line.encode()) is not None
             if passed := PASSED.match(line):
                 print(f"FLAKY {passed[1]}")
             sys.stdout.flush()
-    return process.returncode
+    if found and process.returncode == 0:
+        print("a sanitizer has found an error in a test that was run again")
+    return 1 if found else process.returncode
 
 
 def main() -> int:
@@ -47,6 +51,8 @@ def main() -> int:
     parser.add_argument("again", type=int, metavar="N", help="how often a test that failed is run again; 0: never")
     parser.add_argument("--test-dir", required=True)
     arguments, rest = parser.parse_known_args()
+    if any(option.startswith("--stop-on-failure") for option in rest):
+        parser.error("--stop-on-failure leaves tests out, and a flaky one would hide them")
     logs = Path(arguments.test_dir) / "Testing" / "Temporary"
     (logs / "LastTestsFailed.log").unlink(missing_ok=True)
     command = ["ctest", "--test-dir", arguments.test_dir]

@@ -29,7 +29,9 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     meeting = None
     if dist.get_backend() != dist.Backend.MPI:  # which has no store
+        # Below torch's own prefix: this meeting finds the cards of the one before the default group was made.
         store = dist.distributed_c10d._get_default_store()
+        store = getattr(store, "underlying_store", store)
         meeting = meet(store, dist.get_rank(), dist.get_world_size(), timedelta(milliseconds=timeout_ms))
 
     def make() -> tuple[str, str, str]:

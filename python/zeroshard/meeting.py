@@ -26,8 +26,6 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> _
     Raises ``CommError`` when one that had come has died, or has not come in time: it names those that came and those
     that did not.
     """
-    while isinstance(store, dist.PrefixStore):  # a later meeting finds the cards of an earlier one
-        store = store.underlying_store
     meeting = None
     try:
         meeting = _C.Meeting(

@@ -10,6 +10,7 @@
 #include "base/read_text.h"
 #include "file/durable.h"
 #include "train/models/lora_config.h"
+#include "zeroshard/checkpoint_files.h"
 
 namespace zeroshard {
 namespace {
@@ -75,7 +76,7 @@ void check_output(const std::string& model, const std::string& output, const std
            "', the directory of train.model: its weights would be overwritten. Name another folder");
   if (fs::is_directory(model, none))
     companions(model);  // what cannot be copied is told now, and not after the training
-  if (fs::exists(checkpoints) && !fs::is_empty(checkpoints)) return;
+  if (fs::is_directory(checkpoints, none) && !list_checkpoints(checkpoints).empty()) return;
   for (const char* name : {"config.json", kAdapterConfig})
     ZS_CHECK(!fs::exists(fs::path(output) / name), "train.output is '", output, "', which holds a model (", name,
              "), and there is no checkpoint in '", checkpoints,

@@ -7,19 +7,23 @@
 
 namespace zeroshard {
 
-std::optional<DirectoryLock> lock_output(const TrainOptions& options, World& world) {
-  std::optional<DirectoryLock> lock;
+std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world) {
+  std::vector<DirectoryLock> locks;
   std::exception_ptr error;
   if (world.rank() == 0) {
     try {
-      lock.emplace(posix_io(), options.output, "Name another folder in train.output, or wait for that run to end");
+      locks.emplace_back(posix_io(), options.output,
+                         "Name another folder in train.output, or wait for that run to end");
+      locks.emplace_back(posix_io(), options.checkpoints,
+                         "Name another one in train.checkpoints.folder, or wait for that run to end");
     } catch (const std::exception&) {
       error = std::current_exception();
     }
   }
-  if (world.mean(error ? 1 : 0) == 0) return lock;
+  if (world.mean(error ? 1 : 0) == 0) return locks;
   if (error) std::rethrow_exception(error);
-  throw IoError(concat("rank 0 cannot have '", options.output, "' (train.output) for this run; its error says why"));
+  throw IoError(concat("rank 0 cannot have '", options.output, "' (train.output) and '", options.checkpoints,
+                       "' (train.checkpoints.folder) for this run; its error says why"));
 }
 
 }  // namespace zeroshard

@@ -300,7 +300,7 @@ class Run {
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainConfig own = config;
   check_output(own.train.model, own.train.output, own.train.checkpoints);
-  const std::optional<DirectoryLock> lock = lock_output(own.train, world);
+  const std::vector<DirectoryLock> locks = lock_output(own.train, world);
   if (!tokenize_texts(own.train, world, stop)) return TrainEnd::kInterrupted;
   return Run(own, world, observer, stop).run();
 }

@@ -41,6 +41,9 @@ def _passes(item, times, outputs):
     """Whether one of so many runs passes; those that do not add what they printed."""
     options = ["-q", "-p", "no:cacheprovider"]
     options += [option for option in item.config.invocation_params.args if option == "--release"]
+    for name, option in (("pythonwarnings", "-W"), ("override_ini", "-o")):
+        for value in item.config.getoption(name) or []:
+            options += [option, value]
     for _ in range(times):
         command = [sys.executable, "-m", "pytest", *options, item.nodeid]
         done = subprocess.run(command, cwd=item.config.rootpath, capture_output=True, text=True, errors="replace")

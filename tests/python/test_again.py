@@ -140,3 +140,13 @@ def test_what_a_sanitizer_found_is_no_flake(tmp_path):
     done = run_ctest(tmp_path, 2, fine=1, ThreadSanitizer=2)
     assert done.returncode != 0 and "FLAKY" not in done.stdout
     assert runs_of(tmp_path, "ThreadSanitizer") == 1
+
+
+@needs_ctest
+def test_what_a_sanitizer_finds_when_a_test_is_run_again_is_no_flake(tmp_path):
+    log = tmp_path / "late"
+    script = f"echo x >> {log}; test $(wc -l < {log}) -eq 2 && echo 'ThreadSanitizer: data race'; test $(wc -l < {log}) -ge 3"
+    (tmp_path / "CTestTestfile.cmake").write_text(f'add_test(late "/bin/sh" "-c" "{script}")'.replace("$(", "\\$("))
+    command = [sys.executable, str(RUN_CTEST), "2", "--test-dir", str(tmp_path), "--output-on-failure"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and runs_of(tmp_path, "late") == 3, done.stdout

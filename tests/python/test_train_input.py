@@ -87,6 +87,13 @@ def test_an_output_has_one_job(tmp_path, tokens):
         assert done.returncode == 1 and holder in done.stderr, done.stderr
         assert "Name another folder in train.output" in done.stderr
         assert dry_run(second).returncode == 0
+        other = {
+            "output": str(tmp_path / "other"),
+            "checkpoints": {"folder": str(tmp_path / "trained" / "checkpoints")},
+        }
+        done = run(write(tmp_path / "second", train | other, stage=3), 2)
+        assert done.returncode == 1 and holder in done.stderr and "train.checkpoints.folder" in done.stderr, done.stderr
+        second = write(tmp_path / "second", train | {"steps": 2}, stage=3)
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -95,3 +102,13 @@ def test_an_output_has_one_job(tmp_path, tokens):
     done = run(second, 2)
     assert done.returncode == 0, done.stderr
     assert sorted(metrics(tmp_path)) == [1, 2] and not (tmp_path / "trained" / ".lock").exists()
+
+
+def test_a_model_is_not_overwritten_for_the_sake_of_a_folder_without_a_checkpoint(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, from_scratch=True, steps=1)
+    (tmp_path / "trained" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "trained" / "checkpoints" / "notes.txt").write_text("mine")
+    (tmp_path / "trained" / "config.json").write_text("{}")
+    done = run(write(tmp_path, train), 1)
+    assert done.returncode != 0 and "it would be overwritten" in done.stderr, done.stderr
+    assert (tmp_path / "trained" / "config.json").read_text() == "{}"
