@@ -211,3 +211,17 @@ def test_an_interpreter_ends_in_good_order_after_the_error(tmp_path):
     claim.close()
     assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL, 1], told
     assert all(re.search(r"CommError: rank [02]: rank 1 \(pid \d+\) died", told[rank]) for rank in (0, 2)), told
+
+
+def on_a_store_that_lives_on(port, job):
+    store = dist.PrefixStore(job, dist.TCPStore("127.0.0.1", port, None, False))
+    dist.init_process_group("gloo", store=store, rank=world.rank(), world_size=world.size())
+    engine, *_ = zeroshard.initialize(model=models.stack(), config={"zeroshard": {"timeout_s": 30}})
+    return engine.parameter_digest()
+
+
+def test_jobs_that_share_a_store_by_prefixes_do_not_meet():
+    """One after the other: the ranks of the first are gone."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    for job in ("first", "second"):
+        assert len(set(world.run(2, on_a_store_that_lives_on, port=store.port, job=job))) == 1
