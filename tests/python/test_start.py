@@ -216,8 +216,8 @@ def test_an_interpreter_ends_in_good_order_after_the_error(tmp_path):
 def on_a_store_that_lives_on(port, job):
     store = dist.PrefixStore(job, dist.TCPStore("127.0.0.1", port, None, False))
     dist.init_process_group("gloo", store=store, rank=world.rank(), world_size=world.size())
-    engine, *_ = zeroshard.initialize(model=models.stack(), config={"zeroshard": {"timeout_s": 30}})
-    return engine.parameter_digest()
+    config = {"train_micro_batch_size_per_gpu": 1, "zeroshard": {"timeout_s": 30}}
+    return zeroshard.initialize(model=models.stack(), config=config)[0].parameter_digest()
 
 
 def test_jobs_that_share_a_store_by_prefixes_do_not_meet():
