@@ -217,6 +217,8 @@ def on_a_store_that_lives_on(port, job):
     store = dist.PrefixStore(job, dist.TCPStore("127.0.0.1", port, None, False))
     dist.init_process_group("gloo", store=store, rank=world.rank(), world_size=world.size())
     config = {"train_micro_batch_size_per_gpu": 1, "zeroshard": {"timeout_s": 30}}
+    if world.rank() == 1:
+        time.sleep(1)  # rank 0 waits meanwhile, and looks at whom it knows
     return zeroshard.initialize(model=models.stack(), config=config)[0].parameter_digest()
 
 
