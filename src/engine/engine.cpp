@@ -22,6 +22,11 @@ void Engine::Impl::check_caller() const {
         "note the signal, or call request_stop(), and act on it between steps");
 }
 
+void Engine::Impl::renew_hooks(size_t unit) const {
+  if (!in_use) return;
+  for (const GradHook& hook : hooks[unit]) hook.renew();
+}
+
 void Engine::Impl::report_skip(double scale) {
   ++skipped;
   const auto bad = find_non_finite(reduce_comm, options.device, optimizer->slices());
@@ -94,12 +99,14 @@ Engine::~Engine() {
 void Engine::begin_forward(bool training) {
   impl_->check_whole();
   impl_->backward_hooks.forget();
+  for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
   impl_->executor->begin_pass(training);
   if (!training) end_cpu_memory_step();  // evaluation has no other end
 }
 
 void Engine::pre_forward(size_t unit) {
   impl_->check_caller();
+  impl_->renew_hooks(unit);  // of a module that is called without the engine
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
 
@@ -260,6 +267,7 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
            impl_->gather_comm.world_size(), " ranks");
   if (!impl_->in_use) return;  // returned in the meantime
   std::vector<std::string> written;
+  const std::string refused = modify_rank >= 0 ? impl_->take_moved(units, modify_rank) : "";
   for (const size_t u : units) {
     Unit& unit = impl_->executor->unit(u);
     if (modify_rank == kReadOnly) {
@@ -275,9 +283,11 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
     }
     if (modify_rank >= 0) impl_->watch->forget_reading(u);
     const bool dropped = modify_rank == kDropWrites && unit.placement() == Placement::kSharded;
+    for (size_t i = 0; dropped && i < unit.layout().params.size(); ++i) unit.point_back(i);
     if (modify_rank >= 0 || dropped) impl_->watch->accept(u);
     impl_->executor->release(u);
   }
+  if (!refused.empty()) throw StateError(refused);
   if (written.empty()) return;
   throw StateError(concat("parameter '", written.front(),
                           "' was written inside zeroshard.gathered(...) without "

@@ -240,16 +240,17 @@ void Engine::Impl::make_reducer() {
 }
 
 void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {
+  hooks.resize(layouts.size());
   for (size_t u = 0; u < layouts.size(); ++u) {
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
       if (!units[u].params[i].requires_grad) continue;
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
         if (!layouts[u].params[i].requires_grad) {
-          hooks.emplace_back(tensor, [](const at::Tensor&) {});  // nobody updates it
+          hooks[u].emplace_back(tensor, [](const at::Tensor&) {});  // nobody updates it
           continue;
         }
         trainable.push_back(tensor);
-        hooks.emplace_back(tensor, [this, u, i](const at::Tensor& grad) {
+        hooks[u].emplace_back(tensor, [this, u, i](const at::Tensor& grad) {
           pending_backward = true;
           reducer->add(u, i, grad, sync);
         });

@@ -91,6 +91,10 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   Impl& impl = *impl_;
   const bool leads = impl.checkpoint_comm().rank() == 0;
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
+  run_together([&] {
+    impl.check_whole();
+    impl.take_all_writes();
+  });
   WeightFile file;
   const auto phase = [&](const std::function<void()>& step) {
     run_together([&] {
@@ -98,7 +102,6 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
     });
   };
   phase([&] {
-    impl.check_whole();
     for (const UnitLayout& layout : impl.layouts)
       for (const ParamSpec& param : layout.params)
         if (exported(param)) file.declare(param.name(), param.shape, to_scalar_type(param.dtype));

@@ -39,6 +39,7 @@ struct Engine::Impl {
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();
   void install_hooks(const std::vector<UnitDefinition>& units);
+  void renew_hooks(size_t unit) const;
   Placement placement(const UnitLayout& layout) const;
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
@@ -54,6 +55,9 @@ struct Engine::Impl {
   void take_writes(bool written_somewhere);
   void take_all_writes();
   void check_writes();
+  void check_write(size_t unit, size_t param, int64_t how) const;
+  std::string refused_memory(size_t unit, size_t param) const;
+  std::string take_moved(const std::vector<size_t>& units, int root);
   // Frees what only training needs. From then on the engine can do nothing but return units.
   void retire();
 
@@ -88,8 +92,8 @@ struct Engine::Impl {
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<WriteWatch> watch;
-  std::vector<GradHook> hooks;
-  std::vector<at::Tensor> trainable;  // as the engine was made
+  std::vector<std::vector<GradHook>> hooks;  // by unit
+  std::vector<at::Tensor> trainable;         // as the engine was made
   BackwardHooks backward_hooks;
   LossScaler scaler;
   Heartbeat heartbeat = Heartbeat::from_environment();

@@ -1,8 +1,10 @@
 #include "engine/write_watch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
+#include "base/shape_text.h"
 #include "engine/consensus.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
@@ -35,14 +37,15 @@ uint64_t WriteWatch::version(size_t unit, size_t param) const {
 std::vector<int64_t> WriteWatch::written() const {
   std::vector<int64_t> result;
   for (size_t u = 0; u < versions_.size(); ++u)
-    for (size_t i = 0; i < versions_[u].size(); ++i) result.push_back(version(u, i) != versions_[u][i] ? 1 : 0);
+    for (size_t i = 0; i < versions_[u].size(); ++i)
+      result.push_back(executor_.unit(u).is_moved(i) ? kMoved : version(u, i) != versions_[u][i] ? kWritten : 0);
   return result;
 }
 
 bool WriteWatch::any_written() const {
   for (size_t u = 0; u < versions_.size(); ++u)
     for (size_t i = 0; i < versions_[u].size(); ++i)
-      if (version(u, i) != versions_[u][i]) return true;
+      if (version(u, i) != versions_[u][i] || executor_.unit(u).is_moved(i)) return true;
   return false;
 }
 
@@ -76,12 +79,15 @@ void WriteWatch::begin_reading(size_t unit) {
 std::vector<std::string> WriteWatch::end_reading(size_t unit) {
   const auto found = readings_.find(unit);
   if (found == readings_.end()) return {};
-  const Unit& values = executor_.unit(unit);
+  Unit& values = executor_.unit(unit);
   std::vector<std::string> names;
   if (values.is_unsharded()) {  // else a step has freed it in the meantime
     const std::vector<int64_t> now = checksums(unit);
-    for (size_t i = 0; i < now.size(); ++i)
-      if (now[i] != found->second.checksums[i]) names.push_back(values.layout().params[i].name());
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i] == found->second.checksums[i]) continue;
+      names.push_back(values.layout().params[i].name());
+      values.point_back(i);
+    }
   }
   if (--found->second.times == 0) readings_.erase(found);
   return names;
@@ -101,28 +107,80 @@ void Engine::Impl::take_all_writes() {
 }
 
 void Engine::Impl::check_writes() {
-  const std::vector<int64_t> written = agree_on_flags(reduce_comm, options.device, watch->written());
-  std::vector<std::pair<std::string, at::Tensor>> replicas;
+  std::vector<int64_t> written = watch->written();
   size_t next = 0;
+  for (size_t u = 0; u < layouts.size(); ++u)
+    for (size_t i = 0; i < layouts[u].params.size(); ++i, ++next)
+      if (written[next] == WriteWatch::kMoved && !executor->unit(u).prepare_take_back(i))
+        written[next] = WriteWatch::kRefused;
+  written = agree_on_flags(reduce_comm, options.device, written);
+  next = 0;
+  for (size_t u = 0; u < layouts.size(); ++u)
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) check_write(u, i, written[next++]);
+  std::vector<std::pair<std::string, at::Tensor>> replicas;
+  next = 0;
   for (size_t u = 0; u < layouts.size(); ++u) {
     Unit& unit = executor->unit(u);
+    bool taken_back = false;
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
-      if (written.at(next++) == 0) continue;
-      const std::string& name = layouts[u].params[i].name();
-      if (unit.placement() == Placement::kSharded)
-        throw StateError(concat("parameter '", name,
-                                "' was written outside of zeroshard.gathered(..., modify_rank=...), while it was whole "
-                                "for a forward: each rank keeps a shard of it alone, and what was written is lost. "
-                                "Write it inside of that"));
+      const int64_t how = written[next++];
+      if (how == 0) continue;
       unit.unshard();
       unit.wait();
-      replicas.emplace_back(name, unit.tensors(i).front());
+      if (how == WriteWatch::kMoved && !std::exchange(taken_back, true)) unit.take_back(/*values=*/true);
+      watch->reject(u, i);
+      replicas.emplace_back(layouts[u].params[i].name(), unit.tensors(i).front());
     }
   }
   check_replicas(reduce_comm, options.device, replicas,
-                 "It was written in place, and not the same on every rank: write the same everywhere, or inside "
+                 "It was written, and not the same on every rank: write the same everywhere, or inside "
                  "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
   watch->accept_all();
+}
+
+// `how`: what is worst on any rank.
+void Engine::Impl::check_write(size_t unit, size_t param, int64_t how) const {
+  const std::string& name = layouts[unit].params[param].name();
+  if (how != 0 && executor->unit(unit).placement() == Placement::kSharded) {
+    if (how == WriteWatch::kWritten)
+      throw StateError(concat("parameter '", name,
+                              "' was written outside of zeroshard.gathered(..., modify_rank=...), while it was whole "
+                              "for a forward: each rank keeps a shard of it alone, and what was written is lost. "
+                              "Write it inside of that"));
+    throw StateError(concat("parameter '", name,
+                            "' was given other memory (param.data = ...) outside of zeroshard.gathered(..., "
+                            "modify_rank=...): each rank keeps a shard of it alone, and would train that. Assign to it "
+                            "inside of that"));
+  }
+  if (how == WriteWatch::kRefused) throw StateError(refused_memory(unit, param));
+}
+
+std::string Engine::Impl::refused_memory(size_t unit, size_t param) const {
+  const ParamSpec& spec = layouts[unit].params[param];
+  return concat(
+      "parameter '", spec.name(),
+      "' was given other memory (param.data = ...) whose values cannot be taken: they have another shape than ",
+      shape_text(spec.shape), ", cannot be read, or differ between tensors that are tied");
+}
+
+// Before what rank `root` wrote to units is taken: the memory that it gave to parameters. Returns why it cannot be, on
+// all ranks. Collective.
+std::string Engine::Impl::take_moved(const std::vector<size_t>& units, int root) {
+  const bool is_root = gather_comm.rank() == root;
+  std::vector<std::pair<size_t, size_t>> params;
+  int64_t refused = 0;  // 1 + which of them
+  for (const size_t u : units) {
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+      params.emplace_back(u, i);
+      if (is_root && !executor->unit(u).prepare_take_back(i)) refused = int64_t(params.size());
+    }
+  }
+  if (gather_comm.world_size() > 1)
+    refused = all_reduce(gather_comm, options.device, {refused}, ReduceOp::kMax, "memory of parameters")[0];
+  for (const size_t u : units) executor->unit(u).take_back(is_root && refused == 0);
+  if (refused == 0) return "";
+  const auto [unit, param] = params.at(size_t(refused - 1));
+  return refused_memory(unit, param);
 }
 
 }  // namespace zeroshard

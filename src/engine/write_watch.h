@@ -8,21 +8,27 @@
 
 namespace zeroshard {
 
-// Notices what users write to parameters, by the version counters of tensors. What is written around them
-// (tensor.data) is not seen, but for values that were gathered for reading: of those a checksum is kept.
+// Notices what users write to parameters, by the version counters of tensors, and other memory that they give to them.
+// What is written around the counters (tensor.data.mul_) is not seen, but for values that were gathered for reading: of
+// those a checksum is kept.
 class WriteWatch {
  public:
+  // How a parameter was written. kRefused: kMoved, and the values cannot be taken.
+  static constexpr int64_t kWritten = 1, kMoved = 2, kRefused = 3;
+
   // From now on. `executor` outlives it.
   explicit WriteWatch(Executor& executor) : executor_(executor) { accept_all(); }
 
-  // Per unit and parameter, one after another: whether it was written since it was accepted.
+  // Per unit and parameter, one after another: 0, or how it was written since it was accepted.
   std::vector<int64_t> written() const;
   bool any_written() const;
   void accept(size_t unit);
+  // It counts as written until it is accepted.
+  void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }
   void accept_all();
 
   // Around reading: `unit` is whole, and must have the same values when end_reading() is called as often. Then
-  // end_reading() returns the names of parameters that have others.
+  // end_reading() returns the names of parameters that have others; those that are in other memory lose it.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
   // The values were changed rightfully.

@@ -11,12 +11,24 @@ namespace zeroshard {
 
 using torch::autograd::variable_list;
 
-GradHook::GradHook(const at::Tensor& leaf, Callback callback) {
+namespace {
+
+// Of either kind of GradHook::NodePtr.
+template <typename T>
+std::weak_ptr<T> weakly(const std::shared_ptr<T>& node) {
+  return node;
+}
+template <typename T, typename Null>
+c10::weak_intrusive_ptr<T, Null> weakly(const c10::intrusive_ptr<T, Null>& node) {
+  return c10::weak_intrusive_ptr<T, Null>(node);
+}
+
+}  // namespace
+
+GradHook::GradHook(const at::Tensor& leaf, Callback callback) : leaf_(leaf.getIntrusivePtr()) {
   node_ = torch::autograd::impl::grad_accumulator(leaf);
   ZS_ASSERT(node_, "only a leaf that requires a gradient has an accumulator");
-  // The tensor is held weakly: the hook must not keep a parameter alive that its module has dropped.
-  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(leaf.getIntrusivePtr());
-  auto hook = [weak, callback = std::move(callback)](const variable_list& outputs, const variable_list&) {
+  auto hook = [weak = leaf_, callback = std::move(callback)](const variable_list& outputs, const variable_list&) {
     if (auto impl = weak.lock()) {
       const at::Tensor tensor(std::move(impl));
       const at::Tensor grad = std::move(tensor.mutable_grad());
@@ -30,6 +42,14 @@ GradHook::GradHook(const at::Tensor& leaf, Callback callback) {
 
 GradHook::~GradHook() {
   if (node_) node_->del_post_hook(key_);
+}
+
+void GradHook::renew() const {
+  const auto impl = leaf_.lock();
+  if (!impl || !node_) return;
+  const at::Tensor leaf(impl);
+  if (torch::autograd::impl::try_get_grad_accumulator(leaf) != node_)
+    torch::autograd::impl::set_grad_accumulator(leaf, weakly(node_));
 }
 
 void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback) {

@@ -23,11 +23,15 @@ class GradHook {
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
 
+  // A cast of the leaf, and back, gives it another node: from now on it has the one with the hook again.
+  void renew() const;
+
  private:
   // A shared_ptr up to LibTorch 2.12, an intrusive_ptr from 2.13 on. Autograd itself holds the node weakly.
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
   NodePtr node_;
+  c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;  // weak: a parameter does not live on that its module has dropped
   uintptr_t key_ = 0;
 };
 

@@ -1,6 +1,8 @@
 #include "unit/unit.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -85,7 +87,8 @@ Unit::~Unit() {
       const ParamSpec& spec = layout_.params[i];
       const auto gone =
           make_guard_storage(spec.numel() * element_size(spec.dtype), device_, gone_message("parameter", spec.name()));
-      for (const at::Tensor& tensor : tensors_[i]) point_at(tensor, gone, 0);
+      for (const at::Tensor& tensor : tensors_[i])
+        if (!is_elsewhere(tensor, i)) point_at(tensor, gone, 0);
     }
     for (const c10::Storage& storage : full_)  // views of parameters have it
       storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
@@ -157,6 +160,7 @@ void Unit::read(const UnitSource& source) {
 // Makes the user's tensors views of the unit's storages. Their old memory is freed when nobody else holds it.
 void Unit::adopt_tensors(std::vector<std::vector<at::Tensor>> params) {
   guards_.resize(layout_.params.size());
+  views_.resize(layout_.params.size());
   for (const FlatGroup& group : layout_.groups) {
     const at::ScalarType type = to_scalar_type(group.dtype);
     full_.push_back(make_empty_storage(group.layout.padded_numel() * element_size(group.dtype), device_));
@@ -171,6 +175,7 @@ void Unit::adopt_tensors(std::vector<std::vector<at::Tensor>> params) {
         at::Tensor view = at::empty({0}, options);
         view.set_(full_.back(), group.layout.param(i).begin, spec.shape);
         tensor.set_data(view);
+        views_[index] = view;
       }
     }
   }
@@ -238,8 +243,9 @@ void Unit::attach(char* memory) {
     const FlatGroup& group = layout_.groups[g];
     set_memory(full_[g], group_memory(memory, g), device_);
     for (size_t i = 0; i < group.params.size() && !tensors_.empty(); ++i) {
-      for (const at::Tensor& tensor : tensors_[group.params[i]])
-        point_at(tensor, full_[g], group.layout.param(i).begin);
+      const size_t index = group.params[i];
+      for (const at::Tensor& tensor : tensors_[index])
+        if (!is_elsewhere(tensor, index)) point_at(tensor, full_[g], group.layout.param(i).begin);
     }
   }
 }
@@ -247,7 +253,8 @@ void Unit::attach(char* memory) {
 void Unit::detach() {
   for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    for (const at::Tensor& tensor : tensors_[i]) point_at(tensor, guards_[i], 0);
+    for (const at::Tensor& tensor : tensors_[i])
+      if (!is_elsewhere(tensor, i)) point_at(tensor, guards_[i], 0);
   }
 }
 
@@ -308,8 +315,13 @@ void Unit::return_tensors() {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const Range range = group.layout.param(i);
       const at::Tensor values = whole.slice(0, range.begin, range.end).clone();
-      for (at::Tensor& tensor : tensors_[group.params[i]])  // several that are tied share the memory
-        tensor.set_data(values.view(tensor.scalar_type()).view(layout_.params[group.params[i]].shape));
+      const size_t index = group.params[i];
+      for (at::Tensor& tensor : tensors_[index]) {  // several that are tied share the memory
+        if (!is_elsewhere(tensor, index))
+          tensor.set_data(values.view(tensor.scalar_type()).view(layout_.params[index].shape));
+        else if (is_swapped(tensor))
+          tensor.set_data(tensor.detach().clone());
+      }
     }
   }
   tensors_.clear();
@@ -329,6 +341,77 @@ void Unit::take_written() {
     } else {
       shard(g).copy_(full(g).slice(0, mine.begin, mine.end));
     }
+  }
+}
+
+bool Unit::is_elsewhere(const at::Tensor& tensor, size_t index) const {
+  const at::Tensor& view = views_[index];
+  const c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const bool whole = storage == view.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (!whole && storage != guards_[index].unsafeGetStorageImpl()) return true;
+  return tensor.storage_offset() != (whole ? view.storage_offset() : 0) || tensor.sizes() != view.sizes() ||
+         tensor.strides() != view.strides();
+}
+
+// torch moves a storage as it is into memory that processes share (share_memory_).
+bool Unit::has_other_memory(size_t group) const {
+  const Unsharded* const unsharded = std::get_if<Unsharded>(&state_);
+  return unsharded && full_[group].unsafeGetStorageImpl()->data_ptr().get() != group_memory(unsharded->memory, group);
+}
+
+bool Unit::is_moved(size_t index) const {
+  for (const at::Tensor& tensor : tensors_.at(index))
+    if (is_elsewhere(tensor, index)) return true;
+  for (size_t g = 0; g < full_.size(); ++g)
+    if (full_[g].is_alias_of(views_[index].storage())) return has_other_memory(g);
+  return false;
+}
+
+bool Unit::prepare_take_back(size_t index) {
+  const at::Tensor* first = nullptr;
+  try {
+    for (at::Tensor& tensor : tensors_[index]) {
+      if (!is_elsewhere(tensor, index)) continue;
+      // That of other parameters may be taken back before (two that were exchanged).
+      if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
+      if (tensor.sizes() != views_[index].sizes()) return false;
+      if (first && !at::equal(*first, tensor)) return false;
+      first = &tensor;
+    }
+  } catch (const c10::Error&) {  // what it points at is sharded, or on no device that there is
+    return false;
+  }
+  return true;
+}
+
+void Unit::take_back(bool values) {
+  const at::NoGradGuard no_grad;
+  for (size_t g = 0; g < layout_.groups.size(); ++g) {
+    const FlatGroup& group = layout_.groups[g];
+    const at::Tensor whole = full(g);
+    const bool other = has_other_memory(g);
+    if (other && values) {
+      const auto same =
+          view_memory(static_cast<char*>(full_[g].mutable_data()), whole.numel(), whole.scalar_type(), device_);
+      whole.copy_(same);
+    }
+    if (other) set_memory(full_[g], whole.data_ptr(), device_);
+    for (const size_t index : group.params) {
+      for (const at::Tensor& tensor : tensors_[index]) {
+        if (!values || !is_elsewhere(tensor, index)) continue;
+        at::Tensor(views_[index]).copy_(tensor.detach());
+        break;  // tied ones have the same
+      }
+      point_back(index);
+    }
+  }
+}
+
+void Unit::point_back(size_t index) {
+  for (at::Tensor& tensor : tensors_[index]) {
+    if (!is_elsewhere(tensor, index)) continue;
+    tensor.set_data(views_[index]);
+    if (!is_unsharded()) point_at(tensor, guards_[index], 0);
   }
 }
 

@@ -84,6 +84,17 @@ class Unit {
   // Takes what the user wrote to the parameters of this rank's shard: where it is a copy of what users see, and that is
   // there (kPersistent). No rank may gather meanwhile.
   void take_written();
+  // Users may give a tensor other memory (param.data = ..., vector_to_parameters). Then it is left alone, until it is
+  // taken back: whether that of parameter `index` is to be.
+  bool is_moved(size_t index) const;
+  // Whether the values of a moved parameter can be taken: it has its shape, and tied tensors have the same. They are
+  // apart from the engine's memory afterwards.
+  bool prepare_take_back(size_t index);
+  // Makes all tensors views of the unit again. Only while unsharded. With `values`, what moved ones have is copied into
+  // the unit's memory; all of them are prepared.
+  void take_back(bool values);
+  // Makes the tensors of one parameter views again, in whatever state; what they have is dropped.
+  void point_back(size_t index);
   // Writes the (unsharded) full parameters back to this rank's shard, taking them from rank `root` first.
   void write_back(int root);
 
@@ -101,6 +112,8 @@ class Unit {
   void read(const UnitSource& source);
   Range kept(size_t group) const;
   void adopt_tensors(std::vector<std::vector<at::Tensor>> params);
+  bool is_elsewhere(const at::Tensor& tensor, size_t index) const;
+  bool has_other_memory(size_t group) const;
   void start_gather(char* memory);
   void attach(char* memory);
   void detach();
@@ -117,6 +130,7 @@ class Unit {
   SlotRing::Slot* slot_ = nullptr;    // kSharded only: the ring buffer behind the gathered parameters
   std::vector<c10::Storage> full_;    // per group
   std::vector<c10::Storage> guards_;  // per parameter
+  std::vector<at::Tensor> views_;     // per parameter, what its tensors are while unsharded
   std::vector<std::vector<at::Tensor>> tensors_;
   std::vector<std::unique_ptr<Work>> refreshing_;
   std::variant<Sharded, Unsharding, Unsharded> state_;
