@@ -208,8 +208,8 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     freed_bytes = 0;
   }
   Executor::Callbacks callbacks;
-  callbacks.on_unit_done = [this](size_t unit, bool skipped) {
-    if (sync) reducer->flush(unit, skipped);
+  callbacks.on_unit_done = [this](size_t unit) {
+    if (sync) reducer->flush(unit);
   };
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {
@@ -224,6 +224,7 @@ void Engine::Impl::make_reducer() {
   Reducer::Options reduce;
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
+  reduce.in_step = executor->is_sharded();
   reduce.max_slots = reduce_slots(std::numeric_limits<int>::max());
   std::vector<const UnitLayout*> pointers;
   for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());

@@ -101,12 +101,15 @@ void Executor::finish_others(size_t index, const void* output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || begun_with == output) {
+      // One that returned its very input gives no gradients, but others' may: they wait for its reduction.
+      const bool is_before = !contains(other, index) && !contains(index, other) && finished_[index] < finished_[other];
+      if (is_before) callbacks_.on_unit_done(other);
       ++next;
       continue;
     }
     next = in_backward_.erase(next);
     reshard(other);
-    callbacks_.on_unit_done(other, begun_with == &units_[other]);
+    callbacks_.on_unit_done(other);
   }
 }
 
@@ -147,13 +150,11 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
   const int64_t next = callbacks_.max_over_ranks(mine ? finished_[*mine] * kStride + int64_t(*mine) + 1 : 0);
   const std::optional<size_t> agreed = next == 0 ? std::nullopt : std::optional(size_t(next % kStride - 1));
-  if (gathered_for_others_ && gathered_for_others_ != agreed) {
-    callbacks_.on_unit_done(*std::exchange(gathered_for_others_, std::nullopt), /*skipped=*/true);
-  }
   if (!agreed || agreed == mine) return agreed;
   order_->advance(*agreed);
   units_[*agreed]->take_part();
-  if (!in_backward_.contains(*agreed)) gathered_for_others_ = agreed;
+  // At once: its reduction is what the others may wait for before they agree again.
+  if (!in_backward_.contains(*agreed)) callbacks_.on_unit_done(*agreed);
   return agreed;
 }
 
@@ -172,7 +173,7 @@ void Executor::let_all_others_pass() {
 void Executor::finish_all() {
   for (const auto& [index, output] : std::exchange(in_backward_, {})) {
     reshard(index);
-    callbacks_.on_unit_done(index, output == &units_[index]);
+    callbacks_.on_unit_done(index);
   }
 }
 

@@ -27,13 +27,14 @@ namespace zeroshard {
 // A module may enter the loss on some ranks alone, and a backward may fail on one. The others go on, and every gather
 // needs all ranks. Where the order of a pass is known, a rank goes through it whole: before a unit that comes later it
 // takes part in the gathers of those that it does not need itself, and at the end in those that are left. While an
-// order is recorded, ranks agree before each gather of a backward on who is next: one small all-reduce a unit. What is
-// left is a unit that no rank needed in the recorded pass: then the ranks' gathers differ, which is an error.
+// order is recorded, ranks agree before each gather of a backward on who is next: one small all-reduce a unit. A rank
+// that has taken part tells the unit's end before it waits again: others may wait for its part in the reduction. What
+// is left is a unit that no rank needed in the recorded pass: then the ranks' gathers differ, which is an error.
 class Executor {
  public:
   struct Callbacks {
-    // Unit u's backward has ended; `skipped`: other ranks', while this rank's does not need it.
-    std::function<void(size_t, bool skipped)> on_unit_done;
+    // Unit u's backward has ended, or other ranks', while this rank's does not need it.
+    std::function<void(size_t)> on_unit_done;
     // The largest of all ranks' numbers. Collective. Null where no unit is sharded.
     std::function<int64_t(int64_t)> max_over_ranks;
   };
@@ -45,6 +46,8 @@ class Executor {
 
   Unit& unit(size_t index) { return *units_.at(index); }
   size_t size() const { return units_.size(); }
+  // Whether some unit is: then backward passes of ranks wait for each other at each.
+  bool is_sharded() const { return bool(callbacks_.max_over_ranks); }
 
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
@@ -56,7 +59,7 @@ class Executor {
   void begin_backward();
   // Collective where units are sharded.
   void end_backward();
-  // The last pass has failed, on some rank: no order is learnt from it.
+  // The last pass has failed, on some rank: the order of the one before it stays.
   void forget_pass() { order_->forget(); }
   // Whether a backward has begun and not ended.
   bool is_in_backward() const { return backward_begun_; }
@@ -92,7 +95,6 @@ class Executor {
   std::vector<int64_t> finished_;         // when each unit's last forward ended: counts from 1
   int64_t forwards_ = 0;
   bool backward_begun_ = false;
-  std::optional<size_t> gathered_for_others_;  // last, while this rank's backward did not need it
   // Units whose backward has begun and not ended, and the output it began with.
   std::map<size_t, const void*> in_backward_;
   std::set<size_t> recomputed_;  // unsharded by a recomputation, backward not begun

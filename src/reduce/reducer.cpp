@@ -9,6 +9,9 @@
 namespace zeroshard {
 namespace {
 
+// More than a unit's backward has ends in a pass; a larger number of late() stands for an earlier end.
+constexpr int64_t kMaxEnds = int64_t{1} << 30;
+
 // Elements of reduced gradients that one rank keeps.
 int64_t kept_numel(const FlatGroup& group, const ReduceOptions& options) {
   return options.stage == 0 ? group.layout.padded_numel() : group.layout.shard_numel();
@@ -45,9 +48,8 @@ Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm
       scratch_.emplace_back(largest, options_.device, ledger, Category::kReduceRing);
     }
   }
-  ready_.assign(buckets_.size(), false);
-  done_with_unit_.assign(buckets_.size(), std::nullopt);
-  was_done_with_unit_.assign(buckets_.size(), false);
+  reset_pass();
+  due_at_.assign(buckets_.size(), options_.in_step ? 1 : 0);
   for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
 }
 
@@ -102,7 +104,15 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
     for (const int bucket : bucket_of_[unit])
       if (bucket >= 0) order.push_back(size_t(bucket));
   };
-  for (const size_t unit : needed) append(unit);
+  std::vector<int> uses(bucket_of_.size(), 0);  // one after the other counts as one: so does their backward
+  for (size_t i = 0; i < needed.size(); ++i) {
+    append(needed[i]);
+    uses[needed[i]] += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
+  }
+  for (size_t unit = 0; options_.in_step && unit < uses.size(); ++unit) {
+    for (const int bucket : bucket_of_[unit])
+      if (bucket >= 0) due_at_[size_t(bucket)] = std::max(uses[unit], 1);
+  }
   std::reverse(order.begin(), order.end());
   const auto unused = std::ptrdiff_t(order.size());
   for (size_t unit = 0; unit < bucket_of_.size(); ++unit) append(unit);
@@ -119,6 +129,14 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
   GradBucket& bucket = filling(index);
   bucket.add(place.index, grad);
+  if (empty_[index]) {
+    empty_[index] = false;
+    ready_at_[index] = ends_[index] + 1;
+    if (basis_ != Basis::kBackward) {  // later passes launch it where its gradients came
+      std::erase(completed_, index);
+      completed_.push_back(index);
+    }
+  }
   if (bucket.is_complete()) mark_ready(index);
 }
 
@@ -150,16 +168,18 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
   }
 }
 
-// A bucket without any gradient on this rank is marked, too, where it is launched at this point elsewhere: a rank that
-// waits for it there would not gather what this rank waits for next.
-void Reducer::flush(size_t unit, bool skipped) {
+void Reducer::flush(size_t unit) {
   for (const int signed_index : bucket_of_.at(unit)) {
     if (signed_index < 0) continue;
     const auto index = size_t(signed_index);
-    const bool is_due = basis_ == Basis::kBackward ? was_done_with_unit_[index] : skipped;
-    if (!ready_[index] && !buckets_[index].is_filling() && is_due) filling(index);
+    ++ends_[index];
+    const bool is_due = due_at_[index] > 0 && ends_[index] >= due_at_[index];
+    if (!ready_[index] && !buckets_[index].is_filling() && is_due) {
+      filling(index);
+      empty_[index] = true;
+    }
     if (buckets_[index].is_filling()) mark_ready(index);
-    if (!done_with_unit_[index]) done_with_unit_[index] = ready_[index];
+    if (ready_[index] && ready_at_[index] == 0) ready_at_[index] = ends_[index];
   }
 }
 
@@ -207,14 +227,16 @@ void Reducer::launch_all(bool sync) {
 }
 
 std::vector<int64_t> Reducer::late() const {
-  std::vector<int64_t> late;
-  for (const GradBucket& bucket : buckets_) late.push_back(bucket.is_filling() ? 1 : 0);
+  std::vector<int64_t> late(buckets_.size(), 0);
+  for (size_t i = 0; i < buckets_.size(); ++i)
+    if (buckets_[i].is_filling()) late[i] = kMaxEnds - std::clamp<int64_t>(ready_at_[i], 1, kMaxEnds - 1);
   return late;
 }
 
 void Reducer::launch_again(const std::vector<int64_t>& late) {
   for (const size_t index : order_) {
     if (late.at(index) == 0) continue;
+    ready_at_[index] = int(kMaxEnds - late[index]);
     filling(index);
     launch(index);
   }
@@ -231,13 +253,15 @@ void Reducer::end_backward(bool sync) {
     basis_ = Basis::kBackward;
   }
   for (size_t i = 0; i < buckets_.size(); ++i)
-    was_done_with_unit_[i] = done_with_unit_[i].value_or(was_done_with_unit_[i]);
+    if (ready_at_[i] > 0) due_at_[i] = ready_at_[i];
   reset_pass();
 }
 
 void Reducer::reset_pass() {
   ready_.assign(buckets_.size(), false);
-  done_with_unit_.assign(buckets_.size(), std::nullopt);
+  empty_.assign(buckets_.size(), false);
+  ends_.assign(buckets_.size(), 0);
+  ready_at_ = ends_;
   next_ = 0;
 }
 

@@ -15,11 +15,19 @@ namespace zeroshard {
 // rank 0 completed the buckets in that pass. A parameter that gets no gradient on some rank therefore delays its bucket
 // there, but never makes ranks disagree. Reductions run while backward goes on: a bucket is finished when a later one
 // is launched, or when backward ends.
+//
+// Note [Buckets without gradients]
+// A unit's backward may give no gradients on one rank: it failed there, or this rank's forward left the unit's layers
+// out. Ranks with gradients wait for its bucket before they gather what comes next, so this rank launches it at the
+// same point: at the end of the unit at which it was ready in the pass before, in the first pass after as many as the
+// unit has uses. Not earlier: gradients that come after it are late, and need another launch on all ranks.
 class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
     int max_slots = 2;  // per size class, at stages 2 and 3
+    // Ranks wait for each other between the ends of units, which come in one order on all ranks: units are sharded.
+    bool in_step = false;
   };
 
   // Collective (allocates). The layouts, `comm` and `ledger` outlive the reducer.
@@ -33,11 +41,12 @@ class Reducer {
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
   // own sum. Throws ValueError for a sparse gradient.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
-  // No more gradients of this unit will come in this backward pass. `skipped`: none has come, or may come later.
-  void flush(size_t unit, bool skipped = false);
+  // This unit's backward, or one of its several, has ended on this rank; it may have had none here.
+  void flush(size_t unit);
   // Launches and finishes every bucket once.
   void launch_all(bool sync);
-  // By bucket, whether gradients came after its launch. Each needs a second one on all ranks when some rank has such.
+  // By bucket, 0, or where gradients came after its launch a number that tells at which end of its unit the bucket had
+  // some. Each needs a second launch on all ranks when some rank has such: launch_again() takes the ranks' largest.
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything; afterwards the reduced gradients can be read.
@@ -83,10 +92,12 @@ class Reducer {
   Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;
   std::vector<bool> ready_;
-  // Whether a bucket was ready when its unit was done, in this pass (unset: it is not done) and in the last.
-  std::vector<std::optional<bool>> done_with_unit_;
-  std::vector<bool> was_done_with_unit_;
-  size_t next_ = 0;  // position in order_
+  // Note [Buckets without gradients]; by bucket.
+  std::vector<bool> empty_;    // launched, or waiting for its turn, without any gradient of this pass
+  std::vector<int> ends_;      // of its unit, in this pass
+  std::vector<int> ready_at_;  // the first end at which it was ready in this pass, or 0
+  std::vector<int> due_at_;    // the end at which it is ready at the latest, or 0
+  size_t next_ = 0;            // position in order_
   std::deque<size_t> in_flight_;
   std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read
 };

@@ -8,6 +8,7 @@ void ExecutionOrder::begin_pass() {
   current_.clear();
   backward_ = kNone;
   in_pass_ = true;
+  has_ended_ = false;
   following_ = !recorded_.empty();
 }
 
@@ -29,14 +30,18 @@ bool ExecutionOrder::advance(size_t unit) {
 void ExecutionOrder::end_pass() {
   if (in_pass_) {
     std::swap(recorded_, current_);
-    recorded_backward_ = backward_;
+    std::swap(recorded_backward_, backward_);
+    has_ended_ = true;
   }
   in_pass_ = following_ = false;
 }
 
 void ExecutionOrder::forget() {
-  recorded_.clear();
-  in_pass_ = following_ = false;
+  if (has_ended_) {
+    std::swap(recorded_, current_);
+    std::swap(recorded_backward_, backward_);
+  }
+  in_pass_ = following_ = has_ended_ = false;
 }
 
 std::span<const size_t> ExecutionOrder::upcoming() const {

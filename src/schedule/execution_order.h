@@ -16,7 +16,7 @@ class ExecutionOrder {
   // `unit` is needed now. Returns false when that was not predicted.
   bool advance(size_t unit);
   void end_pass();
-  // Nothing is predicted until another pass has ended.
+  // The pass that runs or ended last is as if it had not been: what it was predicted from is recorded still.
   void forget();
 
   // The next needed units, nearest first; empty while recording.
@@ -35,6 +35,7 @@ class ExecutionOrder {
   size_t recorded_backward_ = kNone, backward_ = kNone;  // where backward began in each
   bool following_ = false;                               // current_ is a prefix of recorded_
   bool in_pass_ = false;
+  bool has_ended_ = false;  // a pass, and current_ and backward_ are of the one before it
 };
 
 }  // namespace zeroshard

@@ -548,6 +548,35 @@ TEST(Reducer, LaunchesInTheOrderOfRankZeroFromTheSecondBackwardOn) {
   EXPECT_EQ(orders[0], expected);
 }
 
+TEST(Reducer, InStepAUnitsLastEndLaunchesItsBucketWithoutGradients) {
+  const auto comm = make_single_comm();
+  RecordingComm recording(*comm);
+  const std::vector<UnitLayout> units = {unit("twice", {{{4}, DType::kFloat32}}, 1),
+                                         unit("once", {{{4}, DType::kFloat32}}, 1)};
+  const UnitLayout* const pointers[] = {&units[0], &units[1]};
+  const at::Tensor grad = at::ones({4});
+  Ledger ledger;
+  Reducer::Options options;
+  options.in_step = true;
+  Reducer reducer(pointers, options, recording, ledger);
+  for (int pass = 0; pass < 3; ++pass) {
+    SCOPED_TRACE(pass);
+    recording.reset();
+    reducer.begin_backward(std::vector<size_t>{0, 1, 1, 0}, /*sync=*/true, recording);
+    reducer.flush(0);
+    EXPECT_EQ(recording.count(OpKind::kExchange), 0);
+    reducer.flush(1);
+    EXPECT_EQ(recording.count(OpKind::kExchange), 1);
+    reducer.flush(0);
+    EXPECT_EQ(recording.count(OpKind::kExchange), pass == 2 ? 1 : 2);
+    if (pass > 0) reducer.add(0, 0, grad, /*sync=*/true);  // after the last end: late, and expected there from then on
+    reducer.end_backward(/*sync=*/true);
+    EXPECT_EQ(recording.count(OpKind::kExchange), pass == 1 ? 3 : 2);
+    EXPECT_TRUE(reducer.bucket(0, 0)->grads().slice(0, 0, 4).equal(pass > 0 ? grad : at::zeros({4})));
+    reducer.end_step();
+  }
+}
+
 TEST(Reducer, ASparseGradientIsRefused) {
   const auto comm = make_single_comm();
   const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};

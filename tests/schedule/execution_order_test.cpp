@@ -83,6 +83,48 @@ TEST(ExecutionOrder, OutsideOfAPassNothingIsRecorded) {
   EXPECT_EQ(run(order, {0, 1}), 2U);
 }
 
+TEST(ExecutionOrder, AForgottenPassLeavesTheOneBeforeIt) {
+  ExecutionOrder order;
+  order.forget();  // there is none
+  run(order, {0, 1, 2});
+  run(order, {0, 2});
+  order.forget();
+  EXPECT_EQ(Units(order.needed().begin(), order.needed().end()), (Units{0, 1, 2}));
+  order.forget();  // twice: does nothing
+  order.begin_pass();
+  EXPECT_EQ(upcoming(order), (Units{0, 1, 2}));
+  order.advance(0);
+  order.forget();  // while it runs
+  EXPECT_TRUE(order.upcoming().empty());
+  order.end_pass();
+  EXPECT_EQ(run(order, {0, 1, 2}), 3U);
+}
+
+TEST(ExecutionOrder, TheFirstPassForgottenLeavesNothing) {
+  ExecutionOrder order;
+  run(order, {0, 1, 2});
+  order.forget();
+  EXPECT_EQ(run(order, {0, 1, 2}), 0U);
+  EXPECT_EQ(run(order, {0, 1, 2}), 3U);
+}
+
+TEST(ExecutionOrder, AForgottenPassLeavesWhereBackwardBegan) {
+  ExecutionOrder order;
+  const auto run_until = [&](const Units& forward, const Units& backward) {
+    order.begin_pass();
+    for (const size_t unit : forward) order.advance(unit);
+    order.begin_backward();
+    const Units rest = upcoming(order);
+    for (const size_t unit : backward) order.advance(unit);
+    order.end_pass();
+    return rest;
+  };
+  run_until({0, 1}, {1, 0});
+  run_until({0}, {0});
+  order.forget();
+  EXPECT_EQ(run_until({0, 1}, {1, 0}), (Units{1, 0}));
+}
+
 TEST(ExecutionOrder, APassWithoutEndIsRecordedInPart) {
   ExecutionOrder order;
   order.begin_pass();

@@ -106,6 +106,26 @@ TEST(FailedBackward, TheStepBeginsAgainWithTheSameBits) {
   }
 }
 
+// The rank that fails has begun a unit that gets no gradient there, and others wait for its reduction before they
+// gather the next one: where no order is known yet, and where it is.
+TEST(FailedBackward, AtEveryUnitOthersGetPastTheOneThatWasBegun) {
+  for (const int world_size : {2, 3}) {
+    for (size_t unit = 0; unit < kUnits; ++unit) {
+      for (int variant = 0; variant < 8; ++variant) {
+        Scenario scenario = make_scenario(world_size, 3);
+        scenario.steps = 2;
+        scenario.config.overlap_comm = variant % 2 == 0;
+        const int failing = (variant / 2) % 2 == 0 ? 0 : world_size - 1;
+        const Fault fault{variant / 4, 0, unit, [=](int rank) { return rank == failing; }};
+        SCOPED_TRACE(concat(scenario.text(), ", unit ", unit, ", variant ", variant));
+        const Result expected = train(scenario), got = train_with(scenario, fault);
+        ASSERT_FALSE(::testing::Test::HasFailure());
+        EXPECT_TRUE(got.values.equal(expected.values));
+      }
+    }
+  }
+}
+
 TEST(FailedBackward, WhatWasClearedIsInNoStep) {
   for (const int stage : {0, 1, 2, 3}) {
     Scenario scenario = make_scenario(2, stage);
