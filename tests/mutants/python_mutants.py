@@ -104,8 +104,8 @@ _STATE_TABLE = [
     (
         "python-failed-save-before-counting",
         "engine",
-        "            save_failed = self._take_step(lr_kwargs or {})",
-        "            if self._take_step(lr_kwargs or {}):\n                self._core.report_failed_save()",
+        "            save_failed = self._take_step()",
+        "            if self._take_step():\n                self._core.report_failed_save()",
         "test_the_step_that_tells_of_a_failed_save_is_counted[False]",
     ),
     (
