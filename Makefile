@@ -51,7 +51,7 @@ build: $(DEPS)
 
 test: build
 	$(CTEST) --test-dir $(BUILD)
-	$(BIN)/python -m pytest --again $(AGAIN)
+	$(BIN)/python -m pytest --again=$(AGAIN)
 
 test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure

@@ -156,3 +156,13 @@ def test_what_a_sanitizer_finds_when_a_test_is_run_again_is_no_flake(tmp_path):
     command = [sys.executable, str(RUN_CTEST), "2", "--test-dir", str(tmp_path), "--output-on-failure"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0 and runs_of(tmp_path, "late") == 3, done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+def test_the_command_of_ci_is_understood():
+    """pytest takes the 2 of `--again 2` for a path until it knows the option, and then finds no conftest.py."""
+    told = subprocess.run(["make", "-n", "test", "AGAIN=2"], cwd=RUN_CTEST.parents[1], capture_output=True, text=True)
+    options = re.search(r"-m pytest(.*)$", told.stdout, re.MULTILINE)[1].split()
+    command = [sys.executable, "-m", "pytest", *options, "--collect-only", "-q", "-k", "test_the_command_of_ci_is"]
+    done = subprocess.run(command, cwd=RUN_CTEST.parents[1], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "1/" in done.stdout, done.stdout + done.stderr
