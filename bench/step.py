@@ -20,7 +20,7 @@ from machine import cpu_name
 from stepbench import report
 from stepbench.fleet import ROOT, PeerFailed, PeerWorld
 from stepbench.memory import memcpy_gb_per_second
-from stepbench.peers import FP32_ONLY, PEERS, UNCONNECTED
+from stepbench.peers import FP32_ONLY, PEERS, UNCONNECTED, UNTRAINED
 from stepbench.workload import SHAPES, num_units
 
 DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference"]
@@ -134,10 +134,12 @@ def check_parity(race, figures):
     """Fills in each peer's distance from the reference and returns the verdict."""
     tolerance = TOLERANCE[race.options.dtype]
     connected = race.reference_losses()
-    alone = [peer for peer in race.rounds if peer in UNCONNECTED]
+    alone = [peer for peer in race.rounds if peer in UNCONNECTED and peer not in UNTRAINED]
     bad = []
     for entry in figures:
         peer = entry["peer"]
+        if peer in UNTRAINED:
+            continue
         # A process alone sees rank 0's micro-batches only, which is the reference's data only when there is one rank.
         expected = connected if race.options.world == 1 or peer not in UNCONNECTED else race.losses(alone[0])
         entry["loss_difference"] = report.worst_relative_difference(race.losses(peer), expected)

@@ -79,6 +79,19 @@ def plain_fused(model, context):
     return _torch_step(model, _adamw(model, context, fused=True), context.clip)
 
 
+def no_update_x2(model, context):
+    """Forward and backward alone: below this no way to train several ranks can come."""
+
+    def step(batch):
+        loss = model(**batch).loss
+        loss.backward()
+        for param in model.parameters():
+            param.grad = None
+        return loss.detach()
+
+    return step
+
+
 def reference(model, context):
     """Not timed: one process that takes the mean over the micro-batches of all ranks. `batch` is their list."""
     import torch
@@ -192,6 +205,7 @@ PEERS = {
     "plain_fused": plain_fused,
     "plain": plain,
     "plain_x2": plain_fused,
+    "no_update_x2": no_update_x2,
     "reference": reference,
     "ddp": ddp,
     "zero_redundancy": zero_redundancy,
@@ -204,12 +218,15 @@ PEERS = {
 FP32_ONLY = ("zero_redundancy",)
 
 # Peers whose processes do not talk to each other: no process group, and no mean over ranks.
-UNCONNECTED = ("plain_fused", "plain", "plain_x2", "reference")
+UNCONNECTED = ("plain_fused", "plain", "plain_x2", "no_update_x2", "reference")
+
+# Its losses are those of the first weights.
+UNTRAINED = ("no_update_x2",)
 
 
 def process_count(peer, world):
-    """Number of processes of a peer; plain_x2 shows what two busy cores cost each other without any exchange."""
-    if peer == "plain_x2":
+    """Number of processes of a peer; those in pairs show what two busy cores cost each other without any exchange."""
+    if peer.endswith("_x2"):
         return 2
     return 1 if peer in UNCONNECTED else world
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/peer_watch.h"
@@ -18,6 +19,9 @@ struct CommOptions {
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: nobody asks
   std::shared_ptr<WaitGraph> wait_graph;        // of the communicators that one thread uses; null: this one alone
+  // What broke one of the communicators that one thread uses, and so all of them: none waits once more for a rank that
+  // is gone. Null: this one alone. Where ranks share memory, wait_graph does this.
+  std::shared_ptr<std::string> failure;
   std::vector<ProcessId> processes;             // the ranks', to be watched while they connect; empty: not known
 };
 

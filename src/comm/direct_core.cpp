@@ -180,8 +180,7 @@ void DirectCore::heed_interrupt(const Op& mine) {
   } catch (const std::exception&) {
     const std::string reason =
         concat("rank ", rank_, " was interrupted while it waited in collective #", mine.seq, " ", mine.text());
-    if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);
-    abort(reason);
+    abort_all(reason);
     throw;
   }
 }
@@ -190,7 +189,6 @@ void DirectCore::fail_in_a_cycle() {
   if (!options_.wait_graph) return;
   const std::optional<std::string> cycle = options_.wait_graph->find_cycle(rank_);
   if (!cycle) return;
-  options_.wait_graph->abort(rank_, *cycle);
   fail(*cycle);
 }
 
@@ -208,10 +206,16 @@ void DirectCore::throw_if_failed() {
 }
 
 void DirectCore::fail(const std::string& message) {
-  control_.abort(rank_, message);
+  abort_all(message);
   // Somebody else may have been first: all ranks throw the same text.
   failure_ = control_.aborted().value_or(message);
   throw CommError(failure_);
+}
+
+// Who meets a rank that is gone in one communicator must not wait for it in the next.
+void DirectCore::abort_all(std::string_view reason) noexcept {
+  abort(reason);
+  if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);
 }
 
 void DirectCore::abort(std::string_view reason) noexcept {

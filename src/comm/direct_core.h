@@ -64,6 +64,7 @@ class DirectCore {
   void heed_interrupt(const Op& mine);
   // When ranks wait for one another in several communicators: nobody will ever go on.
   void fail_in_a_cycle();
+  void abort_all(std::string_view reason) noexcept;
   std::string waiting_text(const Op& mine, int peer);
 
   std::shared_ptr<DirectMemory> memory_;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "base/check.h"
 #include "base/interrupt.h"
@@ -58,8 +59,14 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       world_size_(group_ ? group_->getSize() : 1),
       divergence_(divergence ? std::move(divergence)
                              : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_)),
-      number_(divergence_->add_communicator()) {
+      number_(divergence_->add_communicator()),
+      failure_(options.failure ? options.failure : std::make_shared<std::string>()) {
   renew_thread_pool();
+}
+
+C10dCore::~C10dCore() {
+  // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
+  if (failed() && group_) c10::raw::intrusive_ptr::incref(group_.get());
 }
 
 c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
@@ -146,18 +153,13 @@ void C10dCore::complete_all() {
 
 void C10dCore::throw_if_failed() const {
   if (is_forked()) throw CommError(process_.refusal(rank_, "communicator"));
-  if (failed()) throw CommError(failure_);
+  if (failed()) throw CommError(*failure_);
 }
 
 void C10dCore::fail(const Op& op, const std::string& what) {
-  if (!failed()) record_failure(concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what));
-  throw CommError(failure_);
-}
-
-void C10dCore::record_failure(std::string failure) noexcept {
-  failure_ = std::move(failure);
-  // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
-  if (group_) c10::raw::intrusive_ptr::incref(group_.get());
+  if (!failed()) *failure_ = concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what);
+  ended_ = true;
+  throw CommError(*failure_);
 }
 
 void C10dCore::heed_interrupt(const Op& op) {
@@ -170,8 +172,8 @@ void C10dCore::heed_interrupt(const Op& op) {
 }
 
 void C10dCore::abort(std::string_view reason) noexcept {
-  if (failed() || is_forked()) return;
-  record_failure(concat(reason, " [reported by rank ", rank_, "]"));
+  if (is_forked() || std::exchange(ended_, true)) return;
+  if (!failed()) *failure_ = concat(reason, " [reported by rank ", rank_, "]");
   if (!group_) return;
   try {
     group_->abort();  // NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends

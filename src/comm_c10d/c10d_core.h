@@ -29,6 +29,9 @@ class C10dCore {
   // `divergence`: of all communicators that one thread uses; null: of this one alone.
   C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch, const CommOptions& options,
            std::shared_ptr<Divergence> divergence = nullptr);
+  ~C10dCore();
+  C10dCore(const C10dCore&) = delete;
+  C10dCore& operator=(const C10dCore&) = delete;
 
   c10d::ProcessGroup& group() { return *group_; }
   at::Device device() const { return device_; }
@@ -36,7 +39,8 @@ class C10dCore {
   int world_size() const { return world_size_; }
   // A forked child of the rank: what it destroys would end its parent's connections, and join threads it lacks.
   bool is_forked() const { return !process_.is_own(); }
-  bool failed() const { return !failure_.empty(); }
+  // Or another communicator of CommOptions::failure has.
+  bool failed() const { return !failure_->empty(); }
 
   // Gives `op` its number and calls `start`, which issues it.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
@@ -64,7 +68,6 @@ class C10dCore {
   void poll(c10d::Work& work, const Op& op);
   // Lets the program end the wait.
   void heed_interrupt(const Op& op);
-  void record_failure(std::string failure) noexcept;
   // The back end's own message rarely says why: adds what the other ranks did.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
@@ -76,7 +79,8 @@ class C10dCore {
   History history_;
   std::shared_ptr<Divergence> divergence_;  // perhaps of several communicators
   size_t number_;                           // there
-  std::string failure_;                     // empty: none
+  std::shared_ptr<std::string> failure_;    // empty: none
+  bool ended_ = false;                      // this one itself has failed or was aborted
   ProcessMark process_;
   std::vector<Pending*> pending_;
 };

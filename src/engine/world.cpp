@@ -142,12 +142,14 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   if (meeting != nullptr) options.processes = meeting->state().processes;
   // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
   options.wait_graph = std::make_shared<WaitGraph>();
+  options.failure = std::make_shared<std::string>();
   std::shared_ptr<Divergence> divergence;
   if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
   gather_ = make_comm(gather, device_, options, divergence);
   reduce_ = make_comm(reduce, device_, options, divergence);
   if (!gather || checkpoint) {
     options.wait_graph.reset();
+    options.failure.reset();
     // A rank waits here while another writes or reads its whole share.
     options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
     checkpoint_ = make_comm(checkpoint, c10::kCPU, options);

@@ -105,8 +105,8 @@ TEST(Mismatch, OfKindDtypeRootAndReduction) {
 // Several communicators of the same ranks, as an engine has them.
 class WaitGraphTest : public ::testing::Test {
  protected:
-  static std::vector<std::string> run(int world_size, const std::function<void(std::vector<Comm*>)>& body) {
-    CommOptions options;
+  static std::vector<std::string> run(int world_size, const std::function<void(std::vector<Comm*>)>& body,
+                                      CommOptions options = {}) {
     options.wait_graph = std::make_shared<WaitGraph>();
     std::vector<std::vector<std::unique_ptr<Comm>>> comms;
     for (int i = 0; i < 3; ++i) comms.push_back(make_local_world(world_size, options));
@@ -147,6 +147,32 @@ TEST_F(WaitGraphTest, ACycleOfThreeIsFound) {
     expect_contains(error, {"rank 0 called collective #1 all_gather('a', 16 bytes fp32) and waits for rank 1",
                             "rank 1 called collective #1 all_gather('b', 16 bytes fp32) and waits for rank 2",
                             "rank 2 called collective #1 all_gather('c', 16 bytes fp32) and waits for rank 0"});
+}
+
+// Or a rank that is gone would be waited for once more in each.
+TEST_F(WaitGraphTest, CommunicatorsFailTogether) {
+  CommOptions options;
+  options.timeout_ms = 300;
+  std::atomic<bool> over{false};
+  const auto wait_until_over = [&] {
+    while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  const auto body = [&](const std::vector<Comm*>& comms) {
+    if (comms[0]->rank() == 1) return wait_until_over();
+    std::vector<std::string> failures;
+    for (Comm* const comm : comms) {
+      try {
+        comm->barrier(failures.empty() ? "alone" : "later");
+      } catch (const CommError& error) {
+        failures.emplace_back(error.what());
+      }
+    }
+    over = true;
+    testing::require(failures.size() == 3, failures.size());
+    expect_contains(failures[0], {"barrier('alone'"});
+    for (const std::string& failure : failures) EXPECT_TRUE(failure.starts_with(failures[0])) << failure;
+  };
+  for (const std::string& error : run(2, body, options)) EXPECT_EQ(error, "");
 }
 
 TEST_F(WaitGraphTest, RanksThatAreMerelySlowAreNotFound) {

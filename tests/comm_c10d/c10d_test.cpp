@@ -356,7 +356,7 @@ TEST(C10dCore, ADifferenceFoundIsToldAlthoughTheOtherHasLeftMeanwhile) {
   } catch (const CommError& error) {
     expect_contains(error.what(),
                     {"ranks disagree: in collective #1 rank 0 called all_reduce", "rank 1 called barrier"});
-    c10::raw::intrusive_ptr::decref(group.get());  // fail() keeps it, as Gloo's destructor needs
+    c10::raw::intrusive_ptr::decref(group.get());  // a core that failed keeps it, as Gloo's destructor needs
   }
 }
 
@@ -383,6 +383,32 @@ TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {
     }
   });
   expect_contains(errors[0], {"#2 all_gather('alone', 16 bytes fp32)", "not done after"});
+}
+
+TEST(C10dComm, CommunicatorsThatShareAFailureFailTogether) {
+  std::atomic<bool> over{false};
+  const auto first_store = c10::make_intrusive<c10d::HashStore>(), second_store = c10::make_intrusive<c10d::HashStore>();
+  const auto errors = testing::run_threads(2, [&](int rank) {
+    CommOptions options = with(Transport::kProcessGroup);
+    options.timeout_ms = 300;
+    options.failure = std::make_shared<std::string>();
+    const auto first = make_comm(make_gloo_group(first_store, rank, 2), kCpu, options);
+    const auto second = make_comm(make_gloo_group(second_store, rank, 2), kCpu, options);
+    if (rank == 1) {
+      while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    for (Comm* const comm : {first.get(), second.get()}) {
+      try {
+        gather(*comm, 4, comm == first.get() ? "alone" : "later");
+      } catch (const CommError&) {
+        if (comm == first.get()) continue;
+        over = true;
+        throw;
+      }
+    }
+  });
+  expect_contains(errors[0], {"all_gather('alone', 16 bytes fp32)"});
 }
 
 TEST(C10dComm, AbortFailsLaterCalls) {

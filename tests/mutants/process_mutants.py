@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant(
         "interrupt-is-not-told",
         _CORE,
-        "    if (options_.wait_graph) options_.wait_graph->abort(rank_, reason);\n",
-        "",
+        "    abort_all(reason);\n",
+        "    abort(reason);\n",
         "comm",
         "Interrupt.EndsAWaitAndIsToldToAllRanks",
     ),
