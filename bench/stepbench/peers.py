@@ -79,7 +79,7 @@ def plain_fused(model, context):
     return _torch_step(model, _adamw(model, context, fused=True), context.clip)
 
 
-def no_update_x2(model, context):
+def no_update(model, context):
     """Forward and backward alone: below this no way to train several ranks can come."""
 
     def step(batch):
@@ -205,7 +205,7 @@ PEERS = {
     "plain_fused": plain_fused,
     "plain": plain,
     "plain_x2": plain_fused,
-    "no_update_x2": no_update_x2,
+    "no_update": no_update,
     "reference": reference,
     "ddp": ddp,
     "zero_redundancy": zero_redundancy,
@@ -218,16 +218,18 @@ PEERS = {
 FP32_ONLY = ("zero_redundancy",)
 
 # Peers whose processes do not talk to each other: no process group, and no mean over ranks.
-UNCONNECTED = ("plain_fused", "plain", "plain_x2", "no_update_x2", "reference")
+UNCONNECTED = ("plain_fused", "plain", "plain_x2", "no_update", "reference")
 
 # Its losses are those of the first weights.
-UNTRAINED = ("no_update_x2",)
+UNTRAINED = ("no_update",)
 
 
 def process_count(peer, world):
-    """Number of processes of a peer; those in pairs show what two busy cores cost each other without any exchange."""
-    if peer.endswith("_x2"):
+    """Number of processes of a peer; plain_x2 and no_update show what busy cores cost each other without any exchange."""
+    if peer == "plain_x2":
         return 2
+    if peer == "no_update":
+        return world
     return 1 if peer in UNCONNECTED else world
 
 

@@ -22,7 +22,7 @@ struct CommOptions {
   // What broke one of the communicators that one thread uses, and so all of them: none waits once more for a rank that
   // is gone. Null: this one alone. Where ranks share memory, wait_graph does this.
   std::shared_ptr<std::string> failure;
-  std::vector<ProcessId> processes;             // the ranks', to be watched while they connect; empty: not known
+  std::vector<ProcessId> processes;  // the ranks', to be watched while they connect; empty: not known
 };
 
 }  // namespace zeroshard

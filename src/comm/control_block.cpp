@@ -37,11 +37,11 @@ void AwaitedRecord::store(const std::optional<Awaited>& awaited) {
     const auto progress = static_cast<uint64_t>(awaited->progress);
     word = awaited->seq << (kPeerBits + 2) | static_cast<uint64_t>(awaited->peer) << 2 | progress << 1 | 1;
   }
-  word_.store(word, std::memory_order_release);
+  word_.store(word);
 }
 
 std::optional<Awaited> AwaitedRecord::load() const {
-  const uint64_t word = word_.load(std::memory_order_acquire);
+  const uint64_t word = word_.load();
   if ((word & 1) == 0) return std::nullopt;
   const auto peer = static_cast<int>(word >> 2 & ((uint64_t{1} << kPeerBits) - 1));
   return Awaited{peer, static_cast<Awaited::Progress>(word >> 1 & 1), word >> (kPeerBits + 2)};
@@ -92,6 +92,18 @@ void ControlBlock::abort(int rank, std::string_view reason) noexcept {
 std::optional<std::string> ControlBlock::aborted() const {
   if (header_->state.load(std::memory_order_acquire) != kAborted) return std::nullopt;
   return concat(header_->reason, " [reported by rank ", header_->aborted_by, "]");
+}
+
+void ControlBlock::tell_waiters(int rank) noexcept {
+  RankControl& own = this->rank(rank);
+  // Sequentially consistent with the waiter, who says what it waits for, then looks at `events`, then at what it waits
+  // for: if its word is not seen here, it sees there what `rank` has done.
+  own.events.fetch_add(1);
+  if (own.waiters.load() == 0) return;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const std::optional<Awaited> awaited = this->rank(peer).awaited.load();
+    if (awaited && awaited->peer == rank && own.has_reached(*awaited)) return futex_wake_all(own.events);
+  }
 }
 
 bool ControlBlock::finished_by_all(uint64_t seq) {

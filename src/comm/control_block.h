@@ -66,7 +66,7 @@ struct RankControl {
   bool has_reached(const Awaited& awaited) const {
     return awaited.progress == Awaited::Progress::kPosted ? has_posted(awaited.seq) : has_finished(awaited.seq);
   }
-  // Wakes whoever waits for this rank.
+  // Wakes whoever waits for this rank, for whatever.
   void notify() noexcept;
   // "collective #17 all_gather(...)", or "no collective".
   std::string progress() const;
@@ -88,6 +88,9 @@ class ControlBlock {
   void abort(int rank, std::string_view reason) noexcept;
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
+  // `rank` has posted or finished something: wakes those that wait for just that. A rank that is woken for nothing
+  // takes the core, and its caches, from one that works.
+  void tell_waiters(int rank) noexcept;
 
  private:
   enum State : uint32_t { kRunning, kWriting, kAborted };

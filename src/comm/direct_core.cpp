@@ -73,7 +73,7 @@ void DirectCore::post(Op& op, const void* input, int64_t input_bytes) {
   RankControl& own = control_.rank(rank_);
   own.ops[op.seq % kRing].store(op);
   own.posted.store(op.seq, std::memory_order_release);
-  own.notify();
+  control_.tell_waiters(rank_);
 }
 
 void DirectCore::await_slot(const Op& mine) {
@@ -104,9 +104,8 @@ Op DirectCore::await_posted(int peer, const Op& mine) {
 
 void DirectCore::finish(uint64_t seq) {
   if (!process_.is_own()) throw_if_failed();
-  RankControl& own = control_.rank(rank_);
-  own.finished_at(seq).store(seq, std::memory_order_release);
-  own.notify();
+  control_.rank(rank_).finished_at(seq).store(seq, std::memory_order_release);
+  control_.tell_waiters(rank_);
 }
 
 void DirectCore::await_finished(int peer, const Op& mine) {
@@ -141,9 +140,36 @@ bool DirectCore::spin(const RankControl& peer, const Awaited& awaited) const {
 }
 
 void DirectCore::await(const Op& mine, const Awaited& awaited) {
+  if (spin(control_.rank(awaited.peer), awaited)) return;
+  // Every collective needs all ranks. Where they share cores, one sleep for the last of them is best: whoever ran in
+  // between has filled the core's caches.
+  while (!spins_) {
+    const int last = find_last(awaited);
+    if (last == awaited.peer) break;
+    sleep_until(mine, {last, awaited.progress, awaited.seq});
+    if (control_.rank(awaited.peer).has_reached(awaited)) return;
+  }
+  sleep_until(mine, awaited);
+}
+
+// Of the ranks that are still to come to where `awaited.peer` is to be, the one that has posted least.
+int DirectCore::find_last(const Awaited& awaited) {
+  int last = awaited.peer;
+  uint64_t least = control_.rank(last).posted.load(std::memory_order_relaxed);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const RankControl& control = control_.rank(peer);
+    const uint64_t posted = control.posted.load(std::memory_order_relaxed);
+    if (peer == rank_ || posted >= least || control.has_reached(awaited)) continue;
+    last = peer;
+    least = posted;
+  }
+  return last;
+}
+
+void DirectCore::sleep_until(const Op& mine, const Awaited& awaited) {
   const int peer = awaited.peer;
   RankControl& other = control_.rank(peer);
-  if (spin(other, awaited)) return;
+  if (other.has_reached(awaited)) return;
   const Waiting waiting(control_.rank(rank_), other, awaited);
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0;

@@ -57,6 +57,8 @@ class DirectCore {
   // Completes this rank's reads of collectives before `seq`.
   void read_until(uint64_t seq);
   void await(const Op& mine, const Awaited& awaited);
+  void sleep_until(const Op& mine, const Awaited& awaited);
+  int find_last(const Awaited& awaited);
   bool spin(const RankControl& peer, const Awaited& awaited) const;
   // Until the slot of `mine` is free on all ranks. Where too many collectives are outstanding, the oldest are read.
   void await_slot(const Op& mine);

@@ -41,7 +41,7 @@ class SlotRing {
   Allocate allocate_;
 };
 
-// How many slots each size class gets: one per unit of that size, at most `max_slots`. Sizes of 0 get none.
-std::map<int64_t, int> ring_slots(std::span<const int64_t> unit_bytes, int max_slots);
+// How many slots each size class gets: one per unit of that size, at most `max_slots(bytes)`. Sizes of 0 get none.
+std::map<int64_t, int> ring_slots(std::span<const int64_t> unit_bytes, const std::function<int(int64_t)>& max_slots);
 
 }  // namespace zeroshard

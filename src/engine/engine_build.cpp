@@ -217,7 +217,8 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
       return all_reduce(gather_comm, options.device, {number}, ReduceOp::kMax, "unit of backward")[0];
     };
   }
-  executor = std::make_unique<Executor>(std::move(units), parents, prefetch_depth(plan), std::move(callbacks));
+  const auto depth = [this](const UnitLayout& layout) { return prefetch_depth(layout.full_bytes(), plan); };
+  executor = std::make_unique<Executor>(std::move(units), parents, depth, std::move(callbacks));
 }
 
 void Engine::Impl::make_reducer() {
@@ -225,7 +226,7 @@ void Engine::Impl::make_reducer() {
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
   reduce.in_step = executor->is_sharded();
-  reduce.max_slots = reduce_slots(std::numeric_limits<int>::max());
+  reduce.max_slots = [](int64_t bytes) { return reduce_slots(std::numeric_limits<int>::max(), bytes); };
   std::vector<const UnitLayout*> pointers;
   for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());
   reducer = std::make_unique<Reducer>(pointers, reduce, reduce_comm, ledger);

@@ -12,17 +12,17 @@ constexpr size_t kLookAhead = 16;
 
 }  // namespace
 
-Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents, int prefetch_depth,
-                   Callbacks callbacks)
+Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
+                   const std::function<int(const UnitLayout&)>& prefetch_depth, Callbacks callbacks)
     : units_(std::move(units)),
       around_(units_.size()),
-      prefetch_depth_(prefetch_depth),
+      prefetch_depth_(units_.size(), 0),
       callbacks_(std::move(callbacks)),
       finished_(units_.size(), 0),
       holds_(units_.size(), 0) {
-  const auto is_replicated = [](const auto& unit) { return unit->placement() == Placement::kReplicated; };
-  if (std::all_of(units_.begin(), units_.end(), is_replicated)) prefetch_depth_ = 0;  // there is nothing to gather
   for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (units_[unit]->placement() != Placement::kReplicated)
+      prefetch_depth_[unit] = prefetch_depth(units_[unit]->layout());
     for (int at = int(unit); at >= 0; at = parents[size_t(at)]) around_[unit].insert(size_t(at));
   }
 }
@@ -41,7 +41,7 @@ void Executor::demand(size_t index) {
   int depth = 0;
   const auto upcoming = order_->upcoming();
   for (const size_t next : upcoming.first(std::min(upcoming.size(), kLookAhead))) {
-    if (depth == prefetch_depth_) break;
+    if (depth >= prefetch_depth_[next]) break;
     if (next == index || units_[next]->is_unsharded()) continue;
     if (!units_[next]->prefetch()) break;
     ++depth;

@@ -39,10 +39,10 @@ class Executor {
     std::function<int64_t(int64_t)> max_over_ranks;
   };
 
-  // `parents[u]`: the unit whose modules contain unit u's, or -1. Up to `prefetch_depth` units are gathered ahead of
-  // their use.
-  Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents, int prefetch_depth,
-           Callbacks callbacks);
+  // `parents[u]`: the unit whose modules contain unit u's, or -1. Up to `prefetch_depth` of units such as this are
+  // gathered ahead of their use.
+  Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
+           const std::function<int(const UnitLayout&)>& prefetch_depth, Callbacks callbacks);
 
   Unit& unit(size_t index) { return *units_.at(index); }
   size_t size() const { return units_.size(); }
@@ -87,7 +87,7 @@ class Executor {
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::set<size_t>> around_;  // by unit: itself and those around it, by modules or as forward showed
-  int prefetch_depth_;
+  std::vector<int> prefetch_depth_;       // by unit
   Callbacks callbacks_;
   ExecutionOrder training_, evaluation_;
   ExecutionOrder* order_ = &evaluation_;  // of the pass that runs

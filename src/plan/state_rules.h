@@ -54,13 +54,13 @@ struct RingClass {
 
 // Persistent units stay unsharded: each has a full buffer of its own, outside the classes but in the same category.
 bool is_persistent(const UnitLayout& unit, const PlanOptions& options);
-inline int prefetch_depth(const PlanOptions& options) {
-  return options.prefetch ? 1 : 0;
-}
+// How many units of `unit_bytes` are gathered ahead: one, and more of small units, so that ranks need not wait for one
+// another at each.
+int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
 // One slot for the unit that computes, one for the unit before it that may still be read, one per unit prefetched.
-int gather_slots(int units, const PlanOptions& options);
-// One slot that fills while the other is reduced.
-int reduce_slots(int units);
+int gather_slots(int units, int64_t unit_bytes, const PlanOptions& options);
+// One slot that fills while the other is reduced; more small ones, as above.
+int reduce_slots(int units, int64_t bytes);
 
 // Bytes of a group's gradients as they are packed for the reduction, padding included; 0 for a frozen group. Groups of
 // a unit are reduced on their own, so each takes a slot.

@@ -25,7 +25,8 @@ class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
-    int max_slots = 2;  // per size class, at stages 2 and 3
+    // Of a size class, by its bytes; at stages 2 and 3.
+    std::function<int(int64_t)> max_slots = [](int64_t) { return 2; };
     // Ranks wait for each other between the ends of units, which come in one order on all ranks: units are sharded.
     bool in_step = false;
   };

@@ -75,7 +75,8 @@ TEST_F(SlotRingTest, ASecondReleaseIsABug) {
 
 TEST(RingSlots, OnePerUnitUpToTheMaximumAndNoneForNothing) {
   const std::vector<int64_t> units = {100, 200, 100, 0, 100, 100};
-  EXPECT_EQ(ring_slots(units, 3), (std::map<int64_t, int>{{100, 3}, {200, 1}}));
+  EXPECT_EQ(ring_slots(units, [](int64_t bytes) { return bytes < 150 ? 3 : 1; }),
+            (std::map<int64_t, int>{{100, 3}, {200, 1}}));
 }
 
 TEST(FlatBuffer, IsZeroedAndCountedWhileItLives) {

@@ -110,8 +110,24 @@ TEST(PlanLedger, ReducedGradientsShareTheWireBufferWhenTheyCan) {
   EXPECT_EQ(held(plan_ledger(units, options), Category::kGradients), 2 * kPadded + 4 * kShard);
 }
 
+TEST(PlanLedger, SmallUnitsHaveMoreSlots) {
+  const int64_t small = 3 * kBlockNumel, middle = 750 * kBlockNumel;  // 8 MiB hold 5 of the latter in 16 bits
+  std::vector<UnitLayout> units;
+  for (int i = 0; i < 10; ++i) units.push_back(unit(concat("small", i), small, 3));
+  for (int i = 0; i < 7; ++i) units.push_back(unit(concat("middle", i), middle, 3));
+  PlanOptions options = at(3, 3);
+  const std::vector<RingClass> expected{{2 * small, 8, 10}, {2 * middle, 5, 7}};
+  EXPECT_EQ(plan_ledger(units, options).gather_ring, expected);
+  EXPECT_EQ(plan_ledger(units, options).reduce_ring, expected);
+  EXPECT_EQ(prefetch_depth(2 * small, options), 6);
+  EXPECT_EQ(prefetch_depth(2 * middle, options), 3);
+  options.prefetch = false;
+  EXPECT_EQ(plan_ledger(units, options).gather_ring, (std::vector<RingClass>{{2 * small, 2, 10}, {2 * middle, 2, 7}}));
+  EXPECT_EQ(prefetch_depth(2 * small, options), 0);
+}
+
 TEST(PlanLedger, RingsHaveSizeClasses) {
-  const int64_t small = 3 * kBlockNumel, large = 30 * kBlockNumel;
+  const int64_t small = 3 * kBlockNumel, large = 3000 * kBlockNumel;
   std::vector<UnitLayout> units{unit("embeddings", small, 3)};
   for (const char* name : {"0", "1", "2", "3", "4"}) units.push_back(unit(name, large, 3));
   units.push_back(unit("empty", 0, 3));

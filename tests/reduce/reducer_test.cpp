@@ -211,7 +211,7 @@ void run_rank(const Scenario& scenario, Comm& comm, const std::function<void(int
 
 std::string text(const Scenario& s) {
   const Reducer::Options& o = s.options;
-  return concat("world ", o.world_size, ", stage ", o.stage, ", overlap ", o.overlap, ", slots ", o.max_slots,
+  return concat("world ", o.world_size, ", stage ", o.stage, ", overlap ", o.overlap, ", slots ", o.max_slots(1),
                 ", seed ", s.seed, ", backwards ", s.backwards, ", scratch ", s.scratch, ", native ", o.native);
 }
 
@@ -247,7 +247,7 @@ TEST(Reducer, OverlapAndSlotsChangeNothing) {
     for (const int max_slots : {1, 2, 8}) {
       for_each_world_and_stage({}, [&](Scenario& scenario) {
         scenario.options.overlap = overlap;
-        scenario.options.max_slots = max_slots;
+        scenario.options.max_slots = [max_slots](int64_t) { return max_slots; };
         if (scenario.options.stage == 1) scenario.options.stage = 2;
         if (scenario.options.world_size > 3) scenario.steps = 1;
       });
@@ -376,7 +376,7 @@ TEST(Reducer, AnExhaustedRingBorrowsAndGivesBack) {
     Reducer::Options options;
     options.stage = 3;
     options.world_size = 2;
-    options.max_slots = 1;
+    options.max_slots = [](int64_t) { return 1; };
     Ledger ledger;
     Reducer reducer(pointers, options, comm, ledger);
     const int64_t slot = units[0].full_bytes();
