@@ -113,8 +113,8 @@ TEST(PlanLedger, ReducedGradientsShareTheWireBufferWhenTheyCan) {
 TEST(PlanLedger, SmallUnitsHaveMoreSlots) {
   const int64_t small = 3 * kBlockNumel, middle = 750 * kBlockNumel;  // 8 MiB hold 5 of the latter in 16 bits
   std::vector<UnitLayout> units;
-  for (int i = 0; i < 10; ++i) units.push_back(unit(concat("small", i), small, 3));
-  for (int i = 0; i < 7; ++i) units.push_back(unit(concat("middle", i), middle, 3));
+  for (int i = 0; i < 10; ++i) units.push_back(unit("small" + std::to_string(i), small, 3));
+  for (int i = 0; i < 7; ++i) units.push_back(unit("middle" + std::to_string(i), middle, 3));
   PlanOptions options = at(3, 3);
   const std::vector<RingClass> expected{{2 * small, 8, 10}, {2 * middle, 5, 7}};
   EXPECT_EQ(plan_ledger(units, options).gather_ring, expected);
