@@ -144,8 +144,9 @@ class Engine {
   // Unshards these units until release(): their parameters can be read. With `modify_rank` >= 0 that rank's values
   // are taken on every rank when they are released, master weights included. With kReadOnly release() throws
   // StateError on a rank where they have other values than when they were gathered, unless that was `to_modify`; with
-  // kDropWrites it does not look.
-  void gather(const std::vector<size_t>& units, bool to_modify = false);
+  // kDropWrites it does not look, and what was gathered `to_modify` has the values from before. For that a unit that is
+  // not sharded is copied to the host, unless gather() is told that nobody `can_drop`.
+  void gather(const std::vector<size_t>& units, bool to_modify = false, bool can_drop = true);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
   // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag, for any number of ranks and
@@ -170,6 +171,10 @@ class Engine {
   std::optional<LoadedState> load_checkpoint(
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });
+
+  // The parameters that a load which failed half way has left of two checkpoints, by their first names, with the one
+  // that was read in part. return_unit() returns them as they are.
+  NamedValues half_loaded() const;
 
   // Writes the parameters in their own dtype, and `buffers` of rank 0, as one safetensors file: the unsharded model,
   // for transformers and others. Needs memory for one unit. Tied parameters are written once. Collective.

@@ -77,6 +77,16 @@ std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> ca
   };
 }
 
+// A path may hold bytes that are no UTF-8.
+std::vector<std::pair<std::string, py::object>> half_loaded(const OwningEngine& owner) {
+  std::vector<std::pair<std::string, py::object>> result;
+  for (const auto& [param, path] : owner.engine->half_loaded()) {
+    auto* const text = PyUnicode_DecodeUTF8(path.data(), Py_ssize_t(path.size()), "backslashreplace");
+    result.emplace_back(param, py::reinterpret_steal<py::object>(text));
+  }
+  return result;
+}
+
 void bind_param_groups(py::module_& m) {
   py::enum_<OptimizerConfig::Type>(m, "OptimizerType")
       .value("ADAM", OptimizerConfig::Type::kAdam)
@@ -212,7 +222,9 @@ void bind_engine(py::module_& m) {
           "finish_step", [](OwningEngine& o, const StepResult& result) { o.engine->finish_step(result); }, Release())
       .def(
           "gather",
-          [](OwningEngine& o, const std::vector<size_t>& units, bool to_modify) { o.engine->gather(units, to_modify); },
+          [](OwningEngine& o, const std::vector<size_t>& units, bool to_modify, bool can_drop) {
+            o.engine->gather(units, to_modify, can_drop);
+          },
           Release())
       .def_readonly_static("READ_ONLY", &Engine::kReadOnly)
       .def_readonly_static("DROP_WRITES", &Engine::kDropWrites)
@@ -270,6 +282,7 @@ void bind_engine(py::module_& m) {
           "together",
           [](OwningEngine& o, const std::function<void()>& step) { o.engine->run_together(with_own_errors(step)); },
           Release())
+      .def_property_readonly("half_loaded", &half_loaded)
       .def_property_readonly("has_pending_gradients", [](OwningEngine& o) { return o.engine->has_pending_gradients(); })
       .def(
           "load_checkpoint",

@@ -11,7 +11,8 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from . import _C
 from .encoding import DTYPES, check_tensor, decode, encode
+from .half_load import note_half_load
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -33,25 +35,38 @@ _OPTIMIZER = "optimizer."  # kinds of an optimizer outside: "optimizer.exp_avg"
 
 def together(engine: Engine, step: Callable[[], None]) -> None:
     """Runs ``step``; when it raised on any rank, the first such rank's error is raised on every rank. Collective."""
-    causes, step = _keeping_causes(step)
-    try:
+    with _naming_causes() as keeping:
+        step = keeping(step)
         engine._core.together(step)
+
+
+@contextmanager
+def _naming_causes() -> Iterator[Callable[[Callable], Callable]]:
+    """Around a call of the core whose callbacks are wrapped by what is yielded.
+
+    The core tells all ranks what a callback raises, as text. Here that is the cause of the error or, where it is no
+    error (Ctrl-C), raised itself.
+    """
+    causes: list[BaseException] = []
+
+    def keeping(step: Callable) -> Callable:
+        def keep(*arguments: Any) -> Any:
+            try:
+                return step(*arguments)
+            except BaseException as error:
+                causes.append(error)
+                raise
+
+        return keep
+
+    try:
+        yield keeping
     except _C.Error as error:
-        raise error from (causes[0] if causes else None)
-
-
-def _keeping_causes(step: Callable[..., None]) -> tuple[list[Exception], Callable[..., None]]:
-    """``step``, and what it has raised: the core passes on its text alone."""
-    causes: list[Exception] = []
-
-    def keeping(*arguments: Any) -> None:
-        try:
-            step(*arguments)
-        except Exception as error:
-            causes.append(error)
+        if not causes:
             raise
-
-    return causes, keeping
+        if not isinstance(causes[0], Exception):
+            raise causes[0] from error
+        raise error from causes[0]
 
 
 def _check_at_boundary(engine: Engine, what: str) -> None:
@@ -318,23 +333,21 @@ def load(
     if not load_module_only:
         takes += ["optimizer settings"] * with_optimizer + ["lr_scheduler"] * load_lr_scheduler_states
         takes += ["counts, random numbers and position in the data"]
-    causes, finish = _keeping_causes(finish)
     try:
-        loaded = engine._core.load_checkpoint(
-            os.fsencode(load_dir),
-            tag=None if tag is None else str(tag),
-            strict=strict,
-            all_params=load_module_strict,
-            optimizer=with_optimizer,
-            others=others,
-            accept=accept,
-            finish=finish,
-            takes=takes,
-        )
-    except _C.Error as error:
-        if not causes:
-            raise
-        raise error from causes[0]
+        with _naming_causes() as keeping:
+            loaded = engine._core.load_checkpoint(
+                os.fsencode(load_dir),
+                tag=None if tag is None else str(tag),
+                strict=strict,
+                all_params=load_module_strict,
+                optimizer=with_optimizer,
+                others=keeping(others),
+                accept=keeping(accept),
+                finish=keeping(finish),
+                takes=takes,
+            )
+    finally:
+        note_half_load(engine)
     if loaded is None:
         return None, None
     return os.path.join(os.fsdecode(load_dir), loaded.tag), client

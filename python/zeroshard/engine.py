@@ -18,9 +18,11 @@ from torch.utils import _pytree as pytree
 
 from . import _C, checkpoint
 from .batch import Batch, check_accumulation
+from .buffers import find_buffers, named
 from .compiling import check_arguments, compile_units
 from .gathering import gathered, take_loaded_state_dicts
 from .groups import make_groups
+from .half_load import half_loaded, refuse_half_loaded
 from .hooks import install_hooks
 from .leaves import to_half
 from .materialize import materialize
@@ -41,7 +43,14 @@ class Engine(nn.Module):
     ``gradient_accumulation_steps`` calls. Every rank makes the same calls in the same order.
     """
 
-    def __init__(self, module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        parsed: _C.ParsedConfig,
+        setup: OptimizerSetup,
+        optimizer: Optimizer,
+        device: torch.device,
+    ) -> None:
         super().__init__()
         self.module = module
         self.device = device
@@ -51,16 +60,14 @@ class Engine(nn.Module):
         self._external = setup.inner if setup.external else None
         self._batch = Batch(self._config.micro_batch_size, self._config.grad_accumulation_steps, self.world_size())
         self._units = find_units(module, self._config.unit_classes)
-        self._place_buffers()
-        drop_gradients(module)
-        with taking_over(module):
-            self._core = self._make_core(setup)
+        self.optimizer = optimizer
+        with taking_over(module) as take_over:
+            self._core = self._make_core(setup, take_over)
         self._parameter_check = ParameterCheck(module, self._units if self._trains else [])
         self._readers = install_hooks(
             module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1
         )
         self._readers.handles += take_loaded_state_dicts(module)
-        self.optimizer = Optimizer(setup)
         self.optimizer.belong_to(self)
         self._ownership = Ownership(self)
         if self._external is not None:
@@ -88,24 +95,17 @@ class Engine(nn.Module):
 
     # -- construction ------------------------------------------------------------------------------------------------
 
-    def _place_buffers(self) -> None:
-        for prefix, module in self.module.named_modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_meta:
-                    path = f"{prefix}.{name}" if prefix else name
-                    raise ValueError(
-                        f"buffer '{path}' is on the meta device, where it has no value: build the model inside "
-                        "zeroshard.Init(), which computes buffers and leaves only parameters without memory, or "
-                        "outside of it when a buffer is computed from parameters"
-                    )
-                dtype = buffer.dtype
-                # Its kernels demand statistics in the dtype of weights, and a frozen one has nothing but buffers.
-                if "BatchNorm" in type(module).__name__ and buffer.is_floating_point():
-                    dtype = {"fp16": torch.half, "bf16": torch.bfloat16}.get(self._config.compute_dtype, dtype)
-                if buffer.device != self.device or buffer.dtype != dtype:
-                    module._buffers[name] = buffer.to(self.device, dtype)
+    def _make_core(self, setup: OptimizerSetup, take_over: Callable[[], None]) -> _C.Engine:
+        buffers = find_buffers(self.module, self.device, self._config.compute_dtype)
+        left = half_loaded(self.module)
 
-    def _make_core(self, setup: OptimizerSetup) -> _C.Engine:
+        def begin() -> None:
+            refuse_half_loaded(left)
+            take_over()
+            for buffer in buffers:
+                buffer.place()
+            drop_gradients(self.module)
+
         options = _C.EngineOptions()
         options.config = self._config
         options.device = self.device
@@ -115,9 +115,10 @@ class Engine(nn.Module):
             ("versions", _versions(self.module)),
             ("configuration", [(path, value) for path, value, _ in self._parsed.values]),
             ("states of the optimizer", describe_states(setup, self._units)),
+            ("parameters that a failed load_checkpoint left of two checkpoints", left),
         ]
-        options.buffers = list(self.module.named_buffers())
-        options.param_groups = Optimizer(setup).options()
+        options.buffers = named(buffers)
+        options.param_groups = self.optimizer.options()
         definitions = []
         for unit in self._units:
             params = [
@@ -130,11 +131,16 @@ class Engine(nn.Module):
                 )
                 for param in unit.params
             ]
-            definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
+            tensors = self._tensors_of(unit, None if definitions else begin)
+            definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, tensors))
         return _C.Engine(definitions, options, **make_groups(self._config.timeout_ms))
 
-    def _tensors_of(self, unit: Unit):  # noqa: ANN202
+    def _tensors_of(self, unit: Unit, begin: Callable[[], None] | None) -> Callable[[], list[list[torch.Tensor]]]:
+        """What the core calls for each unit in turn, once all ranks have agreed."""
+
         def tensors() -> list[list[torch.Tensor]]:
+            if begin is not None:
+                begin()
             take_back(tensor for param in unit.params for tensor in param.tensors)
             materialize(self.module, unit, self.device)
             return [list(param.tensors) for param in unit.params]
@@ -255,7 +261,8 @@ class Engine(nn.Module):
         for part, param in self._external_params():
             param.grad = part.grad if part.has_grad else None
         self._external.step()
-        self._external.zero_grad(set_to_none=True)
+        for param in (param for group in self._external.param_groups for param in group["params"]):
+            param.grad = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

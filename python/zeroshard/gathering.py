@@ -16,9 +16,20 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     """Makes parameters whole inside the context: they can be read like any tensor.
 
     Every rank must enter it with the same parameters. With ``modify_rank``, what that rank wrote to them is taken on
-    every rank at exit (master weights included). Without it they are for reading: ``StateError`` is raised at exit on a
-    rank that has written to one. ``params`` may hold None and tensors that are not zeroshard's, which are left alone.
+    every rank at exit (master weights included). An exception inside drops it: parameters have the values from before.
+    Where they are whole anyway, as at stages 0 to 2, a copy of their units is kept for that in the memory of the host.
+
+    Without it they are for reading: ``StateError`` is raised at exit on a rank that has written to one. ``params`` may
+    hold None and tensors that are not zeroshard's, which are left alone.
     """
+    with _gathered(params, modify_rank, can_drop=True):
+        yield
+
+
+@contextmanager
+def _gathered(
+    params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None, *, can_drop: bool
+) -> Iterator[None]:
     if modify_rank is not None and modify_rank < 0:
         raise ValueError(f"gathered: modify_rank is {modify_rank}, expected a rank >= 0")
     tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if p is not None]
@@ -30,10 +41,10 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
             unit = owner[1]
             units.setdefault(id(core), (core, set()))[1].add(unit)
     entered = []
-    for core, indices in units.values():
-        core.gather(sorted(indices), modify_rank is not None)
-        entered.append((core, sorted(indices)))
     try:
+        for core, indices in units.values():
+            core.gather(sorted(indices), modify_rank is not None, can_drop)
+            entered.append((core, sorted(indices)))
         yield
     except BaseException:
         # Peers may not get here: no collective, and nothing of a half-made change is kept.
@@ -54,7 +65,8 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
                 "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
                 "load before zeroshard.initialize"
             )
-        loading.append(gathered(module.parameters(), modify_rank=0))
+        # Nothing is copied for an exception inside: a second whole model might not fit.
+        loading.append(_gathered(module.parameters(), 0, can_drop=False))
         loading[-1].__enter__()
 
     def after(module: nn.Module, incompatible_keys: Any) -> None:

@@ -17,7 +17,7 @@ from .distributed import default_device, init_distributed
 from .engine import Engine
 from .group_life import end_groups_with
 from .loader import Loader
-from .optimizer import make_optimizer
+from .optimizer import Optimizer, make_optimizer, settings_kept
 from .schedule import make_scheduler
 
 
@@ -53,8 +53,9 @@ def initialize(
         lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
         config: a path to a DeepSpeed JSON file, its text, or a dict.
 
-    Raises ``ConfigError`` for a wrong configuration and ``ValueError`` when ranks differ in configuration, model, or
-    the versions of zeroshard, torch and the packages of the model's modules.
+    Raises ``ConfigError`` for a wrong configuration, ``ValueError`` when ranks differ in configuration, model, or the
+    versions of zeroshard, torch and the packages of the model's modules, and ``StateError`` for a model that a failed
+    ``load_checkpoint`` has left half loaded. Then an engine that the model has already goes on as before.
     """
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")
@@ -75,15 +76,18 @@ def initialize(
     parsed = parse_config(settings, world_size=world_size, model=model)
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
-    engine = Engine(model, parsed, setup, device)
-    end_groups_with(engine._core)
-    scheduler = make_scheduler(lr_scheduler, engine.optimizer, parsed.config)
-    engine.lr_scheduler = scheduler
+    front = Optimizer(setup)
+    # What may fail on its own comes first: the engine takes parameters and states, and another engine may lose them.
     loader = None
     if training_data is not None:
         loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
+    with settings_kept(setup.param_groups):
+        scheduler = make_scheduler(lr_scheduler, front, parsed.config)
+        engine = Engine(model, parsed, setup, front, device)
+    end_groups_with(engine._core)
+    engine.lr_scheduler = scheduler
     engine.training_dataloader = loader
-    return engine, engine.optimizer, loader, scheduler
+    return engine, front, loader, scheduler
 
 
 def parse_config(

@@ -47,6 +47,8 @@ class Loader(DataLoader):
     Iterating again begins the next epoch, even where the last iteration was left before its end; after
     ``load_state_dict`` the first iteration goes on in the saved one. An iterator ends when a later one has begun: the
     loader has one position. An ``IterableDataset`` starts from its beginning: only it knows how to skip.
+
+    ``len()`` is the number of batches of the iteration that runs, or else of the next one.
     """
 
     def __init__(self, dataset: Dataset, micro_batch_size: int, collate_fn: Callable | None, drop_last: bool) -> None:
@@ -62,6 +64,7 @@ class Loader(DataLoader):
         self._batches = 0  # handed out since the position below
         self._start = 0  # samples of the epoch that all ranks together had before
         self._iterations = 0  # begun so far
+        self._runs = False  # the last of them, which nobody has left yet
         super().__init__(
             dataset,
             batch_size=micro_batch_size,
@@ -79,16 +82,26 @@ class Loader(DataLoader):
             self._begin_next_epoch()
         self._iterations += 1
         own = self._iterations
+        self._runs = True
         if self._own_sampler is not None:
             self._own_sampler.epoch, self._own_sampler.consumed = self._epoch, self._start
         self.generator.manual_seed(self._epoch)
-        for batch in super().__iter__():
-            if self._iterations != own:
-                return
-            self._batches += 1
-            yield batch
-        if self._iterations == own:
-            self._begin_next_epoch()
+        try:
+            for batch in super().__iter__():
+                if self._iterations != own:
+                    return
+                self._batches += 1
+                yield batch
+            if self._iterations == own:
+                self._begin_next_epoch()
+        finally:
+            if self._iterations == own:
+                self._runs = False
+
+    def __len__(self) -> int:
+        if self._own_sampler is not None:  # its own position is that of the iteration before until the next has begun
+            self._own_sampler.consumed = self._start if self._runs or self._batches == 0 else 0
+        return super().__len__()
 
     def _begin_next_epoch(self) -> None:
         self._epoch += 1
@@ -101,6 +114,7 @@ class Loader(DataLoader):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
         self._iterations += 1  # what goes on with an older iterator is not of the saved position
+        self._runs = False
         if self._own_sampler is None and self._start > 0:
             warnings.warn(
                 "a checkpoint does not hold the position in an IterableDataset: it starts from its beginning. Keep the "

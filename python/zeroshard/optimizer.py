@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from . import _C
+from .ownership import made_with
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -99,7 +101,9 @@ def _unnamed(param: torch.Tensor | tuple[str, torch.Tensor]) -> torch.Tensor:
 
 def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.Config) -> OptimizerSetup:
     way_out = "make it from model.parameters() of the model that is passed, or pass a callable that makes it"
-    group_of = _index(optimizer.param_groups, model, "the optimizer has", way_out)
+    params = made_with(optimizer)
+    groups = [{**group, "params": own} for group, own in zip(optimizer.param_groups, params, strict=True)]
+    group_of = _index(groups, model, "the optimizer has", way_out)
     kind = {
         torch.optim.AdamW: _C.OptimizerType.ADAMW,
         torch.optim.Adam: _C.OptimizerType.ADAM,
@@ -126,7 +130,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         kind if kind is not None else _C.OptimizerType.ADAMW,
         inner=optimizer,
         external=external,
-        states=[(p, optimizer.state[p]) for g in optimizer.param_groups for p in g["params"] if optimizer.state.get(p)],
+        states=[(p, optimizer.state[p]) for own in params for p in own if optimizer.state.get(p)],
         defaults=optimizer.defaults,
     )
 
@@ -144,6 +148,20 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, way_o
     if strangers:
         raise ValueError(f"{who} {strangers} parameters that are not the model's: {way_out}")
     return group_of
+
+
+@contextmanager
+def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
+    """What is set in param groups inside, as by a scheduler that is made, is taken back when an exception ends it."""
+    before = [{name: value for name, value in group.items() if name != "params"} for group in param_groups]
+    try:
+        yield
+    except BaseException:
+        for group, settings in zip(param_groups, before, strict=True):
+            params = group["params"]
+            group.clear()
+            group.update(params=params, **settings)
+        raise
 
 
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
@@ -169,7 +187,8 @@ class Optimizer(torch.optim.Optimizer):
     """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
     The states are sharded and live in the core: ``step()`` does nothing here, ``engine.step()`` updates and clears
-    gradients. ``zero_grad()`` is ``engine.zero_grad()``.
+    gradients. ``zero_grad()`` is ``engine.zero_grad()``. An optimizer of the user's has these methods, too, but for
+    ``step()``, as long as the engine has it.
     """
 
     def __init__(self, setup: OptimizerSetup) -> None:
@@ -214,7 +233,10 @@ class Optimizer(torch.optim.Optimizer):
         raise ValueError("each rank has a part of the states alone: engine.save_checkpoint saves them")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise ValueError("each rank has a part of the states alone: engine.load_checkpoint loads them")
+        raise ValueError(
+            "each rank has a part of the states alone: engine.load_checkpoint loads them. States of a torch optimizer "
+            "are loaded into it before zeroshard.initialize, which keeps them"
+        )
 
     def mark_step(self) -> None:
         """Tells torch's schedulers that the optimizer has stepped, or they warn about the order of calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,11 +12,16 @@ import torch
 from torch import nn
 
 from . import _C
+from .checkpoint import together
 from .exit_code import end_with_code_1
+from .half_load import describe, half_loaded
 from .messages import log
 
 if TYPE_CHECKING:
     from .engine import Engine
+
+# Of the user's own optimizer, which has neither gradients nor whole states: they do what the engine's optimizer does.
+_BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
 class Ended:
@@ -37,7 +42,7 @@ def has_ended(engine: Engine) -> bool:
 
 
 class Ownership:
-    """The hooks in a module and the marks on its parameters that are one engine's.
+    """The hooks in a module, the marks on its parameters and the methods of the user's optimizer that are one engine's.
 
     The module's hooks keep it, and with it the core: the engine itself may be gone already.
     """
@@ -50,7 +55,13 @@ class Ownership:
         self._readers.ownership = self
         self.sharded = engine._config.stage == 3 and engine.world_size() > 1
         self._outside = engine._external  # it gets slices into its groups
-        self._params_of_groups = [list(group["params"]) for group in engine.optimizer.param_groups]
+        self.params_of_groups = [list(group["params"]) for group in engine.optimizer.param_groups]
+        self._inner = engine.optimizer.optimizer
+        self._own_methods: dict[str, Any] = {}  # that the user's optimizer has itself, not by its class
+        if self._inner is not None:
+            self._own_methods = {name: vars(self._inner)[name] for name in _BORROWED if name in vars(self._inner)}
+            vars(self._inner).update({name: getattr(engine.optimizer, name) for name in _BORROWED})
+            self._inner._zeroshard_owner = weakref.ref(self)
         core, mine = weakref.ref(engine._core), weakref.ref(self)  # the core holds the tensors
         for index, unit in enumerate(engine._units):
             for position, param in enumerate(unit.params):
@@ -60,8 +71,13 @@ class Ownership:
     def detach(self, why: str) -> None:
         """Takes the hooks out. The engine refuses whatever is asked of it from now on, saying ``why``."""
         self._readers.remove()
+        if self._inner is not None:
+            for name in (*_BORROWED, "_zeroshard_owner"):
+                vars(self._inner).pop(name, None)
+            vars(self._inner).update(self._own_methods)
+            self._inner = None
         if self._outside is not None:
-            for group, params in zip(self._outside.param_groups, self._params_of_groups, strict=True):
+            for group, params in zip(self._outside.param_groups, self.params_of_groups, strict=True):
                 group["params"] = params
             self._outside.state.clear()  # of slices, which go with the core
             self._outside = None
@@ -97,6 +113,12 @@ def owners_of(params: Iterable[torch.Tensor]) -> list[Ownership]:
     return list(owners.values())
 
 
+def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    """By param group the parameters that an optimizer was made with, also where an engine has put slices there."""
+    owner = getattr(optimizer, "_zeroshard_owner", lambda: None)()
+    return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]
+
+
 def is_owned(tensor: torch.Tensor) -> bool:
     """Whether its memory is an engine's, and may not be there."""
     mark = getattr(tensor, "_zeroshard_unit", None)
@@ -123,21 +145,31 @@ def drop_gradients(module: nn.Module) -> None:
 
 
 @contextmanager
-def taking_over(module: nn.Module) -> Iterator[None]:
-    """Around the making of an engine: those that its parameters belong to end, and give them by units. Collective."""
+def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
+    """Around the making of an engine: those that its parameters belong to end, and give them by units. Collective.
+
+    They do from the call of what is yielded on, which is due when all ranks have agreed to make the new one. Before
+    that an exception leaves them as they were.
+    """
     owners = owners_of(module.parameters())
-    for owner in owners:
-        if (error := _wait_for_save(owner.core)) is not None:
-            log(f"a checkpoint of the engine before was not saved: {error}")
-            end_with_code_1()
-        owner.detach(
-            "this engine's module belongs to another engine now: zeroshard.initialize was called with it again, which "
-            "takes the parameters over as they are. Use the engine that it returned"
-        )
-    try:
-        yield
-    except BaseException:  # nobody may wait for the other ranks
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
         for owner in owners:
+            if (error := _wait_for_save(owner.core)) is not None:
+                log(f"a checkpoint of the engine before was not saved: {error}")
+                end_with_code_1()
+            owner.detach(
+                "this engine's module belongs to another engine now: zeroshard.initialize was called with it again, "
+                "which takes the parameters over as they are. Use the engine that it returned"
+            )
+
+    try:
+        yield begin
+    except BaseException:  # nobody may wait for the other ranks
+        for owner in owners if begun else []:
             owner.end(gather=False)
         raise
     for owner in owners:
@@ -149,9 +181,12 @@ def destroy(engine: Engine) -> None:
     if has_ended(engine):
         return
     ownership = engine._ownership
-    together = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
-    gather = together and (not ownership.sharded or _fits(engine))
-    unsaved = _wait_for_save(engine._core) if together else None
+    at_peace = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
+    gather = at_peace and (not ownership.sharded or _fits(engine))
+    unsaved = _wait_for_save(engine._core) if at_peace else None
+    left = half_loaded(engine.module) if gather or not ownership.sharded else []
+    if left and engine.rank() == 0:
+        log(f"warning: destroy: {describe(left)}")
     ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")
     try:
         ownership.end(gather=gather)
@@ -183,7 +218,7 @@ def _fits(engine: Engine) -> bool:
             )
 
     try:
-        engine._core.together(check)
+        together(engine, check)
     except _C.ValueError as error:
         log(f"destroy: {error}")
         return False

@@ -237,6 +237,7 @@ void Engine::finish_step(const StepResult& result) {
     if (impl.options.config.stage > 0) impl.refresh();  // at stage 0 every rank has updated everything
   }
   impl.watch->forget_readings();
+  impl.held->forget();
   impl.reducer->end_step();
   impl.unapplied = false;
   end_cpu_memory_step();
@@ -252,11 +253,14 @@ void Engine::request_stop() noexcept {
   impl_->stop_requested = true;
 }
 
-void Engine::gather(const std::vector<size_t>& units, bool to_modify) {
+void Engine::gather(const std::vector<size_t>& units, bool to_modify, bool can_drop) {
+  using Purpose = HeldValues::Purpose;
   impl_->check_caller();
   if (!impl_->in_use) impl_->check_whole();
+  const Purpose purpose = !to_modify ? Purpose::kRead : can_drop ? Purpose::kModify : Purpose::kModifyForGood;
   for (const size_t unit : units) {
     impl_->executor->hold(unit);
+    impl_->held->begin(unit, purpose);
     if (!to_modify) impl_->watch->begin_reading(unit);
   }
 }
@@ -270,6 +274,8 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
   const std::string refused = modify_rank >= 0 ? impl_->take_moved(units, modify_rank) : "";
   for (const size_t u : units) {
     Unit& unit = impl_->executor->unit(u);
+    const auto purpose = modify_rank == kDropWrites ? impl_->held->end_and_restore(u) : impl_->held->end(u);
+    if (modify_rank == kDropWrites && purpose == HeldValues::Purpose::kRead) impl_->watch->abandon_reading(u);
     if (modify_rank == kReadOnly) {
       for (std::string& name : impl_->watch->end_reading(u)) written.push_back(std::move(name));
     }
@@ -281,7 +287,10 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
         if (master.defined()) master.copy_(impl_->optimizer->shards()[impl_->shard_index(u, g)].param);
       }
     }
-    if (modify_rank >= 0) impl_->watch->forget_reading(u);
+    if (modify_rank >= 0) {
+      impl_->watch->forget_reading(u);
+      impl_->held->accept(u);
+    }
     const bool dropped = modify_rank == kDropWrites && unit.placement() == Placement::kSharded;
     for (size_t i = 0; dropped && i < unit.layout().params.size(); ++i) unit.point_back(i);
     if (modify_rank >= 0 || dropped) impl_->watch->accept(u);
@@ -309,6 +318,7 @@ void Engine::Impl::retire() {
   save_locks = DirectoryLocks();
   hooks.clear();
   trainable.clear();
+  held->forget();
   backward_hooks = BackwardHooks();
   reducer.reset();
   optimizer.reset();

@@ -146,6 +146,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     options.buffers.clear();  // they are the model's
     make_reducer();
     watch = std::make_unique<WriteWatch>(*executor);
+    held = std::make_unique<HeldValues>(*executor);
   };
   tell_missing_memory(build, [this] { return memory_needs(layouts, planned); });
   install_hooks(units);

@@ -205,6 +205,13 @@ void Engine::Impl::check_whole() const {
                           "verify tells) and has them, with the same options, or make a new engine"));
 }
 
+NamedValues Engine::half_loaded() const {
+  NamedValues left;
+  for (const auto& [state, checkpoint] : impl_->half_loaded)
+    if (state.kind == kWeight) left.emplace_back(state.name, checkpoint);
+  return left;
+}
+
 // At stage 0 every rank's optimizer has everything: each saves its share.
 std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& states) const {
   std::map<std::string_view, std::pair<const FlatGroup*, size_t>> place;
@@ -334,6 +341,7 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
   if (options.config.stage > 0) refresh();
   watch->accept_all();
   watch->forget_readings();
+  held->forget();
   if (!load.optimizer) return;
   skipped = core.at("skipped_in_a_row").get<int>();
   // The scale of a run without a dynamic one says nothing of gradients. Imported checkpoints do not tell: a dynamic one

@@ -13,6 +13,7 @@
 #include "device/flat_buffer.h"
 #include "engine/consensus.h"
 #include "engine/executor.h"
+#include "engine/held_values.h"
 #include "engine/write_watch.h"
 #include "hooks/autograd_hooks.h"
 #include "launch/heartbeat.h"
@@ -55,6 +56,7 @@ struct Engine::Impl {
   void take_writes(bool written_somewhere);
   void take_all_writes();
   void check_writes();
+  void drop_writes_to_shards(const std::vector<int64_t>& written);
   void check_write(size_t unit, size_t param, int64_t how) const;
   std::string refused_memory(size_t unit, size_t param) const;
   std::string take_moved(const std::vector<size_t>& units, int root);
@@ -92,6 +94,7 @@ struct Engine::Impl {
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<WriteWatch> watch;
+  std::unique_ptr<HeldValues> held;
   std::vector<std::vector<GradHook>> hooks;  // by unit
   std::vector<at::Tensor> trainable;         // as the engine was made
   BackwardHooks backward_hooks;

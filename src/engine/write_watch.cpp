@@ -93,6 +93,11 @@ std::vector<std::string> WriteWatch::end_reading(size_t unit) {
   return names;
 }
 
+void WriteWatch::abandon_reading(size_t unit) {
+  const auto found = readings_.find(unit);
+  if (found != readings_.end() && --found->second.times == 0) readings_.erase(found);
+}
+
 // What was written on all ranks alike counts from here on, master weights included. Collective.
 void Engine::Impl::take_writes(bool written_somewhere) {
   if (written_somewhere) check_writes();
@@ -114,6 +119,7 @@ void Engine::Impl::check_writes() {
       if (written[next] == WriteWatch::kMoved && !executor->unit(u).prepare_take_back(i))
         written[next] = WriteWatch::kRefused;
   written = agree_on_flags(reduce_comm, options.device, written);
+  drop_writes_to_shards(written);
   next = 0;
   for (size_t u = 0; u < layouts.size(); ++u)
     for (size_t i = 0; i < layouts[u].params.size(); ++i) check_write(u, i, written[next++]);
@@ -136,6 +142,18 @@ void Engine::Impl::check_writes() {
                  "It was written, and not the same on every rank: write the same everywhere, or inside "
                  "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
   watch->accept_all();
+}
+
+// Of what check_write() refuses: it is told once, and every rank has the values of the shards. Collective.
+void Engine::Impl::drop_writes_to_shards(const std::vector<int64_t>& written) {
+  size_t next = 0;
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    bool lost = false;
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) lost |= written[next++] == WriteWatch::kWritten;
+    if (!lost || executor->unit(u).placement() != Placement::kSharded) continue;
+    executor->unit(u).take_part();
+    watch->accept(u);
+  }
 }
 
 // `how`: what is worst on any rank.

@@ -31,6 +31,8 @@ class WriteWatch {
   // end_reading() returns the names of parameters that have others; those that are in other memory lose it.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
+  // In place of end_reading(), without looking.
+  void abandon_reading(size_t unit);
   // The values were changed rightfully.
   void forget_readings() { readings_.clear(); }
   void forget_reading(size_t unit) { readings_.erase(unit); }

@@ -21,11 +21,15 @@ using test::make_scenario;
 using test::run_saving;
 using test::SavingRank;
 using test::Scenario;
+using ::testing::_;
 using ::testing::AllOf;
 using testing::change_last_byte;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::Pair;
 using testing::put;
 using ::testing::StartsWith;
 using testing::TemporaryDirectory;
@@ -152,9 +156,11 @@ TEST(EngineCheckpoint, WhatIsHalfLoadedIsNotUsed) {
     };
     for (const auto& use : uses)
       EXPECT_THAT(message_of(use), HasSubstr(concat("had read a part of ", root.path(), "/new")));
+    EXPECT_THAT(rank.engine->half_loaded(), AllOf(Not(IsEmpty()), Each(Pair(_, concat(root.path(), "/new")))));
     LoadOptions weights;
     weights.optimizer = false;
     EXPECT_NE(rank.engine->load_checkpoint(root.path(), weights), std::nullopt);
+    EXPECT_THAT(rank.engine->half_loaded(), IsEmpty());  // moments are
     EXPECT_THAT(message_of([&] { rank.engine->begin_forward(true); }), HasSubstr("with the same options"));
     EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
     EXPECT_TRUE(rank.values().equal(old));

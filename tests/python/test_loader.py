@@ -81,3 +81,27 @@ def test_a_stream_begins_again():
     assert [next(iter(loader)).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
     assert loader.state_dict()["epoch"] == 1
     assert torch.cat(list(loader)).tolist() == list(range(SAMPLES))
+
+
+def test_len_is_that_of_the_iteration_that_runs_or_comes_next():
+    loader = make()
+    assert len(loader) == SAMPLES // SIZE
+    list(itertools.islice(loader, 2))
+    state, other = loader.state_dict(), make()
+    assert len(loader) == SAMPLES // SIZE  # the next epoch
+    other.load_state_dict(state)
+    for epoch, expected in enumerate((3, 5, 5)):
+        assert len(other) == expected
+        assert [len(other) for _ in other] == [expected] * expected, epoch
+    other.load_state_dict(state)
+    next(iter(other))
+    assert len(other) == 5 and len(list(other)) == 5  # that of the saved position was left
+    other.load_state_dict({"epoch": 0, "consumed": SAMPLES})
+    assert len(other) == 0 and list(other) == [] and len(other) == 5
+
+
+def test_len_without_the_last_batch():
+    loader = Loader(list(range(SAMPLES)), 3, collate_fn=None, drop_last=True)
+    loader.load_state_dict({"epoch": 0, "consumed": 2})
+    assert len(loader) == 2 == len(list(loader))
+    assert len(loader) == 3 == len(list(loader))

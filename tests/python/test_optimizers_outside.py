@@ -72,3 +72,70 @@ def train_with_own_settings():
 def test_settings_of_an_optimizer_outside_may_be_anything(ranks):
     """Both ranks have the same data, so that the mean of their gradients is that of one."""
     assert world.run(ranks, train_with_own_settings) == [[True, [0.9, 0.8, 0.7]]] * ranks
+
+
+def discard_by_the_own_optimizer(name, stage):
+    """The digests of a run that discards a batch by the optimizer that was passed, and of one without that batch."""
+    digests = []
+    for discards in (True, False):
+        model = models.stack()
+        own = getattr(torch.optim, name)(model.parameters(), lr=0.05)
+        config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}}
+        engine = zeroshard.initialize(model=model, optimizer=own, config=config)[0]
+        for step in range(3):
+            if discards and step == 1:
+                engine.backward(loss_of(engine, 9))
+                own.zero_grad(set_to_none=True)
+            engine.backward(loss_of(engine, step))
+            engine.step()
+        digests.append(engine.parameter_digest())
+    return digests
+
+
+def loss_of(model, step):
+    x, y = models.vectors(step, world.rank(), 2)
+    return torch.nn.functional.mse_loss(model(x), y)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+@pytest.mark.parametrize("ranks,stage", [(1, 0), (2, 1), (2, 3)])
+def test_zero_grad_of_the_optimizer_that_was_passed_discards(ranks, stage, name):
+    for first, second in world.run(ranks, discard_by_the_own_optimizer, name=name, stage=stage):
+        assert first == second
+
+
+def use_the_own_optimizer(name, end):
+    """What its methods say while an engine has it; and whether they are the plain ones afterwards."""
+    model = models.stack()
+    own = getattr(torch.optim, name)(model.parameters(), lr=0.05)
+    own.zero_grad = lambda set_to_none=True: called.append("own")  # its own already, and so again afterwards
+    called, empty = [], own.state_dict()
+    config = {"train_micro_batch_size_per_gpu": 2}
+    engine = zeroshard.initialize(model=model, optimizer=own, config=config)[0]
+    engine.backward(loss_of(engine, 0))
+    engine.step()
+    extra = {"params": [torch.nn.Parameter(torch.ones(1))]}
+    said = []
+    for call in (own.state_dict, lambda: own.load_state_dict(empty), lambda: own.add_param_group(extra)):
+        with pytest.raises(ValueError) as error:
+            call()
+        said.append(str(error.value))
+    own.zero_grad()
+    assert called == []
+    if end == "destroy":
+        engine.destroy()
+    else:
+        zeroshard.initialize(model=model, config=config)
+    own.zero_grad()
+    own.load_state_dict(own.state_dict())
+    own.add_param_group(extra)
+    return [said, called, len(own.param_groups), "_zeroshard_owner" in vars(own)]
+
+
+@pytest.mark.parametrize("end", ["destroy", "take over"])
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+def test_methods_of_the_optimizer_that_was_passed(name, end):
+    ((said, called, groups, marked),) = world.run(1, use_the_own_optimizer, name=name, end=end)
+    assert "engine.save_checkpoint" in said[0] and "pass them all to zeroshard.initialize" in said[2]
+    assert "engine.load_checkpoint" in said[1] and "before zeroshard.initialize" in said[1]
+    assert (called, groups, marked) == (["own"], 2, False)

@@ -202,3 +202,95 @@ def test_tensors_that_outlive_the_engine_are_an_error_to_read():
     for said in world.run(2, tensors_outlive_the_engine):
         assert all(one is not None for one in said), said
         assert "'head.weight' has no values any more" in said[0] and "'head.weight' has no values any more" in said[2]
+
+
+def refuse_a_take_over(stage, optimizer, why):
+    """The digests of a run in whose middle ranks refuse another engine, and of one without that."""
+    said, digests = [], []
+    for refuses in (True, False):
+        model = models.stack()
+        model.norm = torch.nn.BatchNorm1d(10)  # it has buffers that another dtype would change
+        own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2) if optimizer else None
+        engine = initialize(model, stage, "fp32", own is None, optimizer=own)
+        train(engine, range(2))
+        if refuses:
+            clipping = 1.0 + (world.rank() if why == "ranks" else 0)
+            options = {"config": configuration(stage, "bf16", own is None, gradient_clipping=clipping)}
+            if why == "scheduler":
+                options["lr_scheduler"] = fail_to_schedule
+            elif why == "data":
+                options["training_data"] = object()
+            said.append(failure_of(zeroshard.initialize, model=model, optimizer=own, **options))
+            assert model.norm.running_mean.dtype == torch.float32
+        train(engine, range(2, 4))
+        digests.append(engine.parameter_digest())
+        last = initialize(model, stage, "fp32", own is None, optimizer=own)
+        digests[-1] += last.parameter_digest()
+        train(last, range(4, 6))
+        digests[-1] += last.parameter_digest()
+    return [said, digests[0] == digests[1]]
+
+
+def fail_to_schedule(optimizer):
+    optimizer.param_groups[0]["lr"] = 0.0
+    raise KeyError("gamma")
+
+
+def failure_of(call, **options):
+    try:
+        call(**options)
+    except Exception as error:  # noqa: BLE001 (compared)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("why", ["ranks", "scheduler", "data"])
+@pytest.mark.parametrize("stage,optimizer", [(1, "RMSprop"), (3, None), (3, "AdamW"), (3, "RMSprop")])
+def test_an_engine_goes_on_when_ranks_refuse_another_for_its_module(stage, optimizer, why):
+    expected = {"ranks": "ranks disagree on the configuration", "scheduler": "KeyError: 'gamma'", "data": "TypeError"}
+    for (said,), same in world.run(2, refuse_a_take_over, stage=stage, optimizer=optimizer, why=why):
+        assert expected[why] in said
+        assert same
+
+
+def keep_states(name):
+    """What a scheduler that raises leaves of an optimizer that has states: they, its settings and its parameters."""
+    model = models.stack()
+    own = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
+    x, y = models.vectors(0, 0, 2)
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    own.step()
+    states = {param: dict(state) for param, state in own.state.items()}
+    groups = [dict(group) for group in own.param_groups]
+    options = {"optimizer": own, "config": configuration(1, "fp32", False)}
+    said = failure_of(zeroshard.initialize, model=model, lr_scheduler=fail_to_schedule, **options)
+    same = own.state.keys() == states.keys() and own.param_groups == groups
+    same = same and all(own.state[param][kind] is value for param in states for kind, value in states[param].items())
+    return [said, same, hooks_in(model)]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+def test_a_scheduler_that_raises_leaves_the_optimizer_as_it_was(name):
+    assert world.run(1, keep_states, name=name) == [["KeyError: 'gamma'", True, 0]]
+
+
+def train_by_one_optimizer(stage, name):
+    """An optimizer that is passed again for the engine that takes the module over: the digests of two ways."""
+    digests = []
+    for how in ("again", "another"):
+        model = models.stack()
+        own = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
+        train(initialize(model, stage, trains=False, optimizer=own), range(2))
+        if how == "another":
+            own = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
+        engine = initialize(model, stage, trains=False, optimizer=own)
+        train(engine, range(2, 4))
+        digests.append(engine.parameter_digest())
+    return digests
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+@pytest.mark.parametrize("ranks,stage", [(1, 0), (2, 1), (3, 3)])
+def test_an_optimizer_may_be_passed_again(ranks, stage, name):
+    answers = world.run(ranks, train_by_one_optimizer, stage=stage, name=name)
+    assert all(first == second == answers[0][0] for first, second in answers)

@@ -18,8 +18,8 @@ def worlds(release):
     return ALL if release else SMALL
 
 
-def initialize(stage, dtype, rate=0.0, optimizer=None):
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 40}
+def initialize(stage, dtype, rate=0.0, optimizer=None, persistent=40):
+    zero = {"stage": stage, "stage3_param_persistence_threshold": persistent}
     config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero, **HALF.get(dtype, {})}
     if optimizer is None:
         config["optimizer"] = {"type": "SGD", "params": {"lr": rate}}
@@ -220,3 +220,114 @@ def fail_inside(weight):
 @pytest.mark.parametrize("ranks,stage,dtype", SMALL)
 def test_what_is_allowed_inside_gathered(ranks, stage, dtype):
     assert world.run(ranks, read_and_modify, stage=stage, dtype=dtype) == [[True, True, "my own"]] * ranks
+
+
+def fail_half_way(stage, dtype, how, around, persistent):
+    """Whether a change that failed left the values from before, and training the bits of a run without it."""
+    digests = []
+    for fails in (True, False):
+        engine, model = initialize(stage, dtype, rate=0.1, persistent=persistent)
+        weight = model.blocks[1].up.weight
+        step(engine)
+        if fails:
+            before = values(model)
+            outer = model.parameters() if around != "nothing" else []
+            with zeroshard.gathered(outer, modify_rank=0 if around == "modifying" else None):
+                assert message_of(lambda args=(model.blocks[1], weight, how): change_and_fail(*args)) == "my own"
+            same = all(torch.equal(before[name], value) for name, value in values(model).items())
+        step(engine)
+        digests.append(engine.parameter_digest())
+    # What is taken in 16 bits becomes the master weight, whoever wrote it.
+    return [same, digests[0] == digests[1] or (around == "modifying" and dtype != "fp32")]
+
+
+def change_and_fail(module, weight, how):
+    with zeroshard.gathered(weight, modify_rank=0):
+        if how == "assign":
+            weight.data = torch.full_like(weight, 7.0)
+        elif how == "share":
+            write(module, "in place")
+            module.share_memory()
+        else:
+            write(module, how)
+        raise RuntimeError("my own")
+
+
+@pytest.mark.row("U3")
+@pytest.mark.fault
+@pytest.mark.parametrize("around", ["nothing", "reading", "modifying"])
+@pytest.mark.parametrize("how", ["in place", "data", "assign", "share"])
+def test_a_change_that_fails_is_dropped(release, how, around):
+    cases = worlds(release) if release or how == "in place" else [(1, 1, "bf16"), (2, 2, "fp32"), (2, 3, "bf16")]
+    for ranks, stage, dtype in cases:
+        for persistent in (40, 10000) if stage == 3 else (40,):
+            case = {"stage": stage, "dtype": dtype, "how": how, "around": around, "persistent": persistent}
+            assert world.run(ranks, fail_half_way, **case) == [[True, True]] * ranks, (ranks, case)
+
+
+def modify_within_what_fails(stage):
+    """What was taken inside stays; what the context around it wrote after that does not."""
+    engine, model = initialize(stage, "fp32")
+    step(engine)
+    weight, bias = model.blocks[1].up.weight, model.blocks[1].up.bias
+    with pytest.raises(RuntimeError, match="my own"), zeroshard.gathered(weight, modify_rank=0), torch.no_grad():
+        with zeroshard.gathered(weight, modify_rank=0):
+            weight.fill_(0.5)
+        bias.fill_(7.0)
+        raise RuntimeError("my own")
+    step(engine)
+    now = values(model)
+    return [bool((now["blocks.1.up.weight"] == 0.5).all()), bool((now["blocks.1.up.bias"] != 7.0).all())]
+
+
+@pytest.mark.parametrize("ranks,stage", [(1, 0), (2, 1), (2, 3)])
+def test_what_was_taken_inside_of_a_change_that_fails_stays(ranks, stage):
+    assert world.run(ranks, modify_within_what_fails, stage=stage) == [[True, True]] * ranks
+
+
+def read_after_a_reading_that_failed(stage):
+    engine, model = initialize(stage, "fp32")
+    weight = model.blocks[1].up.weight
+    with pytest.raises(RuntimeError, match="my own"), zeroshard.gathered(weight):
+        raise RuntimeError("my own")
+    with torch.no_grad():
+        weight.fill_(0.5)  # on all ranks
+    return message_of(lambda: values(model))
+
+
+def test_a_reading_that_failed_is_over():
+    assert world.run(2, read_after_a_reading_that_failed, stage=1) == [None, None]
+
+
+def write_in_forward(who):
+    """What two steps say after ranks wrote to a unit that was whole for its forward; the bits with and without it."""
+    said, digests = [], []
+    for writes in (True, False):
+        engine, model = initialize(3, "fp32", rate=0.1)
+
+        def spoil(module, args):
+            with torch.no_grad():
+                module.up.weight.zero_()
+
+        step(engine)
+        if writes:
+            hook = model.blocks[1].register_forward_pre_hook(spoil) if world.rank() in who else None
+            held = zeroshard.gathered(model.blocks[1].parameters())
+            held.__enter__()  # so that it stays whole
+            said.append(message_of(lambda engine=engine: step(engine)))
+            if hook is not None:
+                hook.remove()
+            engine.zero_grad()
+        step(engine)
+        if writes:
+            said.append(message_of(lambda held=held: held.__exit__(None, None, None)))
+        digests.append(engine.parameter_digest())
+    return [said, digests[0] == digests[1]]
+
+
+@pytest.mark.row("U3")
+@pytest.mark.parametrize("who", [[0], [0, 1]])
+def test_what_is_written_to_a_sharded_unit_is_one_error_and_lost(who):
+    for (first, later), same in world.run(2, write_in_forward, who=who):
+        assert "'blocks.1.up.weight' was written outside of zeroshard.gathered" in first
+        assert later is None and same

@@ -1,0 +1,57 @@
+"""Parameters that a ``load_checkpoint`` that failed half way has left of two checkpoints.
+
+They are marked, so that no other engine trains them unless somebody gave them values since: the mark holds for the
+version that the parameter had.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from . import _C
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+_MARK = "_zeroshard_half_loaded"
+_SHOWN = 5
+
+
+def note_half_load(engine: Engine) -> None:
+    """After a load, whatever became of it: marks the parameters that are half loaded, and no others."""
+    left = dict(engine._core.half_loaded)
+    for param in (param for unit in engine._units for param in unit.params):
+        checkpoint = left.get(param.names[0])
+        for tensor in param.tensors:
+            vars(tensor).pop(_MARK, None)
+            if checkpoint is not None:
+                setattr(tensor, _MARK, (checkpoint, _version(tensor)))
+
+
+def half_loaded(module: nn.Module) -> list[tuple[str, str]]:
+    """The parameters whose mark holds, each with the checkpoint that was read in part."""
+    marked = [(name, param, getattr(param, _MARK, None)) for name, param in module.named_parameters()]
+    return [(name, mark[0]) for name, param, mark in marked if mark is not None and mark[1] == _version(param)]
+
+
+def describe(left: list[tuple[str, str]]) -> str:
+    names = ", ".join(f"'{name}'" for name, _ in left[:_SHOWN])
+    more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+    return f"load_checkpoint failed when it had read a part of {left[0][1]}: {names}{more} may be of two checkpoints"
+
+
+def refuse_half_loaded(left: list[tuple[str, str]]) -> None:
+    """Raises ``StateError`` unless there are none."""
+    if left:
+        raise _C.StateError(
+            f"zeroshard.initialize: {describe(left)}. Load one that is whole by the engine that has them, or give them "
+            "values (model.load_state_dict), before another engine takes them"
+        )
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """None where writes are not counted."""
+    return None if tensor.is_inference() else tensor._version
