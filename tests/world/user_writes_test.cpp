@@ -48,13 +48,14 @@ using Step = std::function<void(Rank& rank, int step)>;
 struct Said {
   std::vector<std::string> messages;
   std::vector<at::Tensor> before, after;
+  std::vector<int> at_home;  // whether the parameter is in the engine's memory again
 };
 
 Said steps_after(
     int stage, const std::function<void(int rank, const at::Tensor& param)>& write_on,
     const Step& step_of = [](Rank& rank, int step) { rank.train_step(step); }) {
   ThreadWorld world(still(stage));
-  Said said{std::vector<std::string>(4), std::vector<at::Tensor>(2), std::vector<at::Tensor>(2)};
+  Said said{std::vector<std::string>(4), std::vector<at::Tensor>(2), std::vector<at::Tensor>(2), std::vector<int>(2)};
   const auto errors = world.run([&](Rank& rank) {
     at::set_num_threads(1);
     const auto index = size_t(rank.gather.rank());
@@ -62,10 +63,12 @@ Said steps_after(
     rank.train_step(0);
     const at::Tensor& param = rank.model.params()[kUnit][0];
     said.before[index] = param.detach().clone();
+    const void* const memory = param.const_data_ptr();
     write_on(int(index), param);
     for (const int step : {1, 2})
       said.messages[2 * index + size_t(step) - 1] = message_of([&] { step_of(rank, step); });
     said.after[index] = param.detach().clone();
+    said.at_home[index] = param.const_data_ptr() == memory;
   });
   EXPECT_THAT(errors, Each(""));
   return said;
@@ -76,6 +79,7 @@ TEST(UserWrites, WhatAllRanksWriteCounts) {
     for (const How how : {How::kInPlace, How::kOtherMemory}) {
       const Said said = steps_after(stage, [&](int, const at::Tensor& param) { write(param, 0.5, how); });
       EXPECT_THAT(said.messages, Each(""));
+      EXPECT_THAT(said.at_home, Each(1)) << "what is trained is elsewhere";
       for (size_t rank = 0; rank < 2; ++rank)
         EXPECT_TRUE(said.after[rank].equal(said.before[rank] * 0.5)) << "stage " << stage;
     }
