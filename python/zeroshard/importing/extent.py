@@ -1,7 +1,7 @@
 """What the values of a pickle come to when they are written out, each as often as it is referred to.
 
-Ten lists of ten bytes, each of the one before ten times, have ten thousand million values for whoever walks through
-them. So they are counted before anybody does, each value once.
+Ten lists, each of ten times the one before, take a hundred bytes, and are ten thousand million values for whoever walks
+through them. So they are counted before anybody does, with one look at each.
 """
 
 from __future__ import annotations
