@@ -25,7 +25,26 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
+// Whether no word has all bits of `exponent`, as infinities and NaN have.
+template <typename Word>
+bool none_has(const void* values, int64_t numel, Word exponent) {
+  bool none = true;
+  for (int64_t i = 0; i < numel; ++i) {
+    Word word;
+    std::memcpy(&word, static_cast<const char*>(values) + i * int64_t(sizeof word), sizeof word);
+    none &= (word & exponent) != exponent;
+  }
+  return none;
+}
+
 }  // namespace
+
+bool all_finite(const void* values, std::string_view dtype, int64_t numel) {
+  ZS_CHECK(is_float(dtype), "values of dtype ", dtype, " are no floating-point numbers");
+  if (dtype == "F64") return none_has<uint64_t>(values, numel, 0x7ff0'0000'0000'0000U);
+  if (dtype == "F32") return none_has<uint32_t>(values, numel, 0x7f80'0000U);
+  return none_has<uint16_t>(values, numel, dtype == "BF16" ? 0x7f80U : 0x7c00U);
+}
 
 bool convertible(std::string_view from, std::string_view to) {
   return from == to || (is_float(from) && is_float(to));

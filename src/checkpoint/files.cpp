@@ -29,7 +29,16 @@ constexpr char kWeight[] = "weight", kBuffer[] = "buffer";
 struct Named {
   std::string path, tag;
   Directory root;
+  int64_t sequence = -1;   // of the checkpoint
   StoreListing listing{};  // of a root that was named
+
+  // Another one may be named now: this one was replaced, or deleted where another can take its place.
+  bool has_moved() const {
+    if (tag.empty()) return false;
+    const bool may_vanish = !listing.committed.empty();
+    return may_vanish ? !is_as_it_was(root, tag, sequence)
+                      : !has_vanished(root, tag) && sequence_of(root, tag) != sequence;
+  }
 };
 
 // In a root whose checkpoints are all damaged, `tag` is empty.
@@ -38,17 +47,22 @@ Named find_checkpoint(const std::string& path) {
   // As the kernel resolves it, links and ".." included: its last component is the name of the directory.
   const std::filesystem::path given = std::filesystem::canonical(path);
   if (holds_checkpoint(directory)) {
-    check_tag(given.filename().string());
-    return {given.string(), given.filename().string(), Directory::open(posix_io(), given.parent_path().string())};
+    const std::string tag = given.filename().string();
+    check_tag(tag);
+    Directory root = Directory::open(posix_io(), given.parent_path().string());
+    const int64_t sequence = sequence_of(root, tag);
+    return {given.string(), tag, std::move(root), sequence};
   }
   StoreListing listing = list_store(directory);
   if (listing.committed.empty()) {
     ZS_CHECK(!listing.problems().empty(), path, " is no checkpoint, and there is none in it");
-    return {given.string(), "", std::move(directory), std::move(listing)};
+    return {given.string(), "", std::move(directory), -1, std::move(listing)};
   }
   const FoundCheckpoint* const newest = listing.newest();
-  const std::string tag = newest ? newest->tag : listing.committed.front().tag;
-  return {(given / tag).string(), tag, std::move(directory), std::move(listing)};
+  const FoundCheckpoint& chosen = newest ? *newest : listing.committed.front();
+  const std::string tag = chosen.tag;
+  const int64_t sequence = chosen.sequence;
+  return {(given / tag).string(), tag, std::move(directory), sequence, std::move(listing)};
 }
 
 struct Opened {
@@ -56,7 +70,7 @@ struct Opened {
   CheckpointReader reader;
 };
 
-// Calls `use` with what `path` names. Of a root again, when a run has deleted its newest checkpoint meanwhile.
+// Calls `use` with what `path` names. Again, when a run has replaced it meanwhile, or deleted a root's newest one.
 auto with_checkpoint(const std::string& path, const auto& use) {
   constexpr int kMaxTries = 100;
   for (int tries = 1;; ++tries) {
@@ -64,8 +78,7 @@ auto with_checkpoint(const std::string& path, const auto& use) {
     try {
       return use(named);
     } catch (const Error&) {
-      const bool is_newest = !named.listing.committed.empty();
-      if (!is_newest || tries == kMaxTries || !has_vanished(named.root, named.tag)) throw;
+      if (tries == kMaxTries || !named.has_moved()) throw;
     }
   }
 }
@@ -107,10 +120,12 @@ class ExportSource {
  public:
   ExportSource(CheckpointReader& reader, const ExportOptions& options) : reader_(reader), options_(options) {}
 
+  // Throws ValueError for a value that is finite in the checkpoint and would not be in `dtype`.
   void read(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
-    if (!options_.change || !is_float(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
+    if (!is_float(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
+    if (!options_.change) return read_converted(tensor, range, dtype, out);
     wide_.resize(static_cast<size_t>(range.size()));
-    reader_.read(tensor, range, "F32", wide_.data());
+    read_converted(tensor, range, "F32", wide_.data());
     options_.change(tensor.name, range.begin, range.end, wide_.data(),
                     [this](const std::string& name, int64_t begin, int64_t end, float* to) {
                       const TensorRecord* const found = reader_.index().find(name, kWeight);
@@ -118,13 +133,39 @@ class ExportSource {
                                name, "' with elements ", begin, " to ", end);
                       reader_.read(*found, Range{begin, end}, "F32", to);
                     });
-    if (dtype == "F32")
+    if (dtype == "F32") {
       std::memcpy(out, wide_.data(), wide_.size() * sizeof(float));
-    else
+    } else {
       convert(wide_.data(), "F32", out, dtype, range.size());
+      check_finite(tensor, range, dtype, out, wide_.data());
+    }
   }
 
  private:
+  void read_converted(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
+    reader_.read(tensor, range, dtype, out);
+    if (dtype == tensor.dtype || all_finite(out, dtype, range.size())) return;
+    std::vector<double> exact(static_cast<size_t>(range.size()));
+    reader_.read(tensor, range, "F64", exact.data());
+    check_finite(tensor, range, dtype, out, exact.data());
+  }
+
+  // `values`: what `rounded` was rounded from.
+  template <typename Float>
+  void check_finite(const TensorRecord& tensor, Range range, const std::string& dtype, const void* rounded,
+                    const Float* values) const {
+    if (all_finite(rounded, dtype, range.size())) return;
+    for (int64_t i = 0; i < range.size(); ++i) {
+      const void* const own = static_cast<const std::byte*>(rounded) + i * dtype_bytes(dtype);
+      if (!std::isfinite(values[i]) || all_finite(own, dtype, 1)) continue;
+      throw ValueError(concat("'", tensor.name, "' has the value ", values[i], " at element ", range.begin + i, " of ",
+                              tensor.numel(), ", too large for ", dtype, ", which would make it infinite: ",
+                              dtype == "F16"    ? "export in BF16 or F32"
+                              : dtype == "BF16" ? "export in F32"
+                                                : "no dtype of an export can hold it"));
+    }
+  }
+
   CheckpointReader& reader_;
   const ExportOptions& options_;
   std::vector<float> wide_;
@@ -202,6 +243,17 @@ ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, D
   return files;
 }
 
+// All that is to be exported, under temporary names.
+ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory& out) {
+  ExportFiles files = distribute(opened.reader.manifest(), options, out);
+  ZS_CHECK(!files.empty(), opened.path, " has no weights");
+  const size_t count = files.size();
+  ExportSource source(opened.reader, options);
+  for (size_t i = 0; i < count; ++i)
+    files[i]->write(count == 1 ? export_name(options.file_stem) : export_name(options.file_stem, i, count), source);
+  return files;
+}
+
 // All are written. In an order in which a reader finds one model, the old or the new, or none: never files of both.
 std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
   std::set<std::string> names;
@@ -246,7 +298,7 @@ std::vector<CheckpointSummary> summarise_all(const Directory& root, const StoreL
   return summaries;
 }
 
-// What is wrong with one checkpoint. Throws for one that goes away meanwhile.
+// What is wrong with one checkpoint.
 std::vector<std::string> verify_one(const Directory& root, const std::string& tag) {
   std::vector<std::string> wrong;
   try {
@@ -254,13 +306,13 @@ std::vector<std::string> verify_one(const Directory& root, const std::string& ta
   } catch (const Error& error) {
     wrong = {error.what()};
   }
-  if (!wrong.empty() && has_vanished(root, tag)) throw IoError(wrong.front());
   return wrong;
 }
 
 std::vector<std::string> verify_named(const Named& named) {
   std::vector<std::string> wrong;
   if (!named.tag.empty()) wrong = verify_one(named.root, named.tag);
+  if (!wrong.empty() && named.has_moved()) throw IoError(wrong.front());
   for (const CheckpointSummary& other : summarise_all(named.root, named.listing))
     if (!other.problem.empty() && other.tag != named.tag) wrong.push_back(concat("'", other.tag, "': ", other.problem));
   return wrong;
@@ -298,6 +350,26 @@ std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& f
                 compare_values ? concat(", by at most ", largest) : std::string());
 }
 
+std::vector<std::string> differences(Opened first, Opened second) {
+  std::vector<std::string> lines;
+  const auto line = [&](const TensorRecord& tensor, const std::string& what) {
+    lines.push_back(concat(tensor.name, " (", tensor.kind, "): ", what));
+  };
+  for (const TensorRecord& tensor : first.reader.manifest().tensors) {
+    const TensorRecord* const match = second.reader.index().find(tensor.name, tensor.kind);
+    if (match == nullptr) {
+      line(tensor, concat("only in ", first.path));
+    } else if (match->shape != tensor.shape) {
+      line(tensor, concat("shape ", shape_text(tensor.shape), " and ", shape_text(match->shape)));
+    } else if (const auto what = difference(tensor, first.reader, *match, second.reader)) {
+      line(tensor, *what);
+    }
+  }
+  for (const TensorRecord& tensor : second.reader.manifest().tensors)
+    if (first.reader.index().find(tensor.name, tensor.kind) == nullptr) line(tensor, concat("only in ", second.path));
+  return lines;
+}
+
 }  // namespace
 
 std::vector<CheckpointSummary> list_checkpoints(const std::string& path) {
@@ -330,36 +402,19 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
            "': an export is in F32, BF16 or F16");
   ZS_CHECK(options.max_file_bytes > 0, "the largest size of a file is ", options.max_file_bytes, " bytes");
   check_tag(options.file_stem);
-  Opened opened = open_checkpoint(path);
-  Directory out = Directory::create(posix_io(), directory);
-  ExportFiles files = distribute(opened.reader.manifest(), options, out);
-  ZS_CHECK(!files.empty(), opened.path, " has no weights");
-  const size_t count = files.size();
-  ExportSource source(opened.reader, options);
-  for (size_t i = 0; i < count; ++i)
-    files[i]->write(count == 1 ? export_name(options.file_stem) : export_name(options.file_stem, i, count), source);
-  return place(files, options.file_stem, out);
+  std::optional<Directory> out;
+  ExportFiles files = with_checkpoint(path, [&](const Named& named) {
+    Opened opened = open_named(named);
+    if (!out) out = Directory::create(posix_io(), directory);
+    return write_files(opened, options, *out);
+  });
+  return place(files, options.file_stem, *out);
 }
 
 std::vector<std::string> diff_checkpoints(const std::string& one, const std::string& other) {
-  Opened first = open_checkpoint(one), second = open_checkpoint(other);
-  std::vector<std::string> lines;
-  const auto line = [&](const TensorRecord& tensor, const std::string& what) {
-    lines.push_back(concat(tensor.name, " (", tensor.kind, "): ", what));
-  };
-  for (const TensorRecord& tensor : first.reader.manifest().tensors) {
-    const TensorRecord* const match = second.reader.index().find(tensor.name, tensor.kind);
-    if (match == nullptr) {
-      line(tensor, concat("only in ", first.path));
-    } else if (match->shape != tensor.shape) {
-      line(tensor, concat("shape ", shape_text(tensor.shape), " and ", shape_text(match->shape)));
-    } else if (const auto what = difference(tensor, first.reader, *match, second.reader)) {
-      line(tensor, *what);
-    }
-  }
-  for (const TensorRecord& tensor : second.reader.manifest().tensors)
-    if (first.reader.index().find(tensor.name, tensor.kind) == nullptr) line(tensor, concat("only in ", second.path));
-  return lines;
+  return with_checkpoint(one, [&](const Named& named) {
+    return with_checkpoint(other, [&](const Named& with) { return differences(open_named(named), open_named(with)); });
+  });
 }
 
 }  // namespace zeroshard

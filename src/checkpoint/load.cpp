@@ -153,7 +153,7 @@ class Load {
 
   // Again, when another of the tag has taken its place while it was read.
   std::string choose_asked() {
-    const int64_t now = sequence_of(*request_.tag);
+    const int64_t now = root_ ? sequence_of(*root_, *request_.tag) : -1;
     const bool replaced = !failed_.empty() && now >= 0 && now != failed_.back().sequence;
     if (!failed_.empty() && (!replaced || failed_.size() == kMaxTries)) throw_damaged();
     sequence_ = now;
@@ -162,7 +162,7 @@ class Load {
 
   // The next of the list, or of a new one: while one was read, another job may have deleted it and saved newer ones.
   std::string choose_newest() {
-    if (!failed_.empty() && is_as_it_was(failed_.back())) {
+    if (!failed_.empty() && is_as_it_was(*root_, failed_.back().tag, failed_.back().sequence)) {
       if (request_.strict) throw_damaged();
       warnings_.give(concat("checkpoint '", failed_.back().tag, "' is passed over: ", failed_.back().why));
       if (const auto next = take_untried()) return *next;
@@ -190,20 +190,6 @@ class Load {
       return each.tag;
     }
     return std::nullopt;
-  }
-
-  // -1: it is not there, or cannot be read.
-  int64_t sequence_of(const std::string& tag) const {
-    try {
-      return root_ ? peek_sequence(*root_, tag) : -1;
-    } catch (const IoError&) {
-      return -1;
-    }
-  }
-
-  // Neither deleted nor replaced: reading it failed because it is damaged.
-  bool is_as_it_was(const Failed& failed) const {
-    return !has_vanished(*root_, failed.tag) && sequence_of(failed.tag) == failed.sequence;
   }
 
   [[noreturn]] void throw_damaged() const {
@@ -254,7 +240,7 @@ class Load {
     const std::string mine = std::to_string(reader_->manifest().text_hash);
     const std::string first = broadcast_text(comm_, mine, 0, "load");
     if (all_of_ranks(comm_, mine == first, "load")) return std::nullopt;
-    const bool unchanged = comm_.rank() != 0 || sequence_of(tag) == sequence_;
+    const bool unchanged = comm_.rank() != 0 || sequence_of(*root_, tag) == sequence_;
     if (!all_of_ranks(comm_, unchanged, "load")) return "it was replaced while it was read";
     together(comm_, "load", [&] {
       if (mine == first) return;

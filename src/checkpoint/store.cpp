@@ -226,6 +226,18 @@ int64_t peek_sequence(const Directory& root, const std::string& tag) {
   return peek_sequence(start);
 }
 
+int64_t sequence_of(const Directory& root, const std::string& tag) {
+  try {
+    return peek_sequence(root, tag);
+  } catch (const IoError&) {
+    return -1;
+  }
+}
+
+bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence) {
+  return !has_vanished(root, tag) && sequence_of(root, tag) == sequence;
+}
+
 int64_t next_sequence(const Directory& root) {
   int64_t highest = 0;
   for (const std::string& name : root.list()) {

@@ -56,6 +56,11 @@ StoreListing list_store(const Directory& root);
 bool has_vanished(const Directory& root, const std::string& tag);
 // The sequence that the manifest of a checkpoint, damaged or not, begins with; 0: none. Throws IoError.
 int64_t peek_sequence(const Directory& root, const std::string& tag);
+// The same, but -1 for one that is not there or cannot be read.
+int64_t sequence_of(const Directory& root, const std::string& tag);
+// Whether a checkpoint that had that sequence_of() has neither been deleted nor replaced by another of its tag since:
+// what could not be read of it is damaged.
+bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence);
 // The sequence of the next commit: one more than any checkpoint has. What cannot be read does not count, nor load.
 int64_t next_sequence(const Directory& root);
 

@@ -65,6 +65,7 @@ class Run {
   TrainEnd run() {
     resume();
     observer_.started(engine_.steps(), total_);
+    evaluate_if_due();
     TrainEnd end = TrainEnd::kDone;
     while (engine_.steps() < total_) {
       if (options_.patience > 0 && without_progress_ >= options_.patience) {
@@ -80,7 +81,7 @@ class Run {
         engine_.wait_for_checkpoint();
         return TrainEnd::kInterrupted;
       }
-      if (is_due(options_.evaluate_every, done) && done < total_) evaluate();
+      evaluate_if_due();
       if (is_due(options_.checkpoint_every, done) && done < total_) save();
     }
     check_trained();
@@ -111,7 +112,7 @@ class Run {
     return steps;
   }
 
-  static bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+  static bool is_due(int64_t every, int64_t step) { return every > 0 && step > 0 && step % every == 0; }
 
   at::Tensor loss_of(const TrainBatch& batch) {
     return sum_of_losses(model_->logits(batch.tokens, runner_), batch.targets);
@@ -164,6 +165,12 @@ class Run {
     told.applied = result.applied;
     observer_.stepped(told);
     return result.stop;
+  }
+
+  // A run that a signal ended was not evaluated after its last step: whoever sends it may not wait for that.
+  void evaluate_if_due() {
+    const int64_t done = engine_.steps();
+    if (is_due(options_.evaluate_every, done) && done < total_ && evaluated_ != done) evaluate();
   }
 
   // Every rank calls the units equally often: one that has no rows left runs one without targets.
@@ -224,6 +231,7 @@ class Run {
     const nlohmann::json client = {{"rows", rows_done_},
                                    {"data", training_->digest()},
                                    {"adapter_scale", adapter_scale()},
+                                   {"evaluated", evaluated_},
                                    {"best", std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json()},
                                    {"without_progress", without_progress_}};
     engine_.save(options_.checkpoints, client.dump());
@@ -263,6 +271,7 @@ class Run {
     if (state.at("best").is_number()) best_ = state.at("best").get<double>();
     without_progress_ = state.at("without_progress").get<int64_t>();
     saved_ = engine_.steps();
+    evaluated_ = state.value("evaluated", saved_);  // earlier versions did not say
   }
 
   void check_data(const nlohmann::json& client) const {
@@ -290,7 +299,8 @@ class Run {
   ModuleEngine engine_;
   EngineRunner runner_;
   std::unique_ptr<Tokenizer> tokenizer_;  // once there is a sample to be made
-  int64_t rows_done_ = 0, saved_ = 0, evaluated_ = -1;
+  int64_t rows_done_ = 0;
+  int64_t saved_ = 0, evaluated_ = -1;  // after which step
   double best_ = std::numeric_limits<double>::infinity();
   int64_t without_progress_ = 0;  // evaluations
 };

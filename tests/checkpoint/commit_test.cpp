@@ -51,7 +51,7 @@ TEST(Commit, ACheckpointThatIsNotTheNewestIsDurableToo) {
   ASSERT_THAT(save({root.path(), "b", 2, 0, /*latest=*/false}, recording), Each(""));
   EXPECT_THAT(recording.not_durable(), IsEmpty());
   EXPECT_THAT(recording.early_renames(), IsEmpty());
-  EXPECT_EQ(load(root.path()), "1");
+  EXPECT_EQ(load({root.path()}), "1");
   EXPECT_EQ(testing::contents_of(root / "latest"), "a");
 }
 
@@ -77,7 +77,7 @@ TEST(Commit, ReplacingATagNeverLeavesNeither) {
     FaultyIo faulty(posix_io());
     faulty.fail({.op = std::nullopt, .nth = n, .error = EIO, .sticky = true});
     const auto errors = save({root.path(), "same", 2}, faulty);
-    const std::string found = load(root.path());
+    const std::string found = load({root.path()});
     EXPECT_TRUE(found == "2" || (found == "1" && !errors[0].empty())) << found << "; " << errors[0];
     if (!faulty.has_failed()) break;
   }
@@ -124,7 +124,7 @@ TEST(Load, AFileThatHasGrownIsDamaged) {
   ASSERT_THAT(save({root.path(), "a", 1}), Each(""));
   ASSERT_THAT(save({root.path(), "b", 2}), Each(""));
   std::ofstream(root / "b/rank-00001.safetensors", std::ios::app) << 'x';
-  EXPECT_EQ(load(root.path()), "1");
+  EXPECT_EQ(load({root.path()}), "1");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 
 #include "checkpoint/support.h"
 #include "file/support.h"
@@ -11,9 +12,11 @@
 namespace zeroshard {
 namespace {
 
+using ::testing::AllOf;
 using testing::change_last_byte;
 using testing::contents_of;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::names_in;
 using testing::put;
 using testing::TemporaryDirectory;
@@ -74,6 +77,53 @@ TEST_F(Export, ADamagedCheckpointLeavesTheEarlierExport) {
                                               "model.safetensors.index.json"));
     for (const std::string& name : names()) EXPECT_EQ(contents_of(out_ / name), "old");
   }
+}
+
+// Values that fp32 has and a dtype of an export does not.
+class ExportedValues : public ::testing::Test {
+ protected:
+  // What is wrong with an export of `values`, or "".
+  std::string export_as(const std::string& dtype, const std::vector<float>& values, bool changed = false) {
+    const TemporaryDirectory root;
+    NewCheckpoint checkpoint{root.path(), "a", 1, R"({"core": {}, "front": {}})", "{}", {}, {}};
+    checkpoint.tensors.push_back({{"w", "weight", "F32", {}, {int64_t(values.size())}, true, 0, 0}, values.data()});
+    write_checkpoint(checkpoint);
+    ExportOptions options{.dtype = dtype};
+    if (changed) options.change = [](const auto&, int64_t, int64_t, float* numbers, const auto&) { numbers[1] *= 10; };
+    try {
+      export_weights(root.path(), out_.path(), options);
+      return "";
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+  }
+  const TemporaryDirectory out_;
+};
+
+TEST_F(ExportedValues, AreNeverMadeInfinite) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  put(out_ / "model.safetensors", "old");
+  EXPECT_THAT(export_as("F16", {1, kInf, -1e5F}), AllOf(HasSubstr("'w' has the value -100000 at element 2 of 3"),
+                                                        HasSubstr("too large for F16"), HasSubstr("BF16 or F32")));
+  EXPECT_THAT(export_as("F16", {1, 65520}), HasSubstr("the value 65520"));  // the first that is rounded to infinity
+  EXPECT_THAT(export_as("BF16", {kNan, 3.4e38F}), AllOf(HasSubstr("at element 1 of 2"), HasSubstr("export in F32")));
+  EXPECT_THAT(export_as("F16", {1, 1e4F}, /*changed=*/true), HasSubstr("the value 100000 at element 1"));
+  EXPECT_EQ(contents_of(out_ / "model.safetensors"), "old");
+  EXPECT_THAT(names_in(out_.path()), ElementsAre("model.safetensors"));
+  EXPECT_EQ(export_as("F16", {1, 65519, -65504}), "");
+  EXPECT_EQ(export_as("BF16", {1e5F, 3.38e38F}), "");
+  EXPECT_EQ(export_as("F32", {1e5F, 3.4e38F}), "");
+}
+
+TEST_F(ExportedValues, ThatAreNotFiniteStaySo) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_EQ(export_as("F16", {kInf, -kInf, kNan, 1}), "");
+  const std::string file = contents_of(out_ / "model.safetensors");
+  const std::string_view values = std::string_view(file).substr(file.size() - 8);
+  EXPECT_EQ(values.substr(0, 4), std::string_view("\x00\x7c\x00\xfc", 4));
+  EXPECT_EQ(values[5] & 0x7c, 0x7c);
+  EXPECT_NE(values[5] & 0x03, 0);
+  EXPECT_EQ(values.substr(6), std::string_view("\x00\x3c", 2));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "file/support.h"
 #include "support/around_io.h"
 #include "zeroshard/checkpoint_files.h"
+#include "zeroshard/error.h"
 
 // A directory whose checkpoints others replace, delete, rename and copy.
 namespace zeroshard {
@@ -20,41 +21,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kNumel;
+using testing::load;
+using testing::names_in;
 using testing::put;
 using testing::run_local_world;
 using testing::save;
 using testing::TemporaryDirectory;
-
-struct SmallLoad {
-  std::string root;
-  std::optional<std::string> tag = std::nullopt;
-  bool strict = false;
-};
-
-// The step that one rank loads by way of `io`, or what is wrong.
-std::string load(const SmallLoad& options, Io& io = posix_io()) {
-  std::string found = "nothing";
-  const auto errors = run_local_world(1, [&](Comm& comm) {
-    std::vector<float> values(kNumel, -1);
-    StateSlice slice{.name = "x",
-                     .kind = "weight",
-                     .dtype = "F32",
-                     .aliases = {},
-                     .shape = {kNumel},
-                     .elements = {0, kNumel},
-                     .data = values.data()};
-    LoadRequest request;
-    request.root = options.root;
-    request.tag = options.tag;
-    request.strict = options.strict;
-    request.wanted = [&](const Manifest&, const TensorIndex&) { return std::vector{slice}; };
-    const auto loaded = load_checkpoint(request, comm, io);
-    if (!loaded) return;
-    EXPECT_THAT(values, Each(float(loaded->manifest.step)));
-    found = std::to_string(loaded->manifest.step);
-  });
-  return errors[0].empty() ? found : errors[0];
-}
 
 // Another job saves at the n-th call of the load, for every n. Calls `load_by`, which returns the step.
 void save_at_every_call(const testing::SmallSave& first, const testing::SmallSave& next,
@@ -94,6 +66,57 @@ TEST(MovingStore, ALoadOfATagThatIsReplacedHasTheOldOrTheNewOne) {
     save_at_every_call({"", "same", 1}, {"", "same", 2},
                        [&](const std::string& root, Io& io) { return load({.root = root, .tag = tag}, io); });
   }
+}
+
+// Another job saves while an export is under way: before the values are read, and between two of them.
+TEST(MovingStore, AnExportFindsTheNextWhenItsCheckpointIsDeletedOrReplaced) {
+  struct Case {
+    std::string tag, next, path;
+    int keep;
+  };
+  for (const Case& each : {Case{"s1", "s2", "", 1}, Case{"same", "same", "", 0}, Case{"same", "same", "/same", 0}}) {
+    for (const bool while_reading : {false, true}) {
+      SCOPED_TRACE(each.tag + each.path + (while_reading ? " while it is read" : " before it is read"));
+      const TemporaryDirectory root, out;
+      ASSERT_THAT(save({root.path(), each.tag, 1}), Each(""));
+      bool saved = false;
+      const auto save_next = [&] {
+        if (!std::exchange(saved, true)) {
+          EXPECT_THAT(save({root.path(), each.next, 2, each.keep}), Each(""));
+        }
+      };
+      std::vector<float> exported;
+      ExportOptions options;
+      options.rename = [&](const std::string& name) {
+        if (!while_reading) save_next();
+        return name;
+      };
+      options.change = [&](const std::string& name, int64_t begin, int64_t, float* values, const auto& read) {
+        if (begin == 0) exported.clear();
+        if (while_reading) {
+          save_next();
+          read(name, 0, kNumel, values);
+        }
+        exported.assign(values, values + kNumel);
+      };
+      export_weights(root.path() + each.path, out.path(), options);
+      EXPECT_THAT(exported, Each(exported.front()));
+      EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"model.safetensors"});
+    }
+  }
+}
+
+TEST(MovingStore, AnExportOfATagThatIsDeletedIsAnError) {
+  const TemporaryDirectory root, out;
+  ASSERT_THAT(save({root.path(), "s1", 1}), Each(""));
+  ASSERT_THAT(save({root.path(), "s2", 2}), Each(""));
+  ExportOptions options;
+  options.rename = [&](const std::string& name) {
+    fs::remove_all(root / "s1");
+    return name;
+  };
+  EXPECT_THROW(export_weights(root / "s1", out.path(), options), IoError);
+  EXPECT_THAT(names_in(out.path()), IsEmpty());
 }
 
 TEST(MovingStore, ATagThatIsDeletedMeanwhileIsAnError) {

@@ -106,7 +106,7 @@ TEST(OneWriter, AnEngineTakesOverFromAnotherOfItsProcess) {
   ASSERT_EQ(save_as(second, root.path(), 2), "");
   EXPECT_THAT(save_as(first, root.path(), 3), AllOf(HasSubstr(root.path()), HasSubstr("a directory for each")));
   ASSERT_EQ(save_as(second, root.path(), 4), "");
-  EXPECT_EQ(load(root.path()), "4");
+  EXPECT_EQ(load({root.path()}), "4");
 }
 
 TEST(OneWriter, SavesAtOnceInOneProcessWaitForEachOther) {

@@ -57,14 +57,14 @@ void change_sequence(const std::string& path, const std::string& line) {
 TEST(Sequence, TheNewestCommitIsLoaded) {
   const TemporaryDirectory root;
   save_steps(root.path(), {10, 20, 30, 25});
-  EXPECT_EQ(load(root.path()), "25");
+  EXPECT_EQ(load({root.path()}), "25");
   EXPECT_EQ(contents_of(root / "latest"), "s25");
   EXPECT_EQ(read_manifest(open(root.path()), "s25").sequence, 4);
   EXPECT_THAT(tags_in_order(root.path()), ElementsAre("s25", "s20", "s10", "s30"));
   ASSERT_THAT(save({root.path(), "s10", 12}), Each(""));  // in the place of another
-  EXPECT_EQ(load(root.path()), "12");
+  EXPECT_EQ(load({root.path()}), "12");
   ASSERT_THAT(save({root.path(), "hidden", 13, 0, /*latest=*/false}), Each(""));
-  EXPECT_EQ(load(root.path()), "12");
+  EXPECT_EQ(load({root.path()}), "12");
   EXPECT_EQ(read_manifest(open(root.path()), "hidden").sequence, 6);
 }
 
@@ -74,20 +74,20 @@ TEST(Sequence, ManifestsWithoutOneAreOlderAndGoByTheirSteps) {
   for (const std::string tag : {"s10", "s20", "s30"}) change_sequence(root / (tag + "/manifest.json"), "");
   EXPECT_EQ(read_manifest(open(root.path()), "s20").sequence, 0);
   EXPECT_THAT(tags_in_order(root.path()), ElementsAre("s30", "s20", "s10"));
-  EXPECT_EQ(load(root.path()), "30");
+  EXPECT_EQ(load({root.path()}), "30");
   save_steps(root.path(), {25});
   EXPECT_THAT(tags_in_order(root.path()), ElementsAre("s25", "s20", "s10", "s30"));
-  EXPECT_EQ(load(root.path()), "25");
+  EXPECT_EQ(load({root.path()}), "25");
 }
 
 TEST(Sequence, DamageLeadsBackAndNotToALeftBranch) {
   const TemporaryDirectory root;
   save_steps(root.path(), {10, 20, 30, 40, 25});
   for (const std::string expected : {"25", "20", "10", "40", "30"}) {
-    EXPECT_EQ(load(root.path()), expected);
+    EXPECT_EQ(load({root.path()}), expected);
     change_last_byte(root / ("s" + expected + "/rank-00000.safetensors"));
   }
-  EXPECT_THAT(load(root.path()), HasSubstr("no checkpoint in"));
+  EXPECT_THAT(load({root.path()}), HasSubstr("no checkpoint in"));
 }
 
 // A run that goes on where another has gone back deletes nothing but what is older than the last commit, until it has
@@ -126,10 +126,10 @@ TEST(Sequence, TheLargestNumberIsNotPassed) {
   const TemporaryDirectory root;
   save_steps(root.path(), {10, 20});
   change_sequence(root / "s10/manifest.json", concat(kSecondLine, INT64_MAX, ",\n"));
-  EXPECT_EQ(load(root.path()), "10");
+  EXPECT_EQ(load({root.path()}), "10");
   EXPECT_EQ(next_sequence(open(root.path())), INT64_MAX);
   save_steps(root.path(), {30});
-  EXPECT_EQ(load(root.path()), "30");
+  EXPECT_EQ(load({root.path()}), "30");
   for (const std::string wrong : {"-1", "1.5", "9223372036854775808", "true", "\"1\""}) {
     change_sequence(root / "s10/manifest.json", concat(kSecondLine, wrong, ",\n"));
     EXPECT_THROW(read_manifest(open(root.path()), "s10"), ValueError) << wrong;

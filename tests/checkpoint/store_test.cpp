@@ -79,7 +79,7 @@ TEST(Commit, ReplacesADamagedCheckpoint) {
   ASSERT_THAT(save({root.path(), "a", 1}), Each(""));
   flip_first_byte(root / "a/manifest.json");
   ASSERT_THAT(save({root.path(), "a", 2}), Each(""));
-  EXPECT_EQ(load(root.path()), "2");
+  EXPECT_EQ(load({root.path()}), "2");
 }
 
 TEST(Commit, TheNameOfTheHintIsNoTag) {
@@ -96,7 +96,7 @@ TEST(Commit, AReplacedCheckpointThatCannotBeDeletedFailsNothing) {
   faulty.fail({IoOp::kUnlink, /*nth=*/3, EACCES, /*sticky=*/true});  // the first two: the ranks' tables
   EXPECT_THAT(save({root.path(), "a", 2}, faulty), Each(""));
   EXPECT_TRUE(faulty.has_failed());
-  EXPECT_EQ(load(root.path()), "2");
+  EXPECT_EQ(load({root.path()}), "2");
   EXPECT_EQ(testing::contents_of(root / "latest"), "a");
 }
 
@@ -188,11 +188,11 @@ TEST(Load, NothingButDamagedManifestsIsAnError) {
     ASSERT_THAT(save({root.path(), concat("s", step), step}), Each(""));
     flip_first_byte(root / concat("s", step, "/manifest.json"));
   }
-  EXPECT_THAT(load(root.path()), AllOf(HasSubstr(root.path()), HasSubstr("\n  s1: "), HasSubstr("\n  s2: ")));
+  EXPECT_THAT(load({root.path()}), AllOf(HasSubstr(root.path()), HasSubstr("\n  s1: "), HasSubstr("\n  s2: ")));
   ASSERT_THAT(save({root.path(), "hidden", 3, 0, /*latest=*/false}), Each(""));
-  EXPECT_THAT(load(root.path()), HasSubstr("\n  s2: "));
+  EXPECT_THAT(load({root.path()}), HasSubstr("\n  s2: "));
   ASSERT_THAT(save({root.path(), "s4", 4}), Each(""));
-  EXPECT_EQ(load(root.path()), "4");
+  EXPECT_EQ(load({root.path()}), "4");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,14 @@ inline std::vector<std::string> save(const SmallSave& options, Io& io = posix_io
   });
 }
 
-// The step of the checkpoint that is found without a tag, or what is wrong with it.
-inline std::string load(const std::string& root) {
+struct SmallLoad {
+  std::string root;
+  std::optional<std::string> tag = std::nullopt;
+  bool strict = false;
+};
+
+// The step that one rank loads by way of `io`, or what is wrong.
+inline std::string load(const SmallLoad& options, Io& io = posix_io()) {
   std::string found = "nothing";
   const auto errors = run_local_world(1, [&](Comm& comm) {
     std::vector<float> values(kNumel, -1);
@@ -55,8 +62,12 @@ inline std::string load(const std::string& root) {
                      .shape = {kNumel},
                      .elements = {0, kNumel},
                      .data = values.data()};
-    const LoadRequest request{root, {}, false, [&](const Manifest&, const TensorIndex&) { return std::vector{slice}; }};
-    const auto loaded = load_checkpoint(request, comm, posix_io());
+    LoadRequest request;
+    request.root = options.root;
+    request.tag = options.tag;
+    request.strict = options.strict;
+    request.wanted = [&](const Manifest&, const TensorIndex&) { return std::vector{slice}; };
+    const auto loaded = load_checkpoint(request, comm, io);
     if (!loaded) return;
     EXPECT_THAT(values, ::testing::Each(float(loaded->manifest.step)));
     found = std::to_string(loaded->manifest.step);

@@ -27,6 +27,7 @@ import process_mutants
 import python_mutants
 import tokenizer_mutants
 import train_mutants
+import write_mutants
 from mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -271,6 +272,7 @@ MUTANTS = [
     *python_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,
+    *write_mutants.MUTANTS,
 ]
 
 # The installed package is found by an import hook; the tests of a mutant need the tree's own.

@@ -22,6 +22,13 @@ _TABLE = [
         "(world_.rank() * config_.grad_accumulation_steps + micro) * size + world_.rank()",
         _PARITY,
     ),
+    (
+        "train-due-evaluation-left-out",
+        _TRAINER,
+        "    evaluate_if_due();\n    TrainEnd end",
+        "    TrainEnd end",
+        "InterruptedTraining.ASignalAtAnyStepChangesNoEvaluation",
+    ),
     ("train-position-lost", _TRAINER, 'rows_done_ = state.at("rows").get<int64_t>();', "", _RESUME),
     (
         "train-other-data-accepted",

@@ -27,10 +27,12 @@ inline std::string read_file(const std::string& path) {
 
 // A directory with a small model's configuration and tokens in documents of many lengths.
 struct Material {
-  Material() {
+  // `more` of its configuration: ", \"name\": value".
+  explicit Material(const std::string& more = "") {
     std::ofstream(root.path() + "/config.json") << R"({"model_type": "llama", "vocab_size": 61, "hidden_size": 32,
       "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
-      "initializer_range": 0.05, "num_hidden_layers": 3, "tie_word_embeddings": true})";
+      "initializer_range": 0.05, "num_hidden_layers": 3, "tie_word_embeddings": true)"
+                                                << more << "}";
     TokenFileOptions options;
     options.vocab_size = 61;
     TokenFileWriter writer(tokens(), options);
@@ -55,11 +57,22 @@ struct Variant {
 
 // What a run told.
 struct Told final : TrainObserver {
-  void started(int64_t step, int64_t) override { first = step; }
-  void stepped(const TrainStep& step) override { losses.push_back(step.loss); }
-  void evaluated(const Evaluation& evaluation) override { evaluations.push_back(evaluation.loss); }
+  void started(int64_t step, int64_t) override {
+    first = step;
+    if (after_step) after_step(step);
+  }
+  void stepped(const TrainStep& step) override {
+    losses.push_back(step.loss);
+    if (after_step) after_step(step.step);
+  }
+  void evaluated(const Evaluation& evaluation) override {
+    evaluations.push_back(evaluation.loss);
+    evaluated_at.push_back(evaluation.step);
+  }
   int64_t first = -1;
   std::vector<double> losses, evaluations;
+  std::vector<int64_t> evaluated_at;             // steps
+  std::function<void(int64_t step)> after_step;  // and before the first
 };
 
 struct Outcome {
@@ -80,8 +93,9 @@ inline std::string config_of(const Material& material, const std::string& output
   return json.str();
 }
 
+// On each rank `after_step` is called before the first step and after each.
 inline Outcome run(const std::string& json, int world_size, const std::atomic<bool>& stop = false,
-                   const std::function<void(int rank, Told&)>& prepare = {}) {
+                   const std::function<void(int64_t step)>& after_step = {}) {
   Outcome outcome;
   outcome.ends.resize(size_t(world_size));
   outcome.told.resize(size_t(world_size));
@@ -94,6 +108,7 @@ inline Outcome run(const std::string& json, int world_size, const std::atomic<bo
       return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size);
     };
     World world(config.engine.config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
+    outcome.told[size_t(rank)].after_step = after_step;
     outcome.ends[size_t(rank)] = train(config, world, outcome.told[size_t(rank)], stop);
     world.barrier();
   });

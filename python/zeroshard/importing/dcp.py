@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from .files import open_regular
 from .pickles import Archive, Placeholder, load_pickle
 
 _MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict")
+_REPEATED = 64  # how often a byte of the files may be in a piece
 _STEP_KEYS = ("step", "global_step", "global_steps", "iteration")
 
 
@@ -24,6 +26,10 @@ def is_checkpoint(source: str) -> bool:
 def read(directory: str, buffers: list[str]) -> Contents:
     """``buffers``: patterns of names of floating-point buffers, which look like frozen parameters."""
     return _Import(_Store(directory), buffers).contents()
+
+
+def _is_inside(name: str) -> bool:
+    return not os.path.isabs(name) and ".." not in name.split("/")
 
 
 class _Store:
@@ -46,6 +52,39 @@ class _Store:
         for index, place in places.items():
             offset = index.get("offset")
             self._places[index.get("fqn"), None if offset is None else tuple(offset)] = place
+        self._check_lengths(path)
+
+    def _check_lengths(self, path: str) -> None:
+        """Raises ``ValueError`` when much more is to be read than the files have."""
+        lengths = [place.get("length") for place in self._places.values()]
+        names = {place.get("relative_path") for place in self._places.values()}
+        files = [os.path.join(self.directory, name) for name in names if isinstance(name, str) and _is_inside(name)]
+        size = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
+        wanted = sum(length for length in lengths if isinstance(length, int) and length > 0)
+        if wanted > _REPEATED * max(size, 1 << 20):
+            raise ValueError(f"{path} names {wanted} bytes of pieces, and their files have {size}: damaged or hostile")
+
+    def check(self, key: str) -> None:
+        """Raises ``ValueError`` unless the pieces of a tensor can make it up. Nothing is read."""
+        begins, count = set(), 0
+        for chunk in self.items[key].get("chunks"):
+            sizes, offsets = tuple(chunk.get("sizes")), tuple(chunk.get("offsets"))
+            if 0 in sizes:
+                continue
+            length = self._place(key, offsets).get("length")
+            if offsets in begins:
+                raise ValueError(f"{self.directory}: two pieces of '{key}' begin at {list(offsets)}")
+            if isinstance(length, int) and math.prod(sizes) > length:
+                raise ValueError(
+                    f"{self.directory}: the piece of '{key}' at {list(offsets)} of the sizes {list(sizes)} is kept in "
+                    f"{length} bytes"
+                )
+            begins.add(offsets)
+            count += math.prod(sizes)
+        if count != math.prod(self.shape(key)):
+            raise ValueError(
+                f"{self.directory}: the pieces of '{key}' have {count} of its {math.prod(self.shape(key))} elements"
+            )
 
     def is_tensor(self, key: str) -> bool:
         return isinstance(self.items[key].get("chunks"), list)
@@ -57,6 +96,7 @@ class _Store:
         return self.tensor(key) if self.is_tensor(key) else self._load(key, None)
 
     def tensor(self, key: str) -> torch.Tensor:
+        self.check(key)
         out = torch.empty(self.shape(key), dtype=self.dtype(key))
         self.fill(key, out)
         return out
@@ -68,7 +108,7 @@ class _Store:
 
     def fill(self, key: str, out: torch.Tensor) -> None:
         """Copies the pieces of a tensor to where they belong in ``out``."""
-        filled = 0
+        self.check(key)
         for chunk in self.items[key].get("chunks"):
             if 0 in chunk.get("sizes"):
                 continue
@@ -77,9 +117,6 @@ class _Store:
             for dim, (begin, size) in enumerate(zip(begins, piece.shape, strict=True)):
                 target = target.narrow(dim, begin, size)  # raises when it is outside
             target.copy_(piece)
-            filled += piece.numel()
-        if filled != out.numel():
-            raise ValueError(f"{self.directory}: the pieces of '{key}' have {filled} of its {out.numel()} elements")
 
     def _chunk(self, key: str, chunk: Placeholder) -> tuple[torch.Tensor, tuple[int, ...]]:
         begins, sizes = tuple(chunk.get("offsets")), tuple(chunk.get("sizes"))
@@ -88,12 +125,16 @@ class _Store:
             raise ValueError(f"{self.directory}: the piece of '{key}' at {list(begins)} is no tensor of {list(sizes)}")
         return piece.detach(), begins
 
-    def _load(self, key: str, offset: tuple[int, ...] | None) -> Any:
+    def _place(self, key: str, offset: tuple[int, ...] | None) -> Placeholder:
         place = self._places.get((key, offset))
         if place is None:
             raise ValueError(f"{self.directory}: nothing says where '{key}' is kept")
+        return place
+
+    def _load(self, key: str, offset: tuple[int, ...] | None) -> Any:
+        place = self._place(key, offset)
         name, begin, length = (place.get(field) for field in ("relative_path", "offset", "length"))
-        if not isinstance(name, str) or os.path.isabs(name) or ".." in name.split("/"):
+        if not isinstance(name, str) or not _is_inside(name):
             raise ValueError(f"{self.directory}: '{key}' is kept in {name!r}, which is outside")
         if not isinstance(begin, int) or not isinstance(length, int):
             raise ValueError(f"{self.directory}: nothing says where in {name} '{key}' is kept")
@@ -169,12 +210,14 @@ class _Import:
 
     def _add(self, name: str, key: str, kind: str, trainable: bool, states: dict[str, str]) -> None:
         store, entries = self._store, self._contents.entries
+        store.check(key)
         updates = count(store.value(states["step"])) if "step" in states else 0
         more = {"trainable": trainable and kind == "weight", "updates": updates}
         dtype = torch.float32 if more["trainable"] else store.dtype(key)
         entries.append(Entry(name, kind, dtype, store.shape(key), self._filler(key), **more))
         for moment, where in states.items():
             if moment in MOMENTS and store.is_tensor(where):
+                store.check(where)
                 if store.shape(where) != store.shape(key):
                     raise ValueError(f"{store.directory}: '{where}' has another shape than '{key}'")
                 entries.append(Entry(name, moment, torch.float32, store.shape(key), self._filler(where), **more))

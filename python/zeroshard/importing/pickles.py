@@ -1,8 +1,7 @@
 """Reads what ``torch.save`` wrote, and pickles, without running what they ask for.
 
-A pickle names callables and has them called. Here a name stands for what this file says it stands for: tensors,
-storages, dtypes and plain containers. Every other name is a ``Placeholder`` class, which records its arguments and
-state and does nothing. Tensors are views of the mapped file: reading one costs memory when its elements are read.
+Of what a pickle names, tensors, storages, dtypes and plain containers are known here. Tensors are views of the mapped
+file: reading one costs memory when its elements are read.
 """
 
 from __future__ import annotations
@@ -10,16 +9,18 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import pickle
-import pickletools
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from .extent import check_extent
 from .files import open_regular
+from .unpickling import Dict, Fixed, Placeholder, Unpickler
+
+__all__ = ["Archive", "Placeholder", "load_file", "load_pickle"]
 
 _DTYPES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
@@ -28,86 +29,7 @@ _DTYPES = {
 }  # fmt: skip
 _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
 
-
-class Placeholder:
-    """An object of a class that is not loaded: its name, arguments and state."""
-
-    class_name = ""
-
-    def __new__(cls, *arguments: Any, **named: Any) -> Placeholder:
-        self = object.__new__(cls)
-        object.__setattr__(self, "_recorded", (arguments, named))
-        object.__setattr__(self, "_fields", {})
-        object.__setattr__(self, "_items", [])
-        return self
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        pass
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        return self._recorded[0]
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Its attributes, as far as its state is a dict."""
-        return self._fields
-
-    @property
-    def items(self) -> list[Any]:
-        """What the pickle appended to it."""
-        return self._items
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._fields.get(name, default)
-
-    def append(self, item: Any) -> None:
-        self._items.append(item)
-
-    def extend(self, items: Iterable[Any]) -> None:
-        self._items.extend(items)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._items.append((key, value))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._fields[name] = value
-
-    def __setstate__(self, state: Any) -> None:
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self._fields.update({key: value for key, value in part.items() if isinstance(key, str)})
-
-    def __repr__(self) -> str:
-        return f"<{self.class_name}>"
-
-
-class _Dict(dict):
-    """An OrderedDict of a pickle; attributes that it may carry are dropped."""
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _Fixed:
-    """What a name of a pickle stands for. The pickle cannot change it."""
-
-    __slots__ = ("value", "function")
-
-    def __init__(self, value: Any = None, function: Any = None) -> None:
-        object.__setattr__(self, "value", value)
-        object.__setattr__(self, "function", function)
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self.function is None:
-            raise ValueError("a pickle calls what is no function")
-        return self.function(*arguments)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise ValueError("a pickle sets attributes of a name")
-
-    def __setstate__(self, state: Any) -> None:
-        raise ValueError("a pickle sets the state of a name")
+_MOST_DIMENSIONS = 64  # torch has no more
 
 
 class _Storage:
@@ -123,6 +45,8 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) 
     numbers = [offset, *size, *stride]
     if not isinstance(storage, _Storage) or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise ValueError("a tensor without a storage, sizes and strides")
+    if len(size) > _MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(size)} dimensions")
     flat = storage.archive.elements(storage)
     last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if 0 not in size and last >= flat.numel():
@@ -135,64 +59,48 @@ def _rebuild_parameter(data: Any, *_: Any) -> Any:
 
 
 def _rebuild_subclass(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
-    if not isinstance(function, _Fixed) or function.function not in (_rebuild_tensor, _rebuild_parameter):
+    if not isinstance(function, Fixed) or function.function not in (_rebuild_tensor, _rebuild_parameter):
         raise ValueError("a tensor that is made by an unknown function")
     return function(*arguments)
 
 
-def _to_dict(items: Any = ()) -> _Dict:
-    return _Dict(items) if isinstance(items, (list, tuple, Mapping)) else _Dict()
+def _to_dict(items: Any = ()) -> Dict:
+    return Dict(items) if isinstance(items, (list, tuple, Mapping)) else Dict()
 
 
 def _known_names() -> dict[str, Any]:
     """Made anew for each pickle."""
     names: dict[str, Any] = {
-        "torch._utils._rebuild_tensor_v2": _Fixed(function=_rebuild_tensor),
-        "torch._utils._rebuild_parameter": _Fixed(function=_rebuild_parameter),
-        "torch._utils._rebuild_parameter_with_state": _Fixed(function=_rebuild_parameter),
-        "torch._tensor._rebuild_from_type_v2": _Fixed(function=_rebuild_subclass),
-        "collections.OrderedDict": _Fixed(function=_to_dict),
-        "torch.Size": _Fixed(function=lambda sizes=(): tuple(sizes) if isinstance(sizes, (list, tuple)) else ()),
+        "torch._utils._rebuild_tensor_v2": Fixed(function=_rebuild_tensor),
+        "torch._utils._rebuild_parameter": Fixed(function=_rebuild_parameter),
+        "torch._utils._rebuild_parameter_with_state": Fixed(function=_rebuild_parameter),
+        "torch._tensor._rebuild_from_type_v2": Fixed(function=_rebuild_subclass),
+        "collections.OrderedDict": Fixed(function=_to_dict),
+        "torch.Size": Fixed(function=lambda sizes=(): tuple(sizes) if isinstance(sizes, (list, tuple)) else ()),
     }
     for name, dtype in _DTYPES.items():
-        names[f"torch.{name}Storage"] = names[f"torch.storage.{name}Storage"] = _Fixed(dtype)
+        names[f"torch.{name}Storage"] = names[f"torch.storage.{name}Storage"] = Fixed(dtype)
     names |= {f"torch.{name}": dtype for name, dtype in _DTYPE_NAMES.items()}
     return names
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BufferedIOBase, archive: Archive | None) -> None:
-        super().__init__(file, encoding="utf-8")
-        self._archive = archive
-        self._names = _known_names()
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{module}.{name}"
-        if full not in self._names:
-            self._names[full] = type("Placeholder", (Placeholder,), {"class_name": full})
-        return self._names[full]
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        well_formed = isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage" and self._archive is not None
-        if not well_formed or not isinstance(pid[1], _Fixed) or not isinstance(pid[1].value, torch.dtype):
-            raise ValueError(f"a storage of a kind that is not known: {str(pid)[:100]}")
-        if not isinstance(pid[2], str) or not isinstance(pid[4], int) or pid[4] < 0:
-            raise ValueError("a storage without a name and a size")
-        return _Storage(self._archive, pid[2], pid[1].value, pid[4])
-
-
-def _check_numbers(data: bytes) -> None:
-    """Raises ``ValueError`` unless lengths and memo numbers fit the pickle: the unpickler gets memory by them."""
-    for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(data):
-            raise ValueError(f"it remembers a value under the number {argument}, and has {len(data)} bytes")
+def _storage_of(pid: Any, archive: Archive | None) -> _Storage:
+    well_formed = isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage" and archive is not None
+    if not well_formed or not isinstance(pid[1], Fixed) or not isinstance(pid[1].value, torch.dtype):
+        parts = pid if isinstance(pid, tuple) else (pid,)
+        told = ", ".join(part[:40] if isinstance(part, str) else repr(type(part)) for part in parts[:5])
+        raise ValueError(f"a storage of a kind that is not known: {told}")
+    if not isinstance(pid[2], str) or not isinstance(pid[4], int) or pid[4] < 0:
+        raise ValueError("a storage without a name and a size")
+    return _Storage(archive, pid[2], pid[1].value, pid[4])
 
 
 def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
     """The value of a pickle. Raises ``ValueError`` naming ``where`` when it is damaged or not of a known form."""
     try:
-        _check_numbers(data)
-        return _Unpickler(io.BytesIO(data), archive).load()
+        value = Unpickler(data, _known_names(), lambda pid: _storage_of(pid, archive)).load()
+        check_extent(value, len(data), archive.length if archive else 0)
+        return value
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply") from None
     except Exception as error:
@@ -230,6 +138,8 @@ class Archive:
 
     def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
         self.where = path
+        self._copies: dict[int, torch.Tensor] = {}  # of records, by where they begin
+        self._copied = 0  # bytes
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = size - begin if length is None else length
@@ -237,6 +147,7 @@ class Archive:
                 raise ValueError(f"{path} is empty: it is no file of torch.save")
             if begin < 0 or length <= 0 or begin + length > size:
                 raise ValueError(f"{path} has {size} bytes, not those from {begin} to {begin + length}")
+            self.length = length
             # Copy on write: torch wants memory it may write to, and the file stays as it is.
             self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[begin : begin + length]
         try:
@@ -259,9 +170,20 @@ class Archive:
             raise ValueError(f"the storage {storage.key} has {len(data)} bytes, not {storage.numel} {storage.dtype}")
         if storage.numel == 0:
             return torch.empty(0, dtype=storage.dtype)
-        flat = torch.frombuffer(data, dtype=torch.uint8, count=storage.numel * storage.dtype.itemsize)
-        aligned = flat.data_ptr() % storage.dtype.itemsize == 0
-        return (flat if aligned else flat.clone()).view(storage.dtype)
+        whole = torch.frombuffer(data, dtype=torch.uint8)
+        if whole.data_ptr() % storage.dtype.itemsize:
+            whole = self._aligned(whole)
+        return whole[: storage.numel * storage.dtype.itemsize].view(storage.dtype)
+
+    def _aligned(self, record: torch.Tensor) -> torch.Tensor:
+        """A copy, once for all tensors in a record."""
+        copy = self._copies.get(record.data_ptr())
+        if copy is None or copy.numel() != record.numel():
+            self._copied += record.numel()
+            if self._copied > self.length:
+                raise ValueError(f"{self.where}: its records overlap")
+            copy = self._copies[record.data_ptr()] = record.clone()
+        return copy
 
     def _record(self, name: str) -> memoryview:
         info = self._records.get(name)

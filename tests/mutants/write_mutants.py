@@ -1,0 +1,48 @@
+"""What could get lost, or unnoticed, of what users write to parameters."""
+
+from mutant import Mutant
+
+_WATCH = "src/engine/write_watch.cpp"
+_COUNTS, _NAMED = "UserWrites.WhatAllRanksWriteCounts", "UserWrites.WhatOneRankWritesIsNamedOnAllUntilItIsMended"
+
+MUTANTS = [
+    Mutant(name, file, old, new, "world", test)
+    for name, file, old, new, test in [
+        (
+            "write-in-place-unseen",
+            _WATCH,
+            "if (version(u, i) != versions_[u][i] || executor_.unit(u).is_moved(i)) return true;",
+            "if (executor_.unit(u).is_moved(i)) return true;",
+            _NAMED,
+        ),
+        (
+            "write-other-memory-unseen",
+            _WATCH,
+            "if (version(u, i) != versions_[u][i] || executor_.unit(u).is_moved(i)) return true;",
+            "if (version(u, i) != versions_[u][i]) return true;",
+            _COUNTS,
+        ),
+        ("write-error-once", _WATCH, "      watch->reject(u, i);\n", "", _NAMED),
+        (
+            "write-other-shape-taken",
+            _WATCH,
+            "written[next] = WriteWatch::kRefused;",
+            "written[next] = 0;",
+            "UserWrites.MemoryOfAnotherShapeIsRefusedOnAllRanks",
+        ),
+        (
+            "write-while-reading-unseen",
+            _WATCH,
+            "if (now[i] == found->second.checksums[i]) continue;",
+            "continue;",
+            "UserWrites.WhatIsWrittenWhileItIsGatheredForReadingIsAnError",
+        ),
+        (
+            "write-of-one-rank-kept-to-itself",
+            "src/engine/consensus.cpp",
+            "words[kWrote] > 0}",
+            "words[kWrote] == comm.world_size()}",
+            _NAMED,
+        ),
+    ]
+]
