@@ -303,6 +303,18 @@ def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa:
 
 
 @pytest.mark.row("P1")
+def test_a_rank_that_cannot_save_after_a_signal_shows(script, tmp_path):  # noqa: F811
+    body = "def save(number, frame): sys.exit('no space left' if rank == 1 else 143)\n"
+    process = launch("--nproc", "2", script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT))
+    pids_in(tmp_path, 2)
+    process.terminate()
+    err = process.communicate(timeout=20)[1].decode()
+    assert process.returncode == 1, err
+    assert re.search(r"job failed: rank 1 \(pid \d+ on .*\) ended with exit code 1 after", err), err
+    assert "no space left" in err.partition("job failed")[2]
+
+
+@pytest.mark.row("P1")
 def test_a_run_under_nohup_outlives_its_terminal(script, tmp_path):  # noqa: F811
     """SIGHUP ends nothing, whoever gets it; training goes on, and SIGTERM still ends it in a checkpoint."""
     pytest.importorskip("torch")
