@@ -24,6 +24,7 @@ from .groups import make_groups
 from .hooks import install_hooks
 from .leaves import to_half
 from .materialize import materialize
+from .meeting import left_on_error
 from .messages import announce, log
 from .optimizer import Optimizer, OptimizerSetup
 from .optimizer_states import describe_states, take_states
@@ -131,7 +132,9 @@ class Engine(nn.Module):
                 for param in unit.params
             ]
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
-        return _C.Engine(definitions, options, **make_groups(self._config.timeout_ms))
+        groups = make_groups(self._config.timeout_ms)
+        with left_on_error(groups.get("meeting")):
+            return _C.Engine(definitions, options, **groups)
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
         def tensors() -> list[list[torch.Tensor]]:
@@ -358,9 +361,12 @@ class Engine(nn.Module):
         checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         return True
 
-    def wait_for_checkpoint(self) -> None:
-        """Waits until the last checkpoint is written; raises ``IoError`` when it could not be."""
-        self._core.wait_for_checkpoint()
+    def wait_for_checkpoint(self) -> bool:
+        """Waits until the last checkpoint is written; raises ``IoError`` when it could not be.
+
+        With ``zeroshard.checkpoint.on_error`` "warn" it logs that, and returns False.
+        """
+        return self._core.wait_for_checkpoint()
 
     def load_checkpoint(
         self,
