@@ -34,7 +34,7 @@ class Meeting {
   bool all_here();
 
   // Once all are here, they get connected: throws CommError when one has died or left meanwhile, or when that takes
-  // longer than all had to come. `what` names what is waited for.
+  // longer than all had to come. `what` names what is waited for. What the board throws passes through.
   void check(std::string_view what);
   // For an error while ranks meet or get connected, which may be that of a peer's death: throws CommError that names
   // the rank, or one that left, or else says `error`. Takes up to a second.

@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from . import _C
 
 Result = TypeVar("Result")
+_RECONNECT = timedelta(seconds=10)  # to a store that has just answered
 _connecting: list[threading.Thread] = []  # left behind while they wait inside of torch.distributed
 
 
@@ -27,8 +28,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purp
     """
     meeting = None
     try:
-        # Of its own: a call that waits keeps others on the same connection waiting, too.
-        board = store.clone() if hasattr(store, "clone") else store
+        board = _own_connection(store)
         meeting = _C.Meeting(
             write=board.set,
             count=lambda key: board.add(key, 1),
@@ -53,6 +53,21 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purp
         error.out_of_step = meeting is not None and meeting.out_of_step
         raise
     return meeting
+
+
+def _own_connection(store: dist.Store) -> dist.Store:
+    """A call that waits keeps others on the same connection waiting, too."""
+    if not hasattr(store, "clone"):
+        return store
+    store.check(["zeroshard/meeting"])  # fails at once when nobody serves it any more, where another would wait
+    timeout = store.timeout
+    store.set_timeout(min(timeout, _RECONNECT))
+    try:
+        own = store.clone()
+    finally:
+        store.set_timeout(timeout)
+    own.set_timeout(timeout)
+    return own
 
 
 @contextmanager
@@ -104,8 +119,9 @@ def while_all_live(
         thread.start()
         try:
             while not done.wait(0.05):
-                if meeting is not None:
-                    meeting.check(what)
+                with suppress(dist.DistError):  # the store does not answer: connect() will fail, or the time is over
+                    if meeting is not None:
+                        meeting.check(what)
         except BaseException:
             with lock:
                 answer["left"] = True

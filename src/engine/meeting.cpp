@@ -113,6 +113,22 @@ void check_over(Meeting::State& state) {
   if (const std::string why = why_over(state); !why.empty()) throw CommError(concat("rank ", state.rank, ": ", why));
 }
 
+// A store that is stopped does not answer: the watch notices when that takes too long.
+bool store_runs(const Meeting::State& state) {
+  return state_of(state.processes[0]) != ProcessState::kStopped;
+}
+
+// Of a rank that has ended: perhaps because the meeting was over before, which says more.
+[[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
+  try {
+    if (store_runs(state)) check_over(state);
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {  // the store is gone
+  }
+  throw CommError(text);
+}
+
 // Once one rank has waited long enough, all have: rank 0, with which the store may go, lets them learn it. Returns when
 // the last has come after all.
 void throw_missing(Meeting::State& state) {
@@ -200,7 +216,7 @@ bool Meeting::all_here() {
   }
   look_for_cards(state);
   if (const std::string trouble = state.watch.check_all(); !trouble.empty())
-    throw CommError(concat("rank ", state.rank, ": ", trouble, " before all ranks had come"));
+    throw_death(state, concat("rank ", state.rank, ": ", trouble, " before all ranks had come"));
   if (ms_since(state.start) > state.timeout_ms || state.board.has(key(state, "late"))) throw_missing(state);
   check_over(state);
   return false;
@@ -209,17 +225,16 @@ bool Meeting::all_here() {
 void Meeting::check(std::string_view what) {
   State& state = *state_;
   if (const std::string trouble = state.watch.check_all(); !trouble.empty())
-    throw CommError(concat("rank ", state.rank, ": ", trouble, " while ranks were connected (", what, ")"));
-  // A store that is stopped would not answer: the watch notices when that takes too long.
-  if (Clock::now() - state.last_look >= kLookEvery && state_of(state.processes[0]) != ProcessState::kStopped) {
-    check_over(state);
-    state.last_look = Clock::now();
-  }
+    throw_death(state, concat("rank ", state.rank, ": ", trouble, " while ranks were connected (", what, ")"));
   if (ms_since(state.start) > state.timeout_ms)
     throw CommError(concat("rank ", state.rank, ": all ", state.world_size,
                            " ranks came, but they were not connected (", what, ") within ",
                            static_cast<double>(state.timeout_ms) / 1000,
                            " s (zeroshard.timeout_s): look for the first error of the others, and at the network"));
+  if (Clock::now() - state.last_look >= kLookEvery && store_runs(state)) {
+    state.last_look = Clock::now();
+    check_over(state);
+  }
 }
 
 void Meeting::explain(std::string_view error) {

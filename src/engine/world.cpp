@@ -64,7 +64,12 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   std::packaged_task<decltype(connect())()> task(std::move(connect));
   auto result = task.get_future();
   std::thread(std::move(task)).detach();
-  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) meeting.check(what);
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    try {
+      meeting.check(what);
+    } catch (const c10::Error&) {  // the store does not answer: `connect` will fail, or the time is over
+    }
+  }
   try {
     return result.get();
   } catch (const Error&) {

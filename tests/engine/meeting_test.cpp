@@ -126,6 +126,17 @@ TEST(MeetingTest, NamesTheRankThatDies) {
   EXPECT_EQ(error_of([&] { meeting.explain("Connection closed by peer"); }), who + ": Connection closed by peer");
 }
 
+TEST(MeetingTest, TellsWhyTheMeetingWasOverRatherThanWhoEndedOfIt) {
+  Board board;
+  const pid_t child = come_as_rank_1(board);
+  Meeting meeting(board.calls(), 0, 3, 60'000);
+  EXPECT_FALSE(meeting.all_here());
+  board.calls().write("zeroshard/meeting/0/1/over", "1\nrank 2 has not come");
+  kill_child(child);
+  EXPECT_THAT(error_of([&] { await(meeting); }),
+              HasSubstr("rank 0: rank 1 left before all ranks were connected (rank 2 has not come)"));
+}
+
 TEST(MeetingTest, NamesTheRankThatDiesWhileAllAreConnected) {
   Board board;
   const pid_t child = come_as_rank_1(board);
