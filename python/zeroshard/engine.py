@@ -133,8 +133,14 @@ class Engine(nn.Module):
             ]
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, self._tensors_of(unit)))
         groups = make_groups(self._config.timeout_ms)
-        with left_on_error(groups.get("meeting")):
-            return _C.Engine(definitions, options, **groups)
+        meeting = groups.get("meeting")
+        with left_on_error(meeting):
+            try:
+                return _C.Engine(definitions, options, **groups)
+            except dist.DistError as error:
+                if meeting is None:
+                    raise
+                meeting.explain(str(error))
 
     def _tensors_of(self, unit: Unit):  # noqa: ANN202
         def tensors() -> list[list[torch.Tensor]]:
