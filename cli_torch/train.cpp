@@ -149,7 +149,8 @@ void train_rank(const std::string& path, bool dry_run) {
   try {
     TrainEnd end;
     without_frames([&] { end = train_with(config, world); });
-    if (end == TrainEnd::kInterrupted) throw Exit{exit_code_of_stop(world)};
+    // What rank 0 prints of a run is a log: with a full disk below it the run has ended well all the same.
+    throw Exit{end == TrainEnd::kInterrupted ? exit_code_of_stop(world) : 0};
   } catch (const std::exception& error) {
     world.abort(error.what());
     throw;

@@ -156,8 +156,8 @@ class Engine {
   void save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                        const CheckpointContents& contents = {}, const SaveOptions& save = {});
   // Waits for a save that is under way. Throws its error, or with zeroshard.checkpoint.on_error "warn" logs it, as
-  // every call does that has to wait.
-  void wait_for_checkpoint();
+  // every call does that has to wait, and returns false.
+  bool wait_for_checkpoint();
   // To be called after a step with StepResult::save_failed, once the step is counted: it was applied. Throws the error
   // of the save on every rank, or with zeroshard.checkpoint.on_error "warn" logs it.
   void report_failed_save();

@@ -27,7 +27,8 @@ class World {
 
   // CPU ranks, as the launcher's variables say (see rank_environment.h): they meet at MASTER_ADDR:MASTER_PORT, over
   // Gloo. When that is a loopback address, or unset, nothing listens on any other. Throws ValueError when the variables
-  // are wrong or `config` was resolved for another number of ranks.
+  // are wrong or `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could
+  // not make its own: it may then be made again, on every rank.
   explicit World(const Config& config);
   // Over process groups of the caller's, such as NCCL's. Two, so that ranks may interleave gathers and reductions
   // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with

@@ -275,7 +275,7 @@ void bind_engine(py::module_& m) {
           py::arg("root"), py::arg("tag"), py::arg("step"), py::arg("contents"), py::kw_only(), py::arg("latest"),
           py::arg("exclude_frozen"), Release())
       .def(
-          "wait_for_checkpoint", [](OwningEngine& o) { o.engine->wait_for_checkpoint(); }, Release())
+          "wait_for_checkpoint", [](OwningEngine& o) { return o.engine->wait_for_checkpoint(); }, Release())
       .def(
           "report_failed_save", [](OwningEngine& o) { o.engine->report_failed_save(); }, Release())
       .def(

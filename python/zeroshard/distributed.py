@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 
 from . import _C
-from .meeting import meet, while_all_live
+from .meeting import await_left_behind, meet, while_all_live
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_kept_stores: dict[tuple[str, int], dist.Store] = {}  # that this rank serves, of tries that failed: for the next
+# The default group that was made here, until an engine's groups are made: its id, and where its store is found.
+_unused_group: tuple[int, tuple[str, int], dist.Store] | None = None
 
 
 def init_distributed(device: torch.device | str | None = None, timeout: timedelta | None = None) -> None:
@@ -23,9 +26,12 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
     When all ranks are on one host, or the master address is the loopback interface, neither Gloo nor NCCL listens on
     any other.
 
-    Raises ``CommError`` when a rank has not come within ``timeout``, by default 10 minutes, or has died: it says which
-    ranks came.
+    Raises ``CommError`` when a rank has not come within ``timeout``, by default 10 minutes, has died or gave up: it
+    says which ranks came. It may then be called again, by every rank.
     """
+    global _unused_group
+    timeout = timeout or timedelta(minutes=10)
+    await_left_behind(timeout)
     if dist.is_initialized():
         return
     env = _C.rank_environment()
@@ -33,7 +39,6 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
         return
     device = torch.device(device) if device is not None else default_device(env.local_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout = timeout or timedelta(minutes=10)
     if env.world_size == 1:
         _stay_on_loopback()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -42,17 +47,56 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
     port = _port(os.environ.get("MASTER_PORT", "29500"))
     if host in _LOOPBACK or env.local_world_size == env.world_size:
         _stay_on_loopback()
-    store = _make_store(host, port, env.rank, env.world_size, timeout)
+    if (store := _kept_stores.pop((host, port), None)) is None:
+        store = _make_store(host, port, env.rank, env.world_size, timeout)
+    else:
+        store.set_timeout(timeout)
+    try:
+        _meet_and_connect(store, backend, env, timeout)
+    except BaseException:
+        if env.rank == 0:
+            _kept_stores[host, port] = store
+        raise
+    _unused_group = (id(dist.group.WORLD), (host, port), store)
+
+
+def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, timeout: timedelta) -> None:
     if attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # torchrun keeps one store over restarts
         store = dist.PrefixStore(f"attempt/{attempt}", store)
-    meeting = meet(store, env.rank, env.world_size, timeout)
+    meeting = meet(store, env.rank, env.world_size, timeout, "the default process group")
     while_all_live(
         meeting,
         "the default process group",
         lambda: dist.init_process_group(
             backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout
         ),
+        undo=lambda _: dist.destroy_process_group(),
     )
+    meeting.end()
+
+
+def keep_default_group() -> None:
+    """The default group is in use."""
+    global _unused_group
+    _unused_group = None
+
+
+def end_default_group() -> None:
+    """Ends the default group when it was made here and nothing uses it yet."""
+    if _unused_group is not None and dist.is_initialized() and id(dist.group.WORLD) == _unused_group[0]:
+        if dist.get_rank() == 0:
+            _kept_stores[_unused_group[1]] = _unused_group[2]
+        dist.destroy_process_group()
+    keep_default_group()
+
+
+def forget_stores() -> None:
+    """In a forked child: the stores are its parent's, whose threads it does not have."""
+    stores = [*_kept_stores.values(), *([_unused_group[2]] if _unused_group is not None else [])]
+    for store in stores:
+        _C.keep_forever(store)
+    _kept_stores.clear()
+    keep_default_group()
 
 
 def _stay_on_loopback() -> None:

@@ -26,6 +26,7 @@ from .half_load import half_loaded, refuse_half_loaded
 from .hooks import install_hooks
 from .leaves import to_half
 from .materialize import materialize
+from .meeting import left_on_error
 from .messages import announce, log
 from .optimizer import Optimizer, OptimizerSetup
 from .optimizer_states import describe_states, take_states
@@ -133,7 +134,15 @@ class Engine(nn.Module):
             ]
             tensors = self._tensors_of(unit, None if definitions else begin)
             definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, tensors))
-        return _C.Engine(definitions, options, **make_groups(self._config.timeout_ms))
+        groups = make_groups(self._config.timeout_ms)
+        meeting = groups.get("meeting")
+        with left_on_error(meeting):
+            try:
+                return _C.Engine(definitions, options, **groups)
+            except dist.DistError as error:
+                if meeting is None:
+                    raise
+                meeting.explain(str(error))
 
     def _tensors_of(self, unit: Unit, begin: Callable[[], None] | None) -> Callable[[], list[list[torch.Tensor]]]:
         """What the core calls for each unit in turn, once all ranks have agreed."""
@@ -365,9 +374,12 @@ class Engine(nn.Module):
         checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         return True
 
-    def wait_for_checkpoint(self) -> None:
-        """Waits until the last checkpoint is written; raises ``IoError`` when it could not be."""
-        self._core.wait_for_checkpoint()
+    def wait_for_checkpoint(self) -> bool:
+        """Waits until the last checkpoint is written; raises ``IoError`` when it could not be.
+
+        With ``zeroshard.checkpoint.on_error`` "warn" it logs that, and returns False.
+        """
+        return self._core.wait_for_checkpoint()
 
     def load_checkpoint(
         self,

@@ -7,6 +7,7 @@ import os
 import torch.distributed as dist
 
 from . import _C
+from .distributed import forget_stores
 from .group_life import forget_groups
 
 _inherited: dist.ProcessGroup | None = None  # the default group of the parent
@@ -25,6 +26,7 @@ def check_groups_are_own() -> None:
 def _after_fork_in_child() -> None:
     global _inherited
     forget_groups()
+    forget_stores()
     if not dist.is_initialized():
         return
     _inherited = dist.group.WORLD

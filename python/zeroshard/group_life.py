@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import torch.distributed as dist
 
@@ -12,7 +13,7 @@ _making: list[str] = []  # names of groups whose engine is being made, or could 
 _unused: list[str] = []  # of groups whose engine is gone
 
 
-def note_groups(names: tuple[str, ...]) -> None:
+def note_groups(names: Iterable[str]) -> None:
     """These groups are for the next engine that is made."""
     _making.extend(name for name in names if name)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from . import _C
+from .distributed import end_default_group, keep_default_group
 from .forks import check_groups_are_own
 from .group_life import destroy_unused, note_groups
-from .interruptible import interruptibly
-from .meeting import meet, while_all_live
+from .meeting import await_left_behind, meet, while_all_live
 
 _CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another writes or reads its whole share
 
@@ -24,6 +25,8 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {"gather_group": "", "reduce_group": "", "checkpoint_group": ""}
     check_groups_are_own()
+    patience = timedelta(milliseconds=timeout_ms)
+    await_left_behind(patience)
     destroy_unused()
     # Longer than zeroshard's own, whose messages name the rank and the unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
@@ -32,14 +35,20 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
         # Below torch's own prefix: this meeting finds the cards of the one before the default group was made.
         store = dist.distributed_c10d._get_default_store()
         store = getattr(store, "underlying_store", store)
-        meeting = meet(store, dist.get_rank(), dist.get_world_size(), timedelta(milliseconds=timeout_ms))
+        try:
+            meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, "process groups")
+        except _C.CommError as error:
+            if getattr(error, "out_of_step", False):
+                end_default_group()  # others begin with it: the next try does everywhere
+            raise
 
-    def make() -> tuple[str, str, str]:
-        first, second = (dist.new_group(timeout=timeout) for _ in range(2))
-        third = dist.new_group(timeout=max(timeout, _CHECKPOINT_TIMEOUT), backend="gloo")
-        return first.group_name, second.group_name, third.group_name
+    def make() -> list[str]:
+        names = []
+        for options in [{"timeout": timeout}] * 2 + [{"timeout": max(timeout, _CHECKPOINT_TIMEOUT), "backend": "gloo"}]:
+            names.append(dist.new_group(**options).group_name)
+            note_groups(names[-1:])  # one that is left alone ends before the next try
+        return names
 
-    names = while_all_live(meeting, "process groups", make) if meeting else interruptibly(make)
-    note_groups(names)
-    gather, reduce, checkpoint = names
+    gather, reduce, checkpoint = while_all_live(meeting, "process groups", make, undo=lambda names: None)
+    keep_default_group()
     return {"gather_group": gather, "reduce_group": reduce, "checkpoint_group": checkpoint, "meeting": meeting}

@@ -46,7 +46,8 @@ def save_last(
     except _C.Error as error:  # of an earlier save: this one is tried all the same
         log(f"a checkpoint was not saved: {error}")
     engine.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
-    engine.wait_for_checkpoint()
+    if not engine.wait_for_checkpoint():
+        raise _C.IoError(f"the last checkpoint was not saved in {os.fspath(save_dir)}: rank 0 has logged why")
 
 
 def wait_at_exit(engine: Engine) -> None:

@@ -181,14 +181,16 @@ void Engine::Impl::wait_for_turn() {
 }
 
 // Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
-void Engine::Impl::report_failed_save() {
+bool Engine::Impl::report_failed_save() {
   saver().await_end();  // what interrupts this is no error of the save
   try {
     saver().wait();
+    return true;
   } catch (const std::exception& error) {
     if (options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
     if (reduce_comm.rank() == 0)
       log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
+    return false;
   }
 }
 
@@ -382,13 +384,13 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   if (!async) impl.saver().wait();
 }
 
-void Engine::wait_for_checkpoint() {
-  report_failed_save();
+bool Engine::wait_for_checkpoint() {
+  impl_->check_caller();
+  return !impl_->async_saver || impl_->report_failed_save();
 }
 
 void Engine::report_failed_save() {
-  impl_->check_caller();
-  if (impl_->async_saver) impl_->report_failed_save();
+  wait_for_checkpoint();
 }
 
 void Engine::run_together(const std::function<void()>& step) {

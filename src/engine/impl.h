@@ -68,7 +68,7 @@ struct Engine::Impl {
   Comm& checkpoint_comm() const;
   AsyncSaver& saver();
   void wait_for_turn();
-  void report_failed_save();
+  bool report_failed_save();
   // Throws StateError after a load that failed half way, when what would be used is of two states, and after retire().
   void check_whole() const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;

@@ -17,6 +17,7 @@ constexpr std::chrono::milliseconds kLookEvery(300);
 constexpr int kCardsPerLook = 64;  // that a rank asks for while it waits: of thousands, the store has enough to do
 constexpr size_t kNamedRanks = 16;
 constexpr const char* kUnknownHost = "?";
+constexpr const char *kOver = "over", *kOutOfStep = "out_of_step";
 
 int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
@@ -38,11 +39,11 @@ std::string names_of(const std::vector<int>& ranks) {
   return ranks.size() > kNamedRanks ? concat(text, " and ", ranks.size() - kNamedRanks, " more") : text;
 }
 
-// What a rank writes when it comes: its host, process and the time at which that started.
-std::string own_card() {
+// What a rank writes when it comes: its host, process, the time at which that started, and what it comes for.
+std::string own_card(const std::string& purpose) {
   const ProcessId own = this_process();
   const std::string host = this_host();
-  return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time);
+  return concat(host.empty() ? kUnknownHost : host, "\n", own.pid, "\n", own.start_time, "\n", purpose);
 }
 
 // Returns the host. Processes of others are out of sight.
@@ -53,6 +54,7 @@ std::string read_process(Meeting::State& state, size_t rank, const std::string& 
   std::getline(card, host);
   card >> process.pid >> process.start_time;
   if (!card) throw CommError(concat("rank ", rank, " runs another version of zeroshard"));
+  std::getline(card >> std::ws, state.purposes[rank]);
   if (host == this_host()) state.processes[rank] = process;
   return host;
 }
@@ -87,44 +89,110 @@ void look_for_cards(Meeting::State& state) {
   if (found) state.watch = PeerWatch(state.processes, state.timeout_ms);
 }
 
-// Once one rank has waited long enough, all have: rank 0, with which the store goes, lets them learn it.
-[[noreturn]] void throw_missing(const Meeting::State& state) {
+// The note of a rank that leaves.
+void mark_over(const Meeting::State& state, std::string_view reason) {
+  state.board.write(concat(state.meetings, "retried"), "");
+  state.board.write(key(state, kOver), concat(state.rank, "\n", reason));
+}
+
+// Why the meeting is over; "": it is not.
+std::string why_over(Meeting::State& state) {
+  if (!state.board.has(key(state, kOver))) return {};
+  std::istringstream note(state.board.read(key(state, kOver)));
+  std::string who, reason;
+  std::getline(note, who);
+  std::getline(note, reason, '\0');
+  if (who == concat(state.rank)) return {};
+  state.ended = true;
+  state.sign.reset();
+  state.out_of_step = state.board.has(key(state, kOutOfStep));
+  return concat("rank ", who, " left before all ranks were connected (", reason, "). To try again, every rank has to");
+}
+
+void check_over(Meeting::State& state) {
+  if (const std::string why = why_over(state); !why.empty()) throw CommError(concat("rank ", state.rank, ": ", why));
+}
+
+// A store that is stopped does not answer: the watch notices when that takes too long.
+bool store_runs(const Meeting::State& state) {
+  return state_of(state.processes[0]) != ProcessState::kStopped;
+}
+
+// Of a rank that has ended: perhaps because the meeting was over before, which says more.
+[[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
+  try {
+    if (store_runs(state)) check_over(state);
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {  // the store is gone
+  }
+  throw CommError(text);
+}
+
+// Once one rank has waited long enough, all have: rank 0, with which the store may go, lets them learn it. Returns when
+// the last has come after all.
+void throw_missing(Meeting::State& state) {
   std::vector<int> came, missing;
   for (int rank = 0; rank < state.world_size; ++rank)
     (state.board.has(key(state, concat("card/", rank))) ? came : missing).push_back(rank);
+  if (missing.empty()) return;
+  const std::string text =
+      concat("of ", state.world_size, " ranks, ", names_of(missing), missing.size() == 1 ? " has" : " have",
+             " not come within ", static_cast<double>(state.timeout_ms) / 1000, " s (zeroshard.timeout_s); ",
+             names_of(came), " came. Look for the first error of those that did not");
   state.board.write(key(state, "late"), "");
+  mark_over(state, text);
+  state.ended = true;
+  state.sign.reset();
   if (state.rank == 0 && came.size() > 1) std::this_thread::sleep_for(4 * kLookEvery);
-  throw CommError(concat("rank ", state.rank, ": of ", state.world_size, " ranks, ", names_of(missing),
-                         missing.size() == 1 ? " has" : " have", " not come within ",
-                         static_cast<double>(state.timeout_ms) / 1000, " s (zeroshard.timeout_s); ", names_of(came),
-                         " came. Look for the first error of those that did not"));
+  throw CommError(concat("rank ", state.rank, ": ", text));
+}
+
+// After a try that ended on one rank alone, that one begins anew while others are a step further.
+void check_purposes(Meeting::State& state) {
+  for (size_t rank = 0; rank < state.purposes.size(); ++rank) {
+    if (state.purposes[rank] == state.purpose) continue;
+    state.out_of_step = true;
+    state.board.write(key(state, kOutOfStep), "");
+    throw CommError(concat("rank ", state.rank, " is to connect ", state.purpose, ", but rank ", rank, " ",
+                           state.purposes[rank],
+                           ": an earlier try has failed on some ranks alone. To try again, every rank has to"));
+  }
 }
 
 }  // namespace
 
-Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms)
+Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose)
     : state_(new State{.board = std::move(board),
                        .rank = rank,
                        .world_size = world_size,
                        .timeout_ms = timeout_ms,
+                       .purpose = std::move(purpose),
+                       .meetings = concat("zeroshard/meeting/", attempt(), "/"),
                        .previous = {},
                        .prefix = {},
                        .start = Clock::now(),
                        .last_look = {},
                        .hosts = std::vector<std::string>(static_cast<size_t>(world_size)),
                        .processes = std::vector<ProcessId>(static_cast<size_t>(world_size)),
+                       .purposes = std::vector<std::string>(static_cast<size_t>(world_size)),
                        .watch = PeerWatch({}, timeout_ms),
-                       .complete = false,
                        .sign = {}}) {
   ZS_CHECK(world_size > 0 && rank >= 0 && rank < world_size, "rank is ", rank, ", world_size ", world_size);
   State& state = *state_;
-  state.sign.emplace();
-  const std::string meetings = concat("zeroshard/meeting/", attempt(), "/");
-  const int64_t number = state.board.count(concat(meetings, "rank/", rank));
-  if (number > 1) state.previous = concat(meetings, number - 1, "/");
-  state.prefix = concat(meetings, number, "/");
-  state.board.write(key(state, concat("card/", rank)), own_card());
-  if (state.board.count(key(state, "came")) == world_size) state.board.write(key(state, "all"), "");
+  state.sign.emplace(world_size);
+  do {
+    state.number = state.board.count(concat(state.meetings, "rank/", rank));
+    state.prefix = concat(state.meetings, state.number, "/");
+  } while (state.board.has(key(state, kOver)));
+  if (state.number > 1) state.previous = concat(state.meetings, state.number - 1, "/");
+  try {
+    state.board.write(key(state, concat("card/", rank)), own_card(state.purpose));
+    if (state.board.count(key(state, "came")) == world_size) state.board.write(key(state, "all"), "");
+  } catch (...) {  // such as Ctrl-C
+    leave("it was interrupted while it came");
+    throw;
+  }
 }
 
 Meeting::~Meeting() = default;
@@ -138,27 +206,35 @@ bool Meeting::all_here() {
   if (all) {
     for (size_t rank = 0; rank < state.hosts.size(); ++rank)
       if (state.hosts[rank].empty()) read_card(state, rank);
+    check_purposes(state);
+    check_over(state);
     state.watch = PeerWatch(state.processes, state.timeout_ms);
     state.start = Clock::now();  // they have as long again to get connected
+    state.retried = state.board.has(concat(state.meetings, "retried"));
     state.complete = true;
     return true;
   }
   look_for_cards(state);
   if (const std::string trouble = state.watch.check_all(); !trouble.empty())
-    throw CommError(concat("rank ", state.rank, ": ", trouble, " before all ranks had come"));
+    throw_death(state, concat("rank ", state.rank, ": ", trouble, " before all ranks had come"));
   if (ms_since(state.start) > state.timeout_ms || state.board.has(key(state, "late"))) throw_missing(state);
+  check_over(state);
   return false;
 }
 
 void Meeting::check(std::string_view what) {
   State& state = *state_;
   if (const std::string trouble = state.watch.check_all(); !trouble.empty())
-    throw CommError(concat("rank ", state.rank, ": ", trouble, " while ranks were connected (", what, ")"));
+    throw_death(state, concat("rank ", state.rank, ": ", trouble, " while ranks were connected (", what, ")"));
   if (ms_since(state.start) > state.timeout_ms)
     throw CommError(concat("rank ", state.rank, ": all ", state.world_size,
                            " ranks came, but they were not connected (", what, ") within ",
                            static_cast<double>(state.timeout_ms) / 1000,
                            " s (zeroshard.timeout_s): look for the first error of the others, and at the network"));
+  if (Clock::now() - state.last_look >= kLookEvery && store_runs(state)) {
+    state.last_look = Clock::now();
+    check_over(state);
+  }
 }
 
 void Meeting::explain(std::string_view error) {
@@ -167,13 +243,41 @@ void Meeting::explain(std::string_view error) {
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (const std::string trouble = state.watch.check_all(); !trouble.empty())
       throw CommError(concat("rank ", state.rank, ": ", trouble, ": ", error));
+    try {
+      if (const std::string why = why_over(state); !why.empty())
+        throw CommError(concat("rank ", state.rank, ": ", why, ": ", error));
+    } catch (const CommError&) {
+      throw;
+    } catch (...) {  // the board is gone
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
   }
   throw CommError(concat("rank ", state.rank, ": ranks cannot be connected: ", error));
 }
 
 void Meeting::end() {
+  state_->ended = true;
   state_->sign.reset();
+}
+
+void Meeting::leave(std::string_view reason) noexcept {
+  State& state = *state_;
+  state.sign.reset();
+  if (std::exchange(state.ended, true)) return;
+  try {
+    mark_over(state, reason);
+  } catch (...) {  // the board is gone, and with it the meeting
+  }
+}
+
+int64_t Meeting::number() const {
+  return state_->number;
+}
+bool Meeting::retried() const {
+  return state_->retried;
+}
+bool Meeting::out_of_step() const {
+  return state_->out_of_step;
 }
 
 }  // namespace zeroshard

@@ -16,13 +16,20 @@ struct Meeting::State {
   NoteBoard board;
   int rank, world_size;
   int64_t timeout_ms;
-  std::string previous;  // the same of the meeting before; "": there was none
-  std::string prefix;    // of this meeting's keys
+  std::string purpose;
+  std::string meetings;  // prefix of the keys of all meetings
+  std::string previous;  // of those of the meeting before; "": there was none
+  std::string prefix;    // of this meeting's
+  int64_t number = 0;    // from 1
   Clock::time_point start, last_look;
-  std::vector<std::string> hosts;    // of ranks that are known to have come; else ""
-  std::vector<ProcessId> processes;  // of those of them that run on this host
+  std::vector<std::string> hosts;     // of ranks that are known to have come; else ""
+  std::vector<ProcessId> processes;   // of those of them that run on this host
+  std::vector<std::string> purposes;  // of ranks that are known to have come
   PeerWatch watch;
   bool complete = false;
+  bool retried = false;  // once complete
+  bool out_of_step = false;
+  bool ended = false;  // all are connected, or it is over
   std::optional<MeetingSign> sign;
 };
 

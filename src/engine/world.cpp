@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
 
 #include "base/check.h"
 #include "comm/wait_graph.h"
@@ -63,7 +64,12 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   std::packaged_task<decltype(connect())()> task(std::move(connect));
   auto result = task.get_future();
   std::thread(std::move(task)).detach();
-  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) meeting.check(what);
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    try {
+      meeting.check(what);
+    } catch (const c10::Error&) {  // the store does not answer: `connect` will fail, or the time is over
+    }
+  }
   try {
     return result.get();
   } catch (const Error&) {
@@ -75,19 +81,44 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   }
 }
 
+// Over a connection of its own: a call that waits keeps others on the same one waiting, too.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
                               int64_t timeout_ms) {
   std::unique_ptr<Meeting> meeting;
   try {
-    meeting = std::make_unique<Meeting>(note_board(store), env.rank, env.world_size, timeout_ms);
+    meeting = std::make_unique<Meeting>(note_board(store->clone()), env.rank, env.world_size, timeout_ms);
     for (int64_t nap_ms = 1; !meeting->all_here(); nap_ms = std::min<int64_t>(nap_ms * 2, 20))
       std::this_thread::sleep_for(std::chrono::milliseconds(nap_ms));
   } catch (const c10::Error& error) {
     const std::string text = concat("the store that rank 0 serves does not answer: ", error.what_without_backtrace());
     if (meeting) meeting->explain(text);
     throw CommError(concat("rank ", env.rank, ": ", text));
+  } catch (const std::exception& error) {
+    if (meeting) meeting->leave(error.what());
+    throw;
   }
   return meeting;
+}
+
+struct KeptStore {
+  std::string address;
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+// The store that this process serves, of a World that could not be made: a retry finds it where the other ranks look.
+// Never destroyed: in a forked child that would wait for threads of its parent's.
+KeptStore& kept_store() {
+  static auto& kept = *new KeptStore();
+  return kept;
+}
+
+std::string store_address() {
+  std::string text;
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    const char* const value = std::getenv(name);
+    text += concat(value != nullptr ? value : "", ":");
+  }
+  return text;
 }
 
 // torchrun keeps one store over restarts: the keys of an earlier attempt must not be found.
@@ -107,17 +138,28 @@ World::World(const Config& config) : device_(c10::kCPU) {
     connect(config, {}, nullptr);
     return;
   }
-  const auto store = make_env_store(env.rank, env.world_size, config.timeout_ms);
-  const std::unique_ptr<Meeting> meeting = meet(store, env, config.timeout_ms);
-  const auto group = [store, rank = env.rank, size = env.world_size](const char* name, int64_t timeout_ms) {
-    const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(attempt() + name, store);
-    return make_gloo_group(prefixed, rank, size, timeout_ms);
-  };
-  const Groups groups = while_all_live(*meeting, "process groups", [group, timeout_ms = config.timeout_ms] {
-    return Groups{group("gather", timeout_ms), group("reduce", timeout_ms),
-                  group("checkpoint", std::max(timeout_ms, kCheckpointTimeoutMs))};
-  });
-  connect(config, groups, meeting.get());
+  const std::string address = store_address();
+  KeptStore kept = std::exchange(kept_store(), {});
+  auto store = kept.address == address ? std::move(kept.store) : nullptr;
+  if (!store) store = make_env_store(env.rank, env.world_size, config.timeout_ms);
+  std::unique_ptr<Meeting> meeting;
+  try {
+    meeting = meet(store, env, config.timeout_ms);
+    const std::string prefix = concat(attempt(), meeting->number(), "/");
+    const auto group = [store, prefix, rank = env.rank, size = env.world_size](const char* name, int64_t timeout_ms) {
+      const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);
+      return make_gloo_group(prefixed, rank, size, timeout_ms);
+    };
+    const Groups groups = while_all_live(*meeting, "process groups", [group, timeout_ms = config.timeout_ms] {
+      return Groups{group("gather", timeout_ms), group("reduce", timeout_ms),
+                    group("checkpoint", std::max(timeout_ms, kCheckpointTimeoutMs))};
+    });
+    connect(config, groups, meeting.get());
+  } catch (const std::exception& error) {
+    if (meeting) meeting->leave(error.what());
+    if (env.rank == 0) kept_store() = {address, store};
+    throw;
+  }
 }
 
 World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,

@@ -58,13 +58,13 @@ std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const Han
 }
 
 std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedRank>& ranks, const HangLimits& limits,
-                                                      double elapsed_s) {
+                                                      double elapsed_s, int world_size) {
   std::optional<size_t> absent, waiting;
   for (size_t i = 0; i < ranks.size(); ++i) {
     const auto& [process, heart] = ranks[i];
     if (process.exit) {
       if (!process.exit->failed() && elapsed_s - process.exit->at_s >= limits.timeout_s && !absent) absent = i;
-    } else if (heart.meeting_since_ns != 0 && !waiting) {
+    } else if (heart.meeting_since_ns != 0 && heart.meeting_size == world_size && !waiting) {
       const double since_s = seconds(limits.now_ns - std::max(heart.meeting_since_ns, limits.since_ns));
       if (since_s >= limits.timeout_s) waiting = i;
     }

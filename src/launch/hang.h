@@ -30,9 +30,10 @@ struct HangLimits {
 std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const HangLimits& limits);
 
 // The indices of a rank that has ended with 0 and of one that has been waiting, for `limits.timeout_s` since, for all
-// ranks to come. `elapsed_s`: now, on the clock of ProcessExit::at_s.
+// `world_size` ranks of the job to come. One that waits for fewer waits for ranks of its script's choice, which may be
+// others than those that ended. `elapsed_s`: now, on the clock of ProcessExit::at_s.
 std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedRank>& ranks, const HangLimits& limits,
-                                                      double elapsed_s);
+                                                      double elapsed_s, int world_size);
 
 // "step 41, 31.2 s ago; waits in all_gather 'layer.3' for 31.1 s"
 std::string describe_heart(const HeartbeatState& heart, int64_t now_ns);

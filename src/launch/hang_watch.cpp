@@ -24,6 +24,7 @@ constexpr double kAbsenceS = 8;
 HangWatch::HangWatch(const LaunchOptions& options)
     : timeout_s_(options.hang_timeout_s),
       first_rank_(options.node_rank * options.nproc),
+      world_size_(options.nnodes * options.nproc),
       since_ns_(heartbeat::now_ns()),
       last_check_ns_(since_ns_) {
   try {
@@ -73,7 +74,7 @@ std::optional<HangWatch::Finding> HangWatch::check_absence(const std::vector<Ran
   if (!board_ || std::none_of(ranks.begin(), ranks.end(), ended)) return {};
   std::vector<WatchedRank> watched;
   for (const RankProcess& rank : ranks) watched.push_back({rank, board_->read(rank.rank - first_rank_)});
-  const auto found = find_absence(watched, {kAbsenceS, since_ns_, heartbeat::now_ns()}, elapsed_s);
+  const auto found = find_absence(watched, {kAbsenceS, since_ns_, heartbeat::now_ns()}, elapsed_s, world_size_);
   if (!found) return {};
   const auto& [absent, waiting] = *found;
   return Finding{ranks[absent].rank,

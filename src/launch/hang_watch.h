@@ -46,7 +46,7 @@ class HangWatch {
   std::vector<WatchedRank> look(const std::vector<RankProcess>& ranks) const;
 
   double timeout_s_;
-  int first_rank_;
+  int first_rank_, world_size_;
   std::optional<HeartbeatBoard> board_;
   int64_t since_ns_, last_check_ns_;
   std::vector<Asked> asked_;

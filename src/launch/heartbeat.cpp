@@ -193,12 +193,14 @@ void Heartbeat::done_waiting() noexcept {
   end_write(*slot_);
 }
 
-MeetingSign::MeetingSign() noexcept : pid_(::getpid()) {
+MeetingSign::MeetingSign(int world_size) noexcept : pid_(::getpid()) {
   try {
     slot_ = connect(pid_);
   } catch (...) {  // out of memory
   }
-  if (slot_) slot_->meeting_since_ns = heartbeat::now_ns();
+  if (!slot_) return;
+  slot_->meeting_size = world_size;
+  slot_->meeting_since_ns = heartbeat::now_ns();
 }
 
 MeetingSign::~MeetingSign() {

@@ -42,11 +42,12 @@ class Heartbeat {
   pid_t pid_ = 0;
 };
 
-// While it lives, `zeroshard run` knows that this rank waits for every other one to come: none of them may end before.
-// Without a launcher, and where Heartbeat would do nothing, neither does this.
+// While it lives, `zeroshard run` knows that this rank waits for all of `world_size` ranks to come: where these are the
+// ranks of the job, none of them may end before. Without a launcher, and where Heartbeat would do nothing, neither does
+// this.
 class MeetingSign {
  public:
-  MeetingSign() noexcept;
+  explicit MeetingSign(int world_size) noexcept;
   ~MeetingSign();
   MeetingSign(const MeetingSign&) = delete;
 

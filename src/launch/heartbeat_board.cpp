@@ -117,6 +117,7 @@ HeartbeatState HeartbeatBoard::read(int local_rank) const {
   state.step = slot.step;
   state.progress_ns = slot.progress_ns;
   state.meeting_since_ns = slot.meeting_since_ns;
+  state.meeting_size = slot.meeting_size;
   Wait wait = read_wait(slot);
   state.waiting_thread = wait.thread;
   state.waiting_since_ns = wait.since_ns;

@@ -15,7 +15,8 @@ struct HeartbeatState {
   uint32_t dumps = 0;                                                             // stacks printed
   int64_t step = 0;
   int64_t progress_ns = 0;       // CLOCK_MONOTONIC
-  int64_t meeting_since_ns = 0;  // 0: it does not wait for all ranks to come
+  int64_t meeting_since_ns = 0;  // 0: it does not wait for ranks to come
+  int32_t meeting_size = 0;      // for so many, itself included
   pid_t waiting_thread = 0;
   int64_t waiting_since_ns = 0;  // 0: it does not wait
   std::string where;             // it waits; printable

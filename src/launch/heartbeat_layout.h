@@ -28,7 +28,8 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> dumps;  // stacks printed: see stack_dump.h
   std::atomic<int64_t> step;
   std::atomic<int64_t> progress_ns;
-  std::atomic<int64_t> meeting_since_ns;  // 0: it does not wait for all ranks to come
+  std::atomic<int64_t> meeting_since_ns;  // 0: it does not wait for ranks to come
+  std::atomic<int32_t> meeting_size;      // for so many, itself included
 
   // Note [Sequence lock]: `sequence` is odd while the fields below change. All of them are atomics that are stored with
   // release and loaded with acquire, so a reader that sees any new field also sees that `sequence` has moved.

@@ -249,13 +249,32 @@ bool Supervisor::leave_ranks_behind() {
   return !left.empty();
 }
 
+// Of those that a signal was forwarded to, the first that ended with a code of its own: it may have failed to save.
+const RankProcess* Supervisor::failed_after_signal() const {
+  const RankProcess* first = nullptr;
+  for (const RankProcess& rank : group_.ranks()) {
+    const int code = rank.exit && rank.exit->signal == 0 ? rank.exit->code : 0;
+    if (code == 0 || code > 128) continue;  // 128 + n: of that signal
+    if (first == nullptr || rank.exit->at_s < first->exit->at_s) first = &rank;
+  }
+  return first;
+}
+
+int Supervisor::report_failure(const RankProcess& first, const std::vector<LaterFailure>& later) {
+  output_.notice(failure_report(first, hang_watch_.last_step(first.rank), later,
+                                output_.last_stderr_lines(first.rank, kReportedLines)));
+  return first.exit->shell_code();
+}
+
 // Returns the exit code.
 int Supervisor::report_cause() {
   switch (cause_.kind) {
     case Cause::Kind::kNone:
       return 0;
-    case Cause::Kind::kSignal:
-      return 128 + cause_.signal;
+    case Cause::Kind::kSignal: {
+      const RankProcess* const failed = failed_after_signal();
+      return failed == nullptr ? 128 + cause_.signal : report_failure(*failed, {});
+    }
     case Cause::Kind::kStall:
     case Cause::Kind::kHang:
     case Cause::Kind::kAbsence:
@@ -267,10 +286,7 @@ int Supervisor::report_cause() {
     case Cause::Kind::kFailure:
       break;
   }
-  const RankProcess& first = rank(cause_.rank);
-  output_.notice(failure_report(first, hang_watch_.last_step(first.rank), later_failures(),
-                                output_.last_stderr_lines(first.rank, kReportedLines)));
-  return first.exit->shell_code();
+  return report_failure(rank(cause_.rank), later_failures());
 }
 
 std::optional<Attempt> Supervisor::next_attempt() {

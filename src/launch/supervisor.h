@@ -71,6 +71,8 @@ class Supervisor {
   bool finished() const;
   const RankProcess& rank(int number) const;
   std::vector<LaterFailure> later_failures() const;
+  const RankProcess* failed_after_signal() const;
+  int report_failure(const RankProcess& first, const std::vector<LaterFailure>& later);
   int report_cause();
   std::optional<Attempt> next_attempt();
   Conclusion conclude();

@@ -78,7 +78,9 @@ class Run {
       if (interrupted && done < total_) {
         forget_failed_save();
         save();
-        engine_.wait_for_checkpoint();
+        if (!engine_.wait_for_checkpoint())  // "warn": for saves after which training goes on
+          throw IoError(concat("the last checkpoint, of step ", done, ", was not saved in '", options_.checkpoints,
+                               "': rank 0 has logged why"));
         return TrainEnd::kInterrupted;
       }
       evaluate_if_due();

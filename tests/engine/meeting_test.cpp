@@ -7,13 +7,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "comm/peer_watch.h"
+#include "launch/heartbeat_board.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -123,6 +126,17 @@ TEST(MeetingTest, NamesTheRankThatDies) {
   EXPECT_EQ(error_of([&] { meeting.explain("Connection closed by peer"); }), who + ": Connection closed by peer");
 }
 
+TEST(MeetingTest, TellsWhyTheMeetingWasOverRatherThanWhoEndedOfIt) {
+  Board board;
+  const pid_t child = come_as_rank_1(board);
+  Meeting meeting(board.calls(), 0, 3, 60'000);
+  EXPECT_FALSE(meeting.all_here());
+  board.calls().write("zeroshard/meeting/0/1/over", "1\nrank 2 has not come");
+  kill_child(child);
+  EXPECT_THAT(error_of([&] { await(meeting); }),
+              HasSubstr("rank 0: rank 1 left before all ranks were connected (rank 2 has not come)"));
+}
+
 TEST(MeetingTest, NamesTheRankThatDiesWhileAllAreConnected) {
   Board board;
   const pid_t child = come_as_rank_1(board);
@@ -148,6 +162,90 @@ TEST(MeetingTest, ConnectingTakesNoLongerThanComing) {
   EXPECT_THAT(error, HasSubstr("all 1 ranks came, but they were not connected (process groups) within 0.001 s"));
   EXPECT_EQ(error_of([&] { meeting.explain("no route to host"); }),
             "rank 0: ranks cannot be connected: no route to host");
+}
+
+// Of a rank that finds that another one left.
+std::string left(int rank, const std::string& reason) {
+  return "rank " + std::to_string(rank) + " left before all ranks were connected (" + reason +
+         "). To try again, every rank has to";
+}
+
+void expect_that_all_meet(Board& board, int world_size, bool retried) {
+  std::vector<std::unique_ptr<Meeting>> ranks;
+  for (int rank = 0; rank < world_size; ++rank)
+    ranks.push_back(std::make_unique<Meeting>(board.calls(), rank, world_size, 60'000));
+  for (const auto& rank : ranks) {
+    EXPECT_TRUE(rank->all_here());
+    EXPECT_EQ(rank->number(), ranks.front()->number());
+    EXPECT_EQ(rank->retried(), retried);
+    rank->end();
+  }
+}
+
+TEST(MeetingTest, OneThatLeavesEndsItForAllAndTheNextTryBeginsAnew) {
+  for (const int who : {0, 1, 2}) {
+    Board board;
+    expect_that_all_meet(board, 3, false);
+    std::vector<std::unique_ptr<Meeting>> ranks;
+    for (const int rank : {who, (who + 1) % 3})
+      ranks.push_back(std::make_unique<Meeting>(board.calls(), rank, 3, 60'000));
+    EXPECT_FALSE(ranks[1]->all_here());
+    ranks[0]->leave("KeyboardInterrupt");
+    EXPECT_THAT(error_of([&] { await(*ranks[1]); }), HasSubstr(left(who, "KeyboardInterrupt")));
+    expect_that_all_meet(board, 3, true);  // the third comes for the first time
+    expect_that_all_meet(board, 3, true);
+  }
+}
+
+TEST(MeetingTest, OneThatLeavesWhileAllAreConnectedIsNamed) {
+  Board board;
+  Meeting first(board.calls(), 0, 2, 60'000), second(board.calls(), 1, 2, 60'000);
+  EXPECT_TRUE(first.all_here());
+  EXPECT_TRUE(second.all_here());
+  second.leave("MemoryError");
+  std::string error = "no error";
+  while (error == "no error") error = error_of([&] { first.check("groups"); });
+  EXPECT_EQ(error, "rank 0: " + left(1, "MemoryError"));
+  EXPECT_EQ(error_of([&] { first.explain("Connection reset"); }), error + ": Connection reset");
+  expect_that_all_meet(board, 2, true);
+}
+
+TEST(MeetingTest, OneThatComesAfterAnothersTimeOutMeetsItsNextTry) {
+  Board board;
+  Meeting first(board.calls(), 0, 2, 1);
+  EXPECT_THAT(error_of([&] { await(first); }), HasSubstr("rank 1 has not come within 0.001 s"));
+  expect_that_all_meet(board, 2, true);
+}
+
+TEST(MeetingTest, RanksThatComeForDifferentThingsAreTold) {
+  Board board;
+  Meeting first(board.calls(), 0, 2, 60'000, "the default group"), second(board.calls(), 1, 2, 60'000, "groups");
+  EXPECT_THAT(error_of([&] { await(first); }),
+              HasSubstr("rank 0 is to connect the default group, but rank 1 groups: an earlier try has failed"));
+  first.leave("CommError");
+  EXPECT_THAT(error_of([&] { await(second); }), HasSubstr("rank 1 is to connect groups, but rank 0 the default group"));
+  EXPECT_TRUE(first.out_of_step() && second.out_of_step());
+  expect_that_all_meet(board, 2, true);
+}
+
+// An error that a program keeps keeps the meeting, too.
+TEST(MeetingTest, TheLauncherIsToldOfNoWaitOnceARankHasLeft) {
+  const HeartbeatBoard launcher(1);
+  ::setenv("ZEROSHARD_HEARTBEAT_FD", std::to_string(launcher.fd()).c_str(), 1);
+  ::setenv("LOCAL_RANK", "0", 1);
+  Board board;
+  for (const bool late : {false, true}) {
+    Meeting meeting(board.calls(), 0, 2, late ? 1 : 60'000);
+    EXPECT_GT(launcher.read(0).meeting_since_ns, 0);
+    EXPECT_EQ(launcher.read(0).meeting_size, 2);
+    if (late)
+      EXPECT_THROW(await(meeting), CommError);
+    else
+      meeting.leave("KeyboardInterrupt");
+    EXPECT_EQ(launcher.read(0).meeting_since_ns, 0);
+  }
+  ::unsetenv("ZEROSHARD_HEARTBEAT_FD");
+  ::unsetenv("LOCAL_RANK");
 }
 
 TEST(MeetingTest, AnErrorOfTheBoardPasses) {

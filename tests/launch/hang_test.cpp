@@ -49,9 +49,10 @@ std::optional<size_t> find(const std::vector<WatchedRank>& ranks, int64_t suspen
   return find_hang(ranks, {.timeout_s = 30, .since_ns = suspended_until_ns, .now_ns = kNow});
 }
 
-// A rank that has been waiting so long for all ranks to come, and one that ended so long ago with `code`.
-WatchedRank meeting(int64_t waiting_s) {
+// A rank that has been waiting so long for so many ranks to come, and one that ended so long ago with `code`.
+WatchedRank meeting(int64_t waiting_s, int size = 4) {
   WatchedRank rank = with({}, Activity::kNone);
+  rank.heart.meeting_size = size;
   rank.heart.meeting_since_ns = kNow - waiting_s * kSecond;
   return rank;
 }
@@ -65,7 +66,8 @@ WatchedRank gone(int64_t seconds, int code = 0) {
 TEST(FindAbsence, ARankThatEndedWhileAnotherWaitsForAll) {
   using Pair = std::pair<size_t, size_t>;
   const auto find = [](const std::vector<WatchedRank>& ranks, int64_t suspended_until_ns = 0) {
-    return find_absence(ranks, {.timeout_s = 8, .since_ns = suspended_until_ns, .now_ns = kNow}, /*elapsed_s=*/1000);
+    return find_absence(ranks, {.timeout_s = 8, .since_ns = suspended_until_ns, .now_ns = kNow}, /*elapsed_s=*/1000,
+                        /*world_size=*/4);
   };
   EXPECT_EQ(find({meeting(8), gone(8)}), (Pair{1, 0}));
   EXPECT_EQ(find({gone(9), beating(3, 1), meeting(100)}), (Pair{0, 2}));
@@ -76,6 +78,7 @@ TEST(FindAbsence, ARankThatEndedWhileAnotherWaitsForAll) {
   EXPECT_EQ(find({gone(100), beating(3, 100)}), std::nullopt);  // a script may end when it likes
   EXPECT_EQ(find({gone(100), gone(100)}), std::nullopt);
   EXPECT_EQ(find({ended(meeting(100)), gone(100)}), std::nullopt);
+  EXPECT_EQ(find({meeting(100, 2), gone(100), gone(100)}), std::nullopt);  // it waits for another, which may yet come
   EXPECT_EQ(find({meeting(100), gone(100)}, kNow - 7 * kSecond), std::nullopt);  // the job was suspended
 }
 

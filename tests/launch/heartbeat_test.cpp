@@ -121,8 +121,9 @@ TEST(Heartbeat, ARankWaitsForAllToComeWhileItsSignLives) {
   rank.beat(3);
   const Variable fd(heartbeat::kVariable, std::to_string(board.fd())), local_rank("LOCAL_RANK", "1");
   {
-    const MeetingSign sign;
+    const MeetingSign sign(3);
     EXPECT_GT(board.read(1).meeting_since_ns, 0);
+    EXPECT_EQ(board.read(1).meeting_size, 3);
     EXPECT_EQ(board.read(0).meeting_since_ns, 0);
     EXPECT_EQ(in_child([&] {
                 const_cast<MeetingSign&>(sign).~MeetingSign();  // of a process that speaks for no rank

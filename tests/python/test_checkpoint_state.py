@@ -510,6 +510,24 @@ def test_a_failed_save_does_not_stand_in_the_way_of_the_last(tmp_path):
     assert checkpoints_in(tmp_path) == ["file", "global_step2", "latest"]
 
 
+def stop_where_nothing_can_be_saved(folder, on_error):
+    engine = make(2, checkpoint={"on_error": on_error})
+    seed(engine)
+    engine.save_and_stop_on(os.path.join(folder, "file"))
+    if engine.rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    train(engine, 50)
+
+
+@pytest.mark.row("P1", "D4")
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_run_that_a_signal_ends_without_a_checkpoint_does_not_end_well(tmp_path, on_error):
+    (tmp_path / "file").write_text("")
+    ranks = world.run_ranks(2, stop_where_nothing_can_be_saved, folder=str(tmp_path), on_error=on_error)
+    assert [rank.exit_code for rank in ranks] == [1, 1], [rank.error for rank in ranks]
+    assert all("file" in rank.error for rank in ranks), [rank.error for rank in ranks]
+
+
 def end_with_a_failing_save(folder):
     import builtins
 

@@ -153,3 +153,26 @@ def test_fewer_ranks_need_restarts(command):
     assert message == "--min-ranks is 1: give --max-restarts too, without which nothing is started again"
     message = error_of(command, "--nproc", "2", "--min-ranks", "3", "--max-restarts", "1", ZEROSHARD)
     assert message == "--min-ranks is 3 but the job has 2 ranks (--nproc)"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["plan", "--help"],
+        ["plan", "--params", "7e9", "--world-size", "8"],
+        ["plan", "--params", "7e9", "--world-size", "8", "--json"],
+        ["config", "explain", "config.json"],
+        ["config", "keys", "--markdown"],
+        ["checkpoint", "list", "."],
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error(tmp_path, args):
+    (tmp_path / "config.json").write_text('{"train_batch_size": 2}')
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [ZEROSHARD, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(r"zeroshard: standard output cannot be written(: No space left on device)?\n", done.stderr)

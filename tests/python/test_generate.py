@@ -117,3 +117,12 @@ def test_an_empty_prompt_and_a_missing_directory(tmp_path, tokenizer):
     assert done.returncode == 2 and b"prompt has no tokens" in done.stderr
     done = run(tmp_path / "nowhere", "--prompt", "x")
     assert done.returncode in (1, 2) and b"nowhere" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_text_that_cannot_be_written_is_an_error(tmp_path, tokenizer, ranks):
+    make(tmp_path, "llama", tokenizer)
+    command = [ZEROSHARD, "generate", tmp_path, "--prompt", PROMPT, "--max-tokens", "2", "--nproc", str(ranks)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "standard output cannot be written" in done.stderr, done.stderr

@@ -213,6 +213,52 @@ def test_an_interpreter_ends_in_good_order_after_the_error(tmp_path):
     assert all(re.search(r"CommError: rank [02]: rank 1 \(pid \d+\) died", told[rank]) for rank in (0, 2)), told
 
 
+GOES_ON = """
+import atexit, functools, sys
+atexit.register(print, "the first handler")
+import torch.distributed as dist, zeroshard
+from zeroshard import meeting
+file = open(sys.argv[1], "w")
+file.write("whole")
+store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+client = dist.TCPStore("127.0.0.1", store.port, None, False)
+
+class Meeting:
+    retried = False
+    def check(self, what): raise zeroshard.CommError("rank 1 died")
+    def leave(self, reason): pass
+
+class Wakes:  # the thread, once the interpreter has ended
+    def __init__(self, thread):
+        self.set, self.open = store.set, open
+        self.calls = f"/proc/self/task/{thread.native_id}/syscall"
+    def __del__(self):
+        def call():
+            with self.open(self.calls) as file: return file.read().split()[0]
+        before = call()
+        self.set("text", "arrives")
+        for _ in range(10000):
+            if call() not in (before, "running"): break
+
+try:
+    # Nothing of this module, which the thread would keep from its end.
+    meeting.while_all_live(Meeting(), "groups", functools.partial(client.get, "text"), undo=print)
+except zeroshard.CommError:
+    wakes = Wakes(meeting._connecting[0])
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.row("K9")
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_interpreter_that_went_on_ends_as_it_wants_to(tmp_path, code):
+    """What else waits for its end is done, though a thread comes back from torch when it is over."""
+    command = [sys.executable, "-c", GOES_ON, tmp_path / "file", str(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "the first handler\n"), done
+    assert (tmp_path / "file").read_text() == "whole"
+
+
 def on_a_store_that_lives_on(port, job):
     store = dist.PrefixStore(job, dist.TCPStore("127.0.0.1", port, None, False))
     dist.init_process_group("gloo", store=store, rank=world.rank(), world_size=world.size())

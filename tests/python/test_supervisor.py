@@ -156,13 +156,13 @@ def test_a_rank_that_cannot_be_started_is_left_out(script):  # noqa: F811
 @pytest.mark.row("P1")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_users_signal_is_the_end(script, tmp_path, number):  # noqa: F811
-    """Also when the ranks fail because of it."""
+    """Also when the ranks fail because of it, which shows in the exit code."""
     body = f"signal.signal({int(number)}, lambda *_: os._exit(9))\n" + NOTE + WAIT
     process = launch("--nproc", "2", "--max-restarts", "5", script(body))
     pids = pids_in(tmp_path, 2)
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
-    assert process.returncode == 128 + number
+    assert process.returncode == 9
     assert b"begins" not in err
     assert not any(map(alive, pids))
 
@@ -300,6 +300,18 @@ def test_a_signal_ends_in_one_whole_checkpoint(script, tmp_path, whom):  # noqa:
     assert step >= 3
     assert sorted(os.listdir(tmp_path / "run")) == [f"global_step{step}", "latest"]
     subprocess.run([ZEROSHARD, "checkpoint", "verify", tmp_path / "run" / f"global_step{step}"], check=True, timeout=20)
+
+
+@pytest.mark.row("P1")
+def test_a_rank_that_cannot_save_after_a_signal_shows(script, tmp_path):  # noqa: F811
+    body = "def save(number, frame): sys.exit('no space left' if rank == 1 else 143)\n"
+    process = launch("--nproc", "2", script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT))
+    pids_in(tmp_path, 2)
+    process.terminate()
+    err = process.communicate(timeout=20)[1].decode()
+    assert process.returncode == 1, err
+    assert re.search(r"job failed: rank 1 \(pid \d+ on .*\) ended with exit code 1 after", err), err
+    assert "no space left" in err.partition("job failed")[2]
 
 
 @pytest.mark.row("P1")

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -249,6 +250,33 @@ def test_a_signal_to_one_rank_ends_the_run(tmp_path, tokens, ranks, victim, opti
     assert "stopped by a signal; a checkpoint is in" in out and "begins" not in err, (out, err)
     steps = max(metrics(tmp_path))
     assert os.path.exists(tmp_path / "trained" / "checkpoints" / f"global_step{steps}")
+
+
+@pytest.mark.row("P1")
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_last_checkpoint_that_cannot_be_saved_is_no_good_end(tmp_path, tokens, on_error):
+    _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
+    config = write(tmp_path, train, stage=3, zeroshard={"checkpoint": {"on_error": on_error}})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*command(config, 2), "--max-restarts", "2"], **pipes)
+    assert any("step 3/" in line for line in process.stdout), process.stderr.read()
+    checkpoints = tmp_path / "trained" / "checkpoints"
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    checkpoints.write_text("")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "stopped by a signal" not in out, (out, err)
+    report = err[err.index("job failed: rank ") :]
+    assert "ended with exit code 1" in report and str(checkpoints) in report and "begins" not in err, err
+
+
+@pytest.mark.row("L3")
+def test_a_full_disk_below_the_log_does_not_fail_a_run(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=2)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command(write(tmp_path, train)), stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trained" / "config.json").exists()
 
 
 @pytest.mark.row("P1")
