@@ -225,7 +225,7 @@ UNTRAINED = ("no_update",)
 
 
 def process_count(peer, world):
-    """Number of processes of a peer; plain_x2 and no_update show what busy cores cost each other without any exchange."""
+    """Number of processes of a peer; plain_x2 and no_update show what busy cores cost each other without exchange."""
     if peer == "plain_x2":
         return 2
     if peer == "no_update":

@@ -387,7 +387,8 @@ TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {
 
 TEST(C10dComm, CommunicatorsThatShareAFailureFailTogether) {
   std::atomic<bool> over{false};
-  const auto first_store = c10::make_intrusive<c10d::HashStore>(), second_store = c10::make_intrusive<c10d::HashStore>();
+  const auto first_store = c10::make_intrusive<c10d::HashStore>(),
+             second_store = c10::make_intrusive<c10d::HashStore>();
   const auto errors = testing::run_threads(2, [&](int rank) {
     CommOptions options = with(Transport::kProcessGroup);
     options.timeout_ms = 300;
