@@ -38,7 +38,8 @@ std::vector<Key> effective() {
            "0 replicates; 1 shards optimizer states, 2 gradients too, 3 parameters too", set<&Config::stage>),
       zero("overlap_comm", Bool{}, nullptr, "communicate while computing; unset: true", set<&Config::overlap_comm>),
       zero("stage3_prefetch_bucket_size", size_in_elements(), 50'000'000,
-           "0: units are gathered when they are used; else the next unit is gathered ahead of its use",
+           "0: units are gathered when they are used; else the next unit is gathered ahead of its use, and several "
+           "that are small",
            set<&Config::prefetch_numel>, Auto::kHiddenSquaredTimes09),
       zero("stage3_param_persistence_threshold", size_in_elements(), 100'000,
            "units of at most this many elements are not resharded", set<&Config::persistence_threshold>,
