@@ -222,6 +222,9 @@ def _fits(engine: Engine) -> bool:
     except _C.ValueError as error:
         log(f"destroy: {error}")
         return False
+    except _C.CommError as error:  # a collective has failed before: no rank can be reached
+        log(f"destroy: the parameters cannot be gathered, and have no values any more: {error}")
+        return False
     return True
 
 

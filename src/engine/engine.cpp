@@ -143,9 +143,17 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) con
   return loss_scale() == 1 ? averaged : averaged * loss_scale();
 }
 
+void Engine::Impl::check_no_change_begun(const char* call) const {
+  if (!held->may_change()) return;
+  throw StateError(concat(call,
+                          " inside zeroshard.gathered(..., modify_rank=...) would mix its values with those that "
+                          "are written there: leave the context first, on every rank"));
+}
+
 StepResult Engine::prepare_step() {
   Impl& impl = *impl_;
   impl.check_whole();
+  impl.check_no_change_begun("step()");
   if (impl.pending_backward) end_backward();  // loss.backward() was called instead of backward(loss)
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;

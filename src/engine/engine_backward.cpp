@@ -27,8 +27,12 @@ std::string share_reason(Comm& comm, at::Device device, int root, const std::str
 // `failure`: why this rank's own pass is not to count; empty when it is. Returns that of the first rank that has one,
 // with its name, on every rank. Then all gradients since the last step are gone.
 std::string Engine::Impl::end_pass(const std::string& failure) {
-  executor->end_backward();
-  reducer->launch_all(sync);
+  try {
+    executor->end_backward();
+    reducer->launch_all(sync);
+  } catch (const CommError& error) {
+    explain_backward(error, "end its backward pass");
+  }
   const std::vector<int64_t> late = sync ? reducer->late() : std::vector<int64_t>();
   const bool is_late = std::any_of(late.begin(), late.end(), [](int64_t each) { return each != 0; });
   const int world_size = reduce_comm.world_size();
@@ -53,17 +57,29 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
   return "";
 }
 
+void Engine::Impl::explain_backward(const CommError& error, const std::string& doing) const {
+  const std::string_view text = error.what();
+  if (text.find("ranks disagree") == text.npos) throw error;
+  throw CommError(concat(text, "; rank ", gather_comm.rank(), " was about to ", doing,
+                         ". Backward passes of ranks may differ in units that some rank's needed in the pass before: "
+                         "where a module enters the loss on some ranks alone, and later than that, add its output "
+                         "times 0 to the loss of the others"));
+}
+
 void Engine::Impl::pre_backward(size_t unit, const void* output) {
   try {
     executor->pre_backward(unit, output);
   } catch (const CommError& error) {
-    const std::string_view text = error.what();
-    if (text.find("ranks disagree") == text.npos) throw;
-    throw CommError(
-        concat(text, "; rank ", gather_comm.rank(), " was about to compute the gradients of unit '", layouts[unit].name,
-               "'. Backward passes of ranks may differ in units that some rank's needed in the pass before: "
-               "where a module enters the loss on some ranks alone, and later than that, add its output "
-               "times 0 to the loss of the others"));
+    explain_backward(error, concat("compute the gradients of unit '", layouts[unit].name, "'"));
+  }
+}
+
+void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
+  pending_backward = true;
+  try {
+    reducer->add(unit, param, grad, sync);
+  } catch (const CommError& error) {
+    explain_backward(error, concat("add a gradient of unit '", layouts[unit].name, "'"));
   }
 }
 

@@ -253,10 +253,7 @@ void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {
           continue;
         }
         trainable.push_back(tensor);
-        hooks[u].emplace_back(tensor, [this, u, i](const at::Tensor& grad) {
-          pending_backward = true;
-          reducer->add(u, i, grad, sync);
-        });
+        hooks[u].emplace_back(tensor, [this, u, i](const at::Tensor& grad) { add_gradient(u, i, grad); });
       }
     }
   }

@@ -423,6 +423,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   Impl& impl = *impl_;
   const std::string root = from_root(path);
   run_together([&] {
+    impl.check_no_change_begun("load_checkpoint()");
     impl.take_all_writes();  // to what is not loaded, too
     if (has_pending_gradients())
       throw StateError(

@@ -207,6 +207,11 @@ void Executor::release(size_t index) {
 void Executor::refresh() {
   for (const auto& unit : units_) unit->start_refresh();
   for (const auto& unit : units_) unit->finish_refresh();
+  for (size_t index = 0; index < units_.size(); ++index) {
+    if (holds_[index] == 0) continue;
+    units_[index]->unshard();
+    units_[index]->wait();
+  }
 }
 
 }  // namespace zeroshard

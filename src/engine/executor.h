@@ -69,7 +69,7 @@ class Executor {
   // Keeps a unit unsharded whatever happens, until as many release() calls.
   void hold(size_t unit);
   void release(size_t unit);
-  // The optimizer wrote the shards.
+  // The optimizer wrote the shards. Units that are held have the new values afterwards.
   void refresh();
 
  private:

@@ -62,6 +62,13 @@ void HeldValues::accept(size_t unit) {
     if (entry.before) entry.before = values_of(held);
 }
 
+bool HeldValues::may_change() const {
+  for (const auto& [unit, entries] : entries_)
+    for (const Entry& entry : entries)
+      if (entry.purpose != Purpose::kRead) return true;
+  return false;
+}
+
 void HeldValues::forget() {
   for (auto& [unit, entries] : entries_)
     for (Entry& entry : entries) entry.before.reset();

@@ -26,6 +26,8 @@ class HeldValues {
   std::optional<Purpose> end_and_restore(size_t unit);
   // What a unit has now was taken on all ranks: no entry around takes that back.
   void accept(size_t unit);
+  // Whether the user may be about to change some.
+  bool may_change() const;
   // All units have got other values rightfully.
   void forget();
 

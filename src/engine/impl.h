@@ -49,6 +49,9 @@ struct Engine::Impl {
   uint32_t hash_trainable() const;
   void check_step();
   void pre_backward(size_t unit, const void* output);
+  void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
+  // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.
+  [[noreturn]] void explain_backward(const CommError& error, const std::string& doing) const;
   std::string end_pass(const std::string& failure);
   void discard();
   void compare_replicas();
@@ -71,6 +74,8 @@ struct Engine::Impl {
   bool report_failed_save();
   // Throws StateError after a load that failed half way, when what would be used is of two states, and after retire().
   void check_whole() const;
+  // Throws StateError while parameters are gathered to be modified, and `call` would give them other values.
+  void check_no_change_begun(const char* call) const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save);

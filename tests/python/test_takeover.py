@@ -1,6 +1,7 @@
 """An engine that ends: another takes its module over, or it is destroyed. Its module stays the user's."""
 
 import gc
+import time
 import weakref
 
 import models
@@ -8,6 +9,7 @@ import pytest
 import torch
 import world
 import zeroshard
+from zeroshard.ownership import has_ended
 
 BLOCKS = {
     "fp32": {},
@@ -294,3 +296,27 @@ def train_by_one_optimizer(stage, name):
 def test_an_optimizer_may_be_passed_again(ranks, stage, name):
     answers = world.run(ranks, train_by_one_optimizer, stage=stage, name=name)
     assert all(first == second == answers[0][0] for first, second in answers)
+
+
+def destroy_after_a_failed_collective(stage, sign):
+    """Rank 1 comes too late: what the other ranks say, whether engines end, and whether another model is trained."""
+    blocks = {"zeroshard": {"timeout_s": 1}}
+    engine = zeroshard.initialize(model=models.stack(), config=configuration(stage, "fp32", **blocks))[0]
+    train(engine, range(1))
+    if world.rank() == 1:
+        while not sign.exists():
+            time.sleep(0.01)
+    failed = message_of(lambda: train(engine, range(1, 2)))
+    sign.touch()
+    said = message_of(engine.destroy)
+    other = initialize(models.stack(), stage)
+    train(other, range(2))
+    return failed, said, has_ended(engine), hooks_in(engine.module), other.parameter_digest()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_engine_whose_collective_failed_is_destroyed(tmp_path, stage):
+    answers = world.run(2, destroy_after_a_failed_collective, stage=stage, sign=tmp_path / "sign")
+    for failed, said, ended, hooks, _ in answers:
+        assert failed and said is None and ended and hooks == 0, (failed, said, ended, hooks)
+    assert len({digest for *_, digest in answers}) == 1

@@ -331,3 +331,41 @@ def test_what_is_written_to_a_sharded_unit_is_one_error_and_lost(who):
     for (first, later), same in world.run(2, write_in_forward, who=who):
         assert "'blocks.1.up.weight' was written outside of zeroshard.gathered" in first
         assert later is None and same
+
+
+def update_inside_gathered(stage, dtype, directory):
+    """What step() and a load do to parameters that are gathered: to be read, and to be modified."""
+    engine, model = initialize(stage, dtype, rate=0.1)
+    weight = model.blocks[1].up.weight
+    engine.save_checkpoint(directory, tag="first")
+    engine.wait_for_checkpoint()
+    with zeroshard.gathered(weight):
+        before = weight.double().sum().item()
+        step(engine)
+        after = weight.double().sum().item()
+        engine.load_checkpoint(directory, tag="first")
+        loaded = weight.double().sum().item()
+    step(engine)
+    with zeroshard.gathered(weight):
+        again = weight.double().sum().item()
+    said = []
+    with zeroshard.gathered(weight, modify_rank=0), torch.no_grad():
+        if world.rank() == 0:
+            weight.fill_(7)
+        said.append(message_of(engine.step))
+        said.append(message_of(lambda: engine.load_checkpoint(directory, tag="first")))
+    with zeroshard.gathered(weight):
+        values = (weight.min().item(), weight.max().item())
+    return before, after, loaded, again, said, values
+
+
+@pytest.mark.row("U3")
+@pytest.mark.fault
+def test_updates_inside_gathered(tmp_path, release):
+    for ranks, stage, dtype in worlds(release):
+        directory = str(tmp_path / f"{ranks}-{stage}-{dtype}")
+        for answer in world.run(ranks, update_inside_gathered, stage=stage, dtype=dtype, directory=directory):
+            before, after, loaded, again, said, values = answer
+            assert after == again != before == loaded, (ranks, stage, dtype, answer)
+            assert "step() inside zeroshard.gathered(" in said[0] and "load_checkpoint() inside" in said[1], said
+            assert tuple(values) == (7, 7), (ranks, stage, dtype, answer)
