@@ -210,6 +210,19 @@ def test_a_missing_rank_is_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_values_that_float32_cannot_hold_are_refused(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    for index, value in enumerate((1e300, float("inf"))):
+        weights = {"a": torch.tensor([1.0, value], dtype=torch.float64)}
+        dcp.save({"model": weights}, checkpoint_id=str(tmp_path / f"source{index}"), no_dist=True)
+    with pytest.raises(ValueError, match=r"'model\.a' has the value 1e\+300, which torch\.float32 cannot hold"):
+        convert(tmp_path / "source0", tmp_path / "out0")
+    assert not list(tmp_path.glob("out0/global_step*"))
+    path, _ = convert(tmp_path / "source1", tmp_path / "out1")
+    assert values(path)["weight/a"].tolist() == [1.0, float("inf")]
+
+
 def test_a_missing_piece_of_dcp_is_an_error(tmp_path):
     source = copy_of("dcp", tmp_path)
     (source / "__1_0.distcp").write_bytes((source / "__1_0.distcp").read_bytes()[:40000])

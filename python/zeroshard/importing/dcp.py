@@ -117,6 +117,17 @@ class _Store:
             for dim, (begin, size) in enumerate(zip(begins, piece.shape, strict=True)):
                 target = target.narrow(dim, begin, size)  # raises when it is outside
             target.copy_(piece)
+            self._check_narrowed(key, piece, target)
+
+    def _check_narrowed(self, key: str, piece: torch.Tensor, target: torch.Tensor) -> None:
+        if piece.dtype != torch.float64 or target.dtype == torch.float64:
+            return
+        lost = piece[piece.isfinite() & ~target.isfinite()]
+        if lost.numel():
+            raise ValueError(
+                f"{self.directory}: '{key}' has the value {lost[0].item():g}, which {target.dtype} cannot hold: what "
+                "is trained is kept in float32. Scale the tensor, or leave it out, where it was saved"
+            )
 
     def _chunk(self, key: str, chunk: Placeholder) -> tuple[torch.Tensor, tuple[int, ...]]:
         begins, sizes = tuple(chunk.get("offsets")), tuple(chunk.get("sizes"))
