@@ -56,8 +56,8 @@ MUTANTS = [
     Mutant(
         "small-units-as-large-ones",
         "src/plan/state_rules.cpp",
-        "return std::max(least, int(std::min<int64_t>(kMost, kRingBytes / std::max<int64_t>(bytes, 1))));",
-        "return least;",
+        "kMost = 8;",
+        "kMost = 1;",
         "plan",
         "PlanLedger.SmallUnitsHaveMoreSlots",
     ),
