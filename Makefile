@@ -19,7 +19,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 help:
 	@echo "make build       install what is needed, compile, put the package and the command zeroshard into $(VENV)"
 	@echo "make test        build, then the C++ and the Python tests"
-	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes 40 minutes to more than an hour"
+	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
 	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; and once without Python"
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"

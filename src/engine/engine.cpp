@@ -245,7 +245,6 @@ void Engine::finish_step(const StepResult& result) {
     if (impl.options.config.stage > 0) impl.refresh();  // at stage 0 every rank has updated everything
   }
   impl.watch->forget_readings();
-  impl.held->forget();
   impl.reducer->end_step();
   impl.unapplied = false;
   end_cpu_memory_step();

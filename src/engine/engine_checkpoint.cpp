@@ -343,7 +343,6 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
   if (options.config.stage > 0) refresh();
   watch->accept_all();
   watch->forget_readings();
-  held->forget();
   if (!load.optimizer) return;
   skipped = core.at("skipped_in_a_row").get<int>();
   // The scale of a run without a dynamic one says nothing of gradients. Imported checkpoints do not tell: a dynamic one

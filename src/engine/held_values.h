@@ -22,13 +22,13 @@ class HeldValues {
   void begin(size_t unit, Purpose purpose);
   // Ends the innermost entry, and returns its purpose; nothing without one.
   std::optional<Purpose> end(size_t unit);
-  // The same, and the unit has the values from before, if they were kept and are not outdated.
+  // The same, and the unit has the values from before, if they are still kept.
   std::optional<Purpose> end_and_restore(size_t unit);
   // What a unit has now was taken on all ranks: no entry around takes that back.
   void accept(size_t unit);
   // Whether the user may be about to change some.
   bool may_change() const;
-  // All units have got other values rightfully.
+  // Nothing is put back any more.
   void forget();
 
  private:
