@@ -42,8 +42,9 @@ class Meeting {
 
   // All are connected: from here on nobody is watched.
   void end();
-  // This rank gives up: the meeting is over, which the others learn at once, with `reason`. Nothing after end(), or
-  // when it was over already.
+  // This rank gives up: the meeting is over, which the others learn at once, with `reason` unless they know another.
+  // Nothing after end(). On rank 0 it returns when those that have come have left, too, or after three seconds: its
+  // process may serve the board. To be called after any error, too.
   void leave(std::string_view reason) noexcept;
 
   int64_t number() const;

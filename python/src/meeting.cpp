@@ -28,7 +28,7 @@ void bind_meeting(py::module_& m) {
       .def("check", &Meeting::check, py::arg("what"))
       .def("explain", &Meeting::explain, py::arg("error"), Release())
       .def("end", &Meeting::end)
-      .def("leave", &Meeting::leave, py::arg("reason"));
+      .def("leave", &Meeting::leave, py::arg("reason"), Release());
 }
 
 }  // namespace zeroshard

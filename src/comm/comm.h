@@ -99,6 +99,10 @@ class Comm {
   // calls it in the same order with the same size. Operations on other memory work too, at the cost of a copy.
   virtual std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) = 0;
 
+  // Whether a collective that failed, or was not waited for, may write to its output yet. Until the process ends that
+  // must not be freed then: of what came from allocate() the communicator takes care.
+  virtual bool still_writes() const { return false; }
+
   // Makes every rank's pending and future operation fail with `reason` (best effort). Called when this rank fails
   // outside a collective, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;

@@ -45,6 +45,7 @@ class ForwardingComm : public Comm {
     before(OpKind::kAllocate, bytes, tag);
     return inner_.allocate(bytes, tag);
   }
+  bool still_writes() const override { return inner_.still_writes(); }
   void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
 
  protected:

@@ -18,6 +18,7 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kGatherLimitBytes = 64 << 10;  // larger all_reduces are left to the back end
+constexpr int64_t kCopyBytes = 4 << 20;          // of a broadcast on the host, at a time
 
 at::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
@@ -72,6 +73,9 @@ int C10dComm::world_size() const {
 }
 bool C10dComm::exchange_needs_scratch() const {
   return core_->world_size() > 1;
+}
+bool C10dComm::still_writes() const {
+  return world_size() > 1 && core_->still_writes();
 }
 void C10dComm::abort(std::string_view reason) noexcept {
   core_->abort(reason);
@@ -142,11 +146,14 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
   c10d::AllreduceOptions options;
   if (reduce_op == ReduceOp::kMax) options.reduceOp = c10d::ReduceOp::MAX;
+  const at::Tensor result = values_of(data), sum = core_->device().is_cpu() ? result.clone() : result;
   auto work = core_->issue(op, [&] {
-    std::vector<at::Tensor> tensors{values_of(data)};
+    std::vector<at::Tensor> tensors{sum};
     return core_->group().allreduce(tensors, options);
   });
-  return std::make_unique<C10dWork>(core_, op, std::move(work));
+  return std::make_unique<C10dWork>(core_, op, std::move(work), [result, sum] {
+    if (!sum.is_same(result)) result.copy_(sum);
+  });
 }
 
 // Sums in rank order, which no back end promises.
@@ -199,6 +206,7 @@ std::unique_ptr<Work> C10dComm::broadcast(Span data, int root, std::string_view 
   core_->complete_all();
   if (data.numel == 0) return std::make_unique<DoneWork>();
   Op op(OpKind::kBroadcast, data.numel, data.dtype, tag, root);
+  if (core_->device().is_cpu()) return broadcast_by_copy(data, op);
   c10d::BroadcastOptions options;
   options.rootRank = root;
   auto work = core_->issue(op, [&] {
@@ -206,6 +214,25 @@ std::unique_ptr<Work> C10dComm::broadcast(Span data, int root, std::string_view 
     return core_->group().broadcast(tensors, options);
   });
   return std::make_unique<C10dWork>(core_, op, std::move(work));
+}
+
+// After an error the back end may go on writing when the caller's memory is gone: it is given memory of its own.
+std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
+  const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
+  c10d::BroadcastOptions options;
+  options.rootRank = op.argument;
+  for (int64_t begin = 0; begin < all.numel(); begin += kCopyBytes) {
+    const at::Tensor part = all.slice(0, begin, std::min(begin + kCopyBytes, all.numel()));
+    const at::Tensor sent = copy.narrow(0, 0, part.numel());
+    if (rank() == op.argument) sent.copy_(part);
+    const auto work = core_->issue(op, [&] {
+      std::vector<at::Tensor> tensors{sent};
+      return core_->group().broadcast(tensors, options);
+    });
+    core_->complete(*work, op);
+    if (rank() != op.argument) part.copy_(sent);
+  }
+  return std::make_unique<DoneWork>();
 }
 
 void C10dComm::barrier(std::string_view tag) {

@@ -41,6 +41,7 @@ class C10dComm final : public Comm {
   std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
   bool exchange_needs_scratch() const override;
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
+  bool still_writes() const override;
   void abort(std::string_view reason) noexcept override;
 
  private:
@@ -48,6 +49,7 @@ class C10dComm final : public Comm {
   at::Tensor values_of(const ConstSpan& span) const;
   std::unique_ptr<Work> local_copy(Span to, const ConstSpan& from);
   std::unique_ptr<Work> reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op);
+  std::unique_ptr<Work> broadcast_by_copy(Span data, Op op);
   std::unique_ptr<Work> all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag);
 
   std::shared_ptr<C10dCore> core_;

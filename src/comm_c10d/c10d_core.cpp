@@ -66,7 +66,7 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
 
 C10dCore::~C10dCore() {
   // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
-  if (failed() && group_) c10::raw::intrusive_ptr::incref(group_.get());
+  if (still_writes() && group_) c10::raw::intrusive_ptr::incref(group_.get());
 }
 
 c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
@@ -143,6 +143,14 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
+  }
+}
+
+void C10dCore::leave(c10d::Work& work) noexcept {
+  try {
+    if (!work.isCompleted()) was_left_ = true;
+  } catch (const std::exception&) {
+    was_left_ = true;
   }
 }
 

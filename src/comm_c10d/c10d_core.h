@@ -42,6 +42,11 @@ class C10dCore {
   // Or another communicator of CommOptions::failure has.
   bool failed() const { return !failure_->empty(); }
 
+  // See Comm::still_writes.
+  bool still_writes() const { return failed() || was_left_; }
+  // Nobody waits for `work` any more.
+  void leave(c10d::Work& work) noexcept;
+
   // Gives `op` its number and calls `start`, which issues it.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
   // `work` must say truthfully whether it is complete: not every wrapper of a back end does.
@@ -81,6 +86,7 @@ class C10dCore {
   size_t number_;                           // there
   std::shared_ptr<std::string> failure_;    // empty: none
   bool ended_ = false;                      // this one itself has failed or was aborted
+  bool was_left_ = false;                   // some collective, before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
 };

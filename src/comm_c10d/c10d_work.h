@@ -22,7 +22,10 @@ class C10dWork final : public Work, private C10dCore::Pending {
       : core_(std::move(core)), op_(op), work_(std::move(work)), then_(std::move(then)) {
     core_->add(*this);
   }
-  ~C10dWork() override { core_->remove(*this); }
+  ~C10dWork() override {
+    core_->remove(*this);
+    if (work_) core_->leave(*work_);
+  }
   C10dWork(const C10dWork&) = delete;
   C10dWork& operator=(const C10dWork&) = delete;
 
@@ -62,9 +65,8 @@ class C10dAllocation final : public Allocation {
  public:
   C10dAllocation(std::shared_ptr<C10dCore> core, at::Tensor memory, int64_t bytes)
       : core_(std::move(core)), memory_(std::move(memory)), bytes_(bytes) {}
-  // After an error a collective may still be under way, and write here: the memory is left to the process.
   ~C10dAllocation() override {
-    if (core_->failed()) memory_.unsafeReleaseTensorImpl();
+    if (core_->still_writes()) memory_.unsafeReleaseTensorImpl();  // left to the process
   }
   C10dAllocation(const C10dAllocation&) = delete;
   C10dAllocation& operator=(const C10dAllocation&) = delete;

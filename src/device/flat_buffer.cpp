@@ -29,10 +29,11 @@ at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) 
 
 }  // namespace
 
-FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category)
+FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer)
     : bytes_(bytes),
       device_(device),
       owned_(allocate_memory(bytes, device, category)),
+      writer_(writer),
       ledger_(&ledger),
       category_(category) {
   data_ = static_cast<char*>(owned_.data_ptr());
@@ -58,6 +59,7 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   device_ = other.device_;
   owned_ = std::move(other.owned_);
   shared_ = std::move(other.shared_);
+  writer_ = other.writer_;
   ledger_ = std::exchange(other.ledger_, nullptr);
   category_ = other.category_;
   return *this;
@@ -70,6 +72,7 @@ FlatBuffer::~FlatBuffer() {
 void FlatBuffer::free() noexcept {
   if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);
   ledger_ = nullptr;
+  if (writer_ && owned_.defined() && writer_->still_writes()) owned_.unsafeReleaseTensorImpl();
   owned_ = at::Tensor();
   shared_ = nullptr;
 }

@@ -14,8 +14,8 @@ namespace zeroshard {
 class FlatBuffer {
  public:
   FlatBuffer() = default;
-  // Ordinary memory of `device`.
-  FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category);
+  // Ordinary memory of `device`. `writer`, which outlives it: whose collectives write to it; see Comm::still_writes.
+  FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
   // Memory that peers can read directly. Collective: see Comm::allocate.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
   FlatBuffer(FlatBuffer&& other) noexcept;
@@ -36,6 +36,7 @@ class FlatBuffer {
   at::Device device_ = at::kCPU;
   at::Tensor owned_;                    // ordinary memory ...
   std::unique_ptr<Allocation> shared_;  // ... or memory of the transport
+  const Comm* writer_ = nullptr;
   Ledger* ledger_ = nullptr;
   Category category_ = Category::kParameters;
 };

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "device/flat_buffer.h"
 
 namespace zeroshard {
 namespace {
@@ -26,12 +27,12 @@ std::vector<std::string> all_gather_text(Comm& comm, at::Device device, const st
   at::Tensor sent = at::empty({size}, options);
   std::memcpy(sent.data_ptr(), mine.data(), mine.size());
   sent = sent.to(device);
-  const at::Tensor received = at::empty({size * comm.world_size()}, options.device(device));
-  comm.all_gather({received.data_ptr(), received.numel(), DType::kOther1},
-                  {sent.const_data_ptr(), size, DType::kOther1}, "agreement")
+  const auto received = comm.allocate(size * comm.world_size(), "agreement");
+  comm.all_gather({received->data(), received->bytes(), DType::kOther1}, {sent.const_data_ptr(), size, DType::kOther1},
+                  "agreement")
       ->wait();
   comm.barrier("agreement");  // `sent` must stay as it is until every rank has read it
-  const at::Tensor host = received.cpu();
+  const at::Tensor host = view_memory(received->data(), received->bytes(), at::kByte, device).cpu();
   const char* const data = static_cast<const char*>(host.const_data_ptr());
   std::vector<std::string> texts;
   for (int rank = 0; rank < comm.world_size(); ++rank) texts.emplace_back(data + rank * size, size_t(size));

@@ -182,8 +182,9 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   for (const RingClass& size_class : zeroshard::gather_ring(layouts, plan))
     slots[size_class.slot_bytes] = size_class.slots;
   param_memory = FlatBuffer(gather_comm, bytes, options.device, ledger, Category::kParameters, "parameters");
-  gather_ring = std::make_unique<SlotRing>(
-      slots, [this](int64_t size) { return FlatBuffer(size, options.device, ledger, Category::kGatherRing); });
+  gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
+    return FlatBuffer(size, options.device, ledger, Category::kGatherRing, &gather_comm);
+  });
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
   char* memory = param_memory.data();
@@ -226,7 +227,6 @@ void Engine::Impl::make_reducer() {
   Reducer::Options reduce;
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
-  reduce.in_step = executor->is_sharded();
   reduce.max_slots = [](int64_t bytes) { return reduce_slots(std::numeric_limits<int>::max(), bytes); };
   std::vector<const UnitLayout*> pointers;
   for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());

@@ -7,13 +7,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "engine/meeting_state.h"
 
 namespace zeroshard {
 namespace {
 
 using Clock = Meeting::State::Clock;
-constexpr std::chrono::milliseconds kLookEvery(300);
+constexpr std::chrono::milliseconds kLookEvery(300), kFarewell(3000);
 constexpr int kCardsPerLook = 64;  // that a rank asks for while it waits: of thousands, the store has enough to do
 constexpr size_t kNamedRanks = 16;
 constexpr const char* kUnknownHost = "?";
@@ -95,18 +96,54 @@ void mark_over(const Meeting::State& state, std::string_view reason) {
   state.board.write(key(state, kOver), concat(state.rank, "\n", reason));
 }
 
-// Why the meeting is over; "": it is not.
-std::string why_over(Meeting::State& state) {
+// Why the meeting is over according to another rank; "": it is not.
+std::string note_of_over(const Meeting::State& state) {
   if (!state.board.has(key(state, kOver))) return {};
   std::istringstream note(state.board.read(key(state, kOver)));
   std::string who, reason;
   std::getline(note, who);
   std::getline(note, reason, '\0');
   if (who == concat(state.rank)) return {};
-  state.ended = true;
+  return concat("rank ", who, " left before all ranks were connected (", reason, ")");
+}
+
+std::string why_over(Meeting::State& state) {
+  const std::string note = note_of_over(state);
+  if (note.empty()) return {};
+  state.over = true;
   state.sign.reset();
   state.out_of_step = state.board.has(key(state, kOutOfStep));
-  return concat("rank ", who, " left before all ranks were connected (", reason, "). To try again, every rank has to");
+  return concat(note, ". To try again, every rank has to");
+}
+
+std::string with_earlier(const Meeting::State& state, std::string_view text) {
+  return state.earlier.empty() ? std::string(text) : concat(text, "; before this rank came, ", state.earlier);
+}
+
+// This rank knows that the meeting is over, and why.
+void mark_left(const Meeting::State& state) {
+  state.board.write(key(state, concat("left/", state.rank)), "");
+}
+
+// With rank 0 the store may go: it waits until those that have come to this meeting, or to the one before, know why it
+// was over too.
+void await_others(Meeting::State& state) {
+  const Clock::time_point end = Clock::now() + kFarewell;
+  const int32_t own = this_process().pid;
+  for (size_t rank = 1; rank < state.hosts.size(); ++rank) {
+    const std::string card = concat("card/", rank);
+    for (const std::string& prefix : {state.prefix, state.previous}) {
+      if (!state.hosts[rank].empty() || prefix.empty() || !state.board.has(concat(prefix, card))) continue;
+      state.hosts[rank] = read_process(state, rank, concat(prefix, card));
+    }
+    const ProcessId& process = state.processes[rank];
+    const bool has_come = !state.hosts[rank].empty() && process.pid != own;
+    while (has_come && !state.board.has(key(state, concat("left/", rank))) && Clock::now() < end) {
+      if (process.pid != 0 && state_of(process) == ProcessState::kDead) break;
+      check_interrupt();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
 }
 
 void check_over(Meeting::State& state) {
@@ -126,11 +163,10 @@ bool store_runs(const Meeting::State& state) {
     throw;
   } catch (...) {  // the store is gone
   }
-  throw CommError(text);
+  throw CommError(with_earlier(state, text));
 }
 
-// Once one rank has waited long enough, all have: rank 0, with which the store may go, lets them learn it. Returns when
-// the last has come after all.
+// Once one rank has waited long enough, all have. Returns when the last has come after all.
 void throw_missing(Meeting::State& state) {
   std::vector<int> came, missing;
   for (int rank = 0; rank < state.world_size; ++rank)
@@ -142,10 +178,9 @@ void throw_missing(Meeting::State& state) {
              names_of(came), " came. Look for the first error of those that did not");
   state.board.write(key(state, "late"), "");
   mark_over(state, text);
-  state.ended = true;
+  state.over = true;
   state.sign.reset();
-  if (state.rank == 0 && came.size() > 1) std::this_thread::sleep_for(4 * kLookEvery);
-  throw CommError(concat("rank ", state.rank, ": ", text));
+  throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, text)));
 }
 
 // After a try that ended on one rank alone, that one begins anew while others are a step further.
@@ -181,10 +216,13 @@ Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, 
   ZS_CHECK(world_size > 0 && rank >= 0 && rank < world_size, "rank is ", rank, ", world_size ", world_size);
   State& state = *state_;
   state.sign.emplace(world_size);
-  do {
+  while (true) {
     state.number = state.board.count(concat(state.meetings, "rank/", rank));
     state.prefix = concat(state.meetings, state.number, "/");
-  } while (state.board.has(key(state, kOver)));
+    if (!state.board.has(key(state, kOver))) break;
+    state.earlier = note_of_over(state);
+    mark_left(state);
+  }
   if (state.number > 1) state.previous = concat(state.meetings, state.number - 1, "/");
   try {
     state.board.write(key(state, concat("card/", rank)), own_card(state.purpose));
@@ -242,7 +280,7 @@ void Meeting::explain(std::string_view error) {
   // The connections of a process that dies break before it is gone.
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (const std::string trouble = state.watch.check_all(); !trouble.empty())
-      throw CommError(concat("rank ", state.rank, ": ", trouble, ": ", error));
+      throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, trouble), ": ", error));
     try {
       if (const std::string why = why_over(state); !why.empty())
         throw CommError(concat("rank ", state.rank, ": ", why, ": ", error));
@@ -252,21 +290,23 @@ void Meeting::explain(std::string_view error) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
   }
-  throw CommError(concat("rank ", state.rank, ": ranks cannot be connected: ", error));
+  throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, "ranks cannot be connected"), ": ", error));
 }
 
 void Meeting::end() {
-  state_->ended = true;
+  state_->connected = true;
   state_->sign.reset();
 }
 
 void Meeting::leave(std::string_view reason) noexcept {
   State& state = *state_;
   state.sign.reset();
-  if (std::exchange(state.ended, true)) return;
+  if (state.connected || std::exchange(state.left, true)) return;
   try {
-    mark_over(state, reason);
-  } catch (...) {  // the board is gone, and with it the meeting
+    if (!std::exchange(state.over, true)) mark_over(state, reason);
+    mark_left(state);
+    if (state.rank == 0) await_others(state);
+  } catch (...) {  // the board is gone, and with it the meeting; or Ctrl-C ended the wait
   }
 }
 

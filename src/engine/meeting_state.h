@@ -29,7 +29,10 @@ struct Meeting::State {
   bool complete = false;
   bool retried = false;  // once complete
   bool out_of_step = false;
-  bool ended = false;  // all are connected, or it is over
+  bool connected = false;  // all are
+  bool over = false;       // the board says so
+  bool left = false;
+  std::string earlier;  // why the latest meeting was over to which this rank came too late, if it did to one
   std::optional<MeetingSign> sign;
 };
 

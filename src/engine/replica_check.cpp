@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "device/flat_buffer.h"
 #include "file/hash.h"
 
 namespace zeroshard {
@@ -41,7 +42,8 @@ void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<s
     mine.data_ptr<int64_t>()[i] = int64_t(hash_bytes(host.const_data_ptr(), int64_t(host.nbytes())));
   }
   mine = mine.to(device);
-  const at::Tensor all = at::empty({count * comm.world_size()}, options.device(device));
+  const auto received = comm.allocate(count * comm.world_size() * int64_t{sizeof(int64_t)}, "replicas");
+  const at::Tensor all = view_memory(received->data(), count * comm.world_size(), at::kLong, device);
   comm.all_gather({all.data_ptr(), all.numel(), DType::kOther8}, {mine.const_data_ptr(), count, DType::kOther8},
                   "replicas")
       ->wait();

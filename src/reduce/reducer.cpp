@@ -38,18 +38,18 @@ Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm
   if (!options_.keeps_full()) {
     ring_.emplace(ring_slots(wire_bytes, options_.max_slots), [this](int64_t bytes) {
       // The ring is allocated by all ranks together; a slot beyond it (SlotRing::acquire) by this rank alone.
-      if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing);
+      if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing, &comm_);
       return FlatBuffer(comm_, bytes, options_.device, ledger_, Category::kReduceRing, "reduce ring");
     });
   }
   if (comm.exchange_needs_scratch() && !options_.native && !wire_bytes.empty()) {
     const int64_t largest = *std::max_element(wire_bytes.begin(), wire_bytes.end());
     for (int i = 0; i < (options_.overlap ? 2 : 1); ++i) {
-      scratch_.emplace_back(largest, options_.device, ledger, Category::kReduceRing);
+      scratch_.emplace_back(largest, options_.device, ledger, Category::kReduceRing, &comm_);
     }
   }
   reset_pass();
-  due_at_.assign(buckets_.size(), options_.in_step ? 1 : 0);
+  due_at_.assign(buckets_.size(), 1);
   for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
 }
 
@@ -109,7 +109,7 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
     append(needed[i]);
     uses[needed[i]] += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
   }
-  for (size_t unit = 0; options_.in_step && unit < uses.size(); ++unit) {
+  for (size_t unit = 0; unit < uses.size(); ++unit) {
     for (const int bucket : bucket_of_[unit])
       if (bucket >= 0) due_at_[size_t(bucket)] = std::max(uses[unit], 1);
   }
@@ -173,8 +173,7 @@ void Reducer::flush(size_t unit) {
     if (signed_index < 0) continue;
     const auto index = size_t(signed_index);
     ++ends_[index];
-    const bool is_due = due_at_[index] > 0 && ends_[index] >= due_at_[index];
-    if (!ready_[index] && !buckets_[index].is_filling() && is_due) {
+    if (!ready_[index] && !buckets_[index].is_filling() && ends_[index] >= due_at_[index]) {
       filling(index);
       empty_[index] = true;
     }

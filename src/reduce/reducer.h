@@ -20,15 +20,15 @@ namespace zeroshard {
 // A unit's backward may give no gradients on one rank: it failed there, or this rank's forward left the unit's layers
 // out. Ranks with gradients wait for its bucket before they gather what comes next, so this rank launches it at the
 // same point: at the end of the unit at which it was ready in the pass before, in the first pass after as many as the
-// unit has uses. Not earlier: gradients that come after it are late, and need another launch on all ranks.
+// unit has uses. Not earlier: gradients that come after it are late, and need another launch on all ranks. Where units
+// are not sharded nobody waits, and it is done all the same: what one launch sums, and so its rounding, is not to depend
+// on the stage.
 class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
     // Of a size class, by its bytes; at stages 2 and 3.
     std::function<int(int64_t)> max_slots = [](int64_t) { return 2; };
-    // Ranks wait for each other between the ends of units, which come in one order on all ranks: units are sharded.
-    bool in_step = false;
   };
 
   // Collective (allocates). The layouts, `comm` and `ledger` outlive the reducer.
@@ -97,7 +97,7 @@ class Reducer {
   std::vector<bool> empty_;    // launched, or waiting for its turn, without any gradient of this pass
   std::vector<int> ends_;      // of its unit, in this pass
   std::vector<int> ready_at_;  // the first end at which it was ready in this pass, or 0
-  std::vector<int> due_at_;    // the end at which it is ready at the latest, or 0
+  std::vector<int> due_at_;    // the end at which it is ready at the latest
   size_t next_ = 0;            // position in order_
   std::deque<size_t> in_flight_;
   std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read

@@ -68,7 +68,7 @@ Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device
       ring_(ring),
       shard_memory_(static_cast<char*>(source.memory)) {
   if (placement_ == Placement::kPersistent) {
-    persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing);
+    persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing, &comm_);
   }
   source.values ? read(source) : load(source);
   adopt_tensors(std::move(source.params));

@@ -385,6 +385,86 @@ TEST(C10dComm, TimeOutNamesOperationTagAndNumber) {
   expect_contains(errors[0], {"#2 all_gather('alone', 16 bytes fp32)", "not done after"});
 }
 
+// A call that fails on rank 0, which frees its memory before rank 1 comes. Whether it has been written to then, and may
+// be according to the communicator.
+struct AfterFailure {
+  bool is_written = false, still_writes = false;
+};
+
+AfterFailure after_failure(const std::function<void(Comm&, Span)>& call) {
+  CommOptions options = with(Transport::kProcessGroup);
+  options.timeout_ms = 300;
+  std::atomic<bool> failed{false}, came{false};
+  AfterFailure after;
+  run_gloo_threads(2, options, [&](Comm& comm) {
+    constexpr int64_t kBytes = 100'000;
+    std::vector<unsigned char> memory(kBytes, static_cast<unsigned char>(comm.rank()));
+    const Span span{memory.data(), kBytes, DType::kOther1};
+    if (comm.rank() == 1) {
+      while (!failed) std::this_thread::yield();
+      EXPECT_FALSE(comm.still_writes());
+      try {
+        call(comm, span);  // which succeeds where nothing more is to come from rank 0
+      } catch (const CommError&) {
+      }
+      came = true;
+      return;
+    }
+    EXPECT_THROW(call(comm, span), CommError);
+    after.still_writes = comm.still_writes();
+    failed = true;
+    while (!came) std::this_thread::yield();
+    for (int i = 0; i < 50 && !after.is_written; ++i) {  // it may come a moment later
+      after.is_written = std::count(memory.begin(), memory.end(), 1) > 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  return after;
+}
+
+TEST(C10dComm, AFailedCollectiveWritesOnlyWhereItSays) {
+  const AfterFailure broadcast =
+      after_failure([](Comm& comm, Span span) { comm.broadcast(span, /*root=*/1, "late")->wait(); });
+  EXPECT_TRUE(broadcast.still_writes);
+  EXPECT_FALSE(broadcast.is_written);
+  const AfterFailure sum =
+      after_failure([](Comm& comm, Span span) {
+        comm.all_reduce({span.data, span.numel / 4, DType::kFloat32}, ReduceOp::kMax, "late")->wait();
+      });
+  EXPECT_TRUE(sum.still_writes);
+  EXPECT_FALSE(sum.is_written);
+  // The output of a gather is its caller's.
+  const AfterFailure gather = after_failure([](Comm& comm, Span span) {
+    const Span mine{static_cast<char*>(span.data) + comm.rank() * span.numel / 2, span.numel / 2, span.dtype};
+    comm.all_gather(span, mine, "late")->wait();
+  });
+  EXPECT_TRUE(gather.still_writes);
+  EXPECT_TRUE(gather.is_written);
+}
+
+TEST(C10dComm, ACollectiveThatNobodyWaitedForMayWrite) {
+  std::atomic<bool> came{false};
+  const auto errors = run_gloo_threads(2, with(Transport::kProcessGroup), [&](Comm& comm) {
+    std::vector<float> full(8), shard(4, 1.f);
+    const auto memory = comm.allocate(32, "full");
+    const auto call = [&] {
+      return comm.all_gather({memory->data(), 8, DType::kFloat32}, {shard.data(), 4, DType::kFloat32}, "left");
+    };
+    call()->wait();
+    testing::require(!comm.still_writes(), "nothing is under way");
+    if (comm.rank() == 0) {
+      call();
+      testing::require(comm.still_writes(), "rank 1 has not come");
+      came = true;
+      return;
+    }
+    while (!came) std::this_thread::yield();
+    call()->wait();
+    testing::require(!comm.still_writes(), "it was waited for");
+  });
+  expect_no_errors(errors);
+}
+
 TEST(C10dComm, CommunicatorsThatShareAFailureFailTogether) {
   std::atomic<bool> over{false};
   const auto first_store = c10::make_intrusive<c10d::HashStore>(),

@@ -3,9 +3,11 @@
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <set>
 
+#include "comm/forwarding_comm.h"
 #include "comm/local_comm.h"
 #include "device/slot_ring.h"
 #include "device/swap_storage.h"
@@ -104,6 +106,33 @@ TEST(FlatBuffer, OfTheTransportIsCountedToo) {
     EXPECT_EQ(buffer.view(at::kFloat, 0, 1024).sum().item<float>(), 6);
   }
   EXPECT_EQ(held(ledger), 0);
+}
+
+// Of which a collective may be under way.
+class WritingComm final : public ForwardingComm {
+ public:
+  using ForwardingComm::ForwardingComm;
+  bool still_writes() const override { return writes; }
+  bool writes = false;
+
+ private:
+  void before(OpKind, int64_t, std::string_view) override {}
+};
+
+TEST(FlatBuffer, IsLeftToTheProcessWhileACollectiveMayWriteToIt) {
+  Ledger ledger;
+  const auto single = make_single_comm();
+  WritingComm comm(*single);
+  for (const bool writes : {true, false}) {
+    comm.writes = false;
+    FlatBuffer first(int64_t{4} << 20, at::kCPU, ledger, Category::kGatherRing, &comm);
+    char* const data = first.data();
+    FlatBuffer buffer = std::move(first);
+    comm.writes = writes;
+    buffer = FlatBuffer();
+    EXPECT_EQ(held(ledger), 0);
+    EXPECT_EQ(::msync(data, 4096, MS_ASYNC) == 0, writes);  // whether it is mapped
+  }
 }
 
 TEST(Carver, CutsOneAllocationWithoutOverlap) {

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -124,6 +126,55 @@ TEST(MeetingTest, NamesTheRankThatDies) {
   const std::string who = "rank 0: rank 1 (pid " + std::to_string(child) + ") died";
   EXPECT_EQ(error_of([&] { await(meeting); }), who + " before all ranks had come");
   EXPECT_EQ(error_of([&] { meeting.explain("Connection closed by peer"); }), who + ": Connection closed by peer");
+}
+
+TEST(MeetingTest, RankZeroLeavesOnceThoseThatHaveComeKnowWhy) {
+  for (const bool again : {false, true}) {  // it has come to this meeting, or to the one before
+    SCOPED_TRACE(again);
+    Board board;
+    const std::string prefix = "zeroshard/meeting/0/";
+    const pid_t child = come_as_rank_1(board);
+    if (again) board.calls().count(prefix + "rank/0");
+    Meeting meeting(board.calls(), 0, 3, 60'000);
+    EXPECT_FALSE(meeting.all_here());
+    std::atomic<bool> told{false};
+    std::thread rank_1([&] {
+      while (!board.calls().has(prefix + (again ? "2" : "1") + "/over")) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      told = true;
+      board.calls().write(prefix + (again ? "2" : "1") + "/left/1", "");
+    });
+    meeting.leave("rank 2 died");
+    EXPECT_TRUE(told);
+    rank_1.join();
+    kill_child(child);
+  }
+}
+
+TEST(MeetingTest, RankZeroAwaitsNobodyWhoHasDied) {
+  Board board;
+  const pid_t child = come_as_rank_1(board);
+  Meeting meeting(board.calls(), 0, 3, 60'000);
+  EXPECT_FALSE(meeting.all_here());
+  kill_child(child);
+  const auto start = std::chrono::steady_clock::now();
+  meeting.leave("rank 1 died");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST(MeetingTest, OneThatComesTooLateSaysWhatEndedTheMeeting) {
+  Board board;
+  const pid_t child = come_as_rank_1(board);
+  Meeting first(board.calls(), 0, 3, 60'000);
+  board.calls().write("zeroshard/meeting/0/1/left/1", "");
+  first.leave("rank 7 died");
+  Meeting last(board.calls(), 2, 3, 60'000);
+  EXPECT_TRUE(board.calls().has("zeroshard/meeting/0/1/left/2"));
+  EXPECT_FALSE(last.all_here());
+  kill_child(child);
+  EXPECT_THAT(error_of([&] { await(last); }),
+              AllOf(HasSubstr("rank 1 (pid"), HasSubstr("before this rank came, rank 0 left before all ranks were "
+                                                        "connected (rank 7 died)")));
 }
 
 TEST(MeetingTest, TellsWhyTheMeetingWasOverRatherThanWhoEndedOfIt) {

@@ -33,3 +33,70 @@ MUTANTS = [
         ),
     ]
 ]
+
+MUTANTS += [
+    Mutant(
+        "freed-under-a-collective",
+        "src/device/flat_buffer.cpp",
+        " && writer_->still_writes()",
+        " && false",
+        "device",
+        "FlatBuffer.IsLeftToTheProcessWhileACollectiveMayWriteToIt",
+    ),
+    Mutant(
+        "broadcast-into-the-callers-memory",
+        "src/comm_c10d/c10d_comm.cpp",
+        "  if (core_->device().is_cpu()) return broadcast_by_copy(data, op);\n",
+        "",
+        "comm_c10d",
+        "C10dComm.AFailedCollectiveWritesOnlyWhereItSays",
+    ),
+    Mutant(
+        "sum-into-the-callers-memory",
+        "src/comm_c10d/c10d_comm.cpp",
+        "sum = core_->device().is_cpu() ? result.clone() : result;",
+        "sum = result;",
+        "comm_c10d",
+        "C10dComm.AFailedCollectiveWritesOnlyWhereItSays",
+    ),
+    Mutant(
+        "collective-left-and-forgotten",
+        "src/comm_c10d/c10d_work.h",
+        "    if (work_) core_->leave(*work_);\n",
+        "",
+        "comm_c10d",
+        "C10dComm.ACollectiveThatNobodyWaitedForMayWrite",
+    ),
+    Mutant(
+        "rank-0-leaves-at-once",
+        "src/engine/meeting.cpp",
+        "    if (state.rank == 0) await_others(state);\n",
+        "",
+        "engine",
+        "MeetingTest.RankZeroLeavesOnceThoseThatHaveComeKnowWhy",
+    ),
+    Mutant(
+        "rank-0-awaits-the-dead",
+        "src/engine/meeting.cpp",
+        "state_of(process) == ProcessState::kDead",
+        "false",
+        "engine",
+        "MeetingTest.RankZeroAwaitsNobodyWhoHasDied",
+    ),
+    Mutant(
+        "too-late-to-know-why",
+        "src/engine/meeting.cpp",
+        "    state.earlier = note_of_over(state);\n",
+        "",
+        "engine",
+        "MeetingTest.OneThatComesTooLateSaysWhatEndedTheMeeting",
+    ),
+    Mutant(
+        "empty-bucket-before-the-last-use",
+        "src/reduce/reducer.cpp",
+        "= std::max(uses[unit], 1);",
+        "= 1;",
+        "reduce",
+        "Reducer.AUnitsLastEndLaunchesItsBucketWithoutGradients",
+    ),
+]

@@ -333,7 +333,8 @@ class Tree:
         result = run(["ninja", "-C", str(self.path / "build"), f"-j{self.jobs}", f"test_{program}"], env=self.env)
         return None if result.returncode == 0 else result.stdout[-3000:]
 
-    def passes(self, program: str, test: str) -> bool:
+    def outcome(self, program: str, test: str) -> str:
+        """passed, failed, or timed out: a busy machine may be the reason of that."""
         if program == "python":
             command = [sys.executable, "-m", "pytest", "-q", "-x", test]
         else:
@@ -342,13 +343,13 @@ class Tree:
         try:
             result = run(command, timeout=TEST_TIMEOUT_S, env=self.env, cwd=self.path)
         except subprocess.TimeoutExpired:
-            return False
+            return "timed out"
         if "] 0 tests from" in result.stdout or (program == "python" and result.returncode not in (0, 1)):
             raise SystemExit(f"test_{program} has no test '{test}':\n{result.stdout[-2000:]}")
-        return result.returncode == 0
+        return "passed" if result.returncode == 0 else "failed"
 
     def check(self, mutant: Mutant) -> str:
-        """'' when the mutant is killed, otherwise what is wrong."""
+        """killed, killed (by a time-out), or what is wrong."""
         file = self.path / mutant.file
         text = file.read_text()
         if text.count(mutant.old) != 1:
@@ -357,7 +358,8 @@ class Tree:
         try:
             if messages := self.build(mutant.program):
                 return f"does not compile:\n{messages}"
-            return "SURVIVED" if self.passes(mutant.program, mutant.test) else ""
+            outcomes = {"passed": "SURVIVED", "failed": "killed", "timed out": "killed (by a time-out)"}
+            return outcomes[self.outcome(mutant.program, mutant.test)]
         finally:
             file.write_text(text)
 
@@ -380,12 +382,12 @@ def main() -> int:
             if messages := tree.build(program):
                 raise SystemExit(f"test_{program} does not build without mutants:\n{messages}")
             for test in dict.fromkeys(mutant.test for mutant in chosen if mutant.program == program):
-                if not tree.passes(program, test):
-                    raise SystemExit(f"test_{program} {test} fails without mutants")
+                if (outcome := tree.outcome(program, test)) != "passed":
+                    raise SystemExit(f"test_{program} {test} {outcome} without mutants")
             for mutant in (mutant for mutant in chosen if mutant.program == program):
-                problem = tree.check(mutant)
-                failures += bool(problem)
-                print(f"{mutant.name:36} {problem or 'killed'}", flush=True)
+                result = tree.check(mutant)
+                failures += not result.startswith("killed")
+                print(f"{mutant.name:36} {result}", flush=True)
             tree.build(program)  # the sources are as they were again
     print(f"{len(chosen) - failures} of {len(chosen)} mutants killed")
     return 1 if failures else 0

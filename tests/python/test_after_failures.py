@@ -1,11 +1,14 @@
 """What goes on after something has failed, or was interrupted: nothing counts twice, nothing is lost without a word."""
 
+import gc
 import os
+import pathlib
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import models
 import pytest
@@ -236,3 +239,47 @@ def test_a_signal_after_the_engine_has_ended_does_what_it_did_before(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert caught == [signal.SIGTERM]
+
+
+# -- A collective that failed, over a process group, while peers go on -----------------------------------------------
+
+
+def free_before_others_come(stage, folder):
+    """Rank 0's step is too late for its peers: it ends its engine and uses the memory. Then they come."""
+    block = {"transport": "process_group", "timeout_s": 2}
+    model = models.stack(width=64)
+    engine = initialize(stage, model=model, zeroshard=block)
+    x, y = models.vectors(0, engine.rank(), 2, width=64)
+    engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+    engine.step()
+
+    def step():
+        engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+        engine.step()
+
+    freed, came = pathlib.Path(folder) / "freed", [pathlib.Path(folder) / f"came{rank}" for rank in (1, 2)]
+    if engine.rank() > 0:
+        wait_until(freed.exists)
+        with pytest.raises(zeroshard.CommError):
+            step()
+        came[engine.rank() - 1].touch()
+        return True
+    with pytest.raises(zeroshard.CommError, match="not done after"):
+        step()
+    engine.destroy()
+    del engine, model
+    gc.collect()
+    tensors = [torch.full((size,), 7.0) for size in [*range(8, 70_000, 97)] * 2]
+    freed.touch()
+    wait_until(lambda: all(path.exists() for path in came))
+    return all(bool((tensor == 7).all()) for tensor in tensors)
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_collective_that_failed_writes_to_nothing_that_is_in_use(tmp_path, stage):
+    assert world.run(3, free_before_others_come, stage=stage, folder=str(tmp_path)) == [True] * 3

@@ -5,6 +5,7 @@ import random
 
 import models
 import pytest
+import torch
 import world
 import zeroshard
 
@@ -123,6 +124,45 @@ def test_one_digest_for_all_variants(world_size, accumulation, dtype, release):
     seed = 10 * world_size + accumulation
     variants = all_variants(seed) if release else sampled_variants(24, seed)
     check(world_size, accumulation, dtype, variants, steps=50 if release else 10)
+
+
+def digests_of_summed_losses(dtype):
+    """On a rank, by stage: the first gradients to be reduced are those of two forwards, after some of `no_sync`."""
+    digests = []
+    for stage in AXES["stage"]:
+        variant = {key: values[0] for key, values in AXES.items()} | {"stage": stage}
+        config = configuration(dtype, accumulation=1, clip=0.5, variant=variant)
+        engine, *_ = zeroshard.initialize(model=models.stack(), config=config)
+        losses = []
+        for micro in range(12):
+            x, y = models.vectors(0, 100 * engine.rank() + micro, 2)
+            losses.append(lambda x=x, y=y: torch.nn.functional.mse_loss(engine(x.to(engine_dtype(engine))).float(), y))
+        with engine.no_sync():
+            engine.backward(losses[0]())
+        for first, second, third, alone in zip(*[iter(losses[1:9])] * 4, strict=True):
+            engine.backward(first() + second())
+            engine.step()
+            with engine.no_sync():
+                engine.backward(third())
+            engine.backward(alone())
+            engine.step()
+        with engine.no_sync():
+            engine.backward(losses[9]())
+        engine.backward(losses[10]() + losses[11]())
+        engine.step()
+        digests.append(engine.parameter_digest())
+    return digests
+
+
+def engine_dtype(engine):
+    return next(engine.parameters()).dtype
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_one_digest_where_one_backward_is_of_two_forwards(world_size, dtype):
+    digests = world.run(world_size, digests_of_summed_losses, dtype=dtype)
+    assert len({digest for of_rank in digests for digest in of_rank}) == 1, digests[0]
 
 
 def test_digest_sees_a_changed_bit():

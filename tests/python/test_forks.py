@@ -172,7 +172,9 @@ def test_a_forked_child_ends_by_itself(tmp_path, release):
     wanted = [(2, 3, "fp32", "auto", end) for end in ends]
     wanted += [(1, 1, "fp16", "auto", "exit"), (2, 0, "bf16", "process_group", "exit"), (4, 2, "bf16", "auto", "del")]
     if release:
-        wanted = [(*case, transport, end) for case in cases(True) for transport in ("auto",) for end in ends]
+        # Each with one end, in turn: a job starts as many interpreters as it has ranks.
+        turns = [list(ends)[(index + index // 12) % 4] for index in range(len(cases(True)))]
+        wanted = [(*case, "auto", end) for case, end in zip(cases(True), turns, strict=True)]
         wanted += [(2, stage, "fp32", "process_group", end) for stage in range(4) for end in ends]
     for ranks, *arguments in wanted:
         results = run_script(tmp_path, ranks, *arguments)

@@ -548,7 +548,7 @@ TEST(Reducer, LaunchesInTheOrderOfRankZeroFromTheSecondBackwardOn) {
   EXPECT_EQ(orders[0], expected);
 }
 
-TEST(Reducer, InStepAUnitsLastEndLaunchesItsBucketWithoutGradients) {
+TEST(Reducer, AUnitsLastEndLaunchesItsBucketWithoutGradients) {
   const auto comm = make_single_comm();
   RecordingComm recording(*comm);
   const std::vector<UnitLayout> units = {unit("twice", {{{4}, DType::kFloat32}}, 1),
@@ -556,9 +556,7 @@ TEST(Reducer, InStepAUnitsLastEndLaunchesItsBucketWithoutGradients) {
   const UnitLayout* const pointers[] = {&units[0], &units[1]};
   const at::Tensor grad = at::ones({4});
   Ledger ledger;
-  Reducer::Options options;
-  options.in_step = true;
-  Reducer reducer(pointers, options, recording, ledger);
+  Reducer reducer(pointers, {}, recording, ledger);
   for (int pass = 0; pass < 3; ++pass) {
     SCOPED_TRACE(pass);
     recording.reset();
