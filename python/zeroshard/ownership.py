@@ -84,6 +84,19 @@ class Ownership:
         if (engine := self._engine()) is not None:
             engine._core = engine._units = engine._parameter_check = Ended(why)
 
+    def check_can_give(self) -> None:
+        """Raises ``StateError`` where the parameters are sharded and can be gathered no more. Collective."""
+        if self.core is None or not self.sharded:
+            return
+        try:
+            self.core.together(lambda: None)
+        except _C.CommError as error:
+            raise _C.StateError(
+                "zeroshard.initialize: the module's parameters are shards of an engine whose ranks cannot reach one "
+                "another any more, and nobody can gather them. Make the model anew, and load the newest checkpoint by "
+                f"the engine that has it. What happened: {error}"
+            ) from error
+
     def return_unit(self, index: int) -> None:
         """Makes a unit's parameters ordinary tensors again. Collective where they are sharded."""
         if self.core is None or not self._tensors[index]:
@@ -156,6 +169,8 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
 
     def begin() -> None:
         nonlocal begun
+        for owner in owners:
+            owner.check_can_give()
         begun = True
         for owner in owners:
             if (error := _wait_for_save(owner.core)) is not None:

@@ -320,3 +320,34 @@ def test_an_engine_whose_collective_failed_is_destroyed(tmp_path, stage):
     for failed, said, ended, hooks, _ in answers:
         assert failed and said is None and ended and hooks == 0, (failed, said, ended, hooks)
     assert len({digest for *_, digest in answers}) == 1
+
+
+def take_over_after_a_failed_collective(stage, transport, sign):
+    """Rank 1 comes too late. Then all initialize the module again, twice, and at last another one."""
+    config = configuration(stage, "fp32", zeroshard={"transport": transport, "timeout_s": 2})
+    model = models.stack()
+    engine = zeroshard.initialize(model=model, config=config)[0]
+    train(engine, range(1))
+    if world.rank() == 1:
+        while not sign.exists():
+            time.sleep(0.01)
+    failed = message_of(lambda: train(engine, range(1, 2)))
+    sign.touch()
+    said = [message_of(lambda: zeroshard.initialize(model=model, config=config)) for _ in range(2)]
+    other = zeroshard.initialize(model=models.stack(), config=config)[0]
+    train(other, range(2))
+    return failed, said, has_ended(engine), other.parameter_digest()
+
+
+@pytest.mark.parametrize("transport", ["shm", "process_group"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_module_is_taken_over_after_a_failed_collective_where_it_is_whole(tmp_path, stage, transport):
+    sign = tmp_path / "sign"
+    answers = world.run(2, take_over_after_a_failed_collective, stage=stage, transport=transport, sign=sign)
+    for failed, said, ended, digest in answers:
+        assert failed and digest == answers[0][3]
+        if stage == 1:
+            assert said == [None, None] and ended
+        else:
+            assert all("nobody can gather them. Make the model anew" in message for message in said), said
+            assert all("What happened: rank " in message for message in said) and not ended, said
