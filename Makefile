@@ -14,10 +14,12 @@ CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help setup build test test-faults demo bench cuda-check asan tsan lint format clean
+.PHONY: help setup build package wheel test test-faults demo bench cuda-check asan tsan lint format clean
 
 help:
-	@echo "make build       install what is needed, compile, put the package and the command zeroshard into $(VENV)"
+	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
+	@echo "make build       the same, with the C++ tests, benchmarks and examples"
+	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
 	@echo "make test        build, then the C++ and the Python tests"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
 	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; and once without Python"
@@ -46,8 +48,17 @@ $(DEPS): $(wildcard tools/requirements*.txt)
 	@touch $@
 
 # --no-build-isolation: an isolated build would fetch a torch of its own, and link against that.
+# A folder of its own: the editable install stays as it is.
+wheel: $(DEPS)
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist \
+	  -Cbuild-dir=build/wheel -Cbuild.targets=package_parts .
+	@ls dist/zeroshard-*.whl
+
+package: $(DEPS)
+	@$(BIN)/python tools/build.py --target package
+
 build: $(DEPS)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@$(BIN)/python tools/build.py --target all
 
 test: build
 	$(CTEST) --test-dir $(BUILD)
@@ -59,7 +70,7 @@ test-faults: build
 
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
 TRAIN := examples/configs/train_shakespeare.json
-demo: build
+demo: package
 	$(DEMO)
 	$(DEMO) --compare-stages 3
 	$(BIN)/python examples/python/prepare_model_directory.py

@@ -1,0 +1,26 @@
+"""Importing this checks that torch is the one that the compiled part was built for.
+
+With another it may not load, or compute something else.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def check_torch(built_for: str, torch_version: str) -> None:
+    """Raises ``ImportError`` when they are of different releases; the variant (``+cpu``) does not count."""
+    needed, found = built_for.partition("+")[0], torch_version.partition("+")[0]
+    if needed != found:
+        raise ImportError(
+            f"this zeroshard was built for torch {needed}, and torch is {torch_version}: install torch {needed}, or "
+            f"build zeroshard anew beside torch {found} (make build, or make wheel)"
+        )
+
+
+try:
+    from ._built_for import TORCH
+except ModuleNotFoundError:  # a build that is used where it lies, and not by an installation
+    pass
+else:
+    check_torch(TORCH, torch.__version__)

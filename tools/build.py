@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Builds zeroshard into the environment of the Python that runs this, with one line of progress.
+
+    .venv/bin/python tools/build.py [--target package]
+
+`package` is what a user runs: the Python package and the programs. `all` has the C++ tests, benchmarks and examples,
+too. What pip and the compilers print goes to build/build.log; of a build that failed the errors are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LOG = ROOT / "build" / "build.log"
+STEP = re.compile(r"\[(\d+)/(\d+)\] ")
+SHOWN_LINES = 60
+TARGETS = {"package": "package_parts", "all": "all"}  # of CMake
+
+
+class Progress:
+    """On a terminal one line that changes; elsewhere a line for each tenth."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._tenth = -1
+        self._rewrites = sys.stdout.isatty()
+
+    def show(self, done: int, count: int) -> None:
+        if not self._rewrites and done * 10 // count == self._tenth:
+            return
+        self._tenth = done * 10 // count
+        text = f"build: {done} of {count} steps, {time.monotonic() - self._begin:.0f} s"
+        print(f"\r{text}" if self._rewrites else text, end="" if self._rewrites else "\n", flush=True)
+
+    def end(self) -> None:
+        if self._rewrites and self._tenth >= 0:
+            print()
+
+
+def errors_of(text: str) -> str:
+    """What of a log tells why the build failed: what ninja printed of steps that failed, else the end."""
+    lines = [line.strip() for line in text.splitlines()]
+    failed = [index for index, line in enumerate(lines) if line.startswith("FAILED: ")]
+    if not failed:
+        return "\n".join(lines[-SHOWN_LINES:])
+    shown = []
+    for index in failed:
+        shown.append(lines[index])
+        for line in lines[index + 2 :]:  # without the command
+            if STEP.match(line) or line.startswith(("FAILED: ", "ninja: ")) or len(shown) >= SHOWN_LINES:
+                break
+            shown.append(line)
+    return "\n".join(shown)
+
+
+def build(target: str) -> int:
+    options = ["-v", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", f"-Cbuild.targets={TARGETS[target]}"]
+    LOG.parent.mkdir(exist_ok=True)
+    progress = Progress()
+    command = [sys.executable, "-m", "pip", "install", *options, "-e", "."]
+    with (
+        LOG.open("w") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as pip,
+    ):
+        for line in pip.stdout:
+            log.write(line)
+            if step := STEP.search(line):
+                progress.show(int(step[1]), int(step[2]))
+    progress.end()
+    if pip.returncode != 0:
+        print(errors_of(LOG.read_text()), file=sys.stderr)
+        print(f"the build has failed; all that it printed is in {os.path.relpath(LOG)}", file=sys.stderr)
+    return 1 if pip.returncode else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=["package", "all"], default="all")
+    return build(parser.parse_args().target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
