@@ -61,7 +61,13 @@ def errors_of(text: str) -> str:
 
 
 def build(target: str) -> int:
-    options = ["-v", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", f"-Cbuild.targets={TARGETS[target]}"]
+    options = [
+        "-v",
+        "--disable-pip-version-check",
+        "--no-build-isolation",
+        "--no-deps",
+        f"-Cbuild.targets={TARGETS[target]}",
+    ]
     LOG.parent.mkdir(exist_ok=True)
     progress = Progress()
     command = [sys.executable, "-m", "pip", "install", *options, "-e", "."]

@@ -21,8 +21,8 @@ namespace zeroshard {
 // out. Ranks with gradients wait for its bucket before they gather what comes next, so this rank launches it at the
 // same point: at the end of the unit at which it was ready in the pass before, in the first pass after as many as the
 // unit has uses. Not earlier: gradients that come after it are late, and need another launch on all ranks. Where units
-// are not sharded nobody waits, and it is done all the same: what one launch sums, and so its rounding, is not to depend
-// on the stage.
+// are not sharded nobody waits, and it is done all the same: what one launch sums, and so its rounding, is not to
+// depend on the stage.
 class Reducer {
  public:
   struct Options : ReduceOptions {

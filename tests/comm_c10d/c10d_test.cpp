@@ -427,10 +427,9 @@ TEST(C10dComm, AFailedCollectiveWritesOnlyWhereItSays) {
       after_failure([](Comm& comm, Span span) { comm.broadcast(span, /*root=*/1, "late")->wait(); });
   EXPECT_TRUE(broadcast.still_writes);
   EXPECT_FALSE(broadcast.is_written);
-  const AfterFailure sum =
-      after_failure([](Comm& comm, Span span) {
-        comm.all_reduce({span.data, span.numel / 4, DType::kFloat32}, ReduceOp::kMax, "late")->wait();
-      });
+  const AfterFailure sum = after_failure([](Comm& comm, Span span) {
+    comm.all_reduce({span.data, span.numel / 4, DType::kFloat32}, ReduceOp::kMax, "late")->wait();
+  });
   EXPECT_TRUE(sum.still_writes);
   EXPECT_FALSE(sum.is_written);
   // The output of a gather is its caller's.
