@@ -6,7 +6,7 @@
 >>> engine.step()
 """
 
-from . import built_for as _built_for  # first: checks that there is the torch which the compiled part needs
+from . import built_for  # noqa: F401 - first: checks that there is the torch which the compiled part needs
 from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
 from .distributed import init_distributed
 from .engine import Engine

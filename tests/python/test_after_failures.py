@@ -253,7 +253,7 @@ def free_before_others_come(stage, folder):
     engine.backward(torch.nn.functional.mse_loss(engine(x), y))
     engine.step()
 
-    def step():
+    def step(engine):
         engine.backward(torch.nn.functional.mse_loss(engine(x), y))
         engine.step()
 
@@ -261,11 +261,11 @@ def free_before_others_come(stage, folder):
     if engine.rank() > 0:
         wait_until(freed.exists)
         with pytest.raises((zeroshard.CommError, RuntimeError)):
-            step()
+            step(engine)
         came[engine.rank() - 1].touch()
         return True
     with pytest.raises((zeroshard.CommError, RuntimeError), match="not done after"):
-        step()
+        step(engine)
     engine.destroy()
     del engine, model
     gc.collect()

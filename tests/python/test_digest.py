@@ -133,29 +133,22 @@ def digests_of_summed_losses(dtype):
         variant = {key: values[0] for key, values in AXES.items()} | {"stage": stage}
         config = configuration(dtype, accumulation=1, clip=0.5, variant=variant)
         engine, *_ = zeroshard.initialize(model=models.stack(), config=config)
-        losses = []
-        for micro in range(12):
-            x, y = models.vectors(0, 100 * engine.rank() + micro, 2)
-            losses.append(lambda x=x, y=y: torch.nn.functional.mse_loss(engine(x.to(engine_dtype(engine))).float(), y))
-        with engine.no_sync():
-            engine.backward(losses[0]())
-        for first, second, third, alone in zip(*[iter(losses[1:9])] * 4, strict=True):
-            engine.backward(first() + second())
+        for step in range(3):
+            with engine.no_sync():
+                engine.backward(loss_of(engine, step, 0))
+            engine.backward(loss_of(engine, step, 1) + loss_of(engine, step, 2))
             engine.step()
             with engine.no_sync():
-                engine.backward(third())
-            engine.backward(alone())
+                engine.backward(loss_of(engine, step, 3))
+            engine.backward(loss_of(engine, step, 4))
             engine.step()
-        with engine.no_sync():
-            engine.backward(losses[9]())
-        engine.backward(losses[10]() + losses[11]())
-        engine.step()
         digests.append(engine.parameter_digest())
     return digests
 
 
-def engine_dtype(engine):
-    return next(engine.parameters()).dtype
+def loss_of(engine, step, micro):
+    x, y = models.vectors(step, 10 * engine.rank() + micro, 2)
+    return torch.nn.functional.mse_loss(engine(x.to(next(engine.parameters()).dtype)).float(), y)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
