@@ -471,6 +471,11 @@ TEST(ForkedChild, IsRefusedByTheCommunicatorOfItsParent) {
     }
     testing::require(error_in_child([&] { kept->~Allocation(); }).empty(), "freeing failed");
     exchange->drain();
+    const auto more = comm.allocate(100, "more");  // here ranks forget what their peers have freed
+    const auto again = comm.exchange({kept->data(), comm.world_size() * 10, DType::kFloat32}, {}, "what the rank kept");
+    again->wait();
+    again->release();
+    again->drain();
     gather(comm, 10, "after");
     comm.barrier("end");
   };
