@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -309,6 +310,7 @@ class Tree:
         options = {"CMAKE_BUILD_TYPE": "Release", "Python_EXECUTABLE": sys.executable}
         options["ZEROSHARD_WITH_TORCH"] = "ON" if with_torch else "OFF"
         command += [f"-D{name}={value}" for name, value in options.items()]
+        command += shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as of the build: the compiler's cache knows its output
         result = run(command, env=self.env)
         if result.returncode != 0:
             raise SystemExit(result.stdout)
