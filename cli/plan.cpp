@@ -18,7 +18,7 @@ namespace {
 struct Arguments {
   std::string params, model, config, stage, dtype, optimizer, device_memory;
   std::optional<int> world_size;
-  bool json = false, list_params = false;
+  bool json = false, list_params = false, placement = false;
 };
 
 const std::map<std::string, DType> kDTypes{
@@ -108,6 +108,10 @@ std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
 void run(const Arguments& arguments) {
   const PlanInputs inputs = read_inputs(arguments);
   if (arguments.list_params) return print_params(*inputs.model, arguments.json);
+  if (arguments.placement) {
+    if (!inputs.model) throw ValueError("--placement needs --model");
+    return print_placements(inputs, arguments.json);
+  }
   const std::vector<StagePlan> plans = plan_stages(inputs);
   arguments.json ? print_plan_json(inputs, plans) : print_plan_table(inputs, plans);
 }
@@ -128,6 +132,7 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--device-memory", arguments->device_memory, "Memory of one device: 24GB, 24e9, 22.5GiB");
   plan->add_flag("--json", arguments->json, "Print JSON");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
+  plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");
   plan->callback([arguments] { run(*arguments); });
 }
 

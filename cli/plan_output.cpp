@@ -1,5 +1,6 @@
 #include "plan_output.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -200,6 +201,35 @@ void print_params(const ModelShapes& model, bool as_json) {
     json["units"].push_back({{"name", unit.name}, {"params", std::move(params)}});
   }
   if (as_json) std::cout << json.dump(2) << "\n";
+}
+
+void print_placements(const PlanInputs& inputs, bool as_json) {
+  Json stages = Json::array();
+  for (const int stage : inputs.stages) {
+    const std::vector<PlannedUnit> units = plan_units(*inputs.model, inputs.at_stage(stage));
+    Json rows = Json::array();
+    int width = 4;
+    for (const PlannedUnit& unit : units) {
+      rows.push_back({{"unit", unit.name},
+                      {"params", unit.numel},
+                      {"parameters", unit.parameters},
+                      {"gradients", unit.gradients},
+                      {"master_weights", unit.master_weights},
+                      {"moments", unit.moments},
+                      {"bytes_per_rank", number(unit.bytes)}});
+      width = std::max(width, int(unit.name.size()));
+    }
+    stages.push_back({{"stage", stage}, {"units", rows}});
+    if (as_json) continue;
+    std::cout << format("stage %d, %d ranks\n", stage, inputs.options.world_size)
+              << format("  %-*s  %-16s  %-16s  %-16s  %-18s  %s\n", width, "unit", "parameters", "gradients",
+                        "master weights", "moments", "GB per rank");
+    for (const PlannedUnit& unit : units)
+      std::cout << format("  %-*s  %-16s  %-16s  %-16s  %-18s  %s\n", width, unit.name.c_str(), unit.parameters.c_str(),
+                          unit.gradients.c_str(), unit.master_weights.c_str(), unit.moments.c_str(),
+                          gigabytes(unit.bytes).c_str());
+  }
+  if (as_json) std::cout << Json{{"world_size", inputs.options.world_size}, {"stages", stages}}.dump(2) << "\n";
 }
 
 }  // namespace zeroshard::cli

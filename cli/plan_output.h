@@ -40,5 +40,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
 // One stage: one object. Several: the same objects under "stages".
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 void print_params(const ModelShapes& model, bool as_json);
+// Of each unit of the model, at each stage, where its state lies.
+void print_placements(const PlanInputs& inputs, bool as_json);
 
 }  // namespace zeroshard::cli

@@ -12,7 +12,7 @@ MAX_LINES = 600
 LEVELS = [
     ["base"],
     ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
-    ["precision", "offload", "checkpoint", "plan", "monitor", "data", "parquet_plugin"],
+    ["precision", "offload", "checkpoint", "placement", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
     ["hooks"],
     ["engine"],

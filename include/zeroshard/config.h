@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zeroshard/dtype.h"
+#include "zeroshard/placement.h"
 
 // The configuration, resolved: DeepSpeed's JSON keys are translated to these names by parse_config and nowhere else.
 namespace zeroshard {
@@ -108,6 +109,7 @@ struct Config {
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
   Transport transport = Transport::kAuto;
   std::vector<std::string> unit_classes;  // module classes to shard as units; empty: found automatically
+  std::vector<PlacementRule> placement;   // of single units, at stage 3
   int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended

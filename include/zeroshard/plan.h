@@ -8,22 +8,16 @@
 
 #include "zeroshard/config.h"
 #include "zeroshard/dtype.h"
+#include "zeroshard/placement.h"
 
 // How many bytes a rank will hold, computed before anything is allocated. Activations, temporary memory of operators
 // and the memory of LibTorch itself are not counted.
 namespace zeroshard {
 
-struct PlanOptions {
-  int world_size = 1;
-  int stage = 0;
+struct PlanOptions : PlacementOptions {
   DType compute_dtype = DType::kBFloat16;
-  std::optional<DType> wire_dtype;  // gradients on the wire; unset: the dtype of their parameters
-  std::optional<DType> grad_dtype;  // reduced gradients; unset: fp32 while accumulating, else the wire dtype
-  int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight
-  int64_t grad_accumulation_steps = 1;
   bool overlap = true;
   bool prefetch = true;
-  int64_t persistence_threshold = 100'000;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
   bool on_host = false;                 // the ranks' tensors live in host memory: the ledger's tier
 };
@@ -80,6 +74,15 @@ ModelShapes load_model_shapes(const std::string& path);
 
 // What the runtime will hold for the model: model states with padding, and rings.
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
+// Where the state of one unit lies, in words: "sharded bf16"; "-": it has none.
+struct PlannedUnit {
+  std::string name;
+  int64_t numel = 0;
+  std::string parameters, gradients, master_weights, moments;
+  double bytes = 0;  // that one rank holds of them, with padding and without rings
+};
+// The units of a model in order. Throws ValueError, too, for a rule of options.rules that names none of them.
+std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
 // Initialisation holds at most this much more: the largest unit, full, in the compute dtype.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 

@@ -74,6 +74,8 @@ uint64_t Config::digest() const {
   digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps, check_replicas_every);
   digest.all(checkpoint.async, checkpoint.keep, checkpoint.on_error);
   for (const std::string& name : unit_classes) digest.add(name);
+  digest.add(uint64_t(placement.size()));
+  for (const PlacementRule& rule : placement) digest.all(rule.units, rule.replicated);
   return digest.value();
 }
 

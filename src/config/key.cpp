@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/shown_text.h"
+#include "config/unit_pattern.h"
 
 namespace zeroshard {
 namespace {
@@ -52,6 +53,9 @@ std::string describe_one(const Text&) {
 }
 std::string describe_one(const Strings&) {
   return "a list of strings";
+}
+std::string describe_one(const Placements&) {
+  return R"(a list of {"units": "layers.0-3", "parameters": "replicated" or "sharded"})";
 }
 std::string describe_one(const Anything&) {
   return "anything";
@@ -124,6 +128,18 @@ std::optional<Json> check_one(const Strings&, const Json& value) {
   const bool fits =
       value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& item) { return item.is_string(); });
   return fits ? std::optional(value) : std::nullopt;
+}
+
+std::optional<Json> check_one(const Placements&, const Json& value) {
+  if (!value.is_array()) return std::nullopt;
+  for (const Json& rule : value) {
+    if (!rule.is_object() || rule.size() != 2 || !rule.contains("units") || !rule.contains("parameters"))
+      return std::nullopt;
+    const Json &units = rule["units"], &parameters = rule["parameters"];
+    if (!units.is_string() || !problem_of_pattern(units.get<std::string>()).empty()) return std::nullopt;
+    if (parameters != "replicated" && parameters != "sharded") return std::nullopt;
+  }
+  return value;
 }
 
 std::optional<Json> check_one(const Anything&, const Json& value) {

@@ -32,9 +32,11 @@ struct Only {  // false, or another single value: the one that changes nothing
 struct Betas {};  // two numbers in [0, 1)
 struct Text {};
 struct Strings {};
+struct Placements {};  // [{"units": pattern, "parameters": "replicated" or "sharded"}]
 struct Anything {};
 struct NothingEnabled {};  // an object without "enabled": true at any depth
-using Allowed = std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Anything, NothingEnabled>;
+using Allowed =
+    std::variant<Bool, Integer, Number, Choice, Only, Betas, Text, Strings, Placements, Anything, NothingEnabled>;
 
 inline Integer at_least(int64_t min) {
   return {.min = min};

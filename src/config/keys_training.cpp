@@ -139,6 +139,15 @@ std::vector<Key> own_keys() {
        }},
       {"zeroshard.unit_classes", Strings{}, Json::array(),
        "module classes to shard as units; empty: found automatically", Effect::kYes, set<&Config::unit_classes>},
+      {"zeroshard.placement", Placements{}, Json::array(),
+       "where single units' parameters lie at stage 3, which shards those above the persistence threshold. A pattern "
+       "is "
+       "the last parts of a unit's name: names, numbers, ranges, *",
+       Effect::kYes,
+       [](Config& config, const Json& value) {
+         for (const Json& rule : value)
+           config.placement.push_back({rule["units"].get<std::string>(), rule["parameters"] == "replicated"});
+       }},
       {"zeroshard.timeout_s", seconds, 600,
        "a collective without progress for this long fails, and a start without all ranks", Effect::kYes,
        [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},

@@ -201,6 +201,11 @@ class Resolver {
       }
       config().compute_dtype = DType::kFloat16;
     }
+    if (!config().placement.empty() && config().stage != 3) {
+      fail_value("zeroshard.placement", Json::parse(value_of("zeroshard.placement").value),
+                 concat("is for stage 3; zero_optimization.stage is ", config().stage,
+                        ", where every rank has all parameters"));
+    }
     if (!config().average_gradients && config().stage == 3) {
       fail_value("gradient_allreduce_op", "sum", "is for stages 0 to 2; zero_optimization.stage is 3");
     }

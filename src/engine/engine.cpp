@@ -242,7 +242,7 @@ void Engine::finish_step(const StepResult& result) {
   if (result.applied) {
     if (!is_empty) impl.skipped = 0;
     if (!impl.options.external_optimizer.empty()) impl.optimizer->publish_masters();
-    if (impl.options.config.stage > 0) impl.refresh();  // at stage 0 every rank has updated everything
+    impl.refresh();
   }
   impl.watch->forget_readings();
   impl.reducer->end_step();
@@ -313,9 +313,16 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
 }
 
 void Engine::Impl::refresh() {
+  const auto updates_all = [](const UnitPlacement& unit) {
+    return std::any_of(unit.groups.begin(), unit.groups.end(),
+                       [](const GroupPlacement& group) { return group.updated == Extent::kWhole; });
+  };
+  if (std::any_of(placements.begin(), placements.end(), updates_all)) return;  // so has every other rank
   executor->refresh();
   // From here on users may write to what they see; peers that read it directly must have done so.
-  if (!shards_parameters(plan) && options.device.is_cpu()) gather_comm.barrier("updated parameters");
+  const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
+  if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))
+    gather_comm.barrier("updated parameters");
 }
 
 void Engine::Impl::retire() {

@@ -138,7 +138,9 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
   plan = plan_options(options, reduce, moments);
-  planned = plan_ledger(layouts, plan).bytes;
+  PlanReport report = plan_ledger(layouts, plan);
+  planned = report.bytes;
+  placements = std::move(report.placements);
   const auto build = [&] {
     make_optimizer(units);
     make_units(units);
@@ -160,26 +162,22 @@ void Engine::Impl::make_optimizer(const std::vector<UnitDefinition>& units) {
     for (const FlatGroup& group : layouts[u].groups) {
       shard_of.back().push_back(group.requires_grad ? int(shards.size()) : -1);
       if (!group.requires_grad) continue;
-      ShardView view{&group, {}, {}, {}};
+      ShardView view;
+      view.group = &group;
+      view.whole = updates_whole(u, shard_of.back().size() - 1);
       for (const size_t i : group.params) view.param_group.push_back(units[u].params[i].param_group);
       shards.push_back(std::move(view));
     }
   }
-  const OptimOptions optim{options.device, gather_comm.rank(), options.config.stage == 0, options.optimizer,
-                           plan.optimizer_slots};
+  const OptimOptions optim{options.device, gather_comm.rank(), options.optimizer, plan.optimizer_slots};
   optimizer = std::make_unique<ShardedOptimizer>(std::move(shards), optim, ledger);
-}
-
-Placement Engine::Impl::placement(const UnitLayout& layout) const {
-  if (!shards_parameters(plan)) return Placement::kReplicated;
-  return is_persistent(layout, plan) ? Placement::kPersistent : Placement::kSharded;
 }
 
 void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   int64_t bytes = 0;
-  for (const UnitLayout& layout : layouts) bytes += Unit::memory_bytes(layout, placement(layout));
+  for (size_t u = 0; u < layouts.size(); ++u) bytes += Unit::memory_bytes(layouts[u], placements[u].parameters);
   std::map<int64_t, int> slots;
-  for (const RingClass& size_class : zeroshard::gather_ring(layouts, plan))
+  for (const RingClass& size_class : zeroshard::gather_ring(layouts, placements, plan))
     slots[size_class.slot_bytes] = size_class.slots;
   param_memory = FlatBuffer(gather_comm, bytes, options.device, ledger, Category::kParameters, "parameters");
   gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
@@ -200,10 +198,10 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
       source.masters.push_back(shard_of[u][g] < 0 ? at::Tensor() : optimizer->master(shard_index(u, g)));
     }
-    units.push_back(std::make_unique<Unit>(layouts[u], placement(layouts[u]), std::move(source), options.device,
+    units.push_back(std::make_unique<Unit>(layouts[u], placements[u].parameters, std::move(source), options.device,
                                            gather_comm, *gather_ring, ledger));
     parents.push_back(definitions[u].parent);
-    memory += Unit::memory_bytes(layouts[u], placement(layouts[u]));
+    memory += Unit::memory_bytes(layouts[u], placements[u].parameters);
     freed_bytes += layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < layouts.size()) continue;
     return_free_memory();
@@ -235,8 +233,8 @@ void Engine::Impl::make_reducer() {
     for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
       if (shard_of[u][g] < 0) continue;
       Unit& unit = executor->unit(u);
-      const bool whole = options.config.stage == 0;
-      optimizer->bind(shard_index(u, g), whole ? unit.full(g) : unit.shard(g), reducer->bucket(u, g)->grads(),
+      optimizer->bind(shard_index(u, g), updates_whole(u, g) ? unit.full(g) : unit.shard(g),
+                      reducer->bucket(u, g)->grads(),
                       /*open=*/unit.placement() != Placement::kSharded);
     }
   }

@@ -142,7 +142,7 @@ class Engine::Impl::States {
 
   void add_trainable(size_t u, size_t g, bool optimizer, std::vector<StateSlice>& to) const {
     const size_t shard = impl_.shard_index(u, g);
-    const bool whole = impl_.options.config.stage == 0;
+    const bool whole = impl_.updates_whole(u, g);
     const at::Tensor& master = impl_.optimizer->master(shard);
     const at::Tensor weights = master.defined() ? master : impl_.optimizer->shards()[shard].param;
     const std::vector<int64_t>& steps = impl_.optimizer->steps(shard);
@@ -214,20 +214,29 @@ NamedValues Engine::half_loaded() const {
   return left;
 }
 
-// At stage 0 every rank's optimizer has everything: each saves its share.
+// Of what every rank's optimizer has whole, each saves its share.
 std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& states) const {
-  std::map<std::string_view, std::pair<const FlatGroup*, size_t>> place;
-  for (const UnitLayout& layout : layouts)
-    for (const FlatGroup& group : layout.groups)
-      for (size_t j = 0; j < group.params.size(); ++j) place[layout.params[group.params[j]].name()] = {&group, j};
+  struct Place {
+    const FlatGroup* group;
+    size_t index;
+    bool whole;
+  };
+  std::map<std::string_view, Place> places;
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
+      const FlatGroup& group = layouts[u].groups[g];
+      for (size_t j = 0; j < group.params.size(); ++j)
+        places[layouts[u].params[group.params[j]].name()] = {&group, j, updates_whole(u, g)};
+    }
+  }
   std::vector<StateSlice> slices;
   for (const TensorState& state : states) {
     StateSlice slice = to_slice(state);
-    const auto at = place.find(state.name);
-    ZS_CHECK(at != place.end(), "'", state.name, "' (", state.kind, ") is a state of no parameter");
-    const auto [group, index] = at->second;
+    const auto at = places.find(state.name);
+    ZS_CHECK(at != places.end(), "'", state.name, "' (", state.kind, ") is a state of no parameter");
+    const auto& [group, index, whole] = at->second;
     slice.trainable = true;
-    if (options.config.stage == 0) {
+    if (whole) {
       const Range owned = group->layout.owned(index, gather_comm.rank());
       const int64_t start = group->layout.param(index).begin;
       const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});
@@ -340,7 +349,7 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
     }
   }
   optimizer->publish_masters();
-  if (options.config.stage > 0) refresh();
+  refresh();
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;

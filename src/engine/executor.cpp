@@ -28,15 +28,17 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  if (backward_begun_) let_all_others_pass();  // of a loss.backward() that nobody has ended
-  in_forward_.clear();                         // a forward that failed has left its own there
+  if (backward_begun_) let_all_others_pass();                          // of a loss.backward() that nobody has ended
+  if (awaited_.size() > ExecutionOrder::kMaxLength) awaited_.clear();  // of forwards without any backward
+  in_forward_.clear();                                                 // a forward that failed has left its own there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
 }
 
 void Executor::demand(size_t index) {
-  order_->advance(index);
+  const bool is_replicated = units_[index]->placement() == Placement::kReplicated;
+  is_replicated ? order_->note(index) : void(order_->advance(index));
   units_[index]->unshard();
   int depth = 0;
   const auto upcoming = order_->upcoming();
@@ -78,6 +80,7 @@ void Executor::pre_forward(size_t index, bool recomputing) {
 void Executor::post_forward(size_t index, bool recomputing) {
   if (recomputing) return;
   finished_[index] = ++forwards_;
+  if (order_ == &training_ && (awaited_.empty() || awaited_.back() != index)) awaited_.push_back(index);
   // With those that it called and that failed, where it went on without them.
   const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
   if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
@@ -92,6 +95,7 @@ void Executor::pre_backward(size_t index, const void* output) {
   finish_others(index, output);
   let_others_pass(index);
   finish_others(index, output);
+  if (const auto at = last_forward(index); at < std::ssize(awaited_)) awaited_.erase(awaited_.begin() + at);
   in_backward_.emplace(index, output);
   recomputed_.erase(index);
   demand_in_backward(index);
@@ -118,9 +122,26 @@ void Executor::begin_backward() {
   order_->begin_backward();
 }
 
+// Where the unit's last forward stands whose backward has not come, or the end.
+std::ptrdiff_t Executor::last_forward(size_t index) const {
+  const auto found = std::find(awaited_.rbegin(), awaited_.rend(), index);
+  return found == awaited_.rend() ? std::ssize(awaited_) : std::ssize(awaited_) - 1 - (found - awaited_.rbegin());
+}
+
+// Of forwards from `first` on, those of units that stay whole: this rank's backward does not need them.
+void Executor::end_whole_units(std::ptrdiff_t first) {
+  if (first >= std::ssize(awaited_)) return;
+  const std::vector<size_t> later(awaited_.begin() + first, awaited_.end());
+  awaited_.resize(size_t(first));
+  for (auto unit = later.rbegin(); unit != later.rend(); ++unit)
+    if (units_[*unit]->placement() != Placement::kSharded && !in_backward_.contains(*unit))
+      callbacks_.on_unit_done(*unit);
+}
+
 // Before this rank's backward needs `index`: takes part in what others need before.
 void Executor::let_others_pass(size_t index) {
   begin_backward();
+  end_whole_units(last_forward(index) + 1);
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
   if (const auto upcoming = order_->upcoming(); !upcoming.empty()) {
     const auto found = std::find(upcoming.begin(), upcoming.end(), index);
@@ -160,6 +181,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
 
 void Executor::let_all_others_pass() {
   backward_begun_ = false;
+  end_whole_units(0);
   if (!callbacks_.max_over_ranks) return;
   if (order_->is_recording()) {
     finish_all();  // other ranks wait for its reduction before they need the next unit

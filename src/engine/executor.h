@@ -28,8 +28,11 @@ namespace zeroshard {
 // needs all ranks. Where the order of a pass is known, a rank goes through it whole: before a unit that comes later it
 // takes part in the gathers of those that it does not need itself, and at the end in those that are left. While an
 // order is recorded, ranks agree before each gather of a backward on who is next: one small all-reduce a unit. A rank
-// that has taken part tells the unit's end before it waits again: others may wait for its part in the reduction. What
-// is left is a unit that no rank needed in the recorded pass: then the ranks' gathers differ, which is an error.
+// that has taken part tells the unit's end before it waits again: others may wait for its part in the reduction. It
+// does so, too, for units that stay whole, at every stage: when the backward of a unit begins, those whose forward came
+// after that unit's, and whose backward has not come, are not needed any more. So a bucket is launched after as many
+// ends of its unit at one stage as at another, and sums are rounded alike. What is left is a unit that no rank needed
+// in the recorded pass: then the ranks' gathers differ, which is an error.
 class Executor {
  public:
   struct Callbacks {
@@ -81,6 +84,8 @@ class Executor {
   // Note [Ranks whose backward passes need other units].
   void demand_in_backward(size_t unit);
   void let_others_pass(size_t unit);
+  std::ptrdiff_t last_forward(size_t unit) const;
+  void end_whole_units(std::ptrdiff_t first);
   void skip(size_t unit);
   std::optional<size_t> agree_on_next(std::optional<size_t> mine);
   void let_all_others_pass();
@@ -94,6 +99,7 @@ class Executor {
   std::vector<size_t> in_forward_;        // units whose forward runs, outermost first
   std::vector<int64_t> finished_;         // when each unit's last forward ended: counts from 1
   int64_t forwards_ = 0;
+  std::vector<size_t> awaited_;  // units in the order in which their forwards ended, whose backward has not come
   bool backward_begun_ = false;
   // Units whose backward has begun and not ended, and the output it began with.
   std::map<size_t, const void*> in_backward_;

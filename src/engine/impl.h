@@ -41,7 +41,10 @@ struct Engine::Impl {
   void make_reducer();
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
-  Placement placement(const UnitLayout& layout) const;
+  // Whether every rank updates all of a group, and not its shard.
+  bool updates_whole(size_t unit, size_t group) const {
+    return placements[unit].groups[group].updated == Extent::kWhole;
+  }
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
   void check_caller() const;
@@ -91,6 +94,7 @@ struct Engine::Impl {
   Ledger ledger;
   PlanOptions plan;
   Bytes planned;
+  std::vector<UnitPlacement> placements;  // by unit
   std::vector<UnitLayout> layouts;
   FlatBuffer param_memory;
   std::unique_ptr<SlotRing> gather_ring;

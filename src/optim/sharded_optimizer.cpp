@@ -20,8 +20,8 @@ at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
 }
 
-int64_t kept_numel(const ShardView& shard, const OptimOptions& options) {
-  return options.whole ? shard.group->layout.padded_numel() : shard.group->layout.shard_numel();
+int64_t kept_numel(const ShardView& shard) {
+  return shard.whole ? shard.group->layout.padded_numel() : shard.group->layout.shard_numel();
 }
 
 kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int64_t end, float grad_scale) {
@@ -120,8 +120,8 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ShardView> shards, OptimOptions o
     : shards_(std::move(shards)), options_(options) {
   int64_t master_numel = 0, numel = 0;
   for (const ShardView& shard : shards_) {
-    numel += kept_numel(shard, options_);
-    if (shard.group->dtype != DType::kFloat32) master_numel += kept_numel(shard, options_);
+    numel += kept_numel(shard);
+    if (shard.group->dtype != DType::kFloat32) master_numel += kept_numel(shard);
   }
   const auto allocate = [&](int64_t count, Category category) {
     if (count == 0) return Carver();
@@ -132,7 +132,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ShardView> shards, OptimOptions o
   std::vector<Carver> moments;
   for (int slot = 0; slot < options_.num_moments; ++slot) moments.push_back(allocate(numel, Category::kMoments));
   for (const ShardView& shard : shards_) {
-    const int64_t kept = kept_numel(shard, options_);
+    const int64_t kept = kept_numel(shard);
     State state;
     if (shard.group->dtype != DType::kFloat32) state.master = masters.take(DType::kFloat32, kept);
     for (Carver& carver : moments) state.moments.push_back(carver.take(DType::kFloat32, kept));
@@ -150,7 +150,7 @@ void ShardedOptimizer::bind(size_t i, at::Tensor param, at::Tensor grads, bool o
 // The elements of a parameter that this rank updates, as positions in the shard's tensors.
 Range ShardedOptimizer::local(size_t shard, size_t index) const {
   const ShardLayout& layout = shards_[shard].group->layout;
-  if (options_.whole) return layout.param(index);
+  if (shards_[shard].whole) return layout.param(index);
   const Range owned = layout.owned(index, options_.rank);
   const int64_t first = layout.shard(options_.rank).begin;
   return owned.size() > 0 ? Range{owned.begin - first, owned.end - first} : Range{};
@@ -218,7 +218,7 @@ std::vector<ParamSlice> ShardedOptimizer::slices() const {
       const Range range = local(i, j);
       if (range.size() == 0) continue;
       const ShardLayout& layout = shards_[i].group->layout;
-      const int64_t first = options_.whole ? 0 : layout.shard(options_.rank).begin;
+      const int64_t first = shards_[i].whole ? 0 : layout.shard(options_.rank).begin;
       std::vector<at::Tensor> moments;
       for (const at::Tensor& moment : states_[i].moments) moments.push_back(cut(moment, range));
       result.push_back({i, j, shards_[i].param_group[j], weights.slice(0, range.begin, range.end),

@@ -14,7 +14,8 @@ namespace zeroshard {
 struct ShardView {
   const FlatGroup* group = nullptr;
   std::vector<int> param_group;  // per parameter of the group: its param group, or -1 when it has none
-  at::Tensor param;              // this rank's shard in the compute dtype (everything at stage 0)
+  bool whole = false;            // every rank updates everything, and not its shard alone
+  at::Tensor param;              // what this rank updates, in the compute dtype
   at::Tensor grads;              // the same elements' gradients
   bool open = false;             // users may write to `param` between steps
 };
@@ -32,7 +33,6 @@ struct ParamSlice {
 struct OptimOptions {
   at::Device device = at::kCPU;
   int rank = 0;
-  bool whole = false;  // stage 0: every rank updates everything
   OptimizerConfig::Type type = OptimizerConfig::Type::kAdamW;
   int num_moments = 2;  // 0 for an optimizer that keeps its own states (a user's torch.optim)
 };

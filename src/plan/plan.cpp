@@ -3,15 +3,17 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "placement/placement.h"
 #include "plan/plan_ledger.h"
 #include "plan/state_rules.h"
 
 namespace zeroshard {
 namespace {
 
-// One division at the end: correctly rounded, and exact whenever the result is.
-double ideal_bytes(PerElement per_element, int64_t numel, int world_size) {
-  return double(per_element.full) * double(numel) + double(per_element.shard) * double(numel) / double(world_size);
+// Without padding. One division at the end: correctly rounded, and exact whenever the result is.
+double ideal_bytes(const Held& held, int64_t numel, int world_size) {
+  const double whole = double(held.element_bytes()) * double(numel);
+  return held.extent == Extent::kShard ? whole / double(world_size) : whole;
 }
 
 // Smallest world size for which fits(world_size) holds, found by doubling and then bisection: bytes per rank fall with
@@ -58,6 +60,7 @@ PlanOptions plan_options(const Config& config) {
   options.overlap = config.overlap_comm;
   options.prefetch = config.prefetch_numel > 0;
   options.persistence_threshold = config.persistence_threshold;
+  options.rules = config.placement;
   return options;
 }
 
@@ -65,12 +68,14 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   check_plan_options(options);
   ZS_CHECK(num_params >= 1 && num_params <= kMaxParams, "the number of parameters must be 1 to ", kMaxParams, ", got ",
            num_params);
-  const auto bytes = [&](PerElement per_element) { return ideal_bytes(per_element, num_params, options.world_size); };
+  const auto bytes = [&](const Held& held) { return ideal_bytes(held, num_params, options.world_size); };
+  const Placement parameters = shards_parameters(options) ? Placement::kSharded : Placement::kReplicated;
+  const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;
-  planned.parameters = bytes(parameter_bytes(options.compute_dtype, options));
-  planned.gradients = bytes(gradient_bytes(options.compute_dtype, options));
-  planned.master_weights = bytes(master_weight_bytes(options.compute_dtype, options));
-  planned.moments = bytes(moment_bytes(options));
+  planned.parameters = bytes(place.parameters);
+  planned.gradients = bytes(place.packed_gradients) + bytes(place.reduced_gradients);
+  planned.master_weights = bytes(place.master_weights);
+  planned.moments = bytes(place.moments);
   return planned;
 }
 
@@ -83,6 +88,44 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
   };
   return {held(Category::kParameters), held(Category::kGradients),  held(Category::kMasterWeights),
           held(Category::kMoments),    held(Category::kGatherRing), held(Category::kReduceRing)};
+}
+
+namespace {
+
+std::string describe(std::string_view where, DType dtype, int values = 1) {
+  return concat(where, " ", values > 1 ? concat(values, " x ") : "", name_of(dtype));
+}
+
+std::string describe(const Held& held) {
+  return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held.dtype, held.values);
+}
+
+PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
+  PlannedUnit planned{unit.name, unit.numel(), "-", "-", "-", "-"};
+  for (size_t g = 0; g < unit.groups.size(); ++g) {
+    const GroupPlacement& place = placement.groups[g];
+    planned.parameters = describe(name_of(placement.parameters), place.parameters.dtype);
+    const bool in_place = place.reduced_gradients.extent == Extent::kNothing;
+    planned.gradients = describe(in_place ? place.packed_gradients : place.reduced_gradients);
+    planned.master_weights = describe(place.master_weights);
+    planned.moments = describe(place.moments);
+    for (const Held* held :
+         {&place.parameters, &place.packed_gradients, &place.reduced_gradients, &place.master_weights, &place.moments})
+      planned.bytes += double(held->bytes(unit.groups[g].layout));
+  }
+  return planned;
+}
+
+}  // namespace
+
+// All parameters of a planned model have one dtype and are trained: a unit has one group.
+std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options) {
+  check_plan_options(options);
+  const std::vector<UnitLayout> units = make_unit_layouts(model, options);
+  const std::vector<UnitPlacement> table = place(units, options);
+  std::vector<PlannedUnit> planned;
+  for (size_t u = 0; u < units.size(); ++u) planned.push_back(describe(units[u], table[u]));
+  return planned;
 }
 
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options) {

@@ -11,15 +11,13 @@ int64_t sum_of(std::span<const RingClass> ring) {
   return sum;
 }
 
-void add_group(Bytes& bytes, Tier tier, const FlatGroup& group, const PlanOptions& options) {
-  const auto add = [&](Category category, PerElement per_element) {
-    bytes.at(category, tier) += per_element.bytes(group.layout);
-  };
-  add(Category::kParameters, parameter_bytes(group.dtype, options));
-  if (!group.requires_grad) return;
-  add(Category::kGradients, gradient_bytes(group.dtype, options));
-  add(Category::kMasterWeights, master_weight_bytes(group.dtype, options));
-  add(Category::kMoments, moment_bytes(options));
+void add_group(Bytes& bytes, Tier tier, const FlatGroup& group, const GroupPlacement& place) {
+  const auto add = [&](Category category, const Held& held) { bytes.at(category, tier) += held.bytes(group.layout); };
+  add(Category::kParameters, place.parameters);
+  add(Category::kGradients, place.packed_gradients);
+  add(Category::kGradients, place.reduced_gradients);
+  add(Category::kMasterWeights, place.master_weights);
+  add(Category::kMoments, place.moments);
 }
 
 }  // namespace
@@ -28,17 +26,20 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   check_plan_options(options);
   const Tier tier = options.on_host ? Tier::kHost : Tier::kDevice;
   PlanReport report;
-  for (const UnitLayout& unit : units) {
-    for (const FlatGroup& group : unit.groups) {
+  report.placements = place(units, options);
+  for (size_t u = 0; u < units.size(); ++u) {
+    const UnitLayout& unit = units[u];
+    for (size_t g = 0; g < unit.groups.size(); ++g) {
+      const FlatGroup& group = unit.groups[g];
       ZS_CHECK(group.layout.world_size() == options.world_size, "unit '", unit.name, "' is laid out for ",
                group.layout.world_size(), " ranks, the plan is for ", options.world_size);
-      add_group(report.bytes, tier, group, options);
+      add_group(report.bytes, tier, group, report.placements[u].groups[g]);
     }
-    if (is_persistent(unit, options)) report.persistent_bytes += unit.full_bytes();
+    if (report.placements[u].parameters == Placement::kPersistent) report.persistent_bytes += unit.full_bytes();
   }
-  report.gather_ring = gather_ring(units, options);
-  report.reduce_ring = reduce_ring(units, options);
-  report.exchange_scratch_bytes = exchange_scratch_bytes(units, options);
+  report.gather_ring = gather_ring(units, report.placements, options);
+  report.reduce_ring = reduce_ring(units, report.placements);
+  report.exchange_scratch_bytes = exchange_scratch_bytes(units, report.placements, options);
   report.bytes.at(Category::kGatherRing, tier) = sum_of(report.gather_ring) + report.persistent_bytes;
   report.bytes.at(Category::kReduceRing, tier) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
   return report;

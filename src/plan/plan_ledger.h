@@ -10,16 +10,17 @@
 
 namespace zeroshard {
 
-// The ledger of a run, and what its rings consist of.
+// The ledger of a run, where its state lies, and what its rings consist of.
 struct PlanReport {
-  Bytes bytes;  // what Ledger::current() shows between steps
+  Bytes bytes;                            // what Ledger::current() shows between steps
+  std::vector<UnitPlacement> placements;  // by unit
   std::vector<RingClass> gather_ring, reduce_ring;
   int64_t persistent_bytes = 0;        // full buffers of persistent units, counted in kGatherRing
   int64_t exchange_scratch_bytes = 0;  // counted in kReduceRing
 };
 
 // What the runtime holds for these units. The layouts must have been made for options.world_size; their dtypes are
-// taken as they are, options.compute_dtype is not read. Throws ValueError when world sizes differ.
+// taken as they are, options.compute_dtype is not read. Throws ValueError when world sizes differ, and as place().
 PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // The layouts that the engine makes of the model's units, everything trainable and in the compute dtype.

@@ -8,14 +8,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kMasterBytes = 4;  // master weights and moments are fp32
-constexpr int64_t kMomentBytes = 4;
-
-// Optimizer states are sharded from stage 1 on.
-PerElement optimizer_state(int64_t bytes, const PlanOptions& options) {
-  return options.stage >= 1 ? PerElement{0, bytes} : PerElement{bytes, 0};
-}
-
 std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, const auto& slots_for) {
   std::vector<RingClass> ring;
   for (const auto& [bytes, units] : units_by_size) ring.push_back({bytes, slots_for(units, bytes), units});
@@ -32,44 +24,6 @@ int slots_of_size(int least, int64_t bytes) {
 
 }  // namespace
 
-DType wire_dtype(DType dtype, const PlanOptions& options) {
-  return options.wire_dtype.value_or(dtype);
-}
-
-DType grad_dtype(DType dtype, const PlanOptions& options) {
-  if (options.grad_dtype) return *options.grad_dtype;
-  return options.grad_accumulation_steps > 1 ? DType::kFloat32 : wire_dtype(dtype, options);
-}
-
-PerElement parameter_bytes(DType dtype, const PlanOptions& options) {
-  const int64_t bytes = element_size(dtype);
-  return shards_parameters(options) ? PerElement{0, bytes} : PerElement{bytes, 0};
-}
-
-// Stages 0 and 1, and a world of one, keep every gradient as it goes on the wire and reduce in place: into this rank's
-// slice, gathered back to full at stage 0. Reduced gradients need memory of their own when they have another dtype, or
-// when later micro-batches would overwrite them.
-PerElement gradient_bytes(DType dtype, const PlanOptions& options) {
-  const DType wire = wire_dtype(dtype, options), reduced = grad_dtype(dtype, options);
-  if (shards_gradients(options)) return {0, element_size(reduced)};
-  PerElement bytes{element_size(wire), 0};
-  const bool in_place = reduced == wire && options.grad_accumulation_steps == 1;
-  if (!in_place) (options.stage == 0 ? bytes.full : bytes.shard) += element_size(reduced);
-  return bytes;
-}
-
-PerElement master_weight_bytes(DType dtype, const PlanOptions& options) {
-  return has_master_weights(dtype) ? optimizer_state(kMasterBytes, options) : PerElement{};
-}
-
-PerElement moment_bytes(const PlanOptions& options) {
-  return optimizer_state(kMomentBytes * options.optimizer_slots, options);
-}
-
-bool is_persistent(const UnitLayout& unit, const PlanOptions& options) {
-  return shards_parameters(options) && unit.numel() <= options.persistence_threshold;
-}
-
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options) {
   return options.prefetch ? slots_of_size(3, unit_bytes) - 2 : 0;
 }
@@ -82,38 +36,38 @@ int reduce_slots(int units, int64_t bytes) {
   return std::min(units, slots_of_size(2, bytes));
 }
 
-int64_t wire_bytes(const FlatGroup& group, const PlanOptions& options) {
-  return group.requires_grad ? group.layout.padded_numel() * element_size(wire_dtype(group.dtype, options)) : 0;
+int64_t wire_bytes(const FlatGroup& group, const GroupPlacement& place) {
+  return group.requires_grad ? group.layout.padded_numel() * element_size(place.wire_dtype) : 0;
 }
 
-std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, const PlanOptions& options) {
+std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, PlacementTable table,
+                                   const PlanOptions& options) {
   std::map<int64_t, int> units_by_size;
-  if (shards_parameters(options)) {
-    for (const UnitLayout& unit : units) {
-      if (!is_persistent(unit, options) && unit.full_bytes() > 0) ++units_by_size[unit.full_bytes()];
-    }
+  for (size_t u = 0; u < units.size(); ++u) {
+    const int64_t bytes = units[u].full_bytes();
+    if (table[u].parameters == Placement::kSharded && bytes > 0) ++units_by_size[bytes];
   }
   return ring_of(units_by_size, [&](int count, int64_t bytes) { return gather_slots(count, bytes, options); });
 }
 
-std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, const PlanOptions& options) {
-  std::map<int64_t, int> units_by_size;
-  if (shards_gradients(options)) {
-    for (const UnitLayout& unit : units) {
-      for (const FlatGroup& group : unit.groups) {
-        if (const int64_t bytes = wire_bytes(group, options); bytes > 0) ++units_by_size[bytes];
-      }
+std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementTable table) {
+  std::map<int64_t, int> groups_by_size;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GroupPlacement& place = table[u].groups[g];
+      const int64_t bytes = wire_bytes(units[u].groups[g], place);
+      if (place.packed_gradients.extent == Extent::kNothing && bytes > 0) ++groups_by_size[bytes];
     }
   }
-  return ring_of(units_by_size, reduce_slots);
+  return ring_of(groups_by_size, reduce_slots);
 }
 
-int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
+int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options) {
   if (!options.exchange_needs_scratch || options.world_size == 1) return 0;
   int64_t largest = 0;
-  for (const UnitLayout& unit : units) {
-    for (const FlatGroup& group : unit.groups) largest = std::max(largest, wire_bytes(group, options));
-  }
+  for (size_t u = 0; u < units.size(); ++u)
+    for (size_t g = 0; g < units[u].groups.size(); ++g)
+      largest = std::max(largest, wire_bytes(units[u].groups[g], table[u].groups[g]));
   return largest * (options.overlap ? 2 : 1);
 }
 

@@ -6,6 +6,7 @@ namespace zeroshard {
 
 void ExecutionOrder::begin_pass() {
   current_.clear();
+  needed_.clear();
   backward_ = kNone;
   in_pass_ = true;
   has_ended_ = false;
@@ -18,7 +19,12 @@ void ExecutionOrder::begin_backward() {
   following_ = following_ && backward_ == recorded_backward_;
 }
 
+void ExecutionOrder::note(size_t unit) {
+  if (in_pass_ && needed_.size() < kMaxLength) needed_.push_back(unit);
+}
+
 bool ExecutionOrder::advance(size_t unit) {
+  note(unit);
   if (!in_pass_) return false;
   if (current_.size() == kMaxLength) return following_ = false;
   const size_t position = current_.size();
@@ -27,20 +33,22 @@ bool ExecutionOrder::advance(size_t unit) {
   return following_;
 }
 
+void ExecutionOrder::swap_with_recorded() {
+  std::swap(recorded_, current_);
+  std::swap(recorded_needed_, needed_);
+  std::swap(recorded_backward_, backward_);
+}
+
 void ExecutionOrder::end_pass() {
   if (in_pass_) {
-    std::swap(recorded_, current_);
-    std::swap(recorded_backward_, backward_);
+    swap_with_recorded();
     has_ended_ = true;
   }
   in_pass_ = following_ = false;
 }
 
 void ExecutionOrder::forget() {
-  if (has_ended_) {
-    std::swap(recorded_, current_);
-    std::swap(recorded_backward_, backward_);
-  }
+  if (has_ended_) swap_with_recorded();
   in_pass_ = following_ = has_ended_ = false;
 }
 

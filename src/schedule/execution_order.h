@@ -15,6 +15,8 @@ class ExecutionOrder {
   void begin_backward();
   // `unit` is needed now. Returns false when that was not predicted.
   bool advance(size_t unit);
+  // `unit` is needed, and there in any case: ranks may differ in it, and nothing is predicted.
+  void note(size_t unit);
   void end_pass();
   // The pass that runs or ended last is as if it had not been: what it was predicted from is recorded still.
   void forget();
@@ -22,7 +24,7 @@ class ExecutionOrder {
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
   // The units needed in this pass up to now, or between passes in the last one: first to last, one as often as it was.
-  std::span<const size_t> needed() const { return in_pass_ ? current_ : recorded_; }
+  std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
   // What is recorded of one pass at most: a program that calls modules and never the engine ends none.
   static constexpr size_t kMaxLength = size_t{1} << 16;
   bool is_recording() const { return !following_; }
@@ -30,8 +32,11 @@ class ExecutionOrder {
  private:
   static constexpr size_t kNone = size_t(-1);
 
+  void swap_with_recorded();
+
   std::vector<size_t> recorded_;                         // of the last complete pass
   std::vector<size_t> current_;                          // of this pass so far
+  std::vector<size_t> recorded_needed_, needed_;         // with those that were noted
   size_t recorded_backward_ = kNone, backward_ = kNone;  // where backward began in each
   bool following_ = false;                               // current_ is a prefix of recorded_
   bool in_pass_ = false;

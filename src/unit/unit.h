@@ -10,15 +10,9 @@
 #include "device/flat_buffer.h"
 #include "device/slot_ring.h"
 #include "layout/unit_layout.h"
+#include "placement/placement.h"
 
 namespace zeroshard {
-
-// How a unit's full parameters live.
-enum class Placement : uint8_t {
-  kReplicated,  // always whole on every rank (stages 0-2, or one rank)
-  kSharded,     // gathered for use, then freed
-  kPersistent,  // sharded, but small: gathered once per optimizer update and kept until the next
-};
 
 // Where a unit's values and memory come from.
 struct UnitSource {

@@ -128,6 +128,17 @@ TEST(ConfigErrors, WrongTypes) {
   expect_error(R"("text")", {"must be an object"});
   expect_error(R"({"communication_data_type": "fp8"})", {"communication_data_type = \"fp8\"", "fp32, fp16, bf16"});
   expect_error(R"({"zeroshard": {"unit_classes": ["A", 1]}})", {"zeroshard.unit_classes", "a list of strings"});
+  for (const char* rules :
+       {R"("layers.0")", R"([{"units": "a"}])", R"([{"units": 1, "parameters": "sharded"}])",
+        R"([{"units": "a..b", "parameters": "sharded"}])", R"([{"units": "3-0", "parameters": "sharded"}])",
+        R"([{"units": "a", "parameters": "whole"}])",
+        R"([{"units": "a", "parameters": "sharded", "gradients": "sharded"}])"}) {
+    expect_error(std::string(R"({"zero_optimization": {"stage": 3}, "zeroshard": {"placement": )") + rules + "}}",
+                 {"zeroshard.placement", "a list of {\"units\": \"layers.0-3\""});
+  }
+  expect_error(
+      R"({"zero_optimization": {"stage": 2}, "zeroshard": {"placement": [{"units": "a", "parameters": "sharded"}]}})",
+      {"zeroshard.placement", "is for stage 3; zero_optimization.stage is 2"});
   expect_error(R"({"zero_optimization": {"contiguous_gradients": "yes"}})", {"contiguous_gradients = \"yes\""});
 }
 

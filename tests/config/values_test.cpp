@@ -195,6 +195,22 @@ TEST(Config, EveryValueHasAnOriginAndReadsBack) {
   }
 }
 
+TEST(Config, PlacementsKeepTheirOrder) {
+  const auto placed = [](const std::string& rules) {
+    return parse(R"({"zero_optimization": {"stage": 3}, "zeroshard": {"placement": [)" + rules + "]}}").config;
+  };
+  const std::string layers = R"({"units": "layers.0-3", "parameters": "replicated"})",
+                    head = R"({"units": "head", "parameters": "sharded"})";
+  const Config config = placed(layers + ", " + head);
+  ASSERT_EQ(config.placement.size(), 2U);
+  EXPECT_EQ(config.placement[0].units, "layers.0-3");
+  EXPECT_TRUE(config.placement[0].replicated);
+  EXPECT_EQ(config.placement[1].units, "head");
+  EXPECT_FALSE(config.placement[1].replicated);
+  EXPECT_NE(config.digest(), placed(layers).digest());
+  EXPECT_NE(config.digest(), placed(head + ", " + layers).digest());
+}
+
 TEST(ConfigDigest, ChangesWithWhatRanksMustShare) {
   const uint64_t base = parse(R"({"zero_optimization": {"stage": 1}})").config.digest();
   for (const char* json :

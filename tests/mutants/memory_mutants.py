@@ -88,3 +88,38 @@ MUTANTS = [
         "BackwardHooks.TensorsThatAreGoneAreForgotten",
     ),
 ]
+
+MUTANTS += [
+    Mutant(
+        "range-of-units-without-its-end",
+        "src/config/unit_pattern.cpp",
+        "*value <= range->last",
+        "*value < range->last",
+        "placement",
+        "UnitPattern.NamesTheLastPartsOfAName",
+    ),
+    Mutant(
+        "rule-that-names-no-unit",
+        "src/placement/placement.cpp",
+        "ZS_CHECK(used[i], ",
+        "ZS_CHECK(true, ",
+        "placement",
+        "Place.ARuleThatNamesNoUnitIsRefusedWithThoseThatThereAre",
+    ),
+    Mutant(
+        "replicated-units-have-slots",
+        "src/plan/state_rules.cpp",
+        "if (table[u].parameters == Placement::kSharded && bytes > 0)",
+        "if (table[u].parameters != Placement::kPersistent && bytes > 0)",
+        "plan",
+        "PlanLedger.Bf16ByStage",
+    ),
+    Mutant(
+        "noted-units-are-predicted",
+        "src/schedule/execution_order.cpp",
+        "  if (in_pass_ && needed_.size() < kMaxLength) needed_.push_back(unit);",
+        "  if (in_pass_) current_.push_back(unit);",
+        "schedule",
+        "ExecutionOrder.WhatIsNotedIsNeededAndNeverPredicted",
+    ),
+]

@@ -49,7 +49,18 @@ COPIED = (
 )
 TEST_TIMEOUT_S = 120
 # Programs that build without LibTorch, in a minute.
-TORCH_FREE = {"layout", "schedule", "file", "checkpoint", "no_memory", "tokenizer", "monitor", "data"}
+TORCH_FREE = {
+    "layout",
+    "placement",
+    "plan",
+    "schedule",
+    "file",
+    "checkpoint",
+    "no_memory",
+    "tokenizer",
+    "monitor",
+    "data",
+}
 
 
 MUTANTS = [
@@ -310,7 +321,9 @@ class Tree:
         options = {"CMAKE_BUILD_TYPE": "Release", "Python_EXECUTABLE": sys.executable}
         options["ZEROSHARD_WITH_TORCH"] = "ON" if with_torch else "OFF"
         command += [f"-D{name}={value}" for name, value in options.items()]
-        command += shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as of the build: the compiler's cache knows its output
+        command += shlex.split(
+            os.environ.get("CMAKE_ARGS", "")
+        )  # as of the build: the compiler's cache knows its output
         result = run(command, env=self.env)
         if result.returncode != 0:
             raise SystemExit(result.stdout)

@@ -102,9 +102,9 @@ struct Rank {
       const at::Tensor values = mine(g, flat(groups[g], 1, g));
       params.push_back(values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false, /*copy=*/true));
       grads.push_back(at::zeros({values.numel()}, g == 0 ? at::kFloat : at::kBFloat16));
-      views.push_back({&groups[g], kParamGroups[g], {}, {}});
+      views.push_back({&groups[g], kParamGroups[g], whole, {}, {}});
     }
-    const OptimOptions options{at::kCPU, rank, whole, test.type, num_moments(test.type, /*momentum=*/true)};
+    const OptimOptions options{at::kCPU, rank, test.type, num_moments(test.type, /*momentum=*/true)};
     optimizer = std::make_unique<ShardedOptimizer>(std::move(views), options, ledger);
     for (size_t g = 0; g < groups.size(); ++g) {
       if (optimizer->master(g).defined()) optimizer->master(g).copy_(mine(g, flat(groups[g], 1, g)));

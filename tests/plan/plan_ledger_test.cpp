@@ -163,7 +163,8 @@ TEST(PlanLedger, ExchangeScratchIsOfTheLargestUnit) {
   options.overlap = false;
   EXPECT_EQ(held(plan_ledger(units, options), Category::kReduceRing), 2 * kPadded);
   options.world_size = 1;
-  EXPECT_EQ(exchange_scratch_bytes(units, options), 0);
+  const std::vector<UnitLayout> alone{unit("0", kNumel, 1)};
+  EXPECT_EQ(plan_ledger(alone, options).exchange_scratch_bytes, 0);
 }
 
 TEST(PlanOptions, FollowTheConfig) {
@@ -278,13 +279,13 @@ TEST(PlanLedgerProperties, ExceedsTheFormulaByPaddingAlone) {
       const double ideal = plan_count(plan.numel, plan.options).model_states();
       EXPECT_GE(exact, ideal);
       const double padding = double(plan.units.size()) * double(kBlockNumel);
-      const PerElement per_element[] = {parameter_bytes(plan.options.compute_dtype, plan.options),
-                                        gradient_bytes(plan.options.compute_dtype, plan.options),
-                                        master_weight_bytes(plan.options.compute_dtype, plan.options),
-                                        moment_bytes(plan.options)};
+      const Placement parameters = shards_parameters(plan.options) ? Placement::kSharded : Placement::kReplicated;
+      const GroupPlacement place = place_group(plan.options.compute_dtype, true, parameters, plan.options);
       double bound = 0;
-      for (const PerElement& bytes : per_element) {
-        bound += padding * double(bytes.shard) + padding * double(bytes.full) * plan.options.world_size;
+      for (const Held& held :
+           {place.parameters, place.packed_gradients, place.reduced_gradients, place.master_weights, place.moments}) {
+        const int copies = held.extent == Extent::kWhole ? plan.options.world_size : 1;
+        bound += padding * double(held.element_bytes()) * copies;
       }
       EXPECT_LE(exact - ideal, bound);
     }

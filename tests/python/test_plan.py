@@ -150,6 +150,52 @@ def test_model_counts_padding_and_rings(tmp_path):
     assert any("default of transformers" in note for note in exact["notes"])
 
 
+PLACED = {
+    "num_hidden_layers": 4,
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "intermediate_size": 40,
+    "num_attention_heads": 2,
+}
+
+
+def placed_model(tmp_path, rules, stage=3):
+    model, config = tmp_path / "config.json", tmp_path / "ds.json"
+    model.write_text(json.dumps({"model_type": "llama", **PLACED}))
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 100}
+    zeroshard = {"placement": rules} if rules else {}
+    config.write_text(json.dumps({"train_batch_size": 4, "zero_optimization": zero, "zeroshard": zeroshard}))
+    return "--model", model, "--world-size", 4, "--config", config
+
+
+def test_placements_of_units_are_told_and_counted(tmp_path):
+    rules = [{"units": "layers.1-2", "parameters": "replicated"}, {"units": "norm", "parameters": "sharded"}]
+    told = plan(*placed_model(tmp_path, rules), "--placement")["stages"][0]
+    assert told["stage"] == 3
+    parameters = {unit["unit"]: unit["parameters"].split()[0] for unit in told["units"]}
+    layers = {f"model.layers.{layer}": "replicated" if layer in (1, 2) else "sharded" for layer in range(4)}
+    assert parameters == {"model.embed_tokens": "sharded", **layers, "model.norm": "sharded", "lm_head": "sharded"}
+    assert all(unit["gradients"].startswith("sharded") for unit in told["units"])
+    planned = plan(*placed_model(tmp_path, rules))["breakdown"]
+    states = sum(planned[name] for name in ("parameters", "gradients", "optimizer_states"))
+    assert sum(unit["bytes_per_rank"] for unit in told["units"]) == states
+    without = plan(*placed_model(tmp_path, []))["breakdown"]
+    assert planned["parameters"] > without["parameters"] and planned["gradients"] == without["gradients"]
+    table = run(*placed_model(tmp_path, rules), "--placement")
+    assert table.returncode == 0 and "model.layers.1      replicated fp32" in table.stdout, table.stdout
+
+
+def test_placements_that_make_no_sense_exit_2_and_say_why(tmp_path):
+    nowhere = run(*placed_model(tmp_path, [{"units": "layers.9", "parameters": "replicated"}]))
+    assert (
+        nowhere.returncode == 2 and "names no unit of the model; its units are 'model.embed_tokens'" in nowhere.stderr
+    )
+    lower = run(*placed_model(tmp_path, [{"units": "layers.0", "parameters": "replicated"}], stage=1))
+    assert lower.returncode == 2 and "zeroshard.placement" in lower.stderr and "is for stage 3" in lower.stderr
+    count = run("--params", "1e6", "--world-size", 2, "--placement")
+    assert count.returncode == 2 and "--placement needs --model" in count.stderr
+
+
 def test_config_sets_stage_dtype_and_optimizer(tmp_path):
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({

@@ -24,6 +24,11 @@ Units upcoming(const ExecutionOrder& order) {
   return {units.begin(), units.end()};
 }
 
+Units needed(const ExecutionOrder& order) {
+  const auto units = order.needed();
+  return {units.begin(), units.end()};
+}
+
 TEST(ExecutionOrder, TheFirstPassIsRecordedAndPredictsNothing) {
   ExecutionOrder order;
   order.begin_pass();
@@ -132,6 +137,23 @@ TEST(ExecutionOrder, APassWithoutEndIsRecordedInPart) {
   EXPECT_EQ(order.needed().size(), ExecutionOrder::kMaxLength);
   order.end_pass();
   EXPECT_EQ(run(order, {0, 1, 2}), 3U);
+}
+
+TEST(ExecutionOrder, WhatIsNotedIsNeededAndNeverPredicted) {
+  ExecutionOrder order;
+  for (const size_t noted : {size_t(7), size_t(8)}) {  // differs, and what is predicted does not
+    order.begin_pass();
+    const bool follows = noted == 8;
+    EXPECT_EQ(order.advance(0), follows);
+    order.note(noted);
+    EXPECT_EQ(upcoming(order), follows ? Units{1} : Units{});
+    EXPECT_EQ(order.advance(1), follows);
+    EXPECT_EQ(needed(order), (Units{0, noted, 1}));
+    order.end_pass();
+    EXPECT_EQ(needed(order), (Units{0, noted, 1}));
+  }
+  order.forget();
+  EXPECT_EQ(needed(order), (Units{0, 7, 1}));
 }
 
 TEST(ExecutionOrder, PredictsExactlyTheCommonPrefixWithThePassBefore) {

@@ -1,0 +1,31 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zeroshard/dtype.h"
+
+// What a user says about where parts of a model are to lie.
+namespace zeroshard {
+
+// One entry of "zeroshard.placement": the parameters of some units at stage 3.
+struct PlacementRule {
+  // Which units: dot-separated parts that are the last ones of a unit's name. A part is a name, "*" (any), a number or
+  // a range of numbers: "layers.0-3", "encoder.layers.*", "lm_head".
+  std::string units;
+  bool replicated = false;  // whole on every rank, or sharded (however small the unit)
+};
+
+struct PlacementOptions {
+  int world_size = 1;
+  int stage = 0;
+  std::optional<DType> wire_dtype;  // gradients on the wire; unset: the dtype of their parameters
+  std::optional<DType> grad_dtype;  // reduced gradients; unset: fp32 while accumulating, else the wire dtype
+  int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight
+  int64_t grad_accumulation_steps = 1;
+  int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
+  std::vector<PlacementRule> rules;         // of several for one unit the last counts
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,111 @@
+#include "placement/placement.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "config/unit_pattern.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr size_t kShownUnits = 5;
+
+// Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring; a world of one has no shards.
+bool shards_gradients(const PlacementOptions& options) {
+  return options.stage >= 2 && options.world_size > 1;
+}
+
+std::string names_of(std::span<const UnitLayout> units) {
+  std::string text;
+  for (size_t i = 0; i < std::min(units.size(), kShownUnits); ++i)
+    text += concat(i == 0 ? "'" : ", '", units[i].name, "'");
+  return units.size() > kShownUnits ? concat(text, " and ", units.size() - kShownUnits, " more") : text;
+}
+
+}  // namespace
+
+std::string_view name_of(Placement placement) {
+  switch (placement) {
+    case Placement::kReplicated:
+      return "replicated";
+    case Placement::kSharded:
+      return "sharded";
+    case Placement::kPersistent:
+      return "persistent";
+  }
+  return "";
+}
+
+std::string_view name_of(Extent extent) {
+  switch (extent) {
+    case Extent::kNothing:
+      return "nothing";
+    case Extent::kShard:
+      return "sharded";
+    case Extent::kWhole:
+      return "replicated";
+  }
+  return "";
+}
+
+int64_t Held::bytes(const ShardLayout& layout) const {
+  return element_bytes() * (extent == Extent::kWhole ? layout.padded_numel() : layout.shard_numel());
+}
+
+bool shards_parameters(const PlacementOptions& options) {
+  return options.stage == 3 && options.world_size > 1;
+}
+
+GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options) {
+  GroupPlacement place;
+  place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
+  if (!requires_grad) return place;
+  // Optimizer states are sharded from stage 1 on.
+  place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;
+  place.wire_dtype = options.wire_dtype.value_or(dtype);
+  const bool accumulates = options.grad_accumulation_steps > 1;
+  place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
+  // Stages 0 and 1, and a world of one, keep every gradient as it goes on the wire and reduce in place. Reduced
+  // gradients need memory of their own when they have another dtype, or when later micro-batches would overwrite them.
+  if (!shards_gradients(options)) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
+  const bool in_place = !shards_gradients(options) && !accumulates && place.grad_dtype == place.wire_dtype;
+  if (!in_place) {
+    const bool whole = place.updated == Extent::kWhole && !shards_gradients(options);
+    place.reduced_gradients = {whole ? Extent::kWhole : Extent::kShard, place.grad_dtype};
+  }
+  // fp32 parameters are their own master weights.
+  if (dtype != DType::kFloat32) place.master_weights = {place.updated, DType::kFloat32};
+  if (options.optimizer_slots > 0) place.moments = {place.updated, DType::kFloat32, options.optimizer_slots};
+  return place;
+}
+
+std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const PlacementOptions& options) {
+  std::vector<UnitPlacement> table;
+  std::vector<bool> used(options.rules.size(), false);
+  for (const PlacementRule& rule : options.rules) {
+    const std::string problem = problem_of_pattern(rule.units);
+    ZS_CHECK(problem.empty(), "zeroshard.placement: '", rule.units, "' ", problem);
+  }
+  for (const UnitLayout& unit : units) {
+    UnitPlacement place;
+    if (shards_parameters(options)) {
+      const bool small = unit.numel() <= options.persistence_threshold;
+      place.parameters = small ? Placement::kPersistent : Placement::kSharded;
+    }
+    for (size_t i = 0; i < options.rules.size(); ++i) {
+      if (!names_unit(options.rules[i].units, unit.name)) continue;
+      used[i] = true;
+      if (shards_parameters(options))
+        place.parameters = options.rules[i].replicated ? Placement::kReplicated : Placement::kSharded;
+    }
+    for (const FlatGroup& group : unit.groups)
+      place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, options));
+    table.push_back(std::move(place));
+  }
+  for (size_t i = 0; i < used.size(); ++i)
+    ZS_CHECK(used[i], "zeroshard.placement[", i, "].units is '", options.rules[i].units,
+             "', which names no unit of the model; its units are ", names_of(units));
+  return table;
+}
+
+}  // namespace zeroshard

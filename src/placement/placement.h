@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "layout/unit_layout.h"
+#include "zeroshard/placement.h"
+
+// Where the state of a run lies, as data. It is computed once, from configuration, layouts and number of ranks; who
+// plans, allocates, gathers, updates or saves reads it, and asks for no stage.
+namespace zeroshard {
+
+// How a unit's full parameters live.
+enum class Placement : uint8_t {
+  kReplicated,  // always whole on every rank (stages 0-2, one rank, or as a rule says)
+  kSharded,     // gathered for use, then freed
+  kPersistent,  // sharded, but small: gathered once per optimizer update and kept until the next
+};
+std::string_view name_of(Placement placement);
+
+// How much of a flat group one rank holds.
+enum class Extent : uint8_t { kNothing, kShard, kWhole };
+std::string_view name_of(Extent extent);
+
+// What one rank holds of a group, for one purpose, for the whole run.
+struct Held {
+  Extent extent = Extent::kNothing;
+  DType dtype = DType::kFloat32;
+  int values = 1;  // per element
+
+  int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
+  int64_t bytes(const ShardLayout& layout) const;
+  bool operator==(const Held&) const = default;
+};
+
+struct GroupPlacement {
+  Held parameters;  // besides what is gathered of them
+  // Of trainable groups only.
+  Held packed_gradients;   // as they travel; nothing: a slot of the reduce ring is lent to them
+  Held reduced_gradients;  // nothing: they take the place of the packed ones, `updated` of them
+  Held master_weights, moments;
+  DType wire_dtype = DType::kFloat32;  // of gradients that travel
+  DType grad_dtype = DType::kFloat32;  // of reduced ones
+  Extent updated = Extent::kNothing;   // what this rank's optimizer updates
+
+  bool operator==(const GroupPlacement&) const = default;
+};
+
+struct UnitPlacement {
+  Placement parameters = Placement::kReplicated;
+  std::vector<GroupPlacement> groups;  // as UnitLayout::groups
+
+  bool operator==(const UnitPlacement&) const = default;
+};
+
+// A group of parameters that are, when a unit is not in use, replicated or sharded.
+GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options);
+// Stage 3 shards parameters; a world of one has nothing to shard and keeps them whole.
+bool shards_parameters(const PlacementOptions& options);
+// The table of a run. Rules count at stage 3 alone. Throws ValueError for one that is not well formed or names no unit.
+std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const PlacementOptions& options);
+
+}  // namespace zeroshard

@@ -1,0 +1,120 @@
+#include "placement/placement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/unit_pattern.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+UnitLayout unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16) {
+  return make_unit_layout(name, {{{name + ".weight"}, {numel}, dtype, /*requires_grad=*/true}}, world_size);
+}
+
+std::vector<UnitLayout> model(int world_size) {
+  std::vector<UnitLayout> units{unit("model.embed", 900'000, world_size)};
+  for (const char* number : {"0", "1", "2", "10"})
+    units.push_back(unit(std::string("model.layers.") + number, 500'000, world_size));
+  units.push_back(unit("model.norm", 700, world_size));
+  return units;
+}
+
+std::vector<Placement> parameters_of(const std::vector<UnitPlacement>& table) {
+  std::vector<Placement> parameters;
+  for (const UnitPlacement& unit : table) parameters.push_back(unit.parameters);
+  return parameters;
+}
+
+constexpr auto kReplicated = Placement::kReplicated, kSharded = Placement::kSharded,
+               kPersistent = Placement::kPersistent;
+
+TEST(Place, StageThreeShardsParametersAndKeepsSmallUnits) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int world_size : {1, 2, 3}) {
+      PlacementOptions options;
+      options.stage = stage;
+      options.world_size = world_size;
+      const bool shards = stage == 3 && world_size > 1;
+      const Placement large = shards ? kSharded : kReplicated, small = shards ? kPersistent : kReplicated;
+      EXPECT_THAT(parameters_of(place(model(world_size), options)),
+                  testing::ElementsAre(large, large, large, large, large, small))
+          << stage << " " << world_size;
+    }
+  }
+}
+
+TEST(Place, RulesPlaceSingleUnitsAndTheLastCounts) {
+  PlacementOptions options;
+  options.stage = 3;
+  options.world_size = 3;
+  options.rules = {{"layers.0-3", true}, {"layers.1", false}, {"norm", false}, {"embed", true}};
+  const std::vector<UnitPlacement> table = place(model(3), options);
+  EXPECT_THAT(parameters_of(table),
+              testing::ElementsAre(kReplicated, kReplicated, kSharded, kReplicated, kSharded, kSharded));
+  EXPECT_EQ(table[0].groups[0].parameters.extent, Extent::kWhole);
+  EXPECT_EQ(table[2].groups[0].parameters.extent, Extent::kShard);
+  for (const UnitPlacement& unit : table) {  // gradients and states are the stage's
+    EXPECT_EQ(unit.groups[0].packed_gradients.extent, Extent::kNothing);
+    EXPECT_EQ(unit.groups[0].master_weights.extent, Extent::kShard);
+    EXPECT_EQ(unit.groups[0].moments, (Held{Extent::kShard, DType::kFloat32, 2}));
+  }
+}
+
+TEST(Place, AWorldOfOneHasNothingToPlace) {
+  PlacementOptions options;
+  options.stage = 3;
+  options.rules = {{"layers.*", false}};
+  for (const Placement parameters : parameters_of(place(model(1), options))) EXPECT_EQ(parameters, kReplicated);
+}
+
+TEST(Place, FrozenGroupsHaveParametersAlone) {
+  PlacementOptions options;
+  options.stage = 1;
+  options.world_size = 2;
+  const std::vector<UnitLayout> units{
+      make_unit_layout("frozen", {{{"weight"}, {100}, DType::kBFloat16, /*requires_grad=*/false}}, 2)};
+  GroupPlacement expected;
+  expected.parameters = {Extent::kWhole, DType::kBFloat16};
+  EXPECT_EQ(place(units, options)[0].groups[0], expected);
+}
+
+TEST(Place, ARuleThatNamesNoUnitIsRefusedWithThoseThatThereAre) {
+  PlacementOptions options;
+  options.stage = 3;
+  options.world_size = 2;
+  options.rules = {{"layers.0", true}, {"layers.7-9", true}};
+  try {
+    place(model(2), options);
+    FAIL();
+  } catch (const ValueError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("zeroshard.placement[1].units is 'layers.7-9', which names no unit"),
+                                    HasSubstr("'model.embed', 'model.layers.0'"), HasSubstr("and 1 more")));
+  }
+  options.rules = {{"layers..0", true}};
+  EXPECT_THROW(place(model(2), options), ValueError);
+}
+
+TEST(UnitPattern, NamesTheLastPartsOfAName) {
+  for (const char* pattern : {"model.layers.12", "layers.12", "12", "layers.*", "*", "*.12", "layers.3-12", "12-12"})
+    EXPECT_TRUE(names_unit(pattern, "model.layers.12")) << pattern;
+  for (const char* pattern :
+       {"layers", "layers.1", "layers.1-11", "ayers.12", "a.model.layers.12", "model.12", "layers.012"})
+    EXPECT_FALSE(names_unit(pattern, "model.layers.12")) << pattern;
+  EXPECT_TRUE(names_unit("a-b", "x.a-b"));
+  EXPECT_FALSE(names_unit("0-3", "layers.x"));
+}
+
+TEST(UnitPattern, WhatIsNotWellFormedIsTold) {
+  EXPECT_EQ(problem_of_pattern("layers.0-3"), "");
+  for (const char* pattern : {"", ".", "layers.", ".0", "a..b"})
+    EXPECT_EQ(problem_of_pattern(pattern), "has an empty part");
+  EXPECT_THAT(problem_of_pattern("layers.3-0"), HasSubstr("3-0, which is empty"));
+}
+
+}  // namespace
+}  // namespace zeroshard
