@@ -315,7 +315,7 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
 void Engine::Impl::refresh() {
   const auto updates_all = [](const UnitPlacement& unit) {
     return std::any_of(unit.groups.begin(), unit.groups.end(),
-                       [](const GroupPlacement& group) { return group.updated == Extent::kWhole; });
+                       [](const GroupPlacement& group) { return group.updates_whole(); });
   };
   if (std::any_of(placements.begin(), placements.end(), updates_all)) return;  // so has every other rank
   executor->refresh();

@@ -94,11 +94,6 @@ ReduceOptions reduce_options(const EngineOptions& options, int world_size) {
   const Config& config = options.config;
   ReduceOptions reduce;
   reduce.device = options.device;
-  reduce.stage = config.stage;
-  reduce.world_size = world_size;
-  reduce.wire_dtype = config.communication_dtype;
-  reduce.accumulates = config.grad_accumulation_steps > 1;
-  reduce.grad_dtype = config.reduced_grad_dtype(config.grad_accumulation_steps);
   reduce.pack_scale = float(1 / config.prescale);
   reduce.sum_scale = float(config.prescale / (config.average_gradients ? world_size : 1));
   reduce.native = config.reduction == Config::Reduction::kNative;
@@ -228,7 +223,7 @@ void Engine::Impl::make_reducer() {
   reduce.max_slots = [](int64_t bytes) { return reduce_slots(std::numeric_limits<int>::max(), bytes); };
   std::vector<const UnitLayout*> pointers;
   for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());
-  reducer = std::make_unique<Reducer>(pointers, reduce, reduce_comm, ledger);
+  reducer = std::make_unique<Reducer>(pointers, placements, reduce, reduce_comm, ledger);
   for (size_t u = 0; u < layouts.size(); ++u) {
     for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
       if (shard_of[u][g] < 0) continue;

@@ -42,9 +42,7 @@ struct Engine::Impl {
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
   // Whether every rank updates all of a group, and not its shard.
-  bool updates_whole(size_t unit, size_t group) const {
-    return placements[unit].groups[group].updated == Extent::kWhole;
-  }
+  bool updates_whole(size_t unit, size_t group) const { return placements[unit].groups[group].updates_whole(); }
   size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
   void check_caller() const;

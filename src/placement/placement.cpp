@@ -48,8 +48,13 @@ std::string_view name_of(Extent extent) {
   return "";
 }
 
+int64_t Held::numel(const ShardLayout& layout) const {
+  if (extent == Extent::kNothing) return 0;
+  return extent == Extent::kWhole ? layout.padded_numel() : layout.shard_numel();
+}
+
 int64_t Held::bytes(const ShardLayout& layout) const {
-  return element_bytes() * (extent == Extent::kWhole ? layout.padded_numel() : layout.shard_numel());
+  return element_bytes() * numel(layout);
 }
 
 bool shards_parameters(const PlacementOptions& options) {

@@ -30,6 +30,7 @@ struct Held {
   int values = 1;  // per element
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
+  int64_t numel(const ShardLayout& layout) const;  // elements, of which each has `values`
   int64_t bytes(const ShardLayout& layout) const;
   bool operator==(const Held&) const = default;
 };
@@ -44,6 +45,10 @@ struct GroupPlacement {
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
 
+  bool updates_whole() const { return updated == Extent::kWhole; }
+  // Otherwise gradients are packed in a slot of the reduce ring.
+  bool keeps_packed() const { return packed_gradients.extent != Extent::kNothing; }
+  bool reduces_in_place() const { return keeps_packed() && reduced_gradients.extent == Extent::kNothing; }
   bool operator==(const GroupPlacement&) const = default;
 };
 

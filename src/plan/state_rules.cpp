@@ -56,7 +56,7 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementT
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
       const int64_t bytes = wire_bytes(units[u].groups[g], place);
-      if (place.packed_gradients.extent == Extent::kNothing && bytes > 0) ++groups_by_size[bytes];
+      if (!place.keeps_packed() && bytes > 0) ++groups_by_size[bytes];
     }
   }
   return ring_of(groups_by_size, reduce_slots);

@@ -9,10 +9,11 @@
 
 namespace zeroshard {
 
-GradBucket::GradBucket(const UnitLayout& unit, size_t group, const ReduceOptions& options, Comm& comm, at::Tensor full,
-                       at::Tensor grads)
+GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
+                       Comm& comm, at::Tensor full, at::Tensor grads)
     : unit_(unit),
       group_(unit.groups.at(group)),
+      place_(place),
       options_(options),
       comm_(comm),
       full_(std::move(full)),
@@ -23,15 +24,15 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const ReduceOptions
       has_grad_(group_.params.size(), false) {}
 
 int64_t GradBucket::slot_bytes() const {
-  return group_.layout.padded_numel() * element_size(options_.wire(group_));
+  return group_.layout.padded_numel() * element_size(place_.wire_dtype);
 }
 
 void GradBucket::begin(SlotRing::Slot* slot) {
   ZS_ASSERT(is_idle() && bool(slot) == needs_slot(), "unit ", unit_.name);
-  const at::ScalarType wire = to_scalar_type(options_.wire(group_));
+  const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
-  if (reduced_ && options_.in_place(group_)) kept_ = shard().clone();
+  if (reduced_ && place_.reduces_in_place()) kept_ = shard().clone();
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
 
@@ -45,10 +46,10 @@ void GradBucket::add(size_t index, const at::Tensor& grad) {
 }
 
 void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger) {
-  const at::ScalarType type = to_scalar_type(options_.grad(group_));
+  const at::ScalarType type = to_scalar_type(place_.grad_dtype);
   const int64_t numel = group_.layout.padded_numel();
   if (!local_)
-    local_ = FlatBuffer(numel * element_size(options_.grad(group_)), options_.device, ledger, Category::kGradients);
+    local_ = FlatBuffer(numel * element_size(place_.grad_dtype), options_.device, ledger, Category::kGradients);
   const at::Tensor local = local_.view(type, 0, numel);
   if (!std::exchange(local_used_, true)) local.zero_();
   const Range range = group_.layout.param(index);
@@ -65,9 +66,9 @@ void GradBucket::launch(Span scratch) {
   }
   filling.buffer.slice(0, group_.layout.numel(), padded).zero_();  // the ring lends buffers to units of other layouts
   if (std::exchange(local_used_, false)) {
-    math::pack(local_.view(to_scalar_type(options_.grad(group_)), 0, padded), filling.buffer, 1, /*add=*/true);
+    math::pack(local_.view(to_scalar_type(place_.grad_dtype), 0, padded), filling.buffer, 1, /*add=*/true);
   }
-  const Span span{filling.buffer.data_ptr(), padded, options_.wire(group_)};
+  const Span span{filling.buffer.data_ptr(), padded, place_.wire_dtype};
   InFlight in_flight{filling.buffer, filling.slot, nullptr, nullptr};
   if (options_.native) {
     const int64_t numel = group_.layout.shard_numel();
@@ -81,7 +82,7 @@ void GradBucket::launch(Span scratch) {
 
 at::Tensor GradBucket::shard() const {
   const Range mine = group_.layout.shard(comm_.rank());
-  return options_.stage == 0 ? grads_.slice(0, mine.begin, mine.end) : grads_;
+  return place_.updates_whole() ? grads_.slice(0, mine.begin, mine.end) : grads_;
 }
 
 void GradBucket::finish() {

@@ -11,41 +11,33 @@
 #include "device/flat_buffer.h"
 #include "device/slot_ring.h"
 #include "layout/unit_layout.h"
+#include "placement/placement.h"
 
 namespace zeroshard {
 
 // What all buckets of a run share.
 struct ReduceOptions {
   at::Device device = at::kCPU;
-  int stage = 0;
-  int world_size = 1;
-  std::optional<DType> wire_dtype;  // of gradients that travel; unset: each group's own
-  std::optional<DType> grad_dtype;  // of reduced gradients; unset: that of the wire
-  bool accumulates = false;         // several backward passes per step
-  float pack_scale = 1;             // applied before the sum over ranks ...
-  float sum_scale = 1;              // ... and after it
-  bool native = false;              // the transport's own reduce-scatter, if it has one, not the canonical order
-
-  DType wire(const FlatGroup& group) const { return wire_dtype.value_or(group.dtype); }
-  DType grad(const FlatGroup& group) const { return grad_dtype.value_or(wire(group)); }
-  // Stages 0 and 1, and one rank at any stage, keep all gradients of this rank for the whole run.
-  bool keeps_full() const { return stage <= 1 || world_size == 1; }
-  // Then the reduced gradients may take the place of this rank's slice, or of everything at stage 0.
-  bool in_place(const FlatGroup& group) const { return keeps_full() && !accumulates && grad(group) == wire(group); }
+  float pack_scale = 1;  // applied before the sum over ranks ...
+  float sum_scale = 1;   // ... and after it
+  bool native = false;   // the transport's own reduce-scatter, if it has one, not the canonical order
 };
 
 // The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
 //
 // States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle.
-// At stages 0 and 1 the buffer being filled is the bucket's own, for the whole run; at 2 and 3 it is lent by a ring.
+// The buffer being filled is the bucket's own, for the whole run, where its placement keeps packed gradients; otherwise
+// it is lent by a ring.
 class GradBucket {
  public:
-  // `full` holds padded_numel wire elements (undefined at stages 2 and 3), `grads` the reduced gradients: this rank's
-  // shard, or all padded_numel elements at stage 0. Both outlive the bucket.
-  GradBucket(const UnitLayout& unit, size_t group, const ReduceOptions& options, Comm& comm, at::Tensor full,
-             at::Tensor grads);
+  // `full` holds padded_numel packed elements (undefined when a ring lends them), `grads` the reduced gradients that
+  // this rank updates with: its shard, or all padded_numel elements. Both outlive the bucket.
+  GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
+             Comm& comm, at::Tensor full, at::Tensor grads);
 
   const FlatGroup& group() const { return group_; }
+  DType wire_dtype() const { return place_.wire_dtype; }
+  bool updates_whole() const { return place_.updates_whole(); }
   int64_t slot_bytes() const;
   bool needs_slot() const { return !full_.defined(); }
 
@@ -54,7 +46,7 @@ class GradBucket {
   bool is_in_flight() const { return std::holds_alternative<InFlight>(state_); }
   bool is_draining() const { return std::holds_alternative<Draining>(state_); }
 
-  // Idle -> Filling. `slot` is null at stages 0 and 1.
+  // Idle -> Filling. `slot` is null unless needs_slot().
   void begin(SlotRing::Slot* slot);
   // Packs the gradient of parameter `index` of the group; adds it when there is one already.
   void add(size_t index, const at::Tensor& grad);
@@ -74,12 +66,12 @@ class GradBucket {
   void end_backward();
   // Drops all gradients since the last step, and learns nothing. Not while in flight. Returns the slot, as drain().
   SlotRing::Slot* discard();
-  // Stage 0, before the optimizer: gathers the reduced gradients of all ranks in place.
+  // Where every rank updates everything, before the optimizer: gathers the reduced gradients of all ranks in place.
   std::unique_ptr<Work> gather_reduced();
   // After the optimizer step: the next gradients overwrite.
   void end_step();
 
-  // The reduced gradients that the optimizer of this rank reads: its shard, or all of them at stage 0.
+  // The reduced gradients that the optimizer of this rank reads: its shard, or all of them.
   const at::Tensor& grads() const { return grads_; }
   // Squares of this rank's shard; valid after finish().
   const ExactSum& squares() const { return squares_; }
@@ -108,9 +100,10 @@ class GradBucket {
 
   const UnitLayout& unit_;
   const FlatGroup& group_;
+  GroupPlacement place_;
   const ReduceOptions& options_;
   Comm& comm_;
-  at::Tensor full_;  // stages 0 and 1
+  at::Tensor full_;  // undefined: a ring lends it
   at::Tensor grads_;
   at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place
   FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated when first used

@@ -12,31 +12,32 @@ namespace {
 // More than a unit's backward has ends in a pass; a larger number of late() stands for an earlier end.
 constexpr int64_t kMaxEnds = int64_t{1} << 30;
 
-// Elements of reduced gradients that one rank keeps.
-int64_t kept_numel(const FlatGroup& group, const ReduceOptions& options) {
-  return options.stage == 0 ? group.layout.padded_numel() : group.layout.shard_numel();
-}
-
 template <typename Visit>
-void for_each_trainable(std::span<const UnitLayout* const> units, Visit visit) {
-  for (const UnitLayout* unit : units) {
-    for (const FlatGroup& group : unit->groups) {
-      if (group.requires_grad) visit(group);
+void for_each_trainable(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements,
+                        Visit visit) {
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u]->groups.size(); ++g) {
+      const FlatGroup& group = units[u]->groups[g];
+      if (group.requires_grad) visit(group, placements[u].groups[g]);
     }
   }
 }
 
 }  // namespace
 
-Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger)
+Reducer::Reducer(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements, Options options,
+                 Comm& comm, Ledger& ledger)
     : options_(std::move(options)), comm_(comm), ledger_(ledger) {
   // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
-  make_buckets(units);
-  std::vector<int64_t> wire_bytes;
-  for (const GradBucket& bucket : buckets_) wire_bytes.push_back(bucket.slot_bytes());
-  if (!options_.keeps_full()) {
-    ring_.emplace(ring_slots(wire_bytes, options_.max_slots), [this](int64_t bytes) {
+  make_buckets(units, placements);
+  std::vector<int64_t> wire_bytes, lent_bytes;
+  for (const GradBucket& bucket : buckets_) {
+    wire_bytes.push_back(bucket.slot_bytes());
+    if (bucket.needs_slot()) lent_bytes.push_back(bucket.slot_bytes());
+  }
+  if (!lent_bytes.empty()) {
+    ring_.emplace(ring_slots(lent_bytes, options_.max_slots), [this](int64_t bytes) {
       // The ring is allocated by all ranks together; a slot beyond it (SlotRing::acquire) by this rank alone.
       if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing, &comm_);
       return FlatBuffer(comm_, bytes, options_.device, ledger_, Category::kReduceRing, "reduce ring");
@@ -53,13 +54,13 @@ Reducer::Reducer(std::span<const UnitLayout* const> units, Options options, Comm
   for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
 }
 
-void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
+void Reducer::make_buckets(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements) {
   int64_t full_bytes = 0, grad_bytes = 0;
   size_t count = 0;
-  for_each_trainable(units, [&](const FlatGroup& group) {
+  for_each_trainable(units, placements, [&](const FlatGroup& group, const GroupPlacement& place) {
     ++count;
-    if (options_.keeps_full()) full_bytes += group.layout.padded_numel() * element_size(options_.wire(group));
-    if (!options_.in_place(group)) grad_bytes += kept_numel(group, options_) * element_size(options_.grad(group));
+    full_bytes += place.packed_gradients.bytes(group.layout);
+    grad_bytes += place.reduced_gradients.bytes(group.layout);
   });
   const auto allocate = [&](int64_t bytes, std::string_view tag) {
     if (bytes == 0) return Carver();
@@ -69,7 +70,8 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
   Carver full_memory = allocate(full_bytes, "gradients"), grad_memory = allocate(grad_bytes, "reduced gradients");
 
   buckets_.reserve(count);
-  for (const UnitLayout* unit : units) {
+  for (size_t u = 0; u < units.size(); ++u) {
+    const UnitLayout* const unit = units[u];
     bucket_of_.emplace_back(unit->groups.size(), -1);
     place_of_.emplace_back(unit->params.size());
     for (size_t g = 0; g < unit->groups.size(); ++g) {
@@ -77,17 +79,18 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units) {
       if (!group.requires_grad) continue;
       bucket_of_.back()[g] = int(buckets_.size());
       for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
+      const GroupPlacement& place = placements[u].groups[g];
       at::Tensor full, grads;
-      if (options_.keeps_full()) full = full_memory.take(options_.wire(group), group.layout.padded_numel());
-      if (!options_.in_place(group)) {
-        grads = grad_memory.take(options_.grad(group), kept_numel(group, options_));
-      } else if (options_.stage == 0) {
+      if (place.keeps_packed()) full = full_memory.take(place.wire_dtype, group.layout.padded_numel());
+      if (!place.reduces_in_place()) {
+        grads = grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout));
+      } else if (place.updates_whole()) {
         grads = full;
       } else {
         const Range mine = group.layout.shard(comm_.rank());
         grads = full.slice(0, mine.begin, mine.end);
       }
-      buckets_.emplace_back(*unit, g, options_, comm_, std::move(full), std::move(grads));
+      buckets_.emplace_back(*unit, g, place, options_, comm_, std::move(full), std::move(grads));
     }
   }
 }
@@ -198,8 +201,7 @@ void Reducer::launch(size_t index) {
   while (!scratch_.empty() && in_flight_.size() >= scratch_.size()) finish_oldest();
   Span scratch;
   if (!scratch_.empty()) {
-    scratch = {scratch_[launches_ % scratch_.size()].data(), bucket.group().layout.padded_numel(),
-               options_.wire(bucket.group())};
+    scratch = {scratch_[launches_ % scratch_.size()].data(), bucket.group().layout.padded_numel(), bucket.wire_dtype()};
   }
   bucket.launch(scratch);
   ++launches_;
@@ -284,9 +286,10 @@ void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, s
 }
 
 void Reducer::gather_reduced() {
-  if (options_.stage != 0 || comm_.world_size() == 1) return;
+  if (comm_.world_size() == 1) return;
   std::vector<std::unique_ptr<Work>> works;
-  for (GradBucket& bucket : buckets_) works.push_back(bucket.gather_reduced());
+  for (GradBucket& bucket : buckets_)
+    if (bucket.updates_whole()) works.push_back(bucket.gather_reduced());
   for (const auto& work : works) work->wait();
 }
 

@@ -27,12 +27,13 @@ class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
-    // Of a size class, by its bytes; at stages 2 and 3.
+    // Of a size class of the ring, by its bytes.
     std::function<int(int64_t)> max_slots = [](int64_t) { return 2; };
   };
 
-  // Collective (allocates). The layouts, `comm` and `ledger` outlive the reducer.
-  Reducer(std::span<const UnitLayout* const> units, Options options, Comm& comm, Ledger& ledger);
+  // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.
+  Reducer(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements, Options options,
+          Comm& comm, Ledger& ledger);
 
   // Before the first gradient of a backward pass: `needed` are the units of the forward pass, in order, one as often as
   // it was needed. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes
@@ -54,7 +55,7 @@ class Reducer {
   void end_backward(bool sync);
   // Drops all gradients since the last step; the pass, if one ran, is as if it had not been. After launch_all().
   void discard();
-  // Stage 0: every rank gets every rank's reduced gradients. A no-op at other stages.
+  // Every rank gets every rank's reduced gradients, of groups that all ranks update whole.
   void gather_reduced();
   void end_step();
 
@@ -69,7 +70,7 @@ class Reducer {
     int bucket = -1;
     size_t index = 0;
   };
-  void make_buckets(std::span<const UnitLayout* const> units);
+  void make_buckets(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements);
   GradBucket& filling(size_t bucket);
   SlotRing::Slot* acquire_slot(int64_t bytes);
   void mark_ready(size_t bucket);
@@ -82,8 +83,8 @@ class Reducer {
   Options options_;
   Comm& comm_;
   Ledger& ledger_;
-  std::vector<FlatBuffer> memory_;   // full buffers (stages 0 and 1), reduced gradients
-  std::optional<SlotRing> ring_;     // stages 2 and 3
+  std::vector<FlatBuffer> memory_;   // packed gradients that are kept, reduced ones
+  std::optional<SlotRing> ring_;     // of packed gradients that are not
   std::vector<FlatBuffer> scratch_;  // for transports that copy pieces
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<int>> bucket_of_;   // [unit][group]

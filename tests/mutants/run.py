@@ -147,8 +147,8 @@ MUTANTS = [
     Mutant(
         "skipped-refresh",
         "src/engine/engine.cpp",
-        "config.stage > 0) impl.refresh",
-        "config.stage > 2) impl.refresh",
+        "    impl.refresh();\n",
+        "    if (impl.options.config.stage > 2) impl.refresh();\n",
         "world",
         "*EveryStageGivesTheSameBitsInThePlannedMemory/1",
     ),
@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "lost-second-reduction",
         "src/reduce/grad_bucket.cpp",
-        "if (reduced_ && options_.in_place(group_)) kept_",
+        "if (reduced_ && place_.reduces_in_place()) kept_",
         "if (false) kept_",
         "reduce",
         "Reducer.UnannouncedBackwardPassesAreAddedToo",

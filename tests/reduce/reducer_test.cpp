@@ -37,6 +37,7 @@ struct Random {
 // that every rank can compute the sum over ranks by itself.
 struct Scenario {
   Reducer::Options options;
+  PlacementOptions placement;
   uint64_t seed = 1;
   int steps = 2, backwards = 1;  // backward passes per step
   bool same_order = true;        // gradients arrive in the same order on every rank
@@ -127,15 +128,16 @@ at::Tensor reference(const Scenario& scenario, const Script& script, const std::
                      size_t group_index, int step) {
   const Reducer::Options& o = scenario.options;
   const FlatGroup& group = units[unit].groups[group_index];
-  const auto wire = to_scalar_type(o.wire(group)), kept = to_scalar_type(o.grad(group));
+  const GroupPlacement place = zeroshard::place(units, scenario.placement)[unit].groups[group_index];
+  const auto wire = to_scalar_type(place.wire_dtype), kept = to_scalar_type(place.grad_dtype);
   const int64_t numel = group.layout.padded_numel();
-  std::vector<at::Tensor> local(size_t(o.world_size), at::zeros({numel}, kept));
+  std::vector<at::Tensor> local(size_t(scenario.placement.world_size), at::zeros({numel}, kept));
   for (at::Tensor& tensor : local) tensor = tensor.clone();
   at::Tensor result;
   for (int backward = 0; backward < scenario.backwards; ++backward) {
     const bool sync = !scenario.first_is_local || backward + 1 == scenario.backwards;
     at::Tensor sum;
-    for (int rank = 0; rank < o.world_size; ++rank) {
+    for (int rank = 0; rank < scenario.placement.world_size; ++rank) {
       at::Tensor& own = local[size_t(rank)];
       const at::Tensor packed = at::zeros({numel}, wire);
       for (const Event& event : script.events(rank, step, backward)) {
@@ -167,7 +169,7 @@ void check_step(const Scenario& scenario, const Script& script, const std::vecto
       const at::Tensor whole = reference(scenario, script, units, u, g, step);
       const Range mine = units[u].groups[g].layout.shard(comm.rank());
       const at::Tensor shard = whole.slice(0, mine.begin, mine.end);
-      const at::Tensor& expected = scenario.options.stage == 0 ? whole : shard;
+      const at::Tensor& expected = scenario.placement.stage == 0 ? whole : shard;
       EXPECT_EQ(bucket->grads().scalar_type(), expected.scalar_type());
       EXPECT_TRUE(bucket->grads().equal(expected)) << units[u].name << ", rank " << comm.rank() << ", step " << step;
       math::add_sum_of_squares(shard, squares);
@@ -191,7 +193,7 @@ void run_rank(const Scenario& scenario, Comm& comm, const std::function<void(int
   std::vector<const UnitLayout*> pointers;
   for (const UnitLayout& unit : units) pointers.push_back(&unit);
   Ledger ledger;
-  Reducer reducer(pointers, scenario.options, comm, ledger);
+  Reducer reducer(pointers, place(units, scenario.placement), scenario.options, comm, ledger);
   const Script script(scenario, units);
   for (int step = 0; step < scenario.steps; ++step) {
     for (int backward = 0; backward < scenario.backwards; ++backward) {
@@ -211,13 +213,14 @@ void run_rank(const Scenario& scenario, Comm& comm, const std::function<void(int
 
 std::string text(const Scenario& s) {
   const Reducer::Options& o = s.options;
-  return concat("world ", o.world_size, ", stage ", o.stage, ", overlap ", o.overlap, ", slots ", o.max_slots(1),
-                ", seed ", s.seed, ", backwards ", s.backwards, ", scratch ", s.scratch, ", native ", o.native);
+  return concat("world ", s.placement.world_size, ", stage ", s.placement.stage, ", overlap ", o.overlap, ", slots ",
+                o.max_slots(1), ", seed ", s.seed, ", backwards ", s.backwards, ", scratch ", s.scratch, ", native ",
+                o.native);
 }
 
 void run(const Scenario& scenario) {
   SCOPED_TRACE(text(scenario));
-  const auto errors = run_local_world(scenario.options.world_size, [&](Comm& comm) {
+  const auto errors = run_local_world(scenario.placement.world_size, [&](Comm& comm) {
     ScratchComm scratch(comm);
     run_rank(scenario, scenario.scratch ? static_cast<Comm&>(scratch) : comm);
   });
@@ -227,8 +230,8 @@ void run(const Scenario& scenario) {
 void for_each_world_and_stage(Scenario scenario, const std::function<void(Scenario&)>& change = {}) {
   for (const int world_size : kWorlds) {
     for (const int stage : {0, 1, 2, 3}) {
-      scenario.options.world_size = world_size;
-      scenario.options.stage = stage;
+      scenario.placement.world_size = world_size;
+      scenario.placement.stage = stage;
       scenario.options.sum_scale = 1.0F / float(world_size);
       scenario.options.overlap = (world_size + stage) % 2 == 0;
       scenario.seed = uint64_t(world_size * 10 + stage);
@@ -248,8 +251,8 @@ TEST(Reducer, OverlapAndSlotsChangeNothing) {
       for_each_world_and_stage({}, [&](Scenario& scenario) {
         scenario.options.overlap = overlap;
         scenario.options.max_slots = [max_slots](int64_t) { return max_slots; };
-        if (scenario.options.stage == 1) scenario.options.stage = 2;
-        if (scenario.options.world_size > 3) scenario.steps = 1;
+        if (scenario.placement.stage == 1) scenario.placement.stage = 2;
+        if (scenario.placement.world_size > 3) scenario.steps = 1;
       });
     }
   }
@@ -276,8 +279,8 @@ TEST(Reducer, ParametersWithoutAGradientCountAsZero) {
 TEST(Reducer, BackwardPassesOfAStepAreAdded) {
   Scenario scenario;
   scenario.backwards = 3;
-  scenario.options.accumulates = true;
-  scenario.options.grad_dtype = DType::kFloat32;
+  scenario.placement.grad_accumulation_steps = 2;
+  scenario.placement.grad_dtype = DType::kFloat32;
   for_each_world_and_stage(scenario);
 }
 
@@ -296,8 +299,8 @@ TEST(Reducer, LateSecondGradientsAreAdded) {
   for_each_world_and_stage(scenario, exact_scale);
   scenario.same_order = false;
   for_each_world_and_stage(scenario, exact_scale);
-  scenario.options.accumulates = true;
-  scenario.options.grad_dtype = DType::kFloat32;
+  scenario.placement.grad_accumulation_steps = 2;
+  scenario.placement.grad_dtype = DType::kFloat32;
   scenario.backwards = 2;
   for_each_world_and_stage(scenario, exact_scale);
 }
@@ -307,8 +310,8 @@ TEST(Reducer, NoSyncKeepsThisRanksOwnSum) {
   scenario.first_is_local = true;
   scenario.backwards = 3;
   for (const bool accumulates : {false, true}) {
-    scenario.options.accumulates = accumulates;
-    if (accumulates) scenario.options.grad_dtype = DType::kFloat32;
+    scenario.placement.grad_accumulation_steps = accumulates ? 2 : 1;
+    if (accumulates) scenario.placement.grad_dtype = DType::kFloat32;
     scenario.skip_percent = accumulates ? 30 : 0;
     for_each_world_and_stage(scenario);
   }
@@ -321,8 +324,8 @@ TEST(Reducer, WireAndGradientMayHaveOtherDtypes) {
                                                                           {DType::kFloat16, std::nullopt},
                                                                           {std::nullopt, DType::kFloat32}}) {
     Scenario scenario;
-    scenario.options.wire_dtype = wire;
-    scenario.options.grad_dtype = grad;
+    scenario.placement.wire_dtype = wire;
+    scenario.placement.grad_dtype = grad;
     for_each_world_and_stage(scenario);
   }
 }
@@ -330,7 +333,7 @@ TEST(Reducer, WireAndGradientMayHaveOtherDtypes) {
 TEST(Reducer, ScalesBeforeAndAfterTheSum) {
   Scenario scenario;
   scenario.options.pack_scale = 1.0F / 3;
-  for_each_world_and_stage(scenario, [](Scenario& s) { s.options.sum_scale = 3.0F / float(s.options.world_size); });
+  for_each_world_and_stage(scenario, [](Scenario& s) { s.options.sum_scale = 3.0F / float(s.placement.world_size); });
 }
 
 TEST(Reducer, TransportsThatCopyPiecesGiveTheSameBits) {
@@ -345,7 +348,7 @@ TEST(Reducer, MayUseTheTransportsOwnReduction) {
   scenario.options.native = scenario.whole_numbers = true;
   for (const bool scratch : {false, true}) {
     scenario.scratch = scratch;
-    scenario.options.wire_dtype = DType::kFloat32;
+    scenario.placement.wire_dtype = DType::kFloat32;
     for_each_world_and_stage(scenario, [](Scenario& s) { s.options.sum_scale = 0.25F; });
   }
 }
@@ -353,10 +356,10 @@ TEST(Reducer, MayUseTheTransportsOwnReduction) {
 TEST(Reducer, ABufferIsReusedOnlyWhenEveryRankHasReadIt) {
   for (const int stage : {1, 2, 3}) {
     Scenario scenario;
-    scenario.options.stage = stage;
-    scenario.options.world_size = 3;
+    scenario.placement.stage = stage;
+    scenario.placement.world_size = 3;
     scenario.backwards = 2;
-    scenario.options.accumulates = true;
+    scenario.placement.grad_accumulation_steps = 2;
     const auto errors = run_local_world(3, [&](Comm& comm) {
       WatchingComm watching(comm);
       run_rank(scenario, watching);
@@ -374,11 +377,12 @@ TEST(Reducer, AnExhaustedRingBorrowsAndGivesBack) {
     for (int i = 0; i < kUnits; ++i) units.push_back(unit("u", {{{100}, DType::kFloat32}, {{10}, DType::kFloat32}}, 2));
     for (const UnitLayout& layout : units) pointers.push_back(&layout);
     Reducer::Options options;
-    options.stage = 3;
-    options.world_size = 2;
+    PlacementOptions placement;
+    placement.stage = 3;
+    placement.world_size = 2;
     options.max_slots = [](int64_t) { return 1; };
     Ledger ledger;
-    Reducer reducer(pointers, options, comm, ledger);
+    Reducer reducer(pointers, place(units, placement), options, comm, ledger);
     const int64_t slot = units[0].full_bytes();
     const auto held = [&] { return ledger.current().at(Category::kReduceRing, Tier::kDevice); };
     EXPECT_EQ(held(), slot);
@@ -411,10 +415,10 @@ TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteInTheirOrder) {
         std::vector<const UnitLayout*> pointers;
         for (const UnitLayout& layout : units) pointers.push_back(&layout);
         Scenario scenario;
-        scenario.options.stage = stage;
-        scenario.options.world_size = world_size;
+        scenario.placement.stage = stage;
+        scenario.placement.world_size = world_size;
         Ledger ledger;
-        Reducer reducer(pointers, scenario.options, comm, ledger);
+        Reducer reducer(pointers, place(units, scenario.placement), scenario.options, comm, ledger);
         const Bytes before = ledger.current();
         const Script script(scenario, units);
         for (int step = 0; step < 3; ++step) {
@@ -449,10 +453,10 @@ TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteAgainstTheForwardOrderOfRank0) {
       std::vector<const UnitLayout*> pointers;
       for (const UnitLayout& layout : units) pointers.push_back(&layout);
       Scenario scenario;
-      scenario.options.stage = 3;
-      scenario.options.world_size = 3;
+      scenario.placement.stage = 3;
+      scenario.placement.world_size = 3;
       Ledger ledger;
-      Reducer reducer(pointers, scenario.options, comm, ledger);
+      Reducer reducer(pointers, place(units, scenario.placement), scenario.options, comm, ledger);
       const Bytes before = ledger.current();
       for (int step = 0; step < 2; ++step) {
         reducer.begin_backward(comm.rank() == 0 ? needed : std::vector<size_t>{3, 1}, true, comm);
@@ -475,10 +479,10 @@ TEST(Reducer, OneExchangePerBucketAndBackwardAndNothingElse) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const bool local : {false, true}) {
         Scenario scenario;
-        scenario.options.stage = stage;
-        scenario.options.world_size = world_size;
+        scenario.placement.stage = stage;
+        scenario.placement.world_size = world_size;
         scenario.backwards = 2;
-        scenario.options.accumulates = true;
+        scenario.placement.grad_accumulation_steps = 2;
         scenario.first_is_local = local;
         scenario.steps = 3;
         SCOPED_TRACE(text(scenario));
@@ -517,8 +521,8 @@ TEST(Reducer, LaunchesInTheOrderOfRankZeroFromTheSecondBackwardOn) {
   const auto errors = run_local_world(3, [&](Comm& comm) {
     RecordingComm recording(comm);
     Scenario scenario;
-    scenario.options.stage = 1;
-    scenario.options.world_size = 3;
+    scenario.placement.stage = 1;
+    scenario.placement.world_size = 3;
     scenario.same_order = false;
     scenario.seed = 5;
     run_rank(scenario, recording, [&](int step, Reducer&) {
@@ -556,7 +560,7 @@ TEST(Reducer, AUnitsLastEndLaunchesItsBucketWithoutGradients) {
   const UnitLayout* const pointers[] = {&units[0], &units[1]};
   const at::Tensor grad = at::ones({4});
   Ledger ledger;
-  Reducer reducer(pointers, {}, recording, ledger);
+  Reducer reducer(pointers, place(units, {}), {}, recording, ledger);
   for (int pass = 0; pass < 3; ++pass) {
     SCOPED_TRACE(pass);
     recording.reset();
@@ -580,7 +584,7 @@ TEST(Reducer, ASparseGradientIsRefused) {
   const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};
   const UnitLayout* const pointer = &units[0];
   Ledger ledger;
-  Reducer reducer({&pointer, 1}, {}, *comm, ledger);
+  Reducer reducer({&pointer, 1}, place(units, {}), {}, *comm, ledger);
   EXPECT_THROW(reducer.add(0, 0, at::zeros({4, 2}, at::kFloat).to_sparse(), true), ValueError);
 }
 
