@@ -37,6 +37,8 @@ TORCH_FREE = LEVEL.keys() - WITH_TORCH
 WITH_ARROW = {"parquet_plugin"}
 ARROW_HEADER = re.compile(r"(arrow|parquet)/")
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
+KNOW_STAGES = {"config", "placement", "plan"}  # the others read the table of placements
+STAGE_COMPARED = re.compile(r"\bstage\s*([=!]=|[<>](?![<>]))|(?<![<>])[<>]=?\s*(\w+\.)*stage\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".py"}
 
@@ -87,6 +89,10 @@ class Checker:
             elif LEVEL[other] > LEVEL[module] or (LEVEL[other] == LEVEL[module] and LEVEL[module] in APART):
                 levels = f"level {LEVEL[module]}) includes {name} (level {LEVEL[other]}"
                 self.problems.append(f"{at}{module} ({levels}): include lower levels only")
+        if where.parts[0] == "src" and module not in KNOW_STAGES:
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if STAGE_COMPARED.search(line.partition("//")[0]):
+                    self.problems.append(f"{where}:{number}: a stage is compared: read the table of placements")
         if module in TORCH_FREE and path.name != "torch_pch.h" and (chain := self.torch_through(path)):
             self.problems.append(f"{where}: '{module}' is torch-free, but includes {chain}")
 

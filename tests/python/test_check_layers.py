@@ -37,6 +37,8 @@ def test_allowed_includes_are_clean(tmp_path):
             "src/layout/range.h": "#pragma once\n",
             "src/unit/unit.cpp": '#include <ATen/core/Tensor.h>\n#include "layout/layout.h"\n#include "unit.h"\n',
             "src/unit/unit.h": "#pragma once\n",
+            "src/placement/placement.cpp": "bool shards = options.stage == 3;\n",
+            "src/unit/stage.h": 'out << "at stage " << config.stage;  // stage == 3\nuploads.stage(wanted);\n',
             "cli/main.cpp": '#include "layout/layout.h"\n',
         },
     )
@@ -53,6 +55,14 @@ def test_allowed_includes_are_clean(tmp_path):
         (
             {"src/unit/a.h": '#include "optim/o.h"\n', "src/optim/o.h": ""},
             "src/unit/a.h:1: unit (level 3) includes optim/o.h (level 3): include lower levels only",
+        ),
+        (
+            {"src/unit/a.h": "if (options.stage == 3) {}\n"},
+            "src/unit/a.h:1: a stage is compared: read the table of placements",
+        ),
+        (
+            {"src/engine/a.cpp": "\nreturn 0 < config.stage;\n"},
+            "src/engine/a.cpp:2: a stage is compared: read the table of placements",
         ),
         (
             {"include/zeroshard/a.h": '#include "base/b.h"\n', "src/base/b.h": ""},
