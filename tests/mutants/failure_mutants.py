@@ -99,4 +99,12 @@ MUTANTS += [
         "reduce",
         "Reducer.AUnitsLastEndLaunchesItsBucketWithoutGradients",
     ),
+    Mutant(
+        "whole-units-are-waited-for",
+        "src/engine/executor.cpp",
+        "  end_whole_units(last_forward(index) + 1);\n",
+        "",
+        "world",
+        "Training.AUseOfAUnitMayEnterTheLossOnSomeRanksAlone",
+    ),
 ]

@@ -101,6 +101,8 @@ struct Scenario {
   bool no_sync = false;                                       // for all but the last micro-batch
   std::function<bool(int rank, int step, size_t unit)> skip;  // units that a forward leaves out
   std::function<float(int rank, int step)> input_scale;
+  // The head is used once more, behind block 1: whether that enters the rank's loss.
+  std::function<bool(int rank, int step)> counts_aside;
 
   std::string text() const {
     return concat("world ", world_size, ", stage ", config.stage, ", overlap ", config.overlap_comm, ", accumulation ",
@@ -139,13 +141,18 @@ inline at::Tensor target_of(int rank, int step, int micro_batch) {
 
 inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, int micro_batch,
                           Engine* engine) {
-  at::Tensor x = input_of(scenario, rank, step, micro_batch).to(to_scalar_type(scenario.config.compute_dtype));
+  at::Tensor x = input_of(scenario, rank, step, micro_batch).to(to_scalar_type(scenario.config.compute_dtype)), aside;
   for (size_t u = 0; u < kUnits; ++u) {
     if (scenario.skip && scenario.skip(rank, step, u)) continue;
     const auto forward = [&] { return model.forward(u, x); };
     x = engine ? engine->unit(u, forward) : forward();
+    if (u != 1 || !scenario.counts_aside) continue;
+    const auto head = [&] { return model.forward(kBlocks, x); };
+    aside = engine ? engine->unit(kBlocks, head) : head();
   }
-  return at::mse_loss(x.to(at::kFloat), target_of(rank, step, micro_batch));
+  x = x.narrow(1, 0, kOut);  // where the head is left out
+  const at::Tensor loss = at::mse_loss(x.to(at::kFloat), target_of(rank, step, micro_batch));
+  return aside.defined() && scenario.counts_aside(rank, step) ? loss + aside.to(at::kFloat).mean() : loss;
 }
 
 // One rank of a run. The engine outlives the call, since peers may read its memory.

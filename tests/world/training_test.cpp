@@ -162,6 +162,24 @@ TEST(Training, RanksMayLeaveOutDifferentUnitsWhileParametersAreReplicated) {
   }
 }
 
+// The head is sharded, small and so whole, or whole by a rule. It may be of no use to a rank but for that.
+TEST(Training, AUseOfAUnitMayEnterTheLossOnSomeRanksAlone) {
+  for (const bool is_head_of_all : {true, false}) {
+    std::vector<Result> results;
+    for (const auto& [stage, threshold, rules] : std::vector<std::tuple<int, int64_t, std::vector<PlacementRule>>>{
+             {1, 0, {}}, {2, 0, {}}, {3, 0, {}}, {3, 1500, {}}, {3, 0, {{"unit 4", true}}}}) {
+      Scenario scenario = make_scenario(3, stage);
+      scenario.config.persistence_threshold = threshold;
+      scenario.config.placement = rules;
+      scenario.counts_aside = [](int rank, int step) { return rank == step % 3; };
+      if (!is_head_of_all) scenario.skip = [](int, int, size_t unit) { return unit == kBlocks; };
+      results.push_back(train(scenario));
+      if (HasFailure()) return;
+      EXPECT_TRUE(results.back().values.equal(results.front().values)) << scenario.text() << ", " << rules.size();
+    }
+  }
+}
+
 TEST(Training, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   for (const int stage : {0, 1, 2, 3}) {
     Scenario scenario = make_scenario(3, stage);
