@@ -36,15 +36,21 @@ TEST_F(Interrupt, EndsAWaitAndIsToldToAllRanks) {
   CommOptions options;
   options.wait_graph = std::make_shared<WaitGraph>();
   auto first = make_local_world(3, options), second = make_local_world(3, options);
+  std::atomic<bool> is_over{false};
   const auto errors = testing::run_threads(3, [&](int rank) {
     Comm &here = *first[size_t(rank)], &there = *second[size_t(rank)];
     here.barrier("start");
     is_interrupted = rank == 0;
     if (rank == 2) {
-      while (looks < 3) std::this_thread::yield();
+      while (!is_over) std::this_thread::yield();
       there.barrier("in the other communicator");
     }
-    here.barrier("model.layers.3");  // rank 2 never comes
+    try {
+      here.barrier("model.layers.3");  // rank 2 never comes
+    } catch (const std::exception&) {
+      is_over = true;
+      throw;
+    }
   });
   EXPECT_EQ(errors[0], "Ctrl-C");
   for (const size_t rank : {1u, 2u})

@@ -12,8 +12,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -398,7 +400,13 @@ AfterFailure after_failure(const std::function<void(Comm&, Span)>& call) {
   AfterFailure after;
   run_gloo_threads(2, options, [&](Comm& comm) {
     constexpr int64_t kBytes = 100'000;
-    std::vector<unsigned char> memory(kBytes, static_cast<unsigned char>(comm.rank()));
+    static std::deque<std::vector<unsigned char>> kept;  // collectives that have failed may use it until the end
+    static std::mutex mutex;
+    const auto keep = [&]() -> std::vector<unsigned char>& {
+      const std::scoped_lock lock(mutex);
+      return kept.emplace_back(kBytes, static_cast<unsigned char>(comm.rank()));
+    };
+    std::vector<unsigned char>& memory = keep();
     const Span span{memory.data(), kBytes, DType::kOther1};
     if (comm.rank() == 1) {
       while (!failed) std::this_thread::yield();
@@ -444,10 +452,9 @@ TEST(C10dComm, AFailedCollectiveWritesOnlyWhereItSays) {
 TEST(C10dComm, ACollectiveThatNobodyWaitedForMayWrite) {
   std::atomic<bool> came{false};
   const auto errors = run_gloo_threads(2, with(Transport::kProcessGroup), [&](Comm& comm) {
-    std::vector<float> full(8), shard(4, 1.f);
-    const auto memory = comm.allocate(32, "full");
+    const auto memory = comm.allocate(32, "full"), shard = comm.allocate(16, "shard");
     const auto call = [&] {
-      return comm.all_gather({memory->data(), 8, DType::kFloat32}, {shard.data(), 4, DType::kFloat32}, "left");
+      return comm.all_gather({memory->data(), 8, DType::kFloat32}, {shard->data(), 4, DType::kFloat32}, "left");
     };
     call()->wait();
     testing::require(!comm.still_writes(), "nothing is under way");
