@@ -1,10 +1,12 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "comm/comm.h"
 #include "comm_c10d/c10d_core.h"
+#include "device/kept_memory.h"
 
 namespace zeroshard {
 
@@ -66,7 +68,7 @@ class C10dAllocation final : public Allocation {
   C10dAllocation(std::shared_ptr<C10dCore> core, at::Tensor memory, int64_t bytes)
       : core_(std::move(core)), memory_(std::move(memory)), bytes_(bytes) {}
   ~C10dAllocation() override {
-    if (core_->still_writes()) memory_.unsafeReleaseTensorImpl();  // left to the process
+    if (core_->still_writes()) keep_for_ever(std::move(memory_));
   }
   C10dAllocation(const C10dAllocation&) = delete;
   C10dAllocation& operator=(const C10dAllocation&) = delete;

@@ -4,13 +4,12 @@
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
-#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "base/align.h"
 #include "base/format.h"
 #include "base/out_of_memory.h"
+#include "device/kept_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -27,14 +26,6 @@ at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) 
   ::madvise(data, length, MADV_HUGEPAGE);
   return at::from_blob(
       data, {bytes}, [length](void* memory) { ::munmap(memory, length); }, at::TensorOptions().dtype(at::kByte));
-}
-
-// Until the process ends.
-void keep(at::Tensor memory) noexcept {
-  static auto& mutex = *new std::mutex();  // never destroyed
-  static auto& kept = *new std::vector<at::Tensor>();
-  const std::scoped_lock lock(mutex);
-  kept.push_back(std::move(memory));
 }
 
 }  // namespace
@@ -82,7 +73,7 @@ FlatBuffer::~FlatBuffer() {
 void FlatBuffer::free() noexcept {
   if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);
   ledger_ = nullptr;
-  if (writer_ && owned_.defined() && writer_->still_writes()) keep(std::move(owned_));
+  if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(std::move(owned_));
   owned_ = at::Tensor();
   shared_ = nullptr;
 }
