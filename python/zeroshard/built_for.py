@@ -5,17 +5,24 @@ With another it may not load, or compute something else.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 
 def check_torch(built_for: str, torch_version: str) -> None:
-    """Raises ``ImportError`` when they are of different releases; the variant (``+cpu``) does not count."""
-    needed, found = built_for.partition("+")[0], torch_version.partition("+")[0]
+    """Raises ``ImportError`` when they are of different releases: variants and pre-releases do not count."""
+    needed, found = _release(built_for), _release(torch_version)
     if needed != found:
         raise ImportError(
             f"this zeroshard was built for torch {needed}, and torch is {torch_version}: install torch {needed}, or "
             f"build zeroshard anew beside torch {found} (make build, or make wheel)"
         )
+
+
+def _release(version: str) -> str:
+    """The leading numbers: all that a build knows of its torch."""
+    return re.match(r"[0-9.]*[0-9]|", version)[0]
 
 
 try:

@@ -93,6 +93,8 @@ void Executor::post_forward(size_t index, bool recomputing) {
 void Executor::pre_backward(size_t index, const void* output) {
   if (in_backward_.contains(index)) return;
   finish_others(index, output);
+  // Not before a recomputation, which may be of a whole segment: of units whose backward is still to come.
+  end_whole_units(last_forward(index) + 1);
   let_others_pass(index);
   finish_others(index, output);
   if (const auto at = last_forward(index); at < std::ssize(awaited_)) awaited_.erase(awaited_.begin() + at);
@@ -141,7 +143,6 @@ void Executor::end_whole_units(std::ptrdiff_t first) {
 // Before this rank's backward needs `index`: takes part in what others need before.
 void Executor::let_others_pass(size_t index) {
   begin_backward();
-  end_whole_units(last_forward(index) + 1);
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
   if (const auto upcoming = order_->upcoming(); !upcoming.empty()) {
     const auto found = std::find(upcoming.begin(), upcoming.end(), index);

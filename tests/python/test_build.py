@@ -51,8 +51,9 @@ def test_another_torch_is_refused_by_name(found):
     assert f"was built for torch 2.13.0, and torch is {found}" in str(error.value)
 
 
-def test_variants_of_a_torch_are_the_same():
-    built_for.check_torch("2.13.0", "2.13.0+cu130")
+@pytest.mark.parametrize("found", ["2.13.0", "2.13.0+cu130", "2.13.0a0+git1234", "2.13.0.dev20261123+cpu", "2.13.0rc1"])
+def test_variants_of_a_torch_are_the_same(found):
+    built_for.check_torch("2.13.0", found)
 
 
 def test_an_installed_package_knows_its_torch():
