@@ -194,7 +194,12 @@ def test_the_python_package_has_none_of_it():
     if not (manifest.exists() and "SKBUILD:" in (BUILD / "CMakeCache.txt").read_text()):
         pytest.skip("not a build of the Python package")
     installed = {re.sub(r".*/(scripts|platlib)/", "", line) for line in manifest.read_text().splitlines()}
-    assert installed - {"libzeroshard_parquet.so"} == {"zeroshard", "zeroshard-torch", "zeroshard/_C.so"}
+    assert installed - {"libzeroshard_parquet.so"} == {
+        "zeroshard",
+        "zeroshard-torch",
+        "zeroshard/_C.so",
+        "zeroshard/_built_for.py",
+    }
 
 
 def test_the_documented_program_is_this_one():
