@@ -47,8 +47,8 @@ $(DEPS): $(wildcard tools/requirements*.txt)
 	@rm -f $(VENV)/.deps-torch-*
 	@touch $@
 
-# --no-build-isolation: an isolated build would fetch a torch of its own, and link against that.
-# A folder of its own: the editable install stays as it is.
+# --no-build-isolation, here and in tools/build.py: an isolated build would fetch a torch of its own, and link against
+# that. A folder of its own: the editable install stays as it is.
 wheel: $(DEPS)
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist \
 	  -Cbuild-dir=build/wheel -Cbuild.targets=package_parts .

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/format.h"
+
 namespace zeroshard {
 namespace {
 
@@ -45,6 +47,13 @@ std::string shown_text(std::string_view text, size_t most_bytes) {
   while (head > 0 && continues_character(text[head])) --head;
   while (tail < text.size() && continues_character(text[tail])) ++tail;
   return escaped(text.substr(0, head)).append(kLeftOut) + escaped(text.substr(tail));
+}
+
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 5;
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += concat(i > 0 ? ", '" : "'", names[i], "'");
+  return names.size() > kShown ? concat(text, " and ", names.size() - kShown, " more") : text;
 }
 
 }  // namespace zeroshard

@@ -154,12 +154,13 @@ void Engine::Impl::make_optimizer(const std::vector<UnitDefinition>& units) {
   std::vector<ShardView> shards;
   for (size_t u = 0; u < layouts.size(); ++u) {
     shard_of.emplace_back();
-    for (const FlatGroup& group : layouts[u].groups) {
+    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
+      const FlatGroup& group = layouts[u].groups[g];
       shard_of.back().push_back(group.requires_grad ? int(shards.size()) : -1);
       if (!group.requires_grad) continue;
       ShardView view;
       view.group = &group;
-      view.whole = updates_whole(u, shard_of.back().size() - 1);
+      view.whole = updates_whole(u, g);
       for (const size_t i : group.params) view.param_group.push_back(units[u].params[i].param_group);
       shards.push_back(std::move(view));
     }

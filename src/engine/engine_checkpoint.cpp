@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/shape_text.h"
+#include "base/shown_text.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/load.h"
@@ -27,14 +28,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kWeight[] = "weight";
-
-// "'a', 'b', 'c' and 7 more"
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 5;
-  std::string text;
-  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += concat(i > 0 ? ", '" : "'", names[i], "'");
-  return names.size() > kShown ? concat(text, " and ", names.size() - kShown, " more") : text;
-}
 
 // `path` from the root of the file system on: the working directory may be another by the time that the background
 // writes. Of what is loaded and of what is saved links and ".." are resolved as by the kernel, as far as there is

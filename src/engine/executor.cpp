@@ -94,10 +94,11 @@ void Executor::pre_backward(size_t index, const void* output) {
   if (in_backward_.contains(index)) return;
   finish_others(index, output);
   // Not before a recomputation, which may be of a whole segment: of units whose backward is still to come.
-  end_whole_units(last_forward(index) + 1);
+  const std::ptrdiff_t forward = last_forward(index);
+  end_whole_units(forward + 1);
+  if (forward < std::ssize(awaited_)) awaited_.pop_back();
   let_others_pass(index);
   finish_others(index, output);
-  if (const auto at = last_forward(index); at < std::ssize(awaited_)) awaited_.erase(awaited_.begin() + at);
   in_backward_.emplace(index, output);
   recomputed_.erase(index);
   demand_in_backward(index);

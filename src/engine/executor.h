@@ -30,10 +30,10 @@ namespace zeroshard {
 // order is recorded, ranks agree before each gather of a backward on who is next: one small all-reduce a unit. A rank
 // that has taken part tells the unit's end before it waits again: others may wait for its part in the reduction. It
 // does so, too, for units that stay whole, at every stage: when the backward of a unit begins, those whose forward came
-// after that unit's, and whose backward has not come, are not needed any more. So a bucket of a unit that
-// some rank needs is launched after as many ends at one stage as at another, and sums are rounded alike; one of a unit
-// that no rank needs has them only where it is whole. What is left is a unit that no rank needed
-// in the recorded pass: then the ranks' gathers differ, which is an error.
+// after that unit's, and whose backward has not come, are not needed any more. So a bucket of a unit that some rank
+// needs is launched after as many ends at one stage as at another, and sums are rounded alike; one of a unit that no
+// rank needs has them only where it is whole. What is left is a unit that no rank needed in the recorded pass: then the
+// ranks' gathers differ, which is an error.
 class Executor {
  public:
   struct Callbacks {

@@ -1,25 +1,21 @@
 #include "placement/placement.h"
 
-#include <algorithm>
-
 #include "base/check.h"
+#include "base/shown_text.h"
 #include "config/unit_pattern.h"
 
 namespace zeroshard {
 namespace {
-
-constexpr size_t kShownUnits = 5;
 
 // Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring; a world of one has no shards.
 bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && options.world_size > 1;
 }
 
-std::string names_of(std::span<const UnitLayout> units) {
-  std::string text;
-  for (size_t i = 0; i < std::min(units.size(), kShownUnits); ++i)
-    text += concat(i == 0 ? "'" : ", '", units[i].name, "'");
-  return units.size() > kShownUnits ? concat(text, " and ", units.size() - kShownUnits, " more") : text;
+std::vector<std::string> names_of(std::span<const UnitLayout> units) {
+  std::vector<std::string> names;
+  for (const UnitLayout& unit : units) names.push_back(unit.name);
+  return names;
 }
 
 }  // namespace
@@ -74,10 +70,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   // gradients need memory of their own when they have another dtype, or when later micro-batches would overwrite them.
   if (!shards_gradients(options)) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !shards_gradients(options) && !accumulates && place.grad_dtype == place.wire_dtype;
-  if (!in_place) {
-    const bool whole = place.updated == Extent::kWhole && !shards_gradients(options);
-    place.reduced_gradients = {whole ? Extent::kWhole : Extent::kShard, place.grad_dtype};
-  }
+  if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype};
   // fp32 parameters are their own master weights.
   if (dtype != DType::kFloat32) place.master_weights = {place.updated, DType::kFloat32};
   if (options.optimizer_slots > 0) place.moments = {place.updated, DType::kFloat32, options.optimizer_slots};
@@ -109,7 +102,7 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
   }
   for (size_t i = 0; i < used.size(); ++i)
     ZS_CHECK(used[i], "zeroshard.placement[", i, "].units is '", options.rules[i].units,
-             "', which names no unit of the model; its units are ", names_of(units));
+             "', which names no unit of the model; its units are ", some_of(names_of(units)));
   return table;
 }
 

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "device/dtype.h"
 #include "device/math.h"
+#include "plan/state_rules.h"
 
 namespace zeroshard {
 
@@ -24,7 +25,7 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       has_grad_(group_.params.size(), false) {}
 
 int64_t GradBucket::slot_bytes() const {
-  return group_.layout.padded_numel() * element_size(place_.wire_dtype);
+  return wire_bytes(group_, place_);
 }
 
 void GradBucket::begin(SlotRing::Slot* slot) {

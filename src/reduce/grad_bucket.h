@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <optional>
 #include <variant>
 #include <vector>
 

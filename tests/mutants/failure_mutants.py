@@ -102,7 +102,7 @@ MUTANTS += [
     Mutant(
         "whole-units-are-waited-for",
         "src/engine/executor.cpp",
-        "  end_whole_units(last_forward(index) + 1);\n",
+        "  end_whole_units(forward + 1);\n",
         "",
         "world",
         "Training.AUseOfAUnitMayEnterTheLossOnSomeRanksAlone",

@@ -298,16 +298,22 @@ def test_an_optimizer_may_be_passed_again(ranks, stage, name):
     assert all(first == second == answers[0][0] for first, second in answers)
 
 
-def destroy_after_a_failed_collective(stage, sign):
-    """Rank 1 comes too late: what the other ranks say, whether engines end, and whether another model is trained."""
-    blocks = {"zeroshard": {"timeout_s": 1}}
-    engine = zeroshard.initialize(model=models.stack(), config=configuration(stage, "fp32", **blocks))[0]
+def fail_in_a_collective(engine, sign):
+    """After a step rank 1 comes too late to the next one: what each rank says."""
     train(engine, range(1))
     if world.rank() == 1:
         while not sign.exists():
             time.sleep(0.01)
     failed = message_of(lambda: train(engine, range(1, 2)))
     sign.touch()
+    return failed
+
+
+def destroy_after_a_failed_collective(stage, sign):
+    """Rank 1 comes too late: what the other ranks say, whether engines end, and whether another model is trained."""
+    blocks = {"zeroshard": {"timeout_s": 1}}
+    engine = zeroshard.initialize(model=models.stack(), config=configuration(stage, "fp32", **blocks))[0]
+    failed = fail_in_a_collective(engine, sign)
     said = message_of(engine.destroy)
     other = initialize(models.stack(), stage)
     train(other, range(2))
@@ -327,12 +333,7 @@ def take_over_after_a_failed_collective(stage, transport, sign):
     config = configuration(stage, "fp32", zeroshard={"transport": transport, "timeout_s": 2})
     model = models.stack()
     engine = zeroshard.initialize(model=model, config=config)[0]
-    train(engine, range(1))
-    if world.rank() == 1:
-        while not sign.exists():
-            time.sleep(0.01)
-    failed = message_of(lambda: train(engine, range(1, 2)))
-    sign.touch()
+    failed = fail_in_a_collective(engine, sign)
     said = [message_of(lambda: zeroshard.initialize(model=model, config=config)) for _ in range(2)]
     other = zeroshard.initialize(model=models.stack(), config=config)[0]
     train(other, range(2))
