@@ -66,7 +66,7 @@ test: build
 
 test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
-	$(BIN)/python -m pytest -m "fault or row" --release
+	$(BIN)/python -m pytest -m "fault or row" --release --numprocesses=$(JOBS) --dist=worksteal
 
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
 TRAIN := examples/configs/train_shakespeare.json

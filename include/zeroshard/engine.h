@@ -197,6 +197,8 @@ class Engine {
   // Bytes of freed CPU tensors that this process keeps for the next step: no more than its operators needed at once.
   static int64_t kept_memory();
   size_t num_units() const;
+  // Whether every rank keeps all of the unit's parameters, so that nobody gathers them.
+  bool is_replicated(size_t unit) const;
 
  protected:
   // Which of these tensors have other values on some rank. Collective, after a save that is under way.

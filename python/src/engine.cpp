@@ -243,6 +243,9 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("loss_scale", [](OwningEngine& o) { return o.engine->loss_scale(); })
       .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })
       .def_property_readonly("num_units", [](OwningEngine& o) { return o.engine->num_units(); })
+      .def(
+          "is_replicated", [](OwningEngine& o, size_t unit) { return o.engine->is_replicated(unit); },
+          "Whether every rank keeps all of the unit's parameters.")
       .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.world->transport()); })
       .def_property_readonly(
           "transports", [](OwningEngine& o) { return o.world->transports(); },

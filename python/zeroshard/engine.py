@@ -65,9 +65,7 @@ class Engine(nn.Module):
         with taking_over(module) as take_over:
             self._core = self._make_core(setup, take_over)
         self._parameter_check = ParameterCheck(module, self._units if self._trains else [])
-        self._readers = install_hooks(
-            module, self._units, self._core, self._config.stage == 3 and self.world_size() > 1
-        )
+        self._readers = install_hooks(module, self._units, self._core)
         self._readers.handles += take_loaded_state_dicts(module)
         self.optimizer.belong_to(self)
         self._ownership = Ownership(self)

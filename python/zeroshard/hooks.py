@@ -19,25 +19,26 @@ from .units import Unit
 _MODEL, _SEVERAL = -1, -2  # in place of a unit
 
 
-def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine, parameters_are_sharded: bool) -> Readers:
+def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Readers:
     """Lets ``core`` know when the forward of a unit's module begins and ends, with what tensors.
 
-    Where parameters are sharded, it also learns of units that a forward only reads from: a head that multiplies by
+    Where some are sharded, it also learns of units that a forward only reads from: a head that multiplies by
     ``embedding.weight`` without calling the embedding. They are gathered until the innermost forward that runs, of a
     unit's module or of the model, has ended, and again for its backward. So are those whose modules return a parameter
     or a view of one, and those that a backward reads from.
     """
     readers = Readers(core)
+    sharded = [not core.is_replicated(index) for index in range(len(units))]
     for index, unit in enumerate(units):
         for module in unit.modules:
-            if parameters_are_sharded:
+            if any(sharded):
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        if parameters_are_sharded:
+        if sharded[index]:
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
                     readers.report_reads(owner, name.rpartition(".")[2], index)
-    if parameters_are_sharded:
+    if any(sharded):
         readers.handles += _watch(model, _MODEL, readers)
     return readers
 

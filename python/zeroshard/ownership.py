@@ -53,7 +53,7 @@ class Ownership:
         self._tensors = [[tensor for param in unit.params for tensor in param.tensors] for unit in engine._units]
         self._readers = engine._readers
         self._readers.ownership = self
-        self.sharded = engine._config.stage == 3 and engine.world_size() > 1
+        self._sharded = [not engine._core.is_replicated(index) for index in range(len(engine._units))]
         self._outside = engine._external  # it gets slices into its groups
         self.params_of_groups = [list(group["params"]) for group in engine.optimizer.param_groups]
         self._inner = engine.optimizer.optimizer
@@ -84,9 +84,14 @@ class Ownership:
         if (engine := self._engine()) is not None:
             engine._core = engine._units = engine._parameter_check = Ended(why)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether units are left whose parameters other ranks have in part."""
+        return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
+
     def check_can_give(self) -> None:
-        """Raises ``StateError`` where the parameters are sharded and can be gathered no more. Collective."""
-        if self.core is None or not self.sharded:
+        """Raises ``StateError`` where parameters are sharded and can be gathered no more. Collective."""
+        if self.core is None or not self.gathers:
             return
         try:
             self.core.together(lambda: None)
@@ -107,13 +112,13 @@ class Ownership:
         self._tensors[index] = []
 
     def end(self, *, gather: bool = True) -> None:
-        """Returns the units that are left, unless they are sharded and not to be gathered, and frees the core."""
-        if gather or not self.sharded:
-            for index in range(len(self._tensors)):
+        """Returns the units that are left, but those that are sharded and not to be gathered, and frees the core."""
+        for index, sharded in enumerate(self._sharded):
+            if gather or not sharded:
                 self.return_unit(index)
         for tensor in (tensor for tensors in self._tensors for tensor in tensors):
             del tensor._zeroshard_unit
-        self._tensors = []
+        self._tensors = [[] for _ in self._tensors]
         self.core = None
 
 
@@ -197,16 +202,16 @@ def destroy(engine: Engine) -> None:
         return
     ownership = engine._ownership
     at_peace = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
-    gather = at_peace and (not ownership.sharded or _fits(engine))
+    gather = at_peace and (not ownership.gathers or _fits(engine))
     unsaved = _wait_for_save(engine._core) if at_peace else None
-    left = half_loaded(engine.module) if gather or not ownership.sharded else []
+    left = half_loaded(engine.module) if gather or not ownership.gathers else []
     if left and engine.rank() == 0:
         log(f"warning: destroy: {describe(left)}")
     ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")
     try:
         ownership.end(gather=gather)
     except (_C.CommError, MemoryError) as error:
-        log(f"destroy: the parameters cannot be gathered, and have no values any more: {error}")
+        log(f"destroy: the sharded parameters cannot be gathered, and have no values any more: {error}")
         ownership.end(gather=False)
     if unsaved is not None:
         raise unsaved
@@ -238,7 +243,7 @@ def _fits(engine: Engine) -> bool:
         log(f"destroy: {error}")
         return False
     except _C.CommError as error:  # a collective has failed before: no rank can be reached
-        log(f"destroy: the parameters cannot be gathered, and have no values any more: {error}")
+        log(f"destroy: the sharded parameters cannot be gathered, and have no values any more: {error}")
         return False
     return True
 

@@ -352,6 +352,9 @@ int Engine::skipped_in_a_row() const {
 const Config& Engine::config() const {
   return impl_->options.config;
 }
+bool Engine::is_replicated(size_t unit) const {
+  return impl_->executor->unit(unit).placement() == Placement::kReplicated;
+}
 size_t Engine::num_units() const {
   return impl_->layouts.size();
 }

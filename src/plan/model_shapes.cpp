@@ -139,13 +139,13 @@ class Fields {
   std::vector<std::string> defaulted_;
 };
 
-// Appends parameters under a prefix.
+// Appends parameters of a unit, which has a module's name.
 class UnitBuilder {
  public:
-  UnitBuilder(std::string name, std::string prefix) : unit_{std::move(name), {}}, prefix_(std::move(prefix)) {}
+  explicit UnitBuilder(std::string module) : unit_{std::move(module), {}} {}
 
   void add(const std::string& name, std::vector<int64_t> shape) {
-    unit_.params.push_back({{prefix_ + name}, std::move(shape)});
+    unit_.params.push_back({{concat(unit_.name, ".", name)}, std::move(shape)});
   }
   void weight(const std::string& module, std::vector<int64_t> shape) { add(module + ".weight", std::move(shape)); }
   void linear(const std::string& module, int64_t in, int64_t out, bool bias) {
@@ -161,12 +161,10 @@ class UnitBuilder {
     weight(module, {size});
     add(module + ".bias", {size});
   }
-  void also_named(std::string name) { unit_.params.back().names.push_back(std::move(name)); }
   UnitShapes build() { return std::move(unit_); }
 
  private:
   UnitShapes unit_;
-  std::string prefix_;
 };
 
 struct LlamaDims {
@@ -175,8 +173,7 @@ struct LlamaDims {
 };
 
 UnitShapes llama_layer(const Family& family, const LlamaDims& dims, int64_t index) {
-  const std::string name = concat("model.layers.", index);
-  UnitBuilder unit(name, name + ".");
+  UnitBuilder unit(concat("model.layers.", index));
   const int64_t q = dims.heads * dims.head_dim, kv = dims.kv_heads * dims.head_dim;
   unit.linear("self_attn.q_proj", dims.hidden, q, dims.qkv_bias);
   unit.linear("self_attn.k_proj", dims.hidden, kv, dims.qkv_bias);
@@ -204,10 +201,18 @@ UnitShapes llama_layer(const Family& family, const LlamaDims& dims, int64_t inde
   return unit.build();
 }
 
-UnitShapes head(int64_t vocab, int64_t hidden) {
-  UnitBuilder unit("head", "");
-  unit.weight("lm_head", {vocab, hidden});
+// A module outside of the layers is a unit of its own.
+UnitShapes module_unit(const std::string& module, std::vector<int64_t> shape, bool has_bias = false) {
+  UnitBuilder unit(module);
+  unit.add("weight", shape);
+  if (has_bias) unit.add("bias", std::move(shape));
   return unit.build();
+}
+
+UnitShapes embedding(const std::string& module, int64_t vocab, int64_t hidden, bool is_head_too) {
+  UnitShapes unit = module_unit(module, {vocab, hidden});
+  if (is_head_too) unit.params.front().names.push_back("lm_head.weight");
+  return unit;
 }
 
 ModelShapes llama_like(const Family& family, Fields& fields) {
@@ -234,21 +239,15 @@ ModelShapes llama_like(const Family& family, Fields& fields) {
   const bool tied = fields.flag("tie_word_embeddings", family.tied);
 
   ModelShapes model{std::string(family.model_type), dims.hidden, {}, {}};
-  UnitBuilder embeddings("embeddings", "model.");
-  embeddings.weight("embed_tokens", {vocab, dims.hidden});
-  if (tied) embeddings.also_named("lm_head.weight");
-  model.units.push_back(embeddings.build());
+  model.units.push_back(embedding("model.embed_tokens", vocab, dims.hidden, tied));
   for (int64_t i = 0; i < layers; ++i) model.units.push_back(llama_layer(family, dims, i));
-  UnitBuilder norm("final_norm", "model.");
-  norm.weight("norm", {dims.hidden});
-  model.units.push_back(norm.build());
-  if (!tied) model.units.push_back(head(vocab, dims.hidden));
+  model.units.push_back(module_unit("model.norm", {dims.hidden}));
+  if (!tied) model.units.push_back(module_unit("lm_head", {vocab, dims.hidden}));
   return model;
 }
 
 UnitShapes gpt2_layer(int64_t hidden, int64_t inner, int64_t index) {
-  const std::string name = concat("transformer.h.", index);
-  UnitBuilder unit(name, name + ".");
+  UnitBuilder unit(concat("transformer.h.", index));
   unit.layer_norm("ln_1", hidden);
   unit.conv1d("attn.c_attn", hidden, 3 * hidden);
   unit.conv1d("attn.c_proj", hidden, hidden);
@@ -274,16 +273,11 @@ ModelShapes gpt2(Fields& fields) {
   const bool tied = fields.flag("tie_word_embeddings", true);
 
   ModelShapes model{"gpt2", hidden, {}, {}};
-  UnitBuilder embeddings("embeddings", "transformer.");
-  embeddings.weight("wte", {vocab, hidden});
-  if (tied) embeddings.also_named("lm_head.weight");
-  embeddings.weight("wpe", {positions, hidden});
-  model.units.push_back(embeddings.build());
+  model.units.push_back(embedding("transformer.wte", vocab, hidden, tied));
+  model.units.push_back(module_unit("transformer.wpe", {positions, hidden}));
   for (int64_t i = 0; i < layers; ++i) model.units.push_back(gpt2_layer(hidden, inner, i));
-  UnitBuilder norm("final_norm", "transformer.");
-  norm.layer_norm("ln_f", hidden);
-  model.units.push_back(norm.build());
-  if (!tied) model.units.push_back(head(vocab, hidden));
+  model.units.push_back(module_unit("transformer.ln_f", {hidden}, /*has_bias=*/true));
+  if (!tied) model.units.push_back(module_unit("lm_head", {vocab, hidden}));
   return model;
 }
 

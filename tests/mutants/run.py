@@ -1,20 +1,26 @@
 """Applies each mutant to a copy of the tree, builds the one test that should notice, and checks that it fails.
 
-    python tests/mutants/run.py [--only NAME ...] [--jobs N] [--list]
+    python tests/mutants/run.py [--only NAME ...] [--workers N] [--list]
 
 Slow (each mutant is a build): not part of `make test`. Exits with 1 when a mutant survives or no longer applies.
+Each worker has a copy of its own. The compiler's cache makes a second run much faster than the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import concurrent.futures
+import contextlib
 import os
 import pathlib
+import queue
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 import async_mutants
 import checkpoint_mutants
@@ -302,8 +308,8 @@ def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
 class Tree:
     """A copy of the sources, built on its own as far as `programs` need it."""
 
-    def __init__(self, path: pathlib.Path, jobs: int, programs: set[str]) -> None:
-        self.path, self.jobs = path, jobs
+    def __init__(self, path: pathlib.Path, programs: set[str]) -> None:
+        self.path = path
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -345,7 +351,7 @@ class Tree:
         """The compiler's messages when the build failed."""
         if program == "python":
             return None
-        result = run(["ninja", "-C", str(self.path / "build"), f"-j{self.jobs}", f"test_{program}"], env=self.env)
+        result = run(["ninja", "-C", str(self.path / "build"), "-j1", f"test_{program}"], env=self.env)
         return None if result.returncode == 0 else result.stdout[-3000:]
 
     def outcome(self, program: str, test: str) -> str:
@@ -363,6 +369,14 @@ class Tree:
             raise SystemExit(f"test_{program} has no test '{test}':\n{result.stdout[-2000:]}")
         return "passed" if result.returncode == 0 else "failed"
 
+    def check_without_mutants(self, program: str, tests: list[str]) -> None:
+        """A test that fails anyway shows nothing."""
+        if messages := self.build(program):
+            raise SystemExit(f"test_{program} does not build without mutants:\n{messages}")
+        for test in tests:
+            if (outcome := self.outcome(program, test)) != "passed":
+                raise SystemExit(f"test_{program} {test} {outcome} without mutants")
+
     def check(self, mutant: Mutant) -> str:
         """killed, killed (by a time-out), or what is wrong."""
         file = self.path / mutant.file
@@ -379,10 +393,45 @@ class Tree:
             file.write_text(text)
 
 
+def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
+    """Prints a line for each mutant; how many were not killed."""
+    # Those of one file one after the other: then the file is not compiled in between as it was.
+    batches = collections.defaultdict(list)
+    for mutant in chosen:
+        batches[mutant.program, mutant.file].append(mutant)
+    waiting: queue.SimpleQueue[tuple[str, list[Mutant]]] = queue.SimpleQueue()
+    for (program, _), batch in sorted(batches.items(), key=lambda item: (item[0][0] == "python", item[0])):
+        waiting.put((program, batch))
+    programs = {mutant.program for mutant in chosen}
+
+    def work(worker: int) -> int:
+        failures = 0
+        try:
+            tree = Tree(path / str(worker), programs)
+            while True:
+                program, batch = waiting.get_nowait()
+                tree.check_without_mutants(program, list(dict.fromkeys(mutant.test for mutant in batch)))
+                for mutant in batch:
+                    begun = time.monotonic()
+                    result = tree.check(mutant)
+                    failures += not result.startswith("killed")
+                    print(f"{mutant.name:48} {result} ({time.monotonic() - begun:.0f} s)", flush=True)
+        except queue.Empty:
+            return failures
+        except BaseException:
+            with contextlib.suppress(queue.Empty):
+                while True:  # the other workers stop, too
+                    waiting.get_nowait()
+            raise
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return sum(pool.map(work, range(workers)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="a whole name or its beginning")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name.startswith(tuple(arguments.only))]
@@ -390,20 +439,8 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.name:36} {mutant.program:10} {mutant.test}")
         return 0
-    failures = 0
     with tempfile.TemporaryDirectory(prefix="zeroshard-mutants-") as path:
-        tree = Tree(pathlib.Path(path), arguments.jobs, {mutant.program for mutant in chosen})
-        for program in dict.fromkeys(mutant.program for mutant in chosen):
-            if messages := tree.build(program):
-                raise SystemExit(f"test_{program} does not build without mutants:\n{messages}")
-            for test in dict.fromkeys(mutant.test for mutant in chosen if mutant.program == program):
-                if (outcome := tree.outcome(program, test)) != "passed":
-                    raise SystemExit(f"test_{program} {test} {outcome} without mutants")
-            for mutant in (mutant for mutant in chosen if mutant.program == program):
-                result = tree.check(mutant)
-                failures += not result.startswith("killed")
-                print(f"{mutant.name:36} {result}", flush=True)
-            tree.build(program)  # the sources are as they were again
+        failures = check_all(chosen, min(arguments.workers, len(chosen)), pathlib.Path(path))
     print(f"{len(chosen) - failures} of {len(chosen)} mutants killed")
     return 1 if failures else 0
 

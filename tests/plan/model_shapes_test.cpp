@@ -26,10 +26,10 @@ std::string error_of(const std::string& json) {
 TEST(ModelShapes, UnitsOfLlama) {
   const ModelShapes model = parse_model_shapes(kSmallLlama, "config.json");
   ASSERT_EQ(model.units.size(), 5u);
-  EXPECT_EQ(model.units[0].name, "embeddings");
+  EXPECT_EQ(model.units[0].name, "model.embed_tokens");
   EXPECT_EQ(model.units[2].name, "model.layers.1");
-  EXPECT_EQ(model.units[3].name, "final_norm");
-  EXPECT_EQ(model.units[4].name, "head");
+  EXPECT_EQ(model.units[3].name, "model.norm");
+  EXPECT_EQ(model.units[4].name, "lm_head");
   EXPECT_THAT(model.units[2].params[1].names, ElementsAre("model.layers.1.self_attn.k_proj.weight"));
   EXPECT_THAT(model.units[2].params[1].shape, ElementsAre(12, 24));
   EXPECT_EQ(model.hidden_size, 24);

@@ -309,28 +309,47 @@ def fail_in_a_collective(engine, sign):
     return failed
 
 
-def destroy_after_a_failed_collective(stage, sign):
+def destroy_after_a_failed_collective(stage, rules, sign):
     """Rank 1 comes too late: what the other ranks say, whether engines end, and whether another model is trained."""
-    blocks = {"zeroshard": {"timeout_s": 1}}
-    engine = zeroshard.initialize(model=models.stack(), config=configuration(stage, "fp32", **blocks))[0]
+    blocks = {"zeroshard": {"timeout_s": 1, "placement": rules}}
+    model = models.stack()
+    engine = zeroshard.initialize(model=model, config=configuration(stage, "fp32", **blocks))[0]
     failed = fail_in_a_collective(engine, sign)
     said = message_of(engine.destroy)
+    without_values = [name for name, param in model.named_parameters() if not has_values(param)]
     other = initialize(models.stack(), stage)
     train(other, range(2))
-    return failed, said, has_ended(engine), hooks_in(engine.module), other.parameter_digest()
+    return failed, said, has_ended(engine), hooks_in(engine.module), without_values, other.parameter_digest()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_an_engine_whose_collective_failed_is_destroyed(tmp_path, stage):
-    answers = world.run(2, destroy_after_a_failed_collective, stage=stage, sign=tmp_path / "sign")
-    for failed, said, ended, hooks, _ in answers:
+def has_values(param):
+    try:
+        return bool(param.detach().sum().isfinite())
+    except RuntimeError:
+        return False
+
+
+def whole(units):
+    return [{"units": units, "parameters": "replicated"}]
+
+
+CASES = [(stage, []) for stage in range(4)] + [(3, whole("*")), (3, whole("blocks.0"))]
+
+
+@pytest.mark.parametrize(("stage", "rules"), CASES, ids=str)
+def test_an_engine_whose_collective_failed_is_destroyed(tmp_path, stage, rules):
+    answers = world.run(2, destroy_after_a_failed_collective, stage=stage, rules=rules, sign=tmp_path / "sign")
+    for failed, said, ended, hooks, without_values, _ in answers:
         assert failed and said is None and ended and hooks == 0, (failed, said, ended, hooks)
+        assert bool(without_values) == (stage == 3 and rules != whole("*")), without_values
+        if rules == whole("blocks.0"):
+            assert not any(name.startswith("blocks.0.") for name in without_values), without_values
     assert len({digest for *_, digest in answers}) == 1
 
 
-def take_over_after_a_failed_collective(stage, transport, sign):
+def take_over_after_a_failed_collective(stage, rules, transport, sign):
     """Rank 1 comes too late. Then all initialize the module again, twice, and at last another one."""
-    config = configuration(stage, "fp32", zeroshard={"transport": transport, "timeout_s": 2})
+    config = configuration(stage, "fp32", zeroshard={"transport": transport, "timeout_s": 2, "placement": rules})
     model = models.stack()
     engine = zeroshard.initialize(model=model, config=config)[0]
     failed = fail_in_a_collective(engine, sign)
@@ -341,13 +360,13 @@ def take_over_after_a_failed_collective(stage, transport, sign):
 
 
 @pytest.mark.parametrize("transport", ["shm", "process_group"])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_module_is_taken_over_after_a_failed_collective_where_it_is_whole(tmp_path, stage, transport):
-    sign = tmp_path / "sign"
-    answers = world.run(2, take_over_after_a_failed_collective, stage=stage, transport=transport, sign=sign)
+@pytest.mark.parametrize(("stage", "rules"), [(1, []), (3, []), (3, whole("*"))], ids=str)
+def test_a_module_is_taken_over_after_a_failed_collective_where_it_is_whole(tmp_path, stage, rules, transport):
+    options = {"stage": stage, "rules": rules, "transport": transport}
+    answers = world.run(2, take_over_after_a_failed_collective, **options, sign=tmp_path / "sign")
     for failed, said, ended, digest in answers:
         assert failed and digest == answers[0][3]
-        if stage == 1:
+        if stage == 1 or rules:
             assert said == [None, None] and ended
         else:
             assert all("nobody can gather them. Make the model anew" in message for message in said), said
