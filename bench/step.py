@@ -23,7 +23,8 @@ from stepbench.memory import memcpy_gb_per_second
 from stepbench.peers import FP32_ONLY, PEERS, UNCONNECTED, UNTRAINED
 from stepbench.workload import SHAPES, num_units
 
-DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference"]
+BEFORE = "_before"  # ends the name of a peer that --before-python runs
+DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference" and not peer.endswith(BEFORE)]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 BASELINES = ("plain_fused", "plain")
 
@@ -43,11 +44,13 @@ def parse_arguments():
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds one command to a peer may take")
     parser.add_argument("--peers-python", default=str(ROOT / ".venv-peers/bin/python"))
     parser.add_argument("--zeroshard-python", default=str(ROOT / ".venv/bin/python"))
+    parser.add_argument("--before-python", help="of an earlier build: --peers zeroshard3,zeroshard3_before")
     parser.add_argument("--out", help="JSON file (default: bench/results/step_SHAPE_DTYPE_worldN.json); .md beside it")
     options = parser.parse_args()
     possible = [peer for peer in DEFAULT_PEERS if options.dtype == "fp32" or peer not in FP32_ONLY]
     options.peers = possible if options.peers is None else [name for name in options.peers.split(",") if name]
-    unknown = sorted(set(options.peers) - set(possible))
+    before = [name + BEFORE for name in possible if name.startswith("zeroshard")] if options.before_python else []
+    unknown = sorted(set(options.peers) - {*possible, *before})
     if unknown:
         parser.error(f"no peers for {options.dtype}: {', '.join(unknown)}; there are {', '.join(possible)}")
     if not options.peers:
@@ -59,6 +62,7 @@ def parse_arguments():
 
 def python_of(peer, options):
     python = options.zeroshard_python if peer.startswith("zeroshard") else options.peers_python
+    python = options.before_python if peer.endswith(BEFORE) else python
     if not Path(python).exists():
         hint = "build zeroshard first" if peer.startswith("zeroshard") else "run bench/setup_peers.sh first"
         raise SystemExit(f"step.py: {python} does not exist: {hint}")

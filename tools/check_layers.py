@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Checks every #include against the module table, and that no source file has outgrown its limit.
+"""Checks every #include against the module table, that Python modules import one another in one direction, and that no
+source file or front has outgrown its limit.
 
 Usage: check_layers.py [REPOSITORY]. Prints one line per violation, with file and line; exits 1 if there are any.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
 
 MAX_LINES = 600
+MAX_ENGINE_METHODS = 15  # public ones of Python's Engine: what training needs
+PACKAGE = "python/zeroshard"
 LEVELS = [
     ["base"],
     ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
@@ -41,6 +45,30 @@ KNOW_STAGES = {"config", "placement", "plan"}  # the others read the table of pl
 STAGE_COMPARED = re.compile(r"\bstage\s*([=!]=|[<>](?![<>]))|(?<![<>])[<>]=?\s*(\w+\.)*stage\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".py"}
+
+
+def names_of(node: ast.AST) -> set[str]:
+    """Of the variables and attributes in an expression."""
+    found = [child for child in ast.walk(node) if isinstance(child, ast.Name | ast.Attribute)]
+    return {child.id if isinstance(child, ast.Name) else child.attr for child in found}
+
+
+def find_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """A chain of imports that ends where it begins, or nothing."""
+    done: set[str] = set()
+
+    def visit(module: str, chain: list[str]) -> list[str]:
+        if module in chain:
+            return [*chain[chain.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(imports.get(module, ())):
+            if cycle := visit(other, [*chain, module]):
+                return cycle
+        done.add(module)
+        return []
+
+    return next((cycle for module in imports if (cycle := visit(module, []))), [])
 
 
 class Checker:
@@ -96,6 +124,36 @@ class Checker:
         if module in TORCH_FREE and path.name != "torch_pch.h" and (chain := self.torch_through(path)):
             self.problems.append(f"{where}: '{module}' is torch-free, but includes {chain}")
 
+    def check_python(self) -> None:
+        """The package: no module imports one that imports it, not for types either, and only getters compare stages."""
+        imports: dict[str, set[str]] = {}
+        for path in sorted((self.root / PACKAGE).rglob("*.py")):
+            where, tree = path.relative_to(self.root), ast.parse(path.read_text(encoding="utf-8"))
+            foreign = {"compat", "importing"} & set(where.parts)  # of other libraries: they speak of stages
+            imports[str(where)] = set(self.imported(path, tree)) - {str(where)}
+            for node in ast.walk(tree):
+                if not foreign and isinstance(node, ast.Compare) and "stage" in names_of(node):
+                    self.problems.append(f"{where}:{node.lineno}: a stage is compared: ask the core for placements")
+                if isinstance(node, ast.ClassDef) and (where.name, node.name) == ("engine.py", "Engine"):
+                    methods = [f.name for f in node.body if isinstance(f, ast.FunctionDef) and not f.decorator_list]
+                    if (count := sum(name[0] != "_" for name in methods)) > MAX_ENGINE_METHODS:
+                        self.problems.append(
+                            f"{where}: Engine has {count} public methods, the limit is {MAX_ENGINE_METHODS}: what only "
+                            "scripts for other libraries call belongs into compat"
+                        )
+        if cycle := find_cycle(imports):
+            self.problems.append(f"{cycle[0]} imports itself: {' -> '.join(cycle)}")
+
+    def imported(self, path: Path, tree: ast.Module):
+        """The files of the package that a file imports."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level > 0:
+                folder = path.parents[node.level - 1]
+                for name in [node.module] if node.module else [alias.name for alias in node.names]:
+                    found = folder / (name.replace(".", "/") + ".py")
+                    if found.is_file():
+                        yield str(found.relative_to(self.root))
+
     def run(self) -> list[str]:
         def files(*folders):
             found = (p for folder in folders for p in (self.root / folder).rglob("*") if p.suffix in SOURCES)
@@ -104,6 +162,7 @@ class Checker:
         for path in files("src", "include", "cli", "cli_torch", "python"):
             if path.suffix != ".py":
                 self.check_file(path)
+        self.check_python()
         for path in files(
             "src", "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
         ):

@@ -211,7 +211,7 @@ PEERS = {
     "zero_redundancy": zero_redundancy,
     "fsdp2": fsdp2,
     **{f"deepspeed{stage}": deepspeed(stage) for stage in (1, 2, 3)},
-    **{f"zeroshard{stage}": zeroshard(stage) for stage in (0, 1, 2, 3)},
+    **{f"zeroshard{stage}{build}": zeroshard(stage) for stage in (0, 1, 2, 3) for build in ("", "_before")},
 }
 
 # Peers that keep no fp32 master weights have no bf16 mode that could be compared.

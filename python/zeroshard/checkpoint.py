@@ -11,9 +11,7 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,56 +19,16 @@ import torch.distributed as dist
 from . import _C
 from .encoding import DTYPES, check_tensor, decode, encode
 from .half_load import note_half_load
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .run import Run
+from .together import naming_causes, together
 
 _CLIENT = "client"
 _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # kinds of an optimizer outside: "optimizer.exp_avg"
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------------
-
-
-def together(engine: Engine, step: Callable[[], None]) -> None:
-    """Runs ``step``; when it raised on any rank, the first such rank's error is raised on every rank. Collective."""
-    with _naming_causes() as keeping:
-        step = keeping(step)
-        engine._core.together(step)
-
-
-@contextmanager
-def _naming_causes() -> Iterator[Callable[[Callable], Callable]]:
-    """Around a call of the core whose callbacks are wrapped by what is yielded.
-
-    The core tells all ranks what a callback raises, as text. Here that is the cause of the error or, where it is no
-    error (Ctrl-C), raised itself.
-    """
-    causes: list[BaseException] = []
-
-    def keeping(step: Callable) -> Callable:
-        def keep(*arguments: Any) -> Any:
-            try:
-                return step(*arguments)
-            except BaseException as error:
-                causes.append(error)
-                raise
-
-        return keep
-
-    try:
-        yield keeping
-    except _C.Error as error:
-        if not causes:
-            raise
-        if not isinstance(causes[0], Exception):
-            raise causes[0] from error
-        raise error from causes[0]
-
-
-def _check_at_boundary(engine: Engine, what: str) -> None:
-    if engine._core.has_pending_gradients:
+def _check_at_boundary(run: Run, what: str) -> None:
+    if run.core.has_pending_gradients:
         raise _C.StateError(
             f"{what} between a backward pass and its step: the accumulated gradients would be lost, or join those of "
             "other parameters. Call it after the step() that applies them"
@@ -116,43 +74,43 @@ def _from_text(text: str) -> torch.Tensor:
 
 
 def save(
-    engine: Engine,
+    run: Run,
     save_dir: str | os.PathLike,
-    tag: str | int | None,
-    client_state: dict[str, Any] | None,
-    save_latest: bool,
-    exclude_frozen_parameters: bool,
+    tag: str | int | None = None,
+    client_state: dict[str, Any] | None = None,
+    save_latest: bool = True,
+    exclude_frozen_parameters: bool = False,
 ) -> None:
     root, contents = b"", {}
 
     def collect() -> None:  # what may fail on one rank alone
         nonlocal root, contents
-        _check_at_boundary(engine, "save_checkpoint")
+        _check_at_boundary(run, "save_checkpoint")
         root = os.fsencode(save_dir)
-        contents = _collect(engine, client_state, exclude_frozen_parameters)
+        contents = _collect(run, client_state, exclude_frozen_parameters)
 
-    together(engine, collect)
-    contents["buffers"] = _own_buffers(engine) + contents["buffers"]
-    engine._core.save_checkpoint(
+    together(run, collect)
+    contents["buffers"] = _own_buffers(run) + contents["buffers"]
+    run.core.save_checkpoint(
         root,
-        f"global_step{engine.global_steps}" if tag is None else str(tag),
-        engine.global_steps,
+        f"global_step{run.global_steps}" if tag is None else str(tag),
+        run.global_steps,
         _C.CheckpointContents(**contents),
         latest=save_latest,
         exclude_frozen=exclude_frozen_parameters,
     )
 
 
-def _collect(engine: Engine, client_state: dict[str, Any] | None, exclude_frozen: bool) -> dict[str, Any]:
-    for name, buffer in _buffers(engine.module):
+def _collect(run: Run, client_state: dict[str, Any] | None, exclude_frozen: bool) -> dict[str, Any]:
+    for name, buffer in _buffers(run.module):
         check_tensor(buffer, f"buffer '{name}'", "register it with persistent=False to leave it out")
-    for param in (param for unit in engine._units for param in unit.params):
+    for param in (param for unit in run.units for param in unit.params):
         if not (exclude_frozen and not param.tensors[0].requires_grad):
             check_tensor(param.tensors[0], f"parameter '{param.names[0]}'", "exclude_frozen_parameters leaves it out")
     tensors: dict[str, torch.Tensor] = {}
-    state = _run_state(engine, client_state, tensors) if engine.rank() == 0 else {}
-    slices, scalars = _external_states(engine)
-    rank_state = {"random": random_state(engine.device), "optimizer": encode(scalars, "optimizer", None)}
+    state = _run_state(run, client_state, tensors) if run.rank == 0 else {}
+    slices, scalars = _external_states(run)
+    rank_state = {"random": random_state(run.device), "optimizer": encode(scalars, "optimizer", None)}
     return {
         "state": json.dumps(state, allow_nan=False),
         "rank_state": json.dumps(rank_state, allow_nan=False),
@@ -161,16 +119,16 @@ def _collect(engine: Engine, client_state: dict[str, Any] | None, exclude_frozen
     }
 
 
-def _run_state(engine: Engine, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
+def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
     """The state of the run, of which rank 0's is kept."""
     state = {
-        "global_steps": engine.global_steps,
-        "micro_steps": engine.micro_steps,
-        "global_samples": engine.global_samples,
-        "skipped_steps": engine.skipped_steps,
-        "param_groups": [_without_params(group) for group in engine.optimizer.param_groups],
-        "lr_scheduler": _state_of(engine.lr_scheduler),
-        "data": _state_of(engine.training_dataloader),
+        "global_steps": run.global_steps,
+        "micro_steps": run.micro_steps,
+        "global_samples": run.global_samples,
+        "skipped_steps": run.skipped_steps,
+        "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
+        "lr_scheduler": _state_of(run.lr_scheduler),
+        "data": _state_of(run.loader),
         "client": client_state or {},
     }
     return encode(state, _CLIENT, tensors)
@@ -198,7 +156,7 @@ def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def save_weights(engine: Engine, save_dir: str | os.PathLike, name: str, exclude_frozen_parameters: bool) -> None:
+def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_frozen_parameters: bool) -> None:
     stem, extension = os.path.splitext(name)
     if extension not in (".bin", ".pt", ".pth"):
         stem = name.removesuffix(".safetensors")
@@ -207,41 +165,41 @@ def save_weights(engine: Engine, save_dir: str | os.PathLike, name: str, exclude
         if not os.path.basename(stem):
             raise ValueError(f"save_filename is {name!r}: give the file a name, such as 'model.safetensors'")
 
-    together(engine, check)
-    engine._core.save_weights(
+    together(run, check)
+    run.core.save_weights(
         os.fspath(save_dir),
         stem + ".safetensors",
         exclude_frozen=exclude_frozen_parameters,
-        buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(engine.module)],
+        buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(run.module)],
     )
 
 
-def _own_buffers(engine: Engine) -> list[_C.TensorState]:
+def _own_buffers(run: Run) -> list[_C.TensorState]:
     """The buffers that this rank saves: rank 0 all, the others those whose values differ among ranks."""
-    buffers = _buffers(engine.module)
+    buffers = _buffers(run.module)
     differs = set(range(len(buffers)))
-    if engine.world_size() > 1 and buffers:
+    if run.world_size > 1 and buffers:
         hashes = [zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()) for _, tensor in buffers]
-        extremes = torch.tensor(hashes + [-value for value in hashes], device=engine.device)
+        extremes = torch.tensor(hashes + [-value for value in hashes], device=run.device)
         dist.all_reduce(extremes, dist.ReduceOp.MAX)
         highest, lowest = extremes.tolist()[: len(buffers)], extremes.tolist()[len(buffers) :]
         differs = {index for index in differs if highest[index] != -lowest[index]}
-    if engine.rank() == 0:
+    if run.rank == 0:
         return [_whole(name, _BUFFER, tensor) for name, tensor in buffers]
-    return [_whole(*_rank_buffer(engine, buffers[index][0]), buffers[index][1]) for index in sorted(differs)]
+    return [_whole(*_rank_buffer(run, buffers[index][0]), buffers[index][1]) for index in sorted(differs)]
 
 
-def _rank_buffer(engine: Engine, name: str) -> tuple[str, str]:
+def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
     """Name and kind under which this rank's own values of a buffer are saved."""
-    return name, _BUFFER if engine.rank() == 0 else f"{_BUFFER}@{engine.rank()}"
+    return name, _BUFFER if run.rank == 0 else f"{_BUFFER}@{run.rank}"
 
 
-def _external_states(engine: Engine) -> tuple[list[_C.TensorState], dict[str, dict[str, Any]]]:
+def _external_states(run: Run) -> tuple[list[_C.TensorState], dict[str, dict[str, Any]]]:
     """The states of an optimizer of the user's: stretches of parameters, and by parameter what is not a stretch."""
     slices: list[_C.TensorState] = []
     scalars: dict[str, dict[str, Any]] = {}
-    for part, param in engine._external_params():
-        for kind, value in engine._external.state.get(param, {}).items():
+    for part, param in run.external_params():
+        for kind, value in run.external.state.get(param, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == param.shape:
                 what = f"the optimizer's state '{kind}' of parameter '{part.param}'"
                 check_tensor(value, what, "it cannot be saved")
@@ -263,7 +221,7 @@ def _external_states(engine: Engine) -> tuple[list[_C.TensorState], dict[str, di
 
 
 def load(
-    engine: Engine,
+    run: Run,
     load_dir: str | os.PathLike,
     tag: str | int | None,
     load_module_strict: bool,
@@ -272,10 +230,10 @@ def load(
     load_module_only: bool,
     strict: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    together(engine, lambda: _check_at_boundary(engine, "load_checkpoint"))
-    with_optimizer = load_optimizer_states and not load_module_only and engine._trains
+    together(run, lambda: _check_at_boundary(run, "load_checkpoint"))
+    with_optimizer = load_optimizer_states and not load_module_only and run.trains
     tensors: dict[str, torch.Tensor] = {}
-    buffers = dict(_buffers(engine.module))
+    buffers = dict(_buffers(run.module))
     states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of an optimizer outside
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers: they change when all has been read
 
@@ -289,7 +247,7 @@ def load(
                 tensors[info.name] = torch.empty(info.shape, dtype=_dtype(info))
                 chosen.append(_whole(info.name, _CLIENT, tensors[info.name]))
             elif info.kind == _BUFFER and info.name in buffers:
-                mine = _rank_buffer(engine, info.name)
+                mine = _rank_buffer(run, info.name)
                 name, kind = mine if mine in own else (info.name, _BUFFER)
                 buffer = buffers[info.name]
                 copies.append((buffer, torch.empty_like(buffer, memory_format=torch.contiguous_format)))
@@ -300,13 +258,13 @@ def load(
                 f"buffers that the checkpoint does not have: {', '.join(sorted(missing)[:5])}. To load what it has, "
                 "pass load_module_strict=False"
             )
-        if with_optimizer and engine._external is not None:
-            chosen += _external_wants(engine, infos, states)
+        if with_optimizer and run.external is not None:
+            chosen += _external_wants(run, infos, states)
         return chosen
 
     def accept(text: str) -> None:
         if with_optimizer:
-            _check_param_groups(engine, json.loads(text))
+            _check_param_groups(run, json.loads(text))
 
     client: dict[str, Any] | None = None
 
@@ -319,23 +277,23 @@ def load(
         if load_module_only:
             return
         if with_optimizer:
-            _restore_optimizer(engine, state, states, [json.loads(text) for text in loaded.rank_states])
+            _restore_optimizer(run, state, states, [json.loads(text) for text in loaded.rank_states])
         if load_lr_scheduler_states:
-            _restore(engine.lr_scheduler, state.get("lr_scheduler"))
-        _restore(engine.training_dataloader, state.get("data"))
+            _restore(run.lr_scheduler, state.get("lr_scheduler"))
+        _restore(run.loader, state.get("data"))
         for name in ("global_steps", "global_samples", "skipped_steps"):
-            setattr(engine, name, state.get(name, 0))
+            setattr(run, name, state.get(name, 0))
         # Not the saved number: this run may accumulate over another number of micro-batches.
-        engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
-        _restore_random(engine, loaded.rank_states)
+        run.micro_steps = run.global_steps * run.batch.accumulation
+        _restore_random(run, loaded.rank_states)
 
     takes = ["buffers"] * bool(buffers)
     if not load_module_only:
         takes += ["optimizer settings"] * with_optimizer + ["lr_scheduler"] * load_lr_scheduler_states
         takes += ["counts, random numbers and position in the data"]
     try:
-        with _naming_causes() as keeping:
-            loaded = engine._core.load_checkpoint(
+        with naming_causes() as keeping:
+            loaded = run.core.load_checkpoint(
                 os.fsencode(load_dir),
                 tag=None if tag is None else str(tag),
                 strict=strict,
@@ -347,7 +305,7 @@ def load(
                 takes=takes,
             )
     finally:
-        note_half_load(engine)
+        note_half_load(run)
     if loaded is None:
         return None, None
     return os.path.join(os.fsdecode(load_dir), loaded.tag), client
@@ -365,14 +323,14 @@ def _dtype(info: _C.TensorInfo) -> torch.dtype:
 
 
 def _external_wants(
-    engine: Engine, infos: list[_C.TensorInfo], states: list[tuple[torch.Tensor, str, torch.Tensor]]
+    run: Run, infos: list[_C.TensorInfo], states: list[tuple[torch.Tensor, str, torch.Tensor]]
 ) -> list[_C.TensorState]:
     kinds: dict[str, list[_C.TensorInfo]] = {}
     for info in infos:
         if info.kind.startswith(_OPTIMIZER):
             kinds.setdefault(info.name, []).append(info)
     chosen = []
-    for part, param in engine._external_params():
+    for part, param in run.external_params():
         for info in kinds.get(part.param, []):
             tensor = torch.empty(param.shape, dtype=_dtype(info), device=param.device)
             states.append((param, info.kind.removeprefix(_OPTIMIZER), tensor))
@@ -380,8 +338,8 @@ def _external_wants(
     return chosen
 
 
-def _check_param_groups(engine: Engine, state: dict[str, Any]) -> None:
-    groups = len(engine.optimizer.param_groups)
+def _check_param_groups(run: Run, state: dict[str, Any]) -> None:
+    groups = len(run.optimizer.param_groups)
     if "param_groups" in state and len(state["param_groups"]) != groups:
         raise ValueError(
             f"the optimizer has {groups} param groups, the checkpoint {len(state['param_groups'])}: "
@@ -390,24 +348,24 @@ def _check_param_groups(engine: Engine, state: dict[str, Any]) -> None:
 
 
 def _restore_optimizer(
-    engine: Engine,
+    run: Run,
     state: dict[str, Any],
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
     if "param_groups" not in state:  # saved by a C++ program, which has one group and no other settings than its file's
         return
-    for group, saved in zip(engine.optimizer.param_groups, state["param_groups"], strict=True):
+    for group, saved in zip(run.optimizer.param_groups, state["param_groups"], strict=True):
         group.update(saved)
-    if engine._external is None:
+    if run.external is None:
         return
     scalars: dict[str, dict[str, Any]] = {}
     for rank_state in rank_states:
         scalars.update(decode(rank_state.get("optimizer", {}), {}))
     for param, kind, tensor in states:
-        engine._external.state[param][kind] = tensor
-    for part, param in engine._external_params():
-        engine._external.state[param].update(_own_copies(scalars.get(part.param, {})))
+        run.external.state[param][kind] = tensor
+    for part, param in run.external_params():
+        run.external.state[param].update(_own_copies(scalars.get(part.param, {})))
 
 
 def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
@@ -415,13 +373,13 @@ def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
-def _restore_random(engine: Engine, rank_states: list[str]) -> None:
+def _restore_random(run: Run, rank_states: list[str]) -> None:
     """Each rank goes on with its own numbers; ranks that were not there before start a stream of their own."""
-    rank, saved_ranks = engine.rank(), len(rank_states)
+    rank, saved_ranks = run.rank, len(rank_states)
     saved = json.loads(rank_states[rank % saved_ranks]).get("random")
     if saved is None:  # imported: the run's own seed holds
         return
-    restore_random_state(saved, engine.device)
+    restore_random_state(saved, run.device)
     if rank >= saved_ranks:
         seed = torch.randint(2**62, (1,)).item() + rank
         random.seed(seed)

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from .marks import mark_of
+
 
 @contextmanager
 def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None = None) -> Iterator[None]:
@@ -35,11 +37,9 @@ def _gathered(
     tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if p is not None]
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:
-        owner = getattr(tensor, "_zeroshard_unit", None)
-        core = owner[0]() if owner is not None else None
-        if core is not None:
-            unit = owner[1]
-            units.setdefault(id(core), (core, set()))[1].add(unit)
+        if (mark := mark_of(tensor)) is not None:
+            core = mark.core()
+            units.setdefault(id(core), (core, set()))[1].add(mark.unit)
     entered = []
     try:
         for core, indices in units.values():

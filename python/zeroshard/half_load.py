@@ -6,24 +6,20 @@ version that the parameter had.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from . import _C
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .run import Run
 
 _MARK = "_zeroshard_half_loaded"
 _SHOWN = 5
 
 
-def note_half_load(engine: Engine) -> None:
+def note_half_load(run: Run) -> None:
     """After a load, whatever became of it: marks the parameters that are half loaded, and no others."""
-    left = dict(engine._core.half_loaded)
-    for param in (param for unit in engine._units for param in unit.params):
+    left = dict(run.core.half_loaded)
+    for param in (param for unit in run.units for param in unit.params):
         checkpoint = left.get(param.names[0])
         for tensor in param.tensors:
             vars(tensor).pop(_MARK, None)

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from . import _C
+from .compat.deepspeed import DeepSpeedEngine
 from .distributed import default_device, init_distributed
-from .engine import Engine
-from .group_life import end_groups_with
 from .loader import Loader
 from .optimizer import Optimizer, make_optimizer, settings_kept
 from .schedule import make_scheduler
@@ -35,7 +34,7 @@ def initialize(
     config: str | dict | os.PathLike | None = None,
     mesh_param: Any = None,
     config_params: str | dict | None = None,
-) -> tuple[Engine, Any, torch.utils.data.DataLoader | None, Any]:
+) -> tuple[DeepSpeedEngine, Any, torch.utils.data.DataLoader | None, Any]:
     """Shards ``model`` as ``config`` says. Collective: every rank calls it.
 
     The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
@@ -83,8 +82,7 @@ def initialize(
         loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
     with settings_kept(setup.param_groups):
         scheduler = make_scheduler(lr_scheduler, front, parsed.config)
-        engine = Engine(model, parsed, setup, front, device)
-    end_groups_with(engine._core)
+        engine = DeepSpeedEngine(model, parsed, setup, front, device)
     engine.lr_scheduler = scheduler
     engine.training_dataloader = loader
     return engine, front, loader, scheduler

@@ -6,16 +6,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from . import _C
-from .ownership import made_with
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .marks import made_with
 
 # What an optimizer of the configuration reads besides its rate and decay. torch's schedulers look for betas, or else
 # for momentum, and cycle them.
@@ -201,10 +198,11 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = setup.inner
         self._kind = setup.type
         self._outside = setup.external
-        self._engine: Callable[[], Engine | None] = lambda: None
+        self._zero_grad: Callable[[], Callable[[], None] | None] = lambda: None
 
-    def belong_to(self, engine: Engine) -> None:
-        self._engine = weakref.ref(engine)
+    def belong_to(self, zero_grad: Callable[[], None]) -> None:
+        """``zero_grad``: a method of the engine, which may end before this does."""
+        self._zero_grad = weakref.WeakMethod(zero_grad)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -215,6 +213,10 @@ class Optimizer(torch.optim.Optimizer):
     def name(self) -> str:
         """Of the class that updates outside the engine, or of the core's own optimizer."""
         return type(self._inner).__name__ if self._outside else self._kind.name
+
+    def rates(self) -> list[float]:
+        """The learning rate of each param group."""
+        return [float(group["lr"]) for group in self.param_groups]
 
     def options(self) -> list[_C.ParamGroupOptions]:
         """What the core updates with. The groups of an optimizer outside may hold anything, and the core reads none."""
@@ -245,8 +247,8 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer._opt_called = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if (engine := self._engine()) is not None:
-            engine.zero_grad()
+        if (zero_grad := self._zero_grad()) is not None:
+            zero_grad()
 
     def train(self) -> None:
         if hasattr(self._inner, "train"):

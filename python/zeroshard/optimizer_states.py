@@ -6,17 +6,15 @@ They are of whole parameters, and rank 0's count, as of parameters; the engine k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import _C
-
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .optimizer import OptimizerSetup
-    from .units import Unit
+from .optimizer import OptimizerSetup
+from .run import Run
+from .units import Unit
 
 # The states that the core keeps itself, in its order; torch's names.
 _MOMENTS = {
@@ -52,40 +50,40 @@ def _type_of(value: Any) -> str:
     return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def _share(engine: Engine, state: dict[str, Any]) -> None:
+def _share(run: Run, state: dict[str, Any]) -> None:
     """Gives the states of a parameter rank 0's values, as the parameter has them. Collective."""
     for kind in sorted(kind for kind, value in state.items() if value is not None):
         value = state[kind]
         if isinstance(value, torch.Tensor):
-            shared = value.detach().to(engine.device, copy=True).contiguous()
+            shared = value.detach().to(run.device, copy=True).contiguous()
             dist.broadcast(shared, src=0)
             state[kind] = shared.to(value.device)
         elif isinstance(value, bool | int | float):
-            number = torch.tensor(float(value), dtype=torch.float64, device=engine.device)
+            number = torch.tensor(float(value), dtype=torch.float64, device=run.device)
             dist.broadcast(number, src=0)
             state[kind] = type(value)(number.item())
 
 
-def take_states(engine: Engine, setup: OptimizerSetup) -> None:
+def take_states(run: Run, setup: OptimizerSetup) -> None:
     """Gives the engine its stretches of rank 0's states, and frees the whole ones. Collective."""
     states = {id(param): state for param, state in setup.states}
     if not states:
         return
-    if engine.world_size() > 1:
+    if run.world_size > 1:
         for state in states.values():
-            _share(engine, state)
-    tensors = {param.names[0]: param.tensors for unit in engine._units for param in unit.params}
+            _share(run, state)
+    tensors = {param.names[0]: param.tensors for unit in run.units for param in unit.params}
 
     def state_of(name: str) -> dict[str, Any]:
         return next((states[id(tensor)] for tensor in tensors[name] if id(tensor) in states), {})
 
-    if engine._external is not None:
-        own = {param: _stretch(state_of(part.param), part) for part, param in engine._external_params()}
+    if run.external is not None:
+        own = {param: _stretch(state_of(part.param), part) for part, param in run.external_params()}
         setup.inner.state.clear()
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
     kinds = _MOMENTS[setup.type]
-    for part in engine._core.slices():
+    for part in run.core.slices():
         stretch = _stretch(state_of(part.param), part)
         for kind, moment in zip(kinds, part.moments, strict=False):
             if stretch.get(kind) is not None:
@@ -93,7 +91,7 @@ def take_states(engine: Engine, setup: OptimizerSetup) -> None:
     for name, group in tensors.items():
         trains = any(id(tensor) in setup.group_of and tensor.requires_grad for tensor in group)
         if (state := state_of(name)) and trains:
-            engine._core.set_updates(name, _updates(state))
+            run.core.set_updates(name, _updates(state))
     setup.inner.state.clear()
 
 

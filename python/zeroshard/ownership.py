@@ -6,39 +6,22 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
 from . import _C
-from .checkpoint import together
 from .exit_code import end_with_code_1
 from .half_load import describe, half_loaded
+from .hooks import Readers
+from .marks import Mark, mark, mark_optimizer, owners_of, unmark, unmark_optimizer
 from .messages import log
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .run import Run
+from .together import together
 
 # Of the user's own optimizer, which has neither gradients nor whole states: they do what the engine's optimizer does.
 _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
-
-
-class Ended:
-    """In place of the parts of an engine that has ended: whoever uses them is told why."""
-
-    def __init__(self, why: str) -> None:
-        self.__dict__["why"] = why
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise _C.StateError(self.__dict__["why"])
-
-    def __iter__(self) -> Iterator[Any]:
-        raise _C.StateError(self.__dict__["why"])
-
-
-def has_ended(engine: Engine) -> bool:
-    return isinstance(engine._core, Ended)
 
 
 class Ownership:
@@ -47,33 +30,34 @@ class Ownership:
     The module's hooks keep it, and with it the core: the engine itself may be gone already.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = weakref.ref(engine)
-        self.core: _C.Engine | None = engine._core
-        self._tensors = [[tensor for param in unit.params for tensor in param.tensors] for unit in engine._units]
-        self._readers = engine._readers
+    def __init__(self, run: Run, readers: Readers) -> None:
+        self._run = weakref.ref(run)
+        self.core: _C.Engine | None = run.core
+        self._tensors = [[tensor for param in unit.params for tensor in param.tensors] for unit in run.units]
+        self._readers = readers
         self._readers.ownership = self
-        self._sharded = [not engine._core.is_replicated(index) for index in range(len(engine._units))]
-        self._outside = engine._external  # it gets slices into its groups
-        self.params_of_groups = [list(group["params"]) for group in engine.optimizer.param_groups]
-        self._inner = engine.optimizer.optimizer
+        self._sharded = [not run.core.is_replicated(index) for index in range(len(run.units))]
+        self._outside = run.external  # it gets slices into its groups
+        self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
+        self._inner = run.optimizer.optimizer
         self._own_methods: dict[str, Any] = {}  # that the user's optimizer has itself, not by its class
         if self._inner is not None:
             self._own_methods = {name: vars(self._inner)[name] for name in _BORROWED if name in vars(self._inner)}
-            vars(self._inner).update({name: getattr(engine.optimizer, name) for name in _BORROWED})
-            self._inner._zeroshard_owner = weakref.ref(self)
-        core, mine = weakref.ref(engine._core), weakref.ref(self)  # the core holds the tensors
-        for index, unit in enumerate(engine._units):
+            vars(self._inner).update({name: getattr(run.optimizer, name) for name in _BORROWED})
+            mark_optimizer(self._inner, self)
+        core, mine = weakref.ref(run.core), weakref.ref(self)  # the core holds the tensors
+        for index, unit in enumerate(run.units):
             for position, param in enumerate(unit.params):
                 for tensor in param.tensors:
-                    tensor._zeroshard_unit = (core, index, position, mine)
+                    mark(tensor, Mark(core, index, position, mine))
 
     def detach(self, why: str) -> None:
         """Takes the hooks out. The engine refuses whatever is asked of it from now on, saying ``why``."""
         self._readers.remove()
         if self._inner is not None:
-            for name in (*_BORROWED, "_zeroshard_owner"):
+            for name in _BORROWED:
                 vars(self._inner).pop(name, None)
+            unmark_optimizer(self._inner)
             vars(self._inner).update(self._own_methods)
             self._inner = None
         if self._outside is not None:
@@ -81,8 +65,8 @@ class Ownership:
                 group["params"] = params
             self._outside.state.clear()  # of slices, which go with the core
             self._outside = None
-        if (engine := self._engine()) is not None:
-            engine._core = engine._units = engine._parameter_check = Ended(why)
+        if (run := self._run()) is not None:
+            run.end(why)
 
     @property
     def gathers(self) -> bool:
@@ -108,7 +92,7 @@ class Ownership:
             return
         self.core.return_unit(index)
         for tensor in self._tensors[index]:
-            del tensor._zeroshard_unit
+            unmark(tensor)
         self._tensors[index] = []
 
     def end(self, *, gather: bool = True) -> None:
@@ -117,37 +101,15 @@ class Ownership:
             if gather or not sharded:
                 self.return_unit(index)
         for tensor in (tensor for tensors in self._tensors for tensor in tensors):
-            del tensor._zeroshard_unit
+            unmark(tensor)
         self._tensors = [[] for _ in self._tensors]
         self.core = None
 
 
-def owners_of(params: Iterable[torch.Tensor]) -> list[Ownership]:
-    """Those that parameters belong to, each once."""
-    owners = {}
-    for param in params:
-        if (mark := getattr(param, "_zeroshard_unit", None)) and (owner := mark[3]()) is not None:
-            owners[id(owner)] = owner
-    return list(owners.values())
-
-
-def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
-    """By param group the parameters that an optimizer was made with, also where an engine has put slices there."""
-    owner = getattr(optimizer, "_zeroshard_owner", lambda: None)()
-    return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]
-
-
-def is_owned(tensor: torch.Tensor) -> bool:
-    """Whether its memory is an engine's, and may not be there."""
-    mark = getattr(tensor, "_zeroshard_unit", None)
-    return mark is not None and mark[0]() is not None
-
-
 def take_back(params: Iterable[torch.Tensor]) -> None:
     """Makes parameters of another engine ordinary tensors again, with all others of their units."""
-    for param in params:
-        if (mark := getattr(param, "_zeroshard_unit", None)) and (owner := mark[3]()) is not None:
-            owner.return_unit(mark[1])
+    for owner, unit in owners_of(params):
+        owner.return_unit(unit)
 
 
 def drop_gradients(module: nn.Module) -> None:
@@ -169,7 +131,7 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
     They do from the call of what is yielded on, which is due when all ranks have agreed to make the new one. Before
     that an exception leaves them as they were.
     """
-    owners = owners_of(module.parameters())
+    owners = list(dict.fromkeys(owner for owner, _ in owners_of(module.parameters())))
     begun = False
 
     def begin() -> None:
@@ -196,16 +158,15 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
         owner.end()
 
 
-def destroy(engine: Engine) -> None:
+def destroy(run: Run, ownership: Ownership) -> None:
     """See ``Engine.destroy``."""
-    if has_ended(engine):
+    if run.has_ended:
         return
-    ownership = engine._ownership
     at_peace = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
-    gather = at_peace and (not ownership.gathers or _fits(engine))
-    unsaved = _wait_for_save(engine._core) if at_peace else None
-    left = half_loaded(engine.module) if gather or not ownership.gathers else []
-    if left and engine.rank() == 0:
+    gather = at_peace and (not ownership.gathers or _fits(run))
+    unsaved = _wait_for_save(run.core) if at_peace else None
+    left = half_loaded(run.module) if gather or not ownership.gathers else []
+    if left and run.rank == 0:
         log(f"warning: destroy: {describe(left)}")
     ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")
     try:
@@ -226,19 +187,19 @@ def _wait_for_save(core: _C.Engine) -> _C.Error | None:
     return None
 
 
-def _fits(engine: Engine) -> bool:
+def _fits(run: Run) -> bool:
     """Whether every rank has memory for the whole model: the same answer on all. Collective."""
-    needed = sum(param.tensors[0].nbytes for unit in engine._units for param in unit.params)
+    needed = sum(param.tensors[0].nbytes for unit in run.units for param in unit.params)
 
     def check() -> None:
-        if needed > (free := _free_bytes(engine.device)):
+        if needed > (free := _free_bytes(run.device)):
             raise ValueError(
                 f"the whole model takes {needed} bytes, and {free} are free for this rank: the parameters have no "
                 "values from here on. Save them before (save_checkpoint, save_16bit_model)"
             )
 
     try:
-        together(engine, check)
+        together(run, check)
     except _C.ValueError as error:
         log(f"destroy: {error}")
         return False

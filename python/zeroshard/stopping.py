@@ -8,28 +8,25 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _C
+from . import _C, checkpoint
 from .messages import log
-from .ownership import has_ended
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .run import Run
 
 
-def request_stop_on(engine: Engine, signals: Iterable[signal.Signals]) -> None:
-    """The first of each signal asks the engine to stop, the second does what it did before.
+def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
+    """The first of each signal asks the run to stop, the second does what it did before.
 
-    So does the first where the engine has ended.
+    So does the first where the run's engine has ended.
     """
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, previous[number])
-        if has_ended(engine):
+        if run.has_ended:
             os.kill(os.getpid(), number)
         else:
-            engine.request_stop()
+            run.core.request_stop()
 
     previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
     for number in previous:
@@ -37,29 +34,29 @@ def request_stop_on(engine: Engine, signals: Iterable[signal.Signals]) -> None:
 
 
 def save_last(
-    engine: Engine, save_dir: str | os.PathLike, client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None
+    run: Run, save_dir: str | os.PathLike, client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None
 ) -> None:
     """Saves a checkpoint and waits until it is written. Collective."""
-    log(f"asked to stop: saving step {engine.global_steps} in {os.fspath(save_dir)}")
+    log(f"asked to stop: saving step {run.global_steps} in {os.fspath(save_dir)}")
     try:
-        engine.wait_for_checkpoint()
+        run.core.wait_for_checkpoint()
     except _C.Error as error:  # of an earlier save: this one is tried all the same
         log(f"a checkpoint was not saved: {error}")
-    engine.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
-    if not engine.wait_for_checkpoint():
+    checkpoint.save(run, save_dir, client_state=client_state() if callable(client_state) else client_state)
+    if not run.core.wait_for_checkpoint():
         raise _C.IoError(f"the last checkpoint was not saved in {os.fspath(save_dir)}: rank 0 has logged why")
 
 
-def wait_at_exit(engine: Engine) -> None:
-    """Lets the process end only after the engine's last checkpoint is written, or with the code 1 when it is not."""
-    # atexit, for forked processes, too. Whatever holds the engine: a signal handler, a global.
-    Finalize(None, _wait, (weakref.ref(engine),), exitpriority=0)
+def wait_at_exit(run: Run) -> None:
+    """Lets the process end only after the run's last checkpoint is written, or with the code 1 when it is not."""
+    # atexit, for forked processes, too. Whatever holds the run: a signal handler, a global.
+    Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 
-def _wait(engine: weakref.ref[Engine]) -> None:
-    if (alive := engine()) is not None and not has_ended(alive):
+def _wait(run: weakref.ref[Run]) -> None:
+    if (alive := run()) is not None and not alive.has_ended:
         try:
-            alive.wait_for_checkpoint()
+            alive.core.wait_for_checkpoint()
         except KeyboardInterrupt:  # nobody else would hear of it: the process ends, as without the wait
             log("the last checkpoint was not saved: interrupted")
             sys.stdout.flush()

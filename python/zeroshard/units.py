@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .ownership import is_owned
+from .marks import mark_of
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -147,7 +147,7 @@ def _check_apart(params: Sequence[Param]) -> None:
     spans = []
     for param in params:
         tensor = param.tensors[0]
-        if tensor.is_meta or tensor.numel() == 0 or is_owned(tensor):
+        if tensor.is_meta or tensor.numel() == 0 or mark_of(tensor) is not None:
             continue
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if last + 1 == tensor.numel():  # without gaps, in which others may lie
@@ -164,8 +164,8 @@ def _check_apart(params: Sequence[Param]) -> None:
 
 def _memory_key(tensor: torch.Tensor) -> object:
     """Equal for two tensors that are the same parameter: the same object, or the same elements of one storage."""
-    if is_owned(tensor):
-        return tensor._zeroshard_unit[:3]
+    if (mark := mark_of(tensor)) is not None:
+        return mark[:3]
     if tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
     return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

@@ -189,9 +189,14 @@ StepResult Engine::prepare_step() {
 }
 
 StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
+  Impl& impl = *impl_;
   const StepResult result = prepare_step();
-  if (result.applied) impl_->optimizer->step(groups, impl_->consensus.has_grad, impl_->grad_scale);
-  finish_step(result);
+  impl.optimizer->check(groups);
+  impl.finish_step(result, [&](size_t unit) {
+    for (const int shard : impl.shard_of[unit])
+      if (shard >= 0)
+        impl.optimizer->update(size_t(shard), groups, impl.consensus.has_grad[size_t(shard)], impl.grad_scale);
+  });
   return result;
 }
 
@@ -235,21 +240,24 @@ void Engine::set_updates(const std::string& name, int64_t updates) {
 }
 
 void Engine::finish_step(const StepResult& result) {
-  Impl& impl = *impl_;
-  impl.check_caller();
-  const bool is_empty = !impl.unapplied;  // no backward since the last step: it says nothing of overflows
-  if (!is_empty) impl.scaler.update(!result.applied);
+  if (result.applied && !impl_->options.external_optimizer.empty()) impl_->optimizer->publish_masters();
+  impl_->finish_step(result, [](size_t) {});
+}
+
+void Engine::Impl::finish_step(const StepResult& result, const std::function<void(size_t)>& update) {
+  check_caller();
+  const bool is_empty = !unapplied;  // no backward since the last step: it says nothing of overflows
+  if (!is_empty) scaler.update(!result.applied);
   if (result.applied) {
-    if (!is_empty) impl.skipped = 0;
-    if (!impl.options.external_optimizer.empty()) impl.optimizer->publish_masters();
-    impl.refresh();
+    if (!is_empty) skipped = 0;
+    refresh(update);
   }
-  impl.watch->forget_readings();
-  impl.reducer->end_step();
-  impl.unapplied = false;
+  watch->forget_readings();
+  reducer->end_step();
+  unapplied = false;
   end_cpu_memory_step();
-  impl.heartbeat.beat(++impl.steps);
-  if (!result.applied) impl.report_skip(result.loss_scale);
+  heartbeat.beat(++steps);
+  if (!result.applied) report_skip(result.loss_scale);
 }
 
 bool Engine::has_pending_gradients() const {
@@ -312,13 +320,16 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
                           ": pass modify_rank=0 on every rank, and what rank 0 writes is taken on all"));
 }
 
-void Engine::Impl::refresh() {
+void Engine::Impl::refresh(const std::function<void(size_t)>& update) {
   const auto updates_all = [](const UnitPlacement& unit) {
     return std::any_of(unit.groups.begin(), unit.groups.end(),
                        [](const GroupPlacement& group) { return group.updates_whole(); });
   };
-  if (std::any_of(placements.begin(), placements.end(), updates_all)) return;  // so has every other rank
-  executor->refresh();
+  if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // so does every other rank
+    for (size_t unit = 0; unit < layouts.size(); ++unit) update(unit);
+    return;
+  }
+  executor->refresh(update);
   // From here on users may write to what they see; peers that read it directly must have done so.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))

@@ -342,7 +342,7 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
     }
   }
   optimizer->publish_masters();
-  refresh();
+  refresh([](size_t) {});
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;

@@ -10,6 +10,10 @@ namespace {
 // for thousands of places, and each of them would be looked at for each unit.
 constexpr size_t kLookAhead = 16;
 
+// How far behind an update its refresh is awaited: soon, while the values are in the processor's cache, but not at
+// once, as other ranks may need longer for a unit.
+constexpr size_t kRefreshesUnderWay = 2;
+
 }  // namespace
 
 Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<int>& parents,
@@ -228,9 +232,14 @@ void Executor::release(size_t index) {
   if (--holds_[index] == 0) reshard(index);
 }
 
-void Executor::refresh() {
-  for (const auto& unit : units_) unit->start_refresh();
-  for (const auto& unit : units_) unit->finish_refresh();
+void Executor::refresh(const std::function<void(size_t)>& update) {
+  size_t finished = 0;
+  for (size_t index = 0; index < units_.size(); ++index) {
+    update(index);
+    units_[index]->start_refresh();
+    if (index >= kRefreshesUnderWay) units_[finished++]->finish_refresh();
+  }
+  while (finished < units_.size()) units_[finished++]->finish_refresh();
   for (size_t index = 0; index < units_.size(); ++index) {
     if (holds_[index] == 0) continue;
     units_[index]->unshard();

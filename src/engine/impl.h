@@ -56,7 +56,9 @@ struct Engine::Impl {
   std::string end_pass(const std::string& failure);
   void discard();
   void compare_replicas();
-  void refresh();
+  // Lets `update` write the shards of each unit, and brings what it wrote to all ranks. Collective.
+  void refresh(const std::function<void(size_t)>& update);
+  void finish_step(const StepResult& result, const std::function<void(size_t)>& update);
   void take_writes(bool written_somewhere);
   void take_all_writes();
   void check_writes();

@@ -177,18 +177,20 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs(size_t shard, const st
   return result;
 }
 
-void ShardedOptimizer::step(std::span<const ParamGroupOptions> groups, const std::vector<std::vector<bool>>& has_grad,
-                            float grad_scale) {
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    for (const Run& run : runs(i, has_grad.at(i))) {
-      ZS_CHECK(size_t(run.param_group) < groups.size(), "the optimizer has ", groups.size(),
-               " param groups, but a parameter belongs to group ", run.param_group);
-      update(i, run, groups[size_t(run.param_group)], grad_scale);
-    }
+void ShardedOptimizer::check(std::span<const ParamGroupOptions> groups) const {
+  for (const ShardView& shard : shards_) {
+    for (const int group : shard.param_group)
+      ZS_CHECK(group < std::ssize(groups), "the optimizer has ", groups.size(),
+               " param groups, but a parameter belongs to group ", group);
   }
 }
 
-void ShardedOptimizer::update(size_t i, const Run& run, const ParamGroupOptions& options, float grad_scale) {
+void ShardedOptimizer::update(size_t i, std::span<const ParamGroupOptions> groups, const std::vector<bool>& has_grad,
+                              float grad_scale) {
+  for (const Run& run : runs(i, has_grad)) update_run(i, run, groups[size_t(run.param_group)], grad_scale);
+}
+
+void ShardedOptimizer::update_run(size_t i, const Run& run, const ParamGroupOptions& options, float grad_scale) {
   const UpdateTensors tensors{states_[i].master, shards_[i].param, shards_[i].grads, states_[i].moments};
   const bool open = shards_[i].open && tensors.master.defined();
   if (!options_.device.is_cpu()) {

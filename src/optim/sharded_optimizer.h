@@ -50,12 +50,13 @@ class ShardedOptimizer {
   // Sets the tensors of shard `i`, once they exist.
   void bind(size_t i, at::Tensor param, at::Tensor grads, bool open = false);
 
-  // Takes over what users have written to open shards: see written.h. step() does so for what it updates.
+  // Takes over what users have written to open shards: see written.h. update() does so for what it updates.
   void take_writes();
-  // One update. `has_grad[i][j]`: parameter j of shard i got a gradient on some rank. Gradients are multiplied by
-  // `grad_scale` first. Throws ValueError when `groups` has fewer entries than there are param groups.
-  void step(std::span<const ParamGroupOptions> groups, const std::vector<std::vector<bool>>& has_grad,
-            float grad_scale);
+  // Before an update: throws ValueError when `groups` has fewer entries than there are param groups.
+  void check(std::span<const ParamGroupOptions> groups) const;
+  // Updates shard `i`; an update is over when every shard had its turn, in any order. `has_grad[j]`: parameter j of it
+  // got a gradient on some rank. Gradients are multiplied by `grad_scale` first.
+  void update(size_t i, std::span<const ParamGroupOptions> groups, const std::vector<bool>& has_grad, float grad_scale);
 
   // For an optimizer outside: every parameter's stretch of the master weights, without gradient.
   std::vector<ParamSlice> slices() const;
@@ -77,7 +78,7 @@ class ShardedOptimizer {
 
   Range local(size_t shard, size_t index) const;
   std::vector<Run> runs(size_t shard, const std::vector<bool>& has_grad);
-  void update(size_t shard, const Run& run, const ParamGroupOptions& options, float grad_scale);
+  void update_run(size_t shard, const Run& run, const ParamGroupOptions& options, float grad_scale);
 
   std::vector<ShardView> shards_;
   OptimOptions options_;

@@ -444,7 +444,7 @@ ENGINE = [
         _GOES_ON,
     ),
     ("engine-masters-not-published", _ENGINE, "  optimizer->publish_masters();\n", "", _GOES_ON),
-    ("engine-not-refreshed", _ENGINE, "  refresh();\n", "", _GOES_ON),
+    ("engine-not-refreshed", _ENGINE, "  refresh([](size_t) {});\n", "", _GOES_ON),
     (
         "engine-parameters-without-masters",
         _ENGINE,

@@ -11,11 +11,11 @@ _SETTINGS, _OWN_COUNTS = (
 _RESUMED_OUTSIDE = "test_a_resumed_run_with_other_optimizers[none]"
 
 _TABLE = [
-    ("python-no-random-state", "        _restore_random(engine, loaded.rank_states)\n", "", _ONE),
+    ("python-no-random-state", "        _restore_random(run, loaded.rank_states)\n", "", _ONE),
     ("python-random-state-of-rank-0", "rank_states[rank % saved_ranks]", "rank_states[0]", _TWO),
     ("python-no-random-module", 'random.setstate(state["python"])', "pass", _ONE),
     ("python-no-torch-random", 'torch.set_rng_state(_from_text(state["torch"]))', "pass", _ONE),
-    ("python-no-lr-schedule", '_restore(engine.lr_scheduler, state.get("lr_scheduler"))', "pass", _ONE),
+    ("python-no-lr-schedule", '_restore(run.lr_scheduler, state.get("lr_scheduler"))', "pass", _ONE),
     ("python-no-step-count", '("global_steps", "global_samples"', '("global_samples"', _ONE),
     ("python-no-skipped-steps", '"global_samples", "skipped_steps"):', '"global_samples"):', _SKIPPED),
     ("python-no-param-groups", "        group.update(saved)\n", "        pass\n", _SETTINGS),
@@ -25,19 +25,19 @@ _TABLE = [
     ("python-buffers-of-rank-0", "mine if mine in own else (info.name, _BUFFER)", "(info.name, _BUFFER)", _TWO),
     (
         "python-no-scalars-of-own-optimizer",
-        "        engine._external.state[param].update(_own_copies(scalars.get(part.param, {})))\n",
+        "        run.external.state[param].update(_own_copies(scalars.get(part.param, {})))\n",
         "        pass\n",
         _OWN_COUNTS,
     ),
     (
         "python-no-states-of-own-optimizer",
-        "        engine._external.state[param][kind] = tensor\n",
+        "        run.external.state[param][kind] = tensor\n",
         "        pass\n",
         _RESUMED_OUTSIDE,
     ),
     (
         "python-no-data-position",
-        '_restore(engine.training_dataloader, state.get("data"))',
+        '_restore(run.loader, state.get("data"))',
         "pass",
         "test_no_sample_is_lost_or_repeated_when_an_epoch_goes_on[2]",
     ),
@@ -54,7 +54,7 @@ _STATE_TABLE = [
     (
         "python-micro-steps-as-saved",
         "checkpoint",
-        "engine.global_steps * engine.gradient_accumulation_steps()",
+        "run.global_steps * run.batch.accumulation",
         'state["micro_steps"]',
         "test_another_number_of_accumulation_steps_goes_on_at_a_boundary[2-4]",
     ),
@@ -89,8 +89,8 @@ _STATE_TABLE = [
     ),
     (
         "python-errors-of-one-rank",
-        "checkpoint",
-        "        engine._core.together(step)",
+        "together",
+        "        run.core.together(step)",
         "        step()",
         "test_what_only_rank_0_cannot_save_is_said_on_every_rank[2]",
     ),
@@ -105,13 +105,13 @@ _STATE_TABLE = [
         "python-failed-save-before-counting",
         "engine",
         "            save_failed = self._take_step()",
-        "            if self._take_step():\n                self._core.report_failed_save()",
+        "            if self._take_step():\n                run.core.report_failed_save()",
         "test_the_step_that_tells_of_a_failed_save_is_counted[False]",
     ),
     (
         "python-process-ends-without-waiting",
         "stopping",
-        "            alive.wait_for_checkpoint()",
+        "            alive.core.wait_for_checkpoint()",
         "            pass",
         "test_a_process_that_ends_waits_for_its_save_whatever_holds_the_engine",
     ),

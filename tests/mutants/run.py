@@ -152,9 +152,9 @@ MUTANTS = [
     ),
     Mutant(
         "skipped-refresh",
-        "src/engine/engine.cpp",
-        "    impl.refresh();\n",
-        "    if (impl.options.config.stage > 2) impl.refresh();\n",
+        "src/engine/executor.cpp",
+        "    units_[index]->start_refresh();\n",
+        "    if (units_[index]->placement() != Placement::kReplicated) units_[index]->start_refresh();\n",
         "world",
         "*EveryStageGivesTheSameBitsInThePlannedMemory/1",
     ),
@@ -310,6 +310,7 @@ class Tree:
 
     def __init__(self, path: pathlib.Path, programs: set[str]) -> None:
         self.path = path
+        path.mkdir()
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -347,11 +348,12 @@ class Tree:
         if where != str(python / "zeroshard" / "__init__.py"):
             raise SystemExit(f"the package under test would be {where}")
 
-    def build(self, program: str) -> str | None:
+    def build(self, *programs: str, jobs: int = 1) -> str | None:
         """The compiler's messages when the build failed."""
-        if program == "python":
+        targets = [f"test_{program}" for program in programs if program != "python"]
+        if not targets:
             return None
-        result = run(["ninja", "-C", str(self.path / "build"), "-j1", f"test_{program}"], env=self.env)
+        result = run(["ninja", "-C", str(self.path / "build"), f"-j{jobs}", *targets], env=self.env)
         return None if result.returncode == 0 else result.stdout[-3000:]
 
     def outcome(self, program: str, test: str) -> str:
@@ -403,11 +405,13 @@ def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
     for (program, _), batch in sorted(batches.items(), key=lambda item: (item[0][0] == "python", item[0])):
         waiting.put((program, batch))
     programs = {mutant.program for mutant in chosen}
+    trees = [Tree(path / str(worker), programs) for worker in range(workers)]
+    if messages := trees[0].build(*sorted(programs), jobs=workers):  # the others' are in the compiler's cache then
+        raise SystemExit(f"does not build without mutants:\n{messages}")
 
-    def work(worker: int) -> int:
+    def work(tree: Tree) -> int:
         failures = 0
         try:
-            tree = Tree(path / str(worker), programs)
             while True:
                 program, batch = waiting.get_nowait()
                 tree.check_without_mutants(program, list(dict.fromkeys(mutant.test for mutant in batch)))
@@ -425,7 +429,7 @@ def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
             raise
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        return sum(pool.map(work, range(workers)))
+        return sum(pool.map(work, trees))
 
 
 def main() -> int:

@@ -61,12 +61,12 @@ def interrupt_and_go_on(stage, where):
                 handle.remove()
             return
         # Python runs handlers of signals between two of its instructions: before the call of the core, or behind it.
-        core = engine._core
-        engine._core = Interrupting(core, where)
+        core = engine._run.core
+        engine._run.core = Interrupting(core, where)
         try:
             backward(engine, 0)
         finally:
-            engine._core = core
+            engine._run.core = core
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()

@@ -86,7 +86,7 @@ def assign_wrongly(stage, dtype):
         like = {"dtype": weight.dtype}
         if how == "shape":
             weight.data = torch.zeros(10, 30, **like)
-            said.append([writes.message_of(engine._core.prepare_step)] * 2)
+            said.append([writes.message_of(engine._run.core.prepare_step)] * 2)
             continue
         if how == "differently" or world.rank() == 0:
             weight.data = torch.full((30, 10), float(world.rank()), **like)

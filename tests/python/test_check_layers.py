@@ -23,6 +23,9 @@ def plant(root, files):
         path.write_text(text)
 
 
+ENGINE = "class Engine:\n" + "".join(f"    def f{n}(self): ...\n" for n in range(15)) + "    def _f(self): ...\n"
+
+
 def test_repository_is_clean():
     assert check(ROOT) == (0, "layers: clean\n")
 
@@ -40,6 +43,8 @@ def test_allowed_includes_are_clean(tmp_path):
             "src/placement/placement.cpp": "bool shards = options.stage == 3;\n",
             "src/unit/stage.h": 'out << "at stage " << config.stage;  // stage == 3\nuploads.stage(wanted);\n',
             "cli/main.cpp": '#include "layout/layout.h"\n',
+            "python/zeroshard/engine.py": ENGINE + "    @property\n    def f15(self): ...\n",
+            "python/zeroshard/compat/a.py": "from ..engine import Engine\n\nsharded = config.stage == 3\n",
         },
     )
     assert check(tmp_path) == (0, "layers: clean\n")
@@ -82,6 +87,24 @@ def test_allowed_includes_are_clean(tmp_path):
         ),
         ({"src/misc/a.h": ""}, "src/misc/a.h: module 'misc' is not in the table of tools/check_layers.py"),
         ({"bench/a.py": "x = 1\n" * 601}, "bench/a.py: 601 lines, the limit is 600: split it"),
+        (
+            {"python/zeroshard/a.py": "def f(run):\n    return run.config.stage == 3\n"},
+            "python/zeroshard/a.py:2: a stage is compared: ask the core for placements",
+        ),
+        (
+            {
+                "python/zeroshard/a.py": "from . import b\n",
+                "python/zeroshard/b.py": "if TYPE_CHECKING:\n    from .c import C\n",
+                "python/zeroshard/c.py": "def f():\n    from .b import g\n",
+            },
+            "python/zeroshard/b.py imports itself: "
+            "python/zeroshard/b.py -> python/zeroshard/c.py -> python/zeroshard/b.py",
+        ),
+        (
+            {"python/zeroshard/engine.py": ENGINE + "    def f15(self): ...\n"},
+            "python/zeroshard/engine.py: Engine has 16 public methods, the limit is 15: what only scripts for other "
+            "libraries call belongs into compat",
+        ),
     ],
 )
 def test_planted_violation_is_found(tmp_path, files, message):

@@ -311,9 +311,9 @@ def save_odd_states(folder, state):
     if state != "fine":
         return said
     engine.wait_for_checkpoint()
-    engine._external.state.clear()
+    engine._run.external.state.clear()
     engine.load_checkpoint(folder)
-    found = [dict(engine._external.state[param]) for _, param in engine._external_params()]
+    found = [dict(engine._run.external.state[param]) for _, param in engine._run.external_params()]
     return [
         len(found) > 0,
         [one for one in found if not same(one, {"fine": {"count": 3, "scalar": torch.tensor(2.0)}})],

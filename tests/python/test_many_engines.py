@@ -70,7 +70,7 @@ def shared_memory_needs_no_group():
     groups = len(dist.distributed_c10d._world.pg_map)
     train(engine, range(2))
     torch.distributed.barrier()  # of the default group, which is the user's
-    return engine._core.transports, groups
+    return engine._run.core.transports, groups
 
 
 def test_ranks_of_one_host_keep_no_group_of_their_own():

@@ -9,7 +9,6 @@ import pytest
 import torch
 import world
 import zeroshard
-from zeroshard.ownership import has_ended
 
 BLOCKS = {
     "fp32": {},
@@ -142,7 +141,7 @@ def destroy(stage, dtype):
     old_graph = engine(models.vectors(0, 0, 2)[0].to(next(model.parameters()).dtype)).sum()
     with zeroshard.gathered(model.parameters()):
         values = [param.detach().clone() for param in model.parameters()]
-    core = weakref.ref(engine._core)
+    core = weakref.ref(engine._run.core)
     engine.destroy()
     engine.destroy()
     gc.collect()
@@ -319,7 +318,7 @@ def destroy_after_a_failed_collective(stage, rules, sign):
     without_values = [name for name, param in model.named_parameters() if not has_values(param)]
     other = initialize(models.stack(), stage)
     train(other, range(2))
-    return failed, said, has_ended(engine), hooks_in(engine.module), without_values, other.parameter_digest()
+    return failed, said, engine._run.has_ended, hooks_in(engine.module), without_values, other.parameter_digest()
 
 
 def has_values(param):
@@ -356,7 +355,7 @@ def take_over_after_a_failed_collective(stage, rules, transport, sign):
     said = [message_of(lambda: zeroshard.initialize(model=model, config=config)) for _ in range(2)]
     other = zeroshard.initialize(model=models.stack(), config=config)[0]
     train(other, range(2))
-    return failed, said, has_ended(engine), other.parameter_digest()
+    return failed, said, engine._run.has_ended, other.parameter_digest()
 
 
 @pytest.mark.parametrize("transport", ["shm", "process_group"])

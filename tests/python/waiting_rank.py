@@ -41,7 +41,7 @@ def main():
     if PLACE == "groups":
         stand_still(rank)
     if PLACE == "build":  # in the middle of the core's constructor
-        materialize = zeroshard.engine.materialize
+        materialize = zeroshard.making.materialize
         calls = []
 
         def slow(*args):
@@ -50,7 +50,7 @@ def main():
                 stand_still(rank)
             materialize(*args)
 
-        zeroshard.engine.materialize = slow
+        zeroshard.making.materialize = slow
     engine = engine_for(3, "fp32", TRANSPORT)
     train(engine, range(2))
     if PLACE == "step":

@@ -1,0 +1,53 @@
+"""What rank 0 tells of a run at its beginning and at its end."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Any
+
+from . import _C
+from .messages import log
+from .ownership import Ownership
+from .run import Run
+
+
+def announce(run: Run, ownership: Ownership) -> None:
+    """On rank 0, how the engine trains and what memory that takes; at the end of the run, what it took."""
+    if run.rank != 0:
+        return
+    planned = memory_report(run.core)["planned"]
+    parts = ", ".join(f"{name} {bytes_ / 1e6:.1f} MB" for name, bytes_ in planned.items())
+    config, batch = run.config, run.batch
+    log(
+        f"stage {config.stage}, {run.world_size} rank(s) over {run.core.transport}, "
+        f"{config.compute_dtype}, {config.reduction} reduction, {len(run.units)} units, "
+        f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.ranks}"
+    )
+    log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
+    atexit.register(_report_memory, weakref.ref(ownership))
+    if run.parsed.without_effect:
+        log("keys that have no effect here: " + "; ".join(run.parsed.without_effect))
+
+
+def memory_report(core: _C.Engine) -> dict[str, Any]:
+    """See ``Engine.memory_report``."""
+    lines = core.memory()
+    planned = {name: plan for name, plan, _ in lines}
+    measured = {name: peak for name, _, peak in lines}
+    return {
+        "planned": planned,
+        "measured_peak": measured,
+        "planned_total": sum(planned.values()),
+        "measured_total": sum(measured.values()),
+        "kept": core.kept_memory(),
+    }
+
+
+def _report_memory(ownership: weakref.ref[Ownership]) -> None:
+    if (alive := ownership()) is not None and alive.core is not None:
+        report = memory_report(alive.core)
+        log(
+            f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, "
+            f"measured peak {report['measured_total'] / 1e6:.1f} MB"
+        )

@@ -1,0 +1,1 @@
+"""What scripts for other libraries expect of zeroshard."""

@@ -1,0 +1,150 @@
+"""From a module and its optimizer to a run: units, hooks and the core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from . import _C
+from .batch import Batch
+from .buffers import find_buffers, named
+from .gathering import take_loaded_state_dicts
+from .group_life import end_groups_with
+from .groups import make_groups
+from .half_load import half_loaded, refuse_half_loaded
+from .hooks import Readers, install_hooks
+from .materialize import materialize
+from .meeting import left_on_error
+from .optimizer import Optimizer, OptimizerSetup
+from .optimizer_states import describe_states, take_states
+from .ownership import Ownership, drop_gradients, take_back, taking_over
+from .parameter_check import ParameterCheck
+from .run import Run
+from .units import Unit, find_units
+
+
+def make_run(
+    module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, optimizer: Optimizer, device: torch.device
+) -> tuple[Run, Readers, Ownership]:
+    """Takes the module's parameters over, with the states of its optimizer. Collective.
+
+    An exception before all ranks have agreed leaves another engine that has them as it was.
+    """
+    config = parsed.config
+    units = find_units(module, config.unit_classes)
+    with taking_over(module) as take_over:
+        core = _make_core(module, parsed, units, setup, optimizer, device, take_over)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    run = Run(
+        module=module,
+        device=device,
+        parsed=parsed,
+        units=units,
+        core=core,
+        optimizer=optimizer,
+        trains=setup.trains,
+        external=setup.inner if setup.external else None,
+        parameter_check=ParameterCheck(module, units if setup.trains else []),
+        batch=Batch(config.micro_batch_size, config.grad_accumulation_steps, ranks),
+    )
+    readers = install_hooks(module, units, core)
+    readers.handles += take_loaded_state_dicts(module)
+    ownership = Ownership(run, readers)
+    if run.external is not None:
+        _give_slices(run)
+    take_states(run, setup)
+    end_groups_with(core)
+    return run, readers, ownership
+
+
+def _make_core(
+    module: nn.Module,
+    parsed: _C.ParsedConfig,
+    units: list[Unit],
+    setup: OptimizerSetup,
+    optimizer: Optimizer,
+    device: torch.device,
+    take_over: Callable[[], None],
+) -> _C.Engine:
+    buffers = find_buffers(module, device, parsed.config.compute_dtype)
+    left = half_loaded(module)
+
+    def begin() -> None:
+        refuse_half_loaded(left)
+        take_over()
+        for buffer in buffers:
+            buffer.place()
+        drop_gradients(module)
+
+    options = _C.EngineOptions()
+    options.config = parsed.config
+    options.device = device
+    options.optimizer = setup.type
+    options.external_optimizer = type(setup.inner).__name__ if setup.external else ""
+    options.agreement = [
+        ("versions", _versions(module)),
+        ("configuration", [(path, value) for path, value, _ in parsed.values]),
+        ("states of the optimizer", describe_states(setup, units)),
+        ("parameters that a failed load_checkpoint left of two checkpoints", left),
+    ]
+    options.buffers = named(buffers)
+    options.param_groups = optimizer.options()
+    definitions = []
+    for unit in units:
+        params = [
+            _C.ParamDefinition(
+                names=param.names,
+                shape=list(param.tensors[0].shape),
+                dtype=param.tensors[0].dtype,
+                requires_grad=param.tensors[0].requires_grad and setup.trains,
+                param_group=next((setup.group_of[id(t)] for t in param.tensors if id(t) in setup.group_of), -1),
+            )
+            for param in unit.params
+        ]
+        tensors = _tensors_of(module, unit, device, None if definitions else begin)
+        definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, tensors))
+    groups = make_groups(parsed.config.timeout_ms)
+    meeting = groups.get("meeting")
+    with left_on_error(meeting):
+        try:
+            return _C.Engine(definitions, options, **groups)
+        except dist.DistError as error:
+            if meeting is None:
+                raise
+            meeting.explain(str(error))
+
+
+def _tensors_of(
+    module: nn.Module, unit: Unit, device: torch.device, begin: Callable[[], None] | None
+) -> Callable[[], list[list[torch.Tensor]]]:
+    """What the core calls for each unit in turn, once all ranks have agreed."""
+
+    def tensors() -> list[list[torch.Tensor]]:
+        if begin is not None:
+            begin()
+        take_back(tensor for param in unit.params for tensor in param.tensors)
+        materialize(module, unit, device)
+        return [list(param.tensors) for param in unit.params]
+
+    return tensors
+
+
+def _give_slices(run: Run) -> None:
+    """Hands an optimizer of the user's flat slices of the master weights instead of whole parameters."""
+    for group in run.external.param_groups:
+        group["params"] = []
+    for part in run.core.slices():
+        if part.param_group >= 0:
+            run.external.param_groups[part.param_group]["params"].append(nn.Parameter(part.master))
+
+
+def _versions(module: nn.Module) -> list[tuple[str, str]]:
+    """Of what decides about the numbers: zeroshard, torch and the packages that the model's modules are from."""
+    packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
+    found |= {"zeroshard": _C.__version__, "torch": torch.__version__}
+    return sorted((name, str(version)) for name, version in found.items() if isinstance(version, str))
