@@ -2,7 +2,7 @@
 #include <chrono>
 #include <thread>
 
-#include "file/faulty_io.h"
+#include "support/faulty_io.h"
 
 namespace zeroshard::testing {
 

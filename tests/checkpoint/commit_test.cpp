@@ -11,9 +11,9 @@
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "checkpoint/support.h"
-#include "file/faulty_io.h"
 #include "file/support.h"
 #include "support/comm_world.h"
+#include "support/faulty_io.h"
 
 namespace zeroshard {
 namespace {

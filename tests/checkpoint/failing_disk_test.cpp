@@ -5,8 +5,8 @@
 
 #include "base/format.h"
 #include "checkpoint/versions.h"
-#include "file/faulty_io.h"
 #include "support/around_io.h"
+#include "support/faulty_io.h"
 #include "support/model_disk.h"
 #include "support/release.h"
 

@@ -15,8 +15,8 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
-#include "file/faulty_io.h"
 #include "support/comm_world.h"
+#include "support/faulty_io.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {

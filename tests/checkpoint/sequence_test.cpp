@@ -6,9 +6,9 @@
 #include "base/format.h"
 #include "checkpoint/store.h"
 #include "checkpoint/support.h"
-#include "file/faulty_io.h"
 #include "file/hash.h"
 #include "file/support.h"
+#include "support/faulty_io.h"
 
 // Which of the checkpoints in a directory is the newest: the one that was committed last, whatever its step.
 namespace zeroshard {

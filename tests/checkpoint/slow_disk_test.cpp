@@ -12,8 +12,8 @@
 #include "base/format.h"
 #include "checkpoint/async_saver.h"
 #include "checkpoint/versions.h"
-#include "file/faulty_io.h"
 #include "support/around_io.h"
+#include "support/faulty_io.h"
 #include "support/model_disk.h"
 #include "zeroshard/error.h"
 

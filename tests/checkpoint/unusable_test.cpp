@@ -9,8 +9,8 @@
 #include "base/format.h"
 #include "checkpoint/store.h"
 #include "checkpoint/support.h"
-#include "file/faulty_io.h"
 #include "file/support.h"
+#include "support/faulty_io.h"
 #include "zeroshard/checkpoint_files.h"
 #include "zeroshard/error.h"
 

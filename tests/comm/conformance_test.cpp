@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/test_comms.h"
 #include "support/comm_world.h"
+#include "support/test_comms.h"
 
 namespace zeroshard {
 namespace {

@@ -15,11 +15,11 @@
 #include "comm/control_block.h"
 #include "comm/local_comm.h"
 #include "comm/peer_watch.h"
-#include "comm/test_comms.h"
 #include "comm/wait_graph.h"
 #include "support/comm_conformance.h"
 #include "support/comm_world.h"
 #include "support/expect.h"
+#include "support/test_comms.h"
 
 namespace zeroshard {
 namespace {

@@ -7,10 +7,10 @@
 
 #include <set>
 
-#include "comm/forwarding_comm.h"
 #include "comm/local_comm.h"
 #include "device/slot_ring.h"
 #include "device/swap_storage.h"
+#include "support/forwarding_comm.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {

@@ -7,9 +7,9 @@
 #include <csignal>
 #include <filesystem>
 
-#include "comm/forwarding_comm.h"
 #include "engine/support.h"
 #include "file/support.h"
+#include "support/forwarding_comm.h"
 #include "zeroshard/checkpoint_files.h"
 #include "zeroshard/error.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/format.h"
 #include "file/durable.h"
-#include "file/faulty_io.h"
+#include "support/faulty_io.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::testing {

@@ -5,10 +5,10 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
-#include "file/faulty_io.h"
 #include "monitor/append_file.h"
 #include "monitor/event_record.h"
 #include "monitor/support.h"
+#include "support/faulty_io.h"
 
 namespace zeroshard {
 namespace {

@@ -16,8 +16,7 @@ import world
 import zeroshard
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_launcher import launch, script  # noqa: F401 - a fixture
-from zeroshard import _C, distributed, groups
-from zeroshard.engine import Engine
+from zeroshard import _C, distributed, groups, making
 
 pytestmark = pytest.mark.fault
 DTYPES = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True}}}
@@ -57,7 +56,7 @@ def die_at(point):
         "second group": (dist, "new_group", die_at_group(2)),
         "third group": (dist, "new_group", die_at_group(3)),
         "the core is made": (_C, "Engine", die),
-        "units are made": (Engine, "_tensors_of", lambda *_: die),
+        "units are made": (making, "_tensors_of", lambda *_: die),
     }[point]
     setattr(owner, name, action)
 

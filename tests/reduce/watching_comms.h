@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/test_comms.h"
+#include "support/test_comms.h"
 
 namespace zeroshard {
 

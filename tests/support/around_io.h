@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "file/faulty_io.h"
+#include "support/faulty_io.h"
 
 namespace zeroshard::testing {
 

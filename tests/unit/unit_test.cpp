@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "comm/local_comm.h"
-#include "comm/test_comms.h"
 #include "device/dtype.h"
 #include "support/comm_world.h"
+#include "support/test_comms.h"
 
 namespace zeroshard {
 namespace {

@@ -17,9 +17,9 @@
 
 #include "base/format.h"
 #include "comm/local_comm.h"
-#include "comm/test_comms.h"
 #include "device/dtype.h"
 #include "support/comm_world.h"
+#include "support/test_comms.h"
 #include "zeroshard/engine.h"
 
 // A small model trained by engines whose ranks are threads: CPU autograd runs backward on the calling thread.

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/forwarding_comm.h"
+#include "support/forwarding_comm.h"
 #include "zeroshard/error.h"
 
 // Decorators for tests.

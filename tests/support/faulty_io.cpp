@@ -1,4 +1,4 @@
-#include "file/faulty_io.h"
+#include "support/faulty_io.h"
 
 #include <algorithm>
 
