@@ -10,6 +10,7 @@
 
 #include "commands.h"
 #include "numbers.h"
+#include "plan_output.h"
 
 namespace zeroshard::cli {
 namespace {
@@ -37,6 +38,7 @@ void print_json(const ParsedConfig& parsed) {
   }
   const Json json{{"world_size", parsed.config.world_size},
                   {"values", values},
+                  {"placement", placements_as_json(plan_kinds_of_units(plan_options(parsed.config)), /*sizes=*/false)},
                   {"without_effect", parsed.without_effect},
                   {"digest", hex(parsed.config.digest())}};
   std::cout << json.dump(2) << "\n";
@@ -54,6 +56,10 @@ void print_table(const ParsedConfig& parsed) {
     std::cout << std::setw(int(path_width)) << value.path << " = " << std::setw(int(value_width)) << value.value
               << "  (" << value.origin << ")\n";
   }
+  const int ranks = parsed.config.world_size;
+  std::cout << "\nWhere state lies, stage " << parsed.config.stage << ", " << ranks << (ranks == 1 ? " rank" : " ranks")
+            << ":\n";
+  print_placement_table(plan_kinds_of_units(plan_options(parsed.config)), /*sizes=*/false);
   if (!parsed.without_effect.empty()) std::cout << "\nWithout effect:\n";
   for (const std::string& line : parsed.without_effect) std::cout << "  " << line << "\n";
 }

@@ -203,31 +203,43 @@ void print_params(const ModelShapes& model, bool as_json) {
   if (as_json) std::cout << json.dump(2) << "\n";
 }
 
+Json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes) {
+  Json rows = Json::array();
+  for (const PlannedUnit& unit : units) {
+    Json row{{"unit", unit.name}};
+    if (sizes) row["params"] = unit.numel;
+    row.update({{"parameters", unit.parameters},
+                {"gradients", unit.gradients},
+                {"master_weights", unit.master_weights},
+                {"moments", unit.moments}});
+    if (sizes) row["bytes_per_rank"] = number(unit.bytes);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+void print_placement_table(const std::vector<PlannedUnit>& units, bool sizes) {
+  int width = 4;
+  for (const PlannedUnit& unit : units) width = std::max(width, int(unit.name.size()));
+  const auto print = [&](const std::string& name, const std::string& parameters, const std::string& gradients,
+                         const std::string& masters, const std::string& moments, const std::string& size) {
+    std::cout << format("  %-*s  %-16s  %-16s  %-16s  ", width, name.c_str(), parameters.c_str(), gradients.c_str(),
+                        masters.c_str())
+              << (sizes ? format("%-18s  %s\n", moments.c_str(), size.c_str()) : moments + "\n");
+  };
+  print("unit", "parameters", "gradients", "master weights", "moments", "GB per rank");
+  for (const PlannedUnit& unit : units)
+    print(unit.name, unit.parameters, unit.gradients, unit.master_weights, unit.moments, gigabytes(unit.bytes));
+}
+
 void print_placements(const PlanInputs& inputs, bool as_json) {
   Json stages = Json::array();
   for (const int stage : inputs.stages) {
     const std::vector<PlannedUnit> units = plan_units(*inputs.model, inputs.at_stage(stage));
-    Json rows = Json::array();
-    int width = 4;
-    for (const PlannedUnit& unit : units) {
-      rows.push_back({{"unit", unit.name},
-                      {"params", unit.numel},
-                      {"parameters", unit.parameters},
-                      {"gradients", unit.gradients},
-                      {"master_weights", unit.master_weights},
-                      {"moments", unit.moments},
-                      {"bytes_per_rank", number(unit.bytes)}});
-      width = std::max(width, int(unit.name.size()));
-    }
-    stages.push_back({{"stage", stage}, {"units", rows}});
+    stages.push_back({{"stage", stage}, {"units", placements_as_json(units, /*sizes=*/true)}});
     if (as_json) continue;
-    std::cout << format("stage %d, %d ranks\n", stage, inputs.options.world_size)
-              << format("  %-*s  %-16s  %-16s  %-16s  %-18s  %s\n", width, "unit", "parameters", "gradients",
-                        "master weights", "moments", "GB per rank");
-    for (const PlannedUnit& unit : units)
-      std::cout << format("  %-*s  %-16s  %-16s  %-16s  %-18s  %s\n", width, unit.name.c_str(), unit.parameters.c_str(),
-                          unit.gradients.c_str(), unit.master_weights.c_str(), unit.moments.c_str(),
-                          gigabytes(unit.bytes).c_str());
+    std::cout << format("stage %d, %d ranks\n", stage, inputs.options.world_size);
+    print_placement_table(units, /*sizes=*/true);
   }
   if (as_json) std::cout << Json{{"world_size", inputs.options.world_size}, {"stages", stages}}.dump(2) << "\n";
 }

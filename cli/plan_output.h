@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,5 +43,8 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
 void print_params(const ModelShapes& model, bool as_json);
 // Of each unit of the model, at each stage, where its state lies.
 void print_placements(const PlanInputs& inputs, bool as_json);
+// A row each under a header, as a table or as JSON; `sizes`: with elements and bytes.
+void print_placement_table(const std::vector<PlannedUnit>& units, bool sizes);
+nlohmann::ordered_json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes);
 
 }  // namespace zeroshard::cli

@@ -83,6 +83,8 @@ struct PlannedUnit {
 };
 // The units of a model in order. Throws ValueError, too, for a rule of options.rules that names none of them.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
+// The same where no model is known: those of each rule, small ones and the others, by what they are. Without sizes.
+std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 // Initialisation holds at most this much more: the largest unit, full, in the compute dtype.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 

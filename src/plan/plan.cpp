@@ -100,15 +100,19 @@ std::string describe(const Held& held) {
   return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held.dtype, held.values);
 }
 
+void describe(Placement parameters, const GroupPlacement& place, PlannedUnit& planned) {
+  planned.parameters = describe(name_of(parameters), place.parameters.dtype);
+  const bool in_place = place.reduced_gradients.extent == Extent::kNothing;
+  planned.gradients = describe(in_place ? place.packed_gradients : place.reduced_gradients);
+  planned.master_weights = describe(place.master_weights);
+  planned.moments = describe(place.moments);
+}
+
 PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
   PlannedUnit planned{unit.name, unit.numel(), "-", "-", "-", "-"};
   for (size_t g = 0; g < unit.groups.size(); ++g) {
     const GroupPlacement& place = placement.groups[g];
-    planned.parameters = describe(name_of(placement.parameters), place.parameters.dtype);
-    const bool in_place = place.reduced_gradients.extent == Extent::kNothing;
-    planned.gradients = describe(in_place ? place.packed_gradients : place.reduced_gradients);
-    planned.master_weights = describe(place.master_weights);
-    planned.moments = describe(place.moments);
+    describe(placement.parameters, place, planned);
     for (const Held* held :
          {&place.parameters, &place.packed_gradients, &place.reduced_gradients, &place.master_weights, &place.moments})
       planned.bytes += double(held->bytes(unit.groups[g].layout));
@@ -126,6 +130,26 @@ std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions&
   std::vector<PlannedUnit> planned;
   for (size_t u = 0; u < units.size(); ++u) planned.push_back(describe(units[u], table[u]));
   return planned;
+}
+
+std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options) {
+  check_plan_options(options);
+  std::vector<PlannedUnit> kinds;
+  const auto add = [&](std::string name, Placement parameters) {
+    kinds.push_back({std::move(name), 0, "-", "-", "-", "-"});
+    const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
+    describe(parameters, place, kinds.back());
+  };
+  if (!shards_parameters(options)) {
+    add("all units", Placement::kReplicated);
+    return kinds;
+  }
+  for (const PlacementRule& rule : options.rules)
+    add(rule.units, rule.replicated ? Placement::kReplicated : Placement::kSharded);
+  if (options.persistence_threshold > 0)
+    add(concat("up to ", options.persistence_threshold, " elements"), Placement::kPersistent);
+  add(kinds.empty() ? "all units" : "other units", Placement::kSharded);
+  return kinds;
 }
 
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options) {

@@ -33,6 +33,14 @@ check 0 '^train_micro_batch_size_per_gpu .*= 4 .*(derived' stdout config explain
 check 0 '^zero_optimization.stage3_param_persistence_threshold .*= 640 .*(auto: 10 x hidden size)' stdout \
   config explain "$work/auto.json" --world-size 2 --hidden-size 64
 check 0 '^  wall_clock_breakdown = true: ' stdout config explain "$work/auto.json" --hidden-size 64
+placed='"zeroshard": {"placement": [{"units": "layers.0-3", "parameters": "replicated"}]}'
+printf '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, %s}' "$placed" >"$work/placed.json"
+check 0 '^  layers.0-3  *replicated bf16  *sharded bf16  *sharded fp32  *sharded 2 x fp32$' stdout \
+  config explain "$work/placed.json" --world-size 4
+check 0 '^  up to 100000 elements  *persistent bf16 ' stdout config explain "$work/placed.json" --world-size 4
+check 0 '^  other units  *sharded bf16 ' stdout config explain "$work/placed.json" --world-size 4
+check 0 '^  all units  *replicated bf16  *replicated bf16 ' stdout config explain "$work/placed.json"
+check 0 '"parameters": "persistent bf16"' stdout config explain "$work/placed.json" --world-size 4 --json
 check 2 'auto.json: zero_optimization.stage3_param_persistence_threshold = "auto": needs the model.s hidden size' stderr \
   config explain "$work/auto.json"
 check 2 'world_size 8 != 2 \* 1 \* 3' stderr config explain "$work/auto.json" --world-size 3 --hidden-size 64
