@@ -48,8 +48,8 @@ struct EngineOptions {
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
   std::string external_optimizer = {};  // the class of a user's torch.optim that updates the master weights: slices()
-  // What every rank must have alike, besides the model, under what it is ("configuration"): checked before anything is
-  // allocated.
+  // What must be the same on every rank besides the model, by what an error calls it ("configuration"). It is checked
+  // before anything is allocated.
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // of the model, by name: on `device`
 };
@@ -98,7 +98,7 @@ class Engine {
   // parameter or a view of one: then the unit stays whole, and its forward goes on until the caller's own ends, where
   // post_forward is due again.
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
-  // The same where nobody is around the caller: throws StateError where post_forward would be due again.
+  // The same for a caller that no unit's forward contains: throws StateError where post_forward would be due again.
   void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
   // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
   template <typename Forward>

@@ -44,7 +44,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
 
 
 @contextmanager
-def naming_the_way_out() -> Iterator[None]:
+def explaining_sharded_parameters() -> Iterator[None]:
     """Around backward: raises ``StateError`` instead of torch's error for a parameter that is not whole."""
     try:
         yield

@@ -26,7 +26,7 @@ _MOMENTS = {
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
-    """By parameter which states there are, which every rank must have alike.
+    """Which states each parameter has. Every rank must have the same.
 
     Raises ``ValueError`` for a state that is neither a number nor has one value per element: there is no rank's part.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .hooks import naming_the_way_out
+from .hooks import explaining_sharded_parameters
 from .messages import log
 from .run import Run
 
@@ -67,7 +67,7 @@ class StepProgress:
         has_ended = False
         with self.taking_back():
             try:
-                with naming_the_way_out():
+                with explaining_sharded_parameters():
                     yield
                 has_ended = True
                 core.end_backward()

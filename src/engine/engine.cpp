@@ -121,9 +121,9 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
         });
   }
   const Unit& own = impl_->executor->unit(unit);
-  const bool lends = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
-  if (!lends) impl_->executor->post_forward(unit, zeroshard::in_backward());
-  return lends;
+  const bool is_own = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
+  if (!is_own) impl_->executor->post_forward(unit, zeroshard::in_backward());
+  return is_own;
 }
 
 void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {

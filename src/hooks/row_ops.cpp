@@ -101,7 +101,7 @@ struct RmsNormFunction final : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
-at::Tensor turn(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const at::Tensor dense = x.stride(3) == 1 ? x : x.contiguous();
   at::Tensor y = at::empty_like(dense);
   const int64_t batch = x.size(0), heads = x.size(1), length = x.size(2), features = x.size(3);
@@ -125,7 +125,7 @@ struct RotateFunction final : torch::autograd::Function<RotateFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
                             const at::Tensor& sin) {
     context->save_for_backward({cos, sin});
-    return turn(x, cos, sin);
+    return rotated(x, cos, sin);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();

@@ -35,9 +35,9 @@ class Reducer {
   Reducer(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements, Options options,
           Comm& comm, Ledger& ledger);
 
-  // Before the first gradient of a backward pass: `needed` are the units of the forward pass, in order, one as often as
-  // it was needed. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes
-  // from the last unit to the first.
+  // Before the first gradient of a backward pass: `needed` are the units of the forward pass in order, a unit once per
+  // use. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes from the
+  // last unit to the first.
   // Over the communicator of the gathers: ranks whose forward passes differ meet there.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's

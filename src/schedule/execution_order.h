@@ -23,7 +23,7 @@ class ExecutionOrder {
 
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
-  // The units needed in this pass up to now, or between passes in the last one: first to last, one as often as it was.
+  // The units needed so far in this pass, or between passes in the last one, in order. A unit is in it once per use.
   std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
   // What is recorded of one pass at most: a program that calls modules and never the engine ends none.
   static constexpr size_t kMaxLength = size_t{1} << 16;
