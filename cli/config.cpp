@@ -60,6 +60,7 @@ void print_table(const ParsedConfig& parsed) {
   std::cout << "\nWhere state lies, stage " << parsed.config.stage << ", " << ranks << (ranks == 1 ? " rank" : " ranks")
             << ":\n";
   print_placement_table(plan_kinds_of_units(plan_options(parsed.config)), /*sizes=*/false);
+  if (parsed.config.placement.size() > 1) std::cout << "  Of several rules for one unit the last counts.\n";
   if (!parsed.without_effect.empty()) std::cout << "\nWithout effect:\n";
   for (const std::string& line : parsed.without_effect) std::cout << "  " << line << "\n";
 }

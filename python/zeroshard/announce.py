@@ -8,11 +8,10 @@ from typing import Any
 
 from . import _C
 from .messages import log
-from .ownership import Ownership
 from .run import Run
 
 
-def announce(run: Run, ownership: Ownership) -> None:
+def announce(run: Run) -> None:
     """On rank 0, how the engine trains and what memory that takes; at the end of the run, what it took."""
     if run.rank != 0:
         return
@@ -25,7 +24,7 @@ def announce(run: Run, ownership: Ownership) -> None:
         f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.ranks}"
     )
     log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
-    atexit.register(_report_memory, weakref.ref(ownership))
+    atexit.register(_report_memory, weakref.ref(run))
     if run.parsed.without_effect:
         log("keys that have no effect here: " + "; ".join(run.parsed.without_effect))
 
@@ -44,8 +43,8 @@ def memory_report(core: _C.Engine) -> dict[str, Any]:
     }
 
 
-def _report_memory(ownership: weakref.ref[Ownership]) -> None:
-    if (alive := ownership()) is not None and alive.core is not None:
+def _report_memory(run: weakref.ref[Run]) -> None:
+    if (alive := run()) is not None and not alive.has_ended:
         report = memory_report(alive.core)
         log(
             f"memory per rank: planned {report['planned_total'] / 1e6:.1f} MB, "

@@ -28,14 +28,17 @@ from .step_progress import StepProgress
 from .stopping import request_stop_on, save_last, wait_at_exit
 
 
-def _of_run(name: str, what: str) -> property:
+def _of_run(name: str, doc: str) -> property:
     def read(engine: Engine) -> Any:
         return getattr(engine._run, name)
 
     def write(engine: Engine, value: Any) -> None:
         setattr(engine._run, name, value)
 
-    return property(read, write, doc=what)
+    def delete(engine: Engine) -> None:
+        setattr(engine._run, name, None)
+
+    return property(read, write, delete, doc=doc)
 
 
 class Engine(nn.Module):
@@ -56,12 +59,12 @@ class Engine(nn.Module):
         super().__init__()
         self.module = module
         self._run, self._readers, self._ownership = make_run(module, parsed, setup, optimizer, device)
-        self._run.optimizer.belong_to(self.zero_grad)
+        self._run.optimizer.belong_to(self)
         self._progress = StepProgress(self._run)
         self._warned_of_plain_backward = False
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
-        announce(self._run, self._ownership)
+        announce(self._run)
         wait_at_exit(self._run)
         if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
             faulthandler.register(_C.stack_dump_signal(), all_threads=True, chain=True)
@@ -99,7 +102,7 @@ class Engine(nn.Module):
             self._check_plain_backward()
         run.applied = False
         save_failed = False
-        updates = run.is_boundary()
+        updates = self._updates()
         if updates:
             save_failed = self._take_step()
         progress.count(updates)
@@ -112,6 +115,10 @@ class Engine(nn.Module):
             raise SystemExit(128 + signal.SIGTERM)
         if save_failed:  # late: the step was applied, and training may go on
             run.core.report_failed_save()
+
+    def _updates(self) -> bool:
+        """Whether the current micro-batch is the last of its step."""
+        return self._run.is_boundary()
 
     def _check_plain_backward(self) -> None:
         """For gradients of a ``loss.backward()``, of a loss that ``backward(loss)`` has not scaled."""
@@ -295,7 +302,10 @@ class Engine(nn.Module):
         a function is called when it is needed.
         """
 
-        self._last_save = lambda: save_last(self._run, save_dir, client_state)
+        def save() -> None:
+            self.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
+
+        self._last_save = lambda: save_last(self._run, save_dir, save)
         request_stop_on(self._run, signals)
 
     @property
@@ -320,7 +330,7 @@ class Engine(nn.Module):
                 where[name] = value
         return result
 
-    device = _of_run("device", "On which the module computes.")
+    device = _of_run("device", "The device on which the module computes.")
     optimizer = _of_run("optimizer", "In front of the sharded states; schedulers change its ``param_groups``.")
     lr_scheduler = _of_run("lr_scheduler", "It is stepped with each update, and saved.")
     training_dataloader = _of_run("loader", "Its position is saved.")

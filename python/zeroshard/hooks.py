@@ -34,7 +34,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
             if any(sharded):
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        if sharded[index]:
+        if any(sharded):  # of whole ones, too: they have the same events, and so the same bits
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
                     readers.report_reads(owner, name.rpartition(".")[2], index)

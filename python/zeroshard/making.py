@@ -1,4 +1,4 @@
-"""From a module and its optimizer to a run: units, hooks and the core."""
+"""Makes a run of a module and its optimizer: finds units, installs hooks, builds the core."""
 
 from __future__ import annotations
 

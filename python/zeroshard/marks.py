@@ -1,4 +1,4 @@
-"""What says on a parameter, or on a user's optimizer, whose it is."""
+"""Marks on parameters and on users' optimizers that name their engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unmark(tensor: torch.Tensor) -> None:
 
 
 def mark_of(tensor: torch.Tensor) -> Mark | None:
-    """None unless an engine that is alive has the parameter: then its memory is that engine's, and may not be there."""
+    """None unless an engine that is alive has the parameter, whose memory it may have freed."""
     found: Mark | None = getattr(tensor, _MARK, None)
     return found if found is not None and found.core() is not None else None
 

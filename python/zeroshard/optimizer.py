@@ -198,11 +198,11 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = setup.inner
         self._kind = setup.type
         self._outside = setup.external
-        self._zero_grad: Callable[[], Callable[[], None] | None] = lambda: None
+        self._engine: Callable[[], Any] = lambda: None
 
-    def belong_to(self, zero_grad: Callable[[], None]) -> None:
-        """``zero_grad``: a method of the engine, which may end before this does."""
-        self._zero_grad = weakref.WeakMethod(zero_grad)
+    def belong_to(self, engine: Any) -> None:
+        """``engine``, which may be gone before this is, has a method ``zero_grad``."""
+        self._engine = weakref.ref(engine)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -247,8 +247,8 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer._opt_called = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if (zero_grad := self._zero_grad()) is not None:
-            zero_grad()
+        if (engine := self._engine()) is not None:
+            engine.zero_grad()
 
     def train(self) -> None:
         if hasattr(self._inner, "train"):

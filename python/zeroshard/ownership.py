@@ -69,13 +69,13 @@ class Ownership:
             run.end(why)
 
     @property
-    def gathers(self) -> bool:
+    def has_sharded_units(self) -> bool:
         """Whether units are left whose parameters other ranks have in part."""
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
 
     def check_can_give(self) -> None:
         """Raises ``StateError`` where parameters are sharded and can be gathered no more. Collective."""
-        if self.core is None or not self.gathers:
+        if self.core is None or not self.has_sharded_units:
             return
         try:
             self.core.together(lambda: None)
@@ -96,10 +96,18 @@ class Ownership:
         self._tensors[index] = []
 
     def end(self, *, gather: bool = True) -> None:
-        """Returns the units that are left, but those that are sharded and not to be gathered, and frees the core."""
+        """Returns the units that are left, but those that are sharded and not to be gathered, and frees the core.
+
+        Raises ``MemoryError`` only with ``gather``; without it, a unit that does not fit into memory has no values.
+        """
         for index, sharded in enumerate(self._sharded):
-            if gather or not sharded:
-                self.return_unit(index)
+            try:
+                if gather or not sharded:
+                    self.return_unit(index)
+            except MemoryError as error:
+                if gather:
+                    raise
+                log(f"a unit's parameters have no values any more: {error}")
         for tensor in (tensor for tensors in self._tensors for tensor in tensors):
             unmark(tensor)
         self._tensors = [[] for _ in self._tensors]
@@ -163,9 +171,9 @@ def destroy(run: Run, ownership: Ownership) -> None:
     if run.has_ended:
         return
     at_peace = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
-    gather = at_peace and (not ownership.gathers or _fits(run))
+    gather = at_peace and (not ownership.has_sharded_units or _fits(run))
     unsaved = _wait_for_save(run.core) if at_peace else None
-    left = half_loaded(run.module) if gather or not ownership.gathers else []
+    left = half_loaded(run.module) if gather or not ownership.has_sharded_units else []
     if left and run.rank == 0:
         log(f"warning: destroy: {describe(left)}")
     ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")

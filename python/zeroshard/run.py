@@ -1,4 +1,4 @@
-"""What an engine trains, with what, and how far it has come: what those share that train, save, load and end it."""
+"""The state that the code shares which trains, saves, loads and ends an engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Run:
     units: list[Unit] | Ended
     core: _C.Engine | Ended
     optimizer: Optimizer
-    trains: bool  # else it evaluates alone
+    trains: bool  # else it can only evaluate
     external: torch.optim.Optimizer | None  # the user's own, which updates slices of parameters
     parameter_check: ParameterCheck | Ended
     batch: Batch
@@ -53,7 +53,7 @@ class Run:
     boundary: bool | None = None  # as the caller says; None counts micro-batches
     applied: bool = False  # the last step
     grad_norm: float | None = None  # of the last step
-    stop: bool = False  # some rank has asked for it
+    stop: bool = False  # some rank has asked for the run to end
 
     @property
     def config(self) -> _C.Config:

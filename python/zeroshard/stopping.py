@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
 from typing import Any
 
-from . import _C, checkpoint
+from . import _C
 from .messages import log
 from .run import Run
 
@@ -33,23 +33,21 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
         signal.signal(number, stop)
 
 
-def save_last(
-    run: Run, save_dir: str | os.PathLike, client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None
-) -> None:
-    """Saves a checkpoint and waits until it is written. Collective."""
+def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -> None:
+    """Calls ``save``, and waits until the checkpoint is written. Collective."""
     log(f"asked to stop: saving step {run.global_steps} in {os.fspath(save_dir)}")
     try:
         run.core.wait_for_checkpoint()
     except _C.Error as error:  # of an earlier save: this one is tried all the same
         log(f"a checkpoint was not saved: {error}")
-    checkpoint.save(run, save_dir, client_state=client_state() if callable(client_state) else client_state)
+    save()
     if not run.core.wait_for_checkpoint():
         raise _C.IoError(f"the last checkpoint was not saved in {os.fspath(save_dir)}: rank 0 has logged why")
 
 
 def wait_at_exit(run: Run) -> None:
     """Lets the process end only after the run's last checkpoint is written, or with the code 1 when it is not."""
-    # atexit, for forked processes, too. Whatever holds the run: a signal handler, a global.
+    # atexit, for forked processes, too. Also when only a signal handler or a global still refers to the run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 

@@ -191,7 +191,7 @@ StepResult Engine::prepare_step() {
 StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   const StepResult result = prepare_step();
-  impl.optimizer->check(groups);
+  if (result.applied) impl.optimizer->check(groups);
   impl.finish_step(result, [&](size_t unit) {
     for (const int shard : impl.shard_of[unit])
       if (shard >= 0)
@@ -240,6 +240,7 @@ void Engine::set_updates(const std::string& name, int64_t updates) {
 }
 
 void Engine::finish_step(const StepResult& result) {
+  impl_->check_caller();
   if (result.applied && !impl_->options.external_optimizer.empty()) impl_->optimizer->publish_masters();
   impl_->finish_step(result, [](size_t) {});
 }

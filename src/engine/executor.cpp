@@ -32,9 +32,8 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  if (backward_begun_) let_all_others_pass();                          // of a loss.backward() that nobody has ended
-  if (awaited_.size() > ExecutionOrder::kMaxLength) awaited_.clear();  // of forwards without any backward
-  in_forward_.clear();                                                 // a forward that failed has left its own there
+  if (backward_begun_) let_all_others_pass();  // of a loss.backward() that nobody has ended
+  in_forward_.clear();                         // a forward that failed has left its own there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -84,7 +83,10 @@ void Executor::pre_forward(size_t index, bool recomputing) {
 void Executor::post_forward(size_t index, bool recomputing) {
   if (recomputing) return;
   finished_[index] = ++forwards_;
-  if (order_ == &training_ && (awaited_.empty() || awaited_.back() != index)) awaited_.push_back(index);
+  if (order_ == &training_ && (awaited_.empty() || awaited_.back() != index)) {
+    if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // of forwards without any backward
+    awaited_.push_back(index);
+  }
   // With those that it called and that failed, where it went on without them.
   const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
   if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());

@@ -144,11 +144,14 @@ std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options) {
     add("all units", Placement::kReplicated);
     return kinds;
   }
-  for (const PlacementRule& rule : options.rules)
+  bool are_others = true;
+  for (const PlacementRule& rule : options.rules) {
     add(rule.units, rule.replicated ? Placement::kReplicated : Placement::kSharded);
-  if (options.persistence_threshold > 0)
-    add(concat("up to ", options.persistence_threshold, " elements"), Placement::kPersistent);
-  add(kinds.empty() ? "all units" : "other units", Placement::kSharded);
+    are_others = are_others && rule.units != "*";
+  }
+  if (are_others && options.persistence_threshold > 0)
+    add(concat("others up to ", options.persistence_threshold, " elements"), Placement::kPersistent);
+  if (are_others) add(kinds.empty() ? "all units" : "all others", Placement::kSharded);
   return kinds;
 }
 

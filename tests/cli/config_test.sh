@@ -37,8 +37,8 @@ placed='"zeroshard": {"placement": [{"units": "layers.0-3", "parameters": "repli
 printf '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, %s}' "$placed" >"$work/placed.json"
 check 0 '^  layers.0-3  *replicated bf16  *sharded bf16  *sharded fp32  *sharded 2 x fp32$' stdout \
   config explain "$work/placed.json" --world-size 4
-check 0 '^  up to 100000 elements  *persistent bf16 ' stdout config explain "$work/placed.json" --world-size 4
-check 0 '^  other units  *sharded bf16 ' stdout config explain "$work/placed.json" --world-size 4
+check 0 '^  others up to 100000 elements  *persistent bf16 ' stdout config explain "$work/placed.json" --world-size 4
+check 0 '^  all others  *sharded bf16 ' stdout config explain "$work/placed.json" --world-size 4
 check 0 '^  all units  *replicated bf16  *replicated bf16 ' stdout config explain "$work/placed.json"
 check 0 '"parameters": "persistent bf16"' stdout config explain "$work/placed.json" --world-size 4 --json
 check 2 'auto.json: zero_optimization.stage3_param_persistence_threshold = "auto": needs the model.s hidden size' stderr \

@@ -99,24 +99,26 @@ TEST(DirectoryLock, LeavesNothingWhenItGoes) {
 
 // Such as a worker of a data loader, that outlives its parent by some seconds.
 TEST(DirectoryLock, AForkedChildDoesNotKeepIt) {
-  const TemporaryDirectory root;
-  std::array<int, 2> child{};
-  ASSERT_EQ(::pipe(child.data()), 0);
-  Waiting holder([&] {
-    auto* const held = new DirectoryLock(lock(root));
-    if (::fork() != 0) return;
-    delete held;  // nor does it end it
-    const pid_t forked = ::getpid();
-    if (::write(child[1], &forked, sizeof(forked)) == ssize_t(sizeof(forked))) ::pause();
-    ::_exit(1);
-  });
-  pid_t forked = 0;
-  ASSERT_EQ(::read(child[0], &forked, sizeof(forked)), ssize_t(sizeof(forked)));
-  EXPECT_NE(refusal(root), "");
-  holder.end();
-  EXPECT_EQ(refusal(root), "");
-  ::kill(forked, SIGKILL);
-  for (const int fd : child) ::close(fd);
+  for (const bool destroys : {true, false}) {  // nor does a child end it that destroys what it has inherited
+    const TemporaryDirectory root;
+    std::array<int, 2> child{};
+    ASSERT_EQ(::pipe(child.data()), 0);
+    Waiting holder([&] {
+      auto* const held = new DirectoryLock(lock(root));
+      if (::fork() != 0) return;
+      if (destroys) delete held;
+      const pid_t forked = ::getpid();
+      if (::write(child[1], &forked, sizeof(forked)) == ssize_t(sizeof(forked))) ::pause();
+      ::_exit(1);
+    });
+    pid_t forked = 0;
+    ASSERT_EQ(::read(child[0], &forked, sizeof(forked)), ssize_t(sizeof(forked)));
+    EXPECT_NE(refusal(root), "");
+    holder.end();
+    EXPECT_EQ(refusal(root), "") << destroys;
+    ::kill(forked, SIGKILL);
+    for (const int fd : child) ::close(fd);
+  }
 }
 
 TEST(DirectoryLock, IsSharedWithinAProcessUntilTheLastGoes) {

@@ -136,11 +136,11 @@ TEST(BlockCache, ThreadsShareOne) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&cache, t] {
       std::mt19937_64 random{unsigned(t)};
-      for (int i = 0; i < 2000; ++i) {
+      for (int i = 0; i < 20'000; ++i) {
         const Block block = cache.take(kMegabyte + (random() % 8) * kMegabyte / 8);
-        static_cast<int*>(block.start)[0] = t * 10000 + i;
+        static_cast<int*>(block.start)[0] = t * 1'000'000 + i;
         if (i % 100 == 0) cache.end_step();
-        EXPECT_EQ(static_cast<int*>(block.start)[0], t * 10000 + i);
+        EXPECT_EQ(static_cast<int*>(block.start)[0], t * 1'000'000 + i);
         cache.give_back(block);
       }
     });

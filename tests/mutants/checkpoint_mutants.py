@@ -276,7 +276,7 @@ CHECKPOINT = [
     (
         "save-replaces-anything",
         _STORE,
-        "kind == FileStatus::Kind::kDirectory && is_checkpoint(root.open_directory(tag))",
+        "status->kind == FileStatus::Kind::kDirectory && is_checkpoint(root.open_directory(tag))",
         "true",
         "Commit.ReplacesNothingButCheckpoints",
     ),

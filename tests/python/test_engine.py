@@ -209,3 +209,20 @@ def test_batch_norm_trains_in_16_bits(dtype, name):
     results = [result for stage in (0, 3) for result in world.run(2, normalise, dtype=dtype, stage=stage)]
     assert all(result[:3] == [name, "torch.float32", True] for result in results), results
     assert len({result[3] for result in results}) == 1
+
+
+def test_a_boundary_that_a_script_puts_in_place_counts():
+    engine = initialize(accumulation=2)
+    engine.is_gradient_accumulation_boundary = lambda: True
+    engine.backward(engine(models.vectors(0, 0, 2)[0]).square().mean())
+    engine.step()
+    assert (engine.micro_steps, engine.global_steps) == (1, 1)
+
+
+def test_attributes_of_the_engine_can_be_patched():
+    engine = initialize()
+    engine.lr_scheduler = scheduler = object()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(engine, "lr_scheduler")
+        assert engine.lr_scheduler is None
+    assert engine.lr_scheduler is scheduler

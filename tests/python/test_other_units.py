@@ -82,6 +82,51 @@ def test_a_module_that_enters_the_loss_on_some_ranks_is_trained(size, heads):
     assert len({digest for _, digest in at_stage_3 + at_stage_1}) == 1
 
 
+class Apart(nn.Module):
+    """Two branches of the input: the backward of the last one needs nothing of the first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = models.stack(), models.Residual(10)
+
+    def forward(self, x):
+        return self.first(x), self.last(x)
+
+
+def train_branches(stage):
+    """From the second step on one rank in turn needs the last branch alone."""
+    model = Apart()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    engine = zeroshard.initialize(model=model, config=configuration(stage) | {"zeroshard": {"timeout_s": 30}})[0]
+
+    def loss_at(module, step, rank):
+        x, y = (models.share(each, rank, world.size()) for each in models.vectors(step, 0, 2 * world.size()))
+        first, last = module(x)
+        loss = last.square().mean()
+        return loss if step > 0 and rank == step % world.size() else loss + nn.functional.mse_loss(first, y)
+
+    for step in range(STEPS):
+        for rank in range(world.size()):
+            (loss_at(reference, step, rank) / world.size()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        engine.backward(loss_at(engine, step, world.rank()))
+        engine.step()
+    with zeroshard.gathered(model.parameters()):
+        pairs = zip(model.parameters(), reference.parameters(), strict=True)
+        difference = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
+    return difference, engine.parameter_digest()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_needs_the_last_units_alone_takes_part_in_the_rest(size):
+    found = [result for stage in (1, 3) for result in world.run(size, train_branches, stage=stage)]
+    assert max(difference for difference, _ in found) < 1e-6
+    assert len({digest for _, digest in found}) == 1
+
+
 def train_another_head():
     """From the third step on, rank 1 needs a head that no rank needed before."""
     engine, *_ = zeroshard.initialize(

@@ -346,6 +346,29 @@ def test_an_engine_whose_collective_failed_is_destroyed(tmp_path, stage, rules):
     assert len({digest for *_, digest in answers}) == 1
 
 
+def destroy_without_memory(stage):
+    """For one unit: what destroy() raises, whether the engine has ended, and which parameters are ordinary again."""
+    engine = initialize(models.stack(), stage)
+    model, ownership = engine.module, engine._ownership
+    return_unit = type(ownership).return_unit
+
+    def fail_at_one(self, index):
+        if index == 1:
+            raise MemoryError("planted")
+        return_unit(self, index)
+
+    type(ownership).return_unit = fail_at_one
+    said = failure_of(engine.destroy)
+    marked = [name for name, param in model.named_parameters() if "_zeroshard_unit" in vars(param)]
+    return said, ownership.core is None, marked, has_values(model.head.weight)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_engine_ends_where_memory_is_short(stage):
+    for said, freed, marked, has_head in world.run(2, destroy_without_memory, stage=stage):
+        assert said is None and freed and not marked and (has_head or stage == 3), said
+
+
 def take_over_after_a_failed_collective(stage, rules, transport, sign):
     """Rank 1 comes too late. Then all initialize the module again, twice, and at last another one."""
     config = configuration(stage, "fp32", zeroshard={"transport": transport, "timeout_s": 2, "placement": rules})

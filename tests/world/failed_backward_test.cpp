@@ -136,10 +136,12 @@ TEST(FailedBackward, WhatWasClearedIsInNoStep) {
     const auto errors = world.run([&](Rank& rank) {
       at::set_num_threads(1);
       rank.make_engine();
-      for (const bool plain : {true, false}) {
+      for (const std::string how : {"plain", "of the engine", "no_sync"}) {
         rank.engine->begin_forward(/*training=*/true);
         const at::Tensor loss = loss_of(rank.model, scenario, rank.gather.rank(), 7, 0, rank.engine.get());
-        plain ? loss.backward() : rank.engine->backward(loss);
+        if (how == "no_sync") rank.engine->begin_backward(/*sync=*/false);
+        how == "of the engine" ? rank.engine->backward(loss) : loss.backward();
+        if (how == "no_sync") rank.engine->end_backward();
         EXPECT_TRUE(rank.engine->has_pending_gradients());
         rank.engine->zero_grad();
         EXPECT_FALSE(rank.engine->has_pending_gradients());

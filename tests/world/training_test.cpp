@@ -180,6 +180,35 @@ TEST(Training, AUseOfAUnitMayEnterTheLossOnSomeRanksAlone) {
   }
 }
 
+// From the second step on, the backward of one rank in turn needs the last unit alone: the order is known by then.
+TEST(Training, ARankThatNeedsTheLastUnitAloneTakesPartInTheRest) {
+  std::vector<at::Tensor> values;
+  for (const int stage : {1, 3}) {
+    const Scenario scenario = make_scenario(3, stage);
+    ThreadWorld world(scenario);
+    const auto errors = world.run([&](Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      const int own = rank.gather.rank();
+      for (int step = 0; step < 4; ++step) {
+        rank.engine->begin_forward(/*training=*/true);
+        at::Tensor x = input_of(scenario, own, step, 0).to(to_scalar_type(scenario.config.compute_dtype));
+        for (size_t u = 0; u < kUnits; ++u) {
+          if (u + 1 == kUnits && step > 0 && own == step % 3) x = x.detach();
+          x = rank.engine->unit(u, [&] { return rank.model.forward(u, x); });
+        }
+        rank.engine->backward(at::mse_loss(x.to(at::kFloat), target_of(own, step, 0)));
+        rank.engine->step();
+      }
+      rank.finish();
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "") << scenario.text();
+    values.push_back(world.rank(0).result.values);
+    ASSERT_FALSE(HasFailure());
+  }
+  EXPECT_TRUE(values[0].equal(values[1]));
+}
+
 TEST(Training, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   for (const int stage : {0, 1, 2, 3}) {
     Scenario scenario = make_scenario(3, stage);
