@@ -20,10 +20,9 @@ from machine import cpu_name
 from stepbench import report
 from stepbench.fleet import ROOT, PeerFailed, PeerWorld
 from stepbench.memory import memcpy_gb_per_second
-from stepbench.peers import FP32_ONLY, PEERS, UNCONNECTED, UNTRAINED
+from stepbench.peers import BEFORE, FP32_ONLY, PEERS, UNCONNECTED, UNTRAINED
 from stepbench.workload import SHAPES, num_units
 
-BEFORE = "_before"  # ends the name of a peer that --before-python runs
 DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference" and not peer.endswith(BEFORE)]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 BASELINES = ("plain_fused", "plain")

@@ -201,6 +201,8 @@ def zeroshard(stage):
     return setup
 
 
+BEFORE = "_before"  # ends the name of a peer that --before-python runs
+
 PEERS = {
     "plain_fused": plain_fused,
     "plain": plain,
@@ -211,7 +213,7 @@ PEERS = {
     "zero_redundancy": zero_redundancy,
     "fsdp2": fsdp2,
     **{f"deepspeed{stage}": deepspeed(stage) for stage in (1, 2, 3)},
-    **{f"zeroshard{stage}{build}": zeroshard(stage) for stage in (0, 1, 2, 3) for build in ("", "_before")},
+    **{f"zeroshard{stage}{build}": zeroshard(stage) for stage in (0, 1, 2, 3) for build in ("", BEFORE)},
 }
 
 # Peers that keep no fp32 master weights have no bf16 mode that could be compared.

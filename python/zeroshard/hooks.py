@@ -28,17 +28,17 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
     or a view of one, and those that a backward reads from.
     """
     readers = Readers(core)
-    sharded = [not core.is_replicated(index) for index in range(len(units))]
+    some_are_sharded = not all(core.is_replicated(index) for index in range(len(units)))
     for index, unit in enumerate(units):
         for module in unit.modules:
-            if any(sharded):
+            if some_are_sharded:
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        if any(sharded):  # of whole ones, too: they have the same events, and so the same bits
+        if some_are_sharded:  # of whole ones, too: they have the same events, and so the same bits
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
                     readers.report_reads(owner, name.rpartition(".")[2], index)
-    if any(sharded):
+    if some_are_sharded:
         readers.handles += _watch(model, _MODEL, readers)
     return readers
 

@@ -70,20 +70,14 @@ TEST(AsyncSaver, AForkedChildLeavesItAlone) {
   EXPECT_EQ(testing::contents_of(root / "latest"), "a");
 }
 
-// The second of two slices is not copied before the file of the first has been written to.
-// Whether so many bytes have been written, or are within ten seconds.
-bool writes_in_time(const FaultyIo& io, int64_t bytes) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (std::chrono::steady_clock::now() < end) {
-    int64_t written = 0;
-    for (const IoCall& call : io.log())
-      if (call.op == IoOp::kWrite) written += std::max<int64_t>(call.result, 0);
-    if (written >= bytes) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
+int64_t bytes_written(const FaultyIo& io) {
+  int64_t bytes = 0;
+  for (const IoCall& call : io.log())
+    if (call.op == IoOp::kWrite) bytes += std::max<int64_t>(call.result, 0);
+  return bytes;
 }
 
+// The second of two slices is not copied before the file of the first has been written to.
 TEST(AsyncSaver, WritesWhileItCopies) {
   const TemporaryDirectory root;
   FaultyIo io(posix_io());
@@ -97,7 +91,8 @@ TEST(AsyncSaver, WritesWhileItCopies) {
   int copies = 0;
   saver.start(request, [&](void* to, const void* from, int64_t bytes, bool) {
     if (++copies == 2) {
-      EXPECT_TRUE(writes_in_time(io, int64_t(first.size() * sizeof(float) / 2)));  // more than the header
+      const auto half = int64_t(first.size() * sizeof(float) / 2);  // more than the header
+      EXPECT_TRUE(testing::holds_within(std::chrono::seconds(10), [&] { return bytes_written(io) >= half; }));
     }
     std::memcpy(to, from, size_t(bytes));
   });

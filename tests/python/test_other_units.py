@@ -48,29 +48,35 @@ def users_at(step, heads, size):
     }[heads]
 
 
-def train(heads, stage):
-    """The largest difference to PyTorch with the mean over ranks, and the digest."""
-    model = WithHeads()
+def train_beside_torch(model, loss_at, stage, **own):
+    """``loss_at(module, step, rank)``. The largest difference to PyTorch with the mean over ranks, and the digest."""
     reference = copy.deepcopy(model)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     engine, *_ = zeroshard.initialize(
-        model=model, config=configuration(stage) | {"zeroshard": {"timeout_s": 30, "unit_classes": ["Residual"]}}
+        model=model, config=configuration(stage) | {"zeroshard": {"timeout_s": 30, **own}}
     )
     for step in range(STEPS):
-        users = users_at(step, heads, world.size())
-        batch = models.vectors(step, 0, 2 * world.size())
         for rank in range(world.size()):
-            x, y = (models.share(each, rank, world.size()) for each in batch)
-            (loss_of(reference, x, y, users, rank) / world.size()).backward()
+            (loss_at(reference, step, rank) / world.size()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        x, y = (models.share(each, world.rank(), world.size()) for each in batch)
-        engine.backward(loss_of(engine, x, y, users, world.rank()))
+        engine.backward(loss_at(engine, step, world.rank()))
         engine.step()
     with zeroshard.gathered(model.parameters()):
         pairs = zip(model.parameters(), reference.parameters(), strict=True)
         difference = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
     return difference, engine.parameter_digest()
+
+
+def share_of(step, rank):
+    return (models.share(each, rank, world.size()) for each in models.vectors(step, 0, 2 * world.size()))
+
+
+def train(heads, stage):
+    def loss_at(module, step, rank):
+        return loss_of(module, *share_of(step, rank), users_at(step, heads, world.size()), rank)
+
+    return train_beside_torch(WithHeads(), loss_at, stage, unit_classes=["Residual"])
 
 
 @pytest.mark.parametrize("heads", ["always", "both", "at first", "in turn"])
@@ -96,28 +102,14 @@ class Apart(nn.Module):
 
 def train_branches(stage):
     """From the second step on one rank in turn needs the last branch alone."""
-    model = Apart()
-    reference = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    engine = zeroshard.initialize(model=model, config=configuration(stage) | {"zeroshard": {"timeout_s": 30}})[0]
 
     def loss_at(module, step, rank):
-        x, y = (models.share(each, rank, world.size()) for each in models.vectors(step, 0, 2 * world.size()))
+        x, y = share_of(step, rank)
         first, last = module(x)
         loss = last.square().mean()
         return loss if step > 0 and rank == step % world.size() else loss + nn.functional.mse_loss(first, y)
 
-    for step in range(STEPS):
-        for rank in range(world.size()):
-            (loss_at(reference, step, rank) / world.size()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        engine.backward(loss_at(engine, step, world.rank()))
-        engine.step()
-    with zeroshard.gathered(model.parameters()):
-        pairs = zip(model.parameters(), reference.parameters(), strict=True)
-        difference = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
-    return difference, engine.parameter_digest()
+    return train_beside_torch(Apart(), loss_at, stage)
 
 
 @pytest.mark.parametrize("size", [2, 3])
