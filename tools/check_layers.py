@@ -16,7 +16,7 @@ PACKAGE = "python/zeroshard"
 LEVELS = [
     ["base"],
     ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
-    ["precision", "offload", "checkpoint", "placement", "plan", "monitor", "data", "parquet_plugin"],
+    ["precision", "offload", "checkpoint", "placement", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
     ["hooks"],
     ["engine"],
@@ -28,6 +28,7 @@ APART = {3, 6}  # modules of these levels never include each other
 WITH_TORCH = {
     "comm_c10d",
     "device",
+    "group",
     *LEVELS[3],
     "hooks",
     "engine",

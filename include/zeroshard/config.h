@@ -110,6 +110,7 @@ struct Config {
   Transport transport = Transport::kAuto;
   std::vector<std::string> unit_classes;  // module classes to shard as units; empty: found automatically
   std::vector<PlacementRule> placement;   // of single units, at stage 3
+  bool shard_one_rank = false;            // a world of one gathers and reduces as several ranks do
   int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended

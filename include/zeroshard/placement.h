@@ -20,6 +20,7 @@ struct PlacementRule {
 struct PlacementOptions {
   int world_size = 1;
   int stage = 0;
+  bool shard_one_rank = false;      // a world of one gathers and reduces as several ranks do
   std::optional<DType> wire_dtype;  // gradients on the wire; unset: the dtype of their parameters
   std::optional<DType> grad_dtype;  // reduced gradients; unset: fp32 while accumulating, else the wire dtype
   int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight

@@ -19,7 +19,6 @@ struct PlanOptions : PlacementOptions {
   bool overlap = true;
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
-  bool on_host = false;                 // the ranks' tensors live in host memory: the ledger's tier
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.

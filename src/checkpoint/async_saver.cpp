@@ -53,8 +53,17 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
            " bytes of this rank's state: save synchronously (zeroshard.checkpoint.async: false)");
+  auto copied = [&] {
+    try {
+      return host_data(memory);
+    } catch (...) {
+      ::munmap(memory, size_t(bytes));
+      throw;
+    }
+  }();
   ::madvise(memory, size_t(bytes), MADV_HUGEPAGE);
   staging_ = static_cast<std::byte*>(memory);
+  copied_ = std::move(copied);
   staging_bytes_ = bytes;
   ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes);
   return staging_;
@@ -84,7 +93,11 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
     for (const Stretch& stretch : stretches_) {
       for (int64_t at = 0; at < stretch.bytes; at += kCopyBytes) {
         const int64_t bytes = std::min(kCopyBytes, stretch.bytes - at);
-        copy(stretch.to + at, stretch.from + at, bytes, stretch.on_host);
+        if (stretch.from != nullptr) {
+          copy(stretch.to + at, stretch.from + at, bytes);
+        } else {
+          stretch.data->read(stretch.offset + at, bytes, stretch.to + at);
+        }
         publish(stretch.to + at + bytes);
       }
     }
@@ -99,16 +112,19 @@ void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
   std::byte* to = staging_;
   stretches_.clear();
   for (StateSlice& slice : slices) {
-    const auto* const from = static_cast<const std::byte*>(slice.data);
+    const std::byte* const from = slice.on_host();
     const int64_t bytes = slice.bytes();
     if (bytes > 0) {
-      const bool goes_on = !stretches_.empty() && from == stretches_.back().from + stretches_.back().bytes &&
-                           slice.on_host == stretches_.back().on_host;
-      if (!goes_on) stretches_.push_back({to, from, 0, slice.on_host});
+      const auto follows = [&](const Stretch& last) {
+        if (from != nullptr) return last.from != nullptr && from == last.from + last.bytes;
+        return last.data == slice.data && last.from == nullptr && slice.offset == last.offset + last.bytes;
+      };
+      if (stretches_.empty() || !follows(stretches_.back()))
+        stretches_.push_back({to, from, slice.data, slice.offset, 0});
       stretches_.back().bytes += bytes;
     }
-    slice.data = to;
-    slice.on_host = true;
+    slice.data = copied_;
+    slice.offset = to - staging_;
     to += bytes;
   }
 }

@@ -20,8 +20,8 @@ namespace zeroshard {
 // way. Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
 class AsyncSaver {
  public:
-  // Copies `bytes` of slices into host memory, where they are when it returns; on_host as in StateSlice.
-  using Copy = std::function<void(void* to, const void* from, int64_t bytes, bool on_host)>;
+  // Copies bytes of slices that are in the host's memory. SliceData::read() copies others.
+  using Copy = std::function<void(void* to, const void* from, int64_t bytes)>;
 
   // `comm` and `io` outlive it.
   AsyncSaver(Comm& comm, Io& io, Ledger& ledger);
@@ -49,9 +49,9 @@ class AsyncSaver {
  private:
   struct Stretch {  // of the state, contiguous there and in the copy
     std::byte* to;
-    const std::byte* from;
-    int64_t bytes;
-    bool on_host;
+    const std::byte* from;  // in the host's memory; null: `bytes` of `data` from `offset` on
+    std::shared_ptr<const SliceData> data;
+    int64_t offset, bytes;
   };
 
   void run();
@@ -65,7 +65,8 @@ class AsyncSaver {
   Ledger& ledger_;
   std::byte* staging_ = nullptr;  // kept from save to save: fresh memory costs as much as the copy
   int64_t staging_bytes_ = 0;
-  std::vector<Stretch> stretches_;  // of the last request; prepare() gets their memory
+  std::shared_ptr<SliceData> copied_;  // staging_ as slices see it
+  std::vector<Stretch> stretches_;     // of the last request; prepare() gets their memory
 
   // What the thread shares. Apart, since a forked child can neither join the thread nor destroy what it waits on.
   struct Worker {

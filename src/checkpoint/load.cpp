@@ -93,7 +93,9 @@ void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices) {
     if (slice.elements.size() == 0) continue;
     const TensorRecord* const tensor = reader.index().find(slice.name, slice.kind);
     ZS_ASSERT(tensor != nullptr, "a tensor is wanted that the checkpoint does not have");
-    wanted.push_back({tensor, slice.elements, slice.dtype, slice.data});
+    std::byte* const out = slice.on_host();
+    ZS_ASSERT(out != nullptr, "what is not in the host's memory is loaded by way of it");
+    wanted.push_back({tensor, slice.elements, slice.dtype, out});
   }
   reader.read(wanted);
 }

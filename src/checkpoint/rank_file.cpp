@@ -21,6 +21,11 @@ int64_t StateSlice::bytes() const {
   return elements.size() * dtype_bytes(dtype);
 }
 
+std::byte* StateSlice::on_host() const {
+  std::byte* const first = data ? data->on_host() : nullptr;
+  return first != nullptr ? first + offset : nullptr;
+}
+
 std::string rank_file_name(int rank) {
   const std::string digits = std::to_string(rank);
   return concat("rank-", std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0'), digits, ".safetensors");
@@ -42,18 +47,26 @@ RankTable write_rank_file(Directory& directory, const std::string& name, const S
   table.file = {name, header_bytes + bytes, header_bytes, hash_bytes(header.data(), header_bytes)};
   FileWriter writer(directory, name, table.file.size);
   writer.append(header.data(), header_bytes);
+  std::vector<std::byte> piece;  // of data that is not in the host's memory
   int64_t offset = header_bytes;
   for (const StateSlice& slice : slices) {
     TensorRecord record{slice.name,  slice.kind,      slice.dtype,   slice.aliases,
                         slice.shape, slice.trainable, slice.updates, {}};
     if (slice.elements.size() > 0) {
       FileSlice written{0, slice.elements, offset, {}};
-      const auto* const data = static_cast<const std::byte*>(slice.data);
+      const std::byte* const data = slice.on_host();
       for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
         const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
-        if (request.wait_for_data) request.wait_for_data(data + at + size);
-        written.hashes.push_back(hash_bytes(data + at, size));
-        writer.append_stable(data + at, size);
+        if (data != nullptr) {
+          if (request.wait_for_data) request.wait_for_data(data + at + size);
+          written.hashes.push_back(hash_bytes(data + at, size));
+          writer.append_stable(data + at, size);
+        } else {
+          piece.resize(size_t(size));
+          slice.data->read(slice.offset + at, size, piece.data());
+          written.hashes.push_back(hash_bytes(piece.data(), size));
+          writer.append(piece.data(), size);
+        }
       }
       offset += slice.bytes();
       record.slices.push_back(std::move(written));

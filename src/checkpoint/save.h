@@ -2,9 +2,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "checkpoint/slice_data.h"
 #include "comm/comm.h"
 #include "file/directory_lock.h"
 #include "file/io.h"
@@ -19,11 +21,13 @@ struct StateSlice {
   std::vector<int64_t> shape;  // of the whole tensor
   bool trainable = false;
   int64_t updates = 0;
-  Range elements;  // of the whole tensor, in row-major order; empty: this rank keeps none
-  void* data = nullptr;
-  bool on_host = true;  // of what is saved or loaded directly; AsyncSaver can copy other memory
+  Range elements;                   // of the whole tensor, in row-major order; empty: this rank keeps none
+  std::shared_ptr<SliceData> data;  // may be null where there are no elements
+  int64_t offset = 0;               // of the first element in `data`, in bytes
 
   int64_t bytes() const;
+  // Of the first element; null where it is not in the host's memory.
+  std::byte* on_host() const;
 };
 
 struct SaveRequest {

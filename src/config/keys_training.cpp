@@ -148,6 +148,9 @@ std::vector<Key> own_keys() {
          for (const Json& rule : value)
            config.placement.push_back({rule["units"].get<std::string>(), rule["parameters"] == "replicated"});
        }},
+      {"zeroshard.shard_one_rank", Bool{}, false,
+       "one rank gathers parameters and reduces gradients as several do: to try a stage without other ranks",
+       Effect::kYes, set<&Config::shard_one_rank>},
       {"zeroshard.timeout_s", seconds, 600,
        "a collective without progress for this long fails, and a start without all ranks", Effect::kYes,
        [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},

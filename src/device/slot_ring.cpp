@@ -37,12 +37,4 @@ void SlotRing::release(Slot* slot) {
   std::erase_if(slots, [&](const auto& owned) { return owned.get() == slot; });
 }
 
-std::map<int64_t, int> ring_slots(std::span<const int64_t> unit_bytes, const std::function<int(int64_t)>& max_slots) {
-  std::map<int64_t, int> slots;
-  for (const int64_t bytes : unit_bytes) {
-    if (bytes > 0) slots[bytes] = std::min(slots[bytes] + 1, max_slots(bytes));
-  }
-  return slots;
-}
-
 }  // namespace zeroshard

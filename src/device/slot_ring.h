@@ -1,7 +1,6 @@
 #pragma once
 #include <functional>
 #include <map>
-#include <span>
 #include <vector>
 
 #include "device/flat_buffer.h"
@@ -26,7 +25,7 @@ class SlotRing {
   };
   using Allocate = std::function<FlatBuffer(int64_t bytes)>;
 
-  // Slots by size: bytes -> how many. See ring_slots(). `allocate` is called once per slot, smallest class first.
+  // Slots by size: bytes -> how many. `allocate` is called once per slot, smallest class first.
   SlotRing(const std::map<int64_t, int>& slots, Allocate allocate);
 
   // A free slot of exactly this size class, or null when all are lent.
@@ -40,8 +39,5 @@ class SlotRing {
   std::map<int64_t, std::vector<std::unique_ptr<Slot>>> classes_;
   Allocate allocate_;
 };
-
-// How many slots each size class gets: one per unit of that size, at most `max_slots(bytes)`. Sizes of 0 get none.
-std::map<int64_t, int> ring_slots(std::span<const int64_t> unit_bytes, const std::function<int(int64_t)>& max_slots);
 
 }  // namespace zeroshard

@@ -22,11 +22,11 @@ constexpr std::string_view kTag = "step";
 
 void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<bool>>& has_grad) {
   std::vector<int64_t> flags;
-  for (const auto& shard : has_grad) flags.insert(flags.end(), shard.begin(), shard.end());
+  for (const auto& group : has_grad) flags.insert(flags.end(), group.begin(), group.end());
   const std::vector<int64_t> agreed = all_reduce(comm, device, flags, ReduceOp::kMax, kTag);
   size_t next = 0;
-  for (auto& shard : has_grad) {
-    for (size_t i = 0; i < shard.size(); ++i) shard[i] = agreed[next++] != 0;
+  for (auto& group : has_grad) {
+    for (size_t i = 0; i < group.size(); ++i) group[i] = agreed[next++] != 0;
   }
 }
 
@@ -48,7 +48,7 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   carried.add(squares);
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
   int64_t missing = 0;
-  for (const auto& shard : has_grad) missing += std::count(shard.begin(), shard.end(), false);
+  for (const auto& group : has_grad) missing += std::count(group.begin(), group.end(), false);
   const int64_t hash = state.trainable % kHashes;
   words.insert(words.end(),
                {missing, signals.save_failed, signals.stop, signals.wrote, state.has_gradients, hash, hash * hash});
@@ -72,18 +72,24 @@ std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::ve
   return all_reduce(comm, device, flags, ReduceOp::kMax, "parameters that were written");
 }
 
-std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,
-                                                         const std::vector<ParamSlice>& slices) {
-  constexpr int64_t kShardStride = int64_t{1} << 32, kNone = -(int64_t{1} << 62);
-  int64_t first = kNone;  // negated, so that the maximum over ranks is the first
-  for (const ParamSlice& slice : slices) {
-    if (at::isfinite(slice.grad).all().item<bool>()) continue;
-    first = -(int64_t(slice.shard) * kShardStride + int64_t(slice.index));
-    break;
-  }
-  const int64_t agreed = all_reduce(comm, device, {first}, ReduceOp::kMax, kTag)[0];
-  if (agreed == kNone) return std::nullopt;
-  return std::pair{size_t(-agreed / kShardStride), size_t(-agreed % kShardStride)};
+std::string find_non_finite(Comm& comm, at::Device device, std::span<ShardedGroup* const> groups,
+                            const std::vector<GradBucket>& buckets) {
+  constexpr int64_t kGroupStride = int64_t{1} << 32, kNone = -(int64_t{1} << 62);
+  const auto first_here = [&] {
+    for (const ShardedGroup* const group : groups) {
+      const at::Tensor& grads = buckets[group->number()].grads();
+      for (size_t i = 0; i < group->num_params(); ++i) {
+        const Range range = group->state_range(i);
+        if (range.size() > 0 && !at::isfinite(grads.slice(0, range.begin, range.end)).all().item<bool>())
+          return -(int64_t(group->number()) * kGroupStride + int64_t(i));
+      }
+    }
+    return kNone;
+  };
+  // Negated, so that the maximum over ranks is the first.
+  const int64_t agreed = all_reduce(comm, device, {first_here()}, ReduceOp::kMax, kTag)[0];
+  if (agreed == kNone) return "";
+  return groups[size_t(-agreed / kGroupStride)]->param(size_t(-agreed % kGroupStride)).name();
 }
 
 }  // namespace zeroshard

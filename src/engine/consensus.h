@@ -1,10 +1,12 @@
 #pragma once
-#include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "comm/comm.h"
 #include "device/exact_sum.h"
-#include "optim/sharded_optimizer.h"
+#include "group/sharded_group.h"
+#include "reduce/grad_bucket.h"
 
 namespace zeroshard {
 
@@ -29,7 +31,7 @@ struct StepState {
 struct Consensus {
   bool finite = true;
   double squares = 0;                       // of all reduced gradients, still multiplied by the loss scale
-  std::vector<std::vector<bool>> has_grad;  // [shard][parameter]: some rank had a gradient
+  std::vector<std::vector<bool>> has_grad;  // [trained group][parameter]: some rank had a gradient
   StepSignals signals;
   bool some_have_gradients = false, all_have_gradients = false;  // ranks: StepState::has_gradients
   bool same_trainable = true;
@@ -44,9 +46,9 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
 // Which flags are set on some rank. Collective.
 std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::vector<int64_t>& flags);
 
-// The first parameter, in the order of units, with a non-finite reduced gradient on any rank: {shard, parameter}.
-// Collective; for the message of a skipped step.
-std::optional<std::pair<size_t, size_t>> find_non_finite(Comm& comm, at::Device device,
-                                                         const std::vector<ParamSlice>& slices);
+// The name of the first parameter, in the order of units, with a reduced gradient on any rank that is not finite; "" is
+// none. Collective; for the message of a skipped step.
+std::string find_non_finite(Comm& comm, at::Device device, std::span<ShardedGroup* const> groups,
+                            const std::vector<GradBucket>& buckets);
 
 }  // namespace zeroshard

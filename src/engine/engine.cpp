@@ -29,16 +29,8 @@ void Engine::Impl::renew_hooks(size_t unit) const {
 
 void Engine::Impl::report_skip(double scale) {
   ++skipped;
-  const auto bad = find_non_finite(reduce_comm, options.device, optimizer->slices());
-  std::string where;
-  if (bad) {
-    for (size_t u = 0; u < layouts.size(); ++u) {
-      for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
-        if (shard_of[u][g] != int(bad->first)) continue;
-        where = concat(" in '", layouts[u].params[layouts[u].groups[g].params[bad->second]].name(), "'");
-      }
-    }
-  }
+  const std::string bad = find_non_finite(reduce_comm, options.device, groups->trained(), reducer->buckets());
+  const std::string where = bad.empty() ? "" : concat(" in '", bad, "'");
   const std::string fp16 = options.config.fp16.enabled ? concat(", loss scale ", scale, " -> ", scaler.scale()) : "";
   const std::string message = concat("step skipped on all ranks: the gradient is not finite", where, fp16);
   if (reduce_comm.rank() == 0) log(LogLevel::kWarning, message);
@@ -157,13 +149,9 @@ StepResult Engine::prepare_step() {
   if (impl.pending_backward) end_backward();  // loss.backward() was called instead of backward(loss)
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
-  for (size_t u = 0; u < impl.layouts.size(); ++u) {
-    for (size_t g = 0; g < impl.layouts[u].groups.size(); ++g) {
-      if (impl.shard_of[u][g] < 0) continue;
-      const GradBucket& bucket = *impl.reducer->bucket(u, g);
-      std::vector<bool>& flags = has_grad.emplace_back();
-      for (size_t i = 0; i < bucket.group().params.size(); ++i) flags.push_back(bucket.has_grad(i));
-    }
+  for (const GradBucket& bucket : impl.reducer->buckets()) {
+    std::vector<bool>& flags = has_grad.emplace_back();
+    for (size_t i = 0; i < bucket.group().params.size(); ++i) flags.push_back(bucket.has_grad(i));
   }
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
                             impl.watch->any_written()};
@@ -173,7 +161,7 @@ StepResult Engine::prepare_step() {
   impl.check_step();
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);
-  if (!impl.options.external_optimizer.empty()) impl.optimizer->take_writes();
+  if (!impl.options.external_optimizer.empty()) impl.take_writes_to_groups();
   StepResult result;
   result.loss_scale = loss_scale();
   result.applied = impl.consensus.finite;
@@ -191,11 +179,10 @@ StepResult Engine::prepare_step() {
 StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   const StepResult result = prepare_step();
-  if (result.applied) impl.optimizer->check(groups);
-  impl.finish_step(result, [&](size_t unit) {
-    for (const int shard : impl.shard_of[unit])
-      if (shard >= 0)
-        impl.optimizer->update(size_t(shard), groups, impl.consensus.has_grad[size_t(shard)], impl.grad_scale);
+  if (result.applied) ShardedOptimizer::check(impl.groups->trained(), groups);
+  impl.finish_step(result, [&](ShardedGroup& group) {
+    impl.optimizer.update(group, impl.reduced_gradients(group), groups, impl.consensus.has_grad[group.number()],
+                          impl.grad_scale);
   });
   return result;
 }
@@ -205,35 +192,28 @@ StepResult Engine::step() {
 }
 
 std::vector<OptimizerSlice> Engine::slices() {
+  const Impl& impl = *impl_;
   std::vector<OptimizerSlice> result;
-  const auto& has_grad = impl_->consensus.has_grad;
-  std::vector<std::pair<size_t, size_t>> group_of(impl_->optimizer->shards().size());
-  for (size_t u = 0; u < impl_->layouts.size(); ++u) {
-    for (size_t g = 0; g < impl_->layouts[u].groups.size(); ++g) {
-      if (impl_->shard_of[u][g] >= 0) group_of[impl_->shard_index(u, g)] = {u, g};
+  for (const ShardedGroup* const group : impl.groups->trained()) {
+    for (const ParamSlice& slice : zeroshard::slices(*group, impl.reduced_gradients(*group))) {
+      const ParamSpec& param = group->param(slice.index);
+      OptimizerSlice out{
+          param.name(), group->param_group(slice.index), slice.master, false, {}, slice.moments, param.shape,
+          slice.begin};
+      out.has_grad = !impl.consensus.has_grad.empty() && impl.consensus.has_grad[group->number()][slice.index];
+      if (out.has_grad) out.grad = slice.grad.to(at::kFloat).mul(impl.grad_scale);
+      result.push_back(std::move(out));
     }
-  }
-  for (const ParamSlice& slice : impl_->optimizer->slices()) {
-    const auto [u, g] = group_of[slice.shard];
-    const ParamSpec& param = impl_->layouts[u].params[impl_->layouts[u].groups[g].params[slice.index]];
-    OptimizerSlice out{param.name(), slice.param_group, slice.master, false,
-                       {},           slice.moments,     param.shape,  slice.begin};
-    out.has_grad = !has_grad.empty() && has_grad[slice.shard][slice.index];
-    if (out.has_grad) out.grad = slice.grad.to(at::kFloat).mul(impl_->grad_scale);
-    result.push_back(std::move(out));
   }
   return result;
 }
 
 void Engine::set_updates(const std::string& name, int64_t updates) {
-  for (size_t u = 0; u < impl_->layouts.size(); ++u) {
-    for (size_t g = 0; g < impl_->layouts[u].groups.size(); ++g) {
-      const std::vector<size_t>& params = impl_->layouts[u].groups[g].params;
-      for (size_t i = 0; i < params.size(); ++i) {
-        if (impl_->shard_of[u][g] < 0 || impl_->layouts[u].params[params[i]].name() != name) continue;
-        impl_->optimizer->steps(impl_->shard_index(u, g)).at(i) = updates;
-        return;
-      }
+  for (ShardedGroup* const group : impl_->groups->trained()) {
+    for (size_t i = 0; i < group->num_params(); ++i) {
+      if (group->param(i).name() != name) continue;
+      group->updates()[i] = updates;
+      return;
     }
   }
   throw ValueError(concat("no parameter '", name, "' is trained"));
@@ -241,11 +221,12 @@ void Engine::set_updates(const std::string& name, int64_t updates) {
 
 void Engine::finish_step(const StepResult& result) {
   impl_->check_caller();
-  if (result.applied && !impl_->options.external_optimizer.empty()) impl_->optimizer->publish_masters();
-  impl_->finish_step(result, [](size_t) {});
+  impl_->finish_step(result, [&](ShardedGroup& group) {
+    if (!impl_->options.external_optimizer.empty()) group.publish_master();
+  });
 }
 
-void Engine::Impl::finish_step(const StepResult& result, const std::function<void(size_t)>& update) {
+void Engine::Impl::finish_step(const StepResult& result, const Update& update) {
   check_caller();
   const bool is_empty = !unapplied;  // no backward since the last step: it says nothing of overflows
   if (!is_empty) scaler.update(!result.applied);
@@ -297,11 +278,7 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
     }
     if (modify_rank >= 0) {
       unit.write_back(modify_rank);
-      for (size_t g = 0; g < unit.layout().groups.size(); ++g) {
-        if (impl_->shard_of[u][g] < 0) continue;
-        const at::Tensor& master = impl_->optimizer->master(impl_->shard_index(u, g));
-        if (master.defined()) master.copy_(impl_->optimizer->shards()[impl_->shard_index(u, g)].param);
-      }
+      for (ShardedGroup& group : unit.groups()) group.take_parameters();
     }
     if (modify_rank >= 0) {
       impl_->watch->forget_reading(u);
@@ -321,16 +298,20 @@ void Engine::release(const std::vector<size_t>& units, int modify_rank) {
                           ": pass modify_rank=0 on every rank, and what rank 0 writes is taken on all"));
 }
 
-void Engine::Impl::refresh(const std::function<void(size_t)>& update) {
+void Engine::Impl::refresh(const Update& update) {
+  const auto update_unit = [&](size_t unit) {
+    for (ShardedGroup& group : groups->of_unit(unit))
+      if (group.is_trained()) update(group);
+  };
   const auto updates_all = [](const UnitPlacement& unit) {
     return std::any_of(unit.groups.begin(), unit.groups.end(),
                        [](const GroupPlacement& group) { return group.updates_whole(); });
   };
   if (std::any_of(placements.begin(), placements.end(), updates_all)) {  // so does every other rank
-    for (size_t unit = 0; unit < layouts.size(); ++unit) update(unit);
+    for (size_t unit = 0; unit < layouts.size(); ++unit) update_unit(unit);
     return;
   }
-  executor->refresh(update);
+  executor->refresh(reducer->order_of_forward(), update_unit);
   // From here on users may write to what they see; peers that read it directly must have done so.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))
@@ -347,7 +328,7 @@ void Engine::Impl::retire() {
   held->forget();
   backward_hooks = BackwardHooks();
   reducer.reset();
-  optimizer.reset();
+  groups->free_states();
 }
 
 void Engine::return_unit(size_t unit) {

@@ -1,7 +1,6 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <mutex>
 
@@ -110,21 +109,27 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
   }
 }
 
+// Without param groups, the optimizer is the configuration's.
+EngineOptions with_param_groups(EngineOptions options) {
+  if (!options.param_groups.empty()) return options;
+  const std::optional<OptimizerConfig>& optimizer = options.config.optimizer;
+  options.param_groups.push_back(ParamGroupOptions::from(optimizer.value_or(OptimizerConfig{})));
+  if (optimizer) options.optimizer = optimizer->type;
+  return options;
+}
+
 }  // namespace
 
 Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
                    Comm* checkpoint_comm)
-    : options(std::move(engine_options)),
+    : options(with_param_groups(std::move(engine_options))),
       gather_comm(gather),
       reduce_comm(reduce),
       checkpoint(checkpoint_comm),
+      optimizer(options.optimizer, options.device),
       scaler(options.config.fp16) {
   const Config& config = options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
-  if (options.param_groups.empty()) {
-    options.param_groups.push_back(ParamGroupOptions::from(config.optimizer.value_or(OptimizerConfig{})));
-    if (config.optimizer) options.optimizer = config.optimizer->type;
-  }
   layouts = make_layouts(units, config, gather.world_size());
   for (const auto& [what, values] : options.agreement) check_agreement(reduce, options.device, what, values);
   check_agreement(reduce, options.device, "parameters of the model", describe(layouts));
@@ -137,7 +142,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   planned = report.bytes;
   placements = std::move(report.placements);
   const auto build = [&] {
-    make_optimizer(units);
+    make_groups(units);
     make_units(units);
     share_buffers(gather, options.buffers);
     options.buffers.clear();  // they are the model's
@@ -150,54 +155,36 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   trim_cpu_memory();
 }
 
-void Engine::Impl::make_optimizer(const std::vector<UnitDefinition>& units) {
-  std::vector<ShardView> shards;
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    shard_of.emplace_back();
-    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
-      const FlatGroup& group = layouts[u].groups[g];
-      shard_of.back().push_back(group.requires_grad ? int(shards.size()) : -1);
-      if (!group.requires_grad) continue;
-      ShardView view;
-      view.group = &group;
-      view.whole = updates_whole(u, g);
-      for (const size_t i : group.params) view.param_group.push_back(units[u].params[i].param_group);
-      shards.push_back(std::move(view));
-    }
+void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions) {
+  Groups::Options group_options{options.device, {}};
+  for (const UnitDefinition& unit : definitions) {
+    std::vector<int>& of_unit = group_options.param_groups.emplace_back();
+    for (const ParamDefinition& param : unit.params) of_unit.push_back(param.param_group);
   }
-  const OptimOptions optim{options.device, gather_comm.rank(), options.optimizer, plan.optimizer_slots};
-  optimizer = std::make_unique<ShardedOptimizer>(std::move(shards), optim, ledger);
+  groups = std::make_unique<Groups>(layouts, placements, group_options, gather_comm, ledger);
 }
 
 void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
-  int64_t bytes = 0;
-  for (size_t u = 0; u < layouts.size(); ++u) bytes += Unit::memory_bytes(layouts[u], placements[u].parameters);
   std::map<int64_t, int> slots;
   for (const RingClass& size_class : zeroshard::gather_ring(layouts, placements, plan))
     slots[size_class.slot_bytes] = size_class.slots;
-  param_memory = FlatBuffer(gather_comm, bytes, options.device, ledger, Category::kParameters, "parameters");
   gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
     return FlatBuffer(size, options.device, ledger, Category::kGatherRing, &gather_comm);
   });
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
-  char* memory = param_memory.data();
   int64_t freed_bytes = 0;  // by units since the last return_free_memory(), at most
   for (size_t u = 0; u < layouts.size(); ++u) {
-    UnitSource source{definitions[u].tensors(), memory, {}, {}};
+    UnitSource source{definitions[u].tensors(), {}};
     check_free(layouts[u], source.params);
     if (const ParameterReader& read = definitions[u].values) {
       source.values = [&, u](size_t index, int64_t begin, int64_t end, float* out) {
         read(layouts[u].params[index].name(), begin, end, out);
       };
     }
-    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
-      source.masters.push_back(shard_of[u][g] < 0 ? at::Tensor() : optimizer->master(shard_index(u, g)));
-    }
-    units.push_back(std::make_unique<Unit>(layouts[u], placements[u].parameters, std::move(source), options.device,
-                                           gather_comm, *gather_ring, ledger));
+    units.push_back(std::make_unique<Unit>(layouts[u], groups->of_unit(u), placements[u].parameters, std::move(source),
+                                           options.device, gather_comm, *gather_ring, ledger));
     parents.push_back(definitions[u].parent);
-    memory += Unit::memory_bytes(layouts[u], placements[u].parameters);
     freed_bytes += layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < layouts.size()) continue;
     return_free_memory();
@@ -221,19 +208,9 @@ void Engine::Impl::make_reducer() {
   Reducer::Options reduce;
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
-  reduce.max_slots = [](int64_t bytes) { return reduce_slots(std::numeric_limits<int>::max(), bytes); };
-  std::vector<const UnitLayout*> pointers;
-  for (size_t u = 0; u < layouts.size(); ++u) pointers.push_back(&executor->unit(u).layout());
-  reducer = std::make_unique<Reducer>(pointers, placements, reduce, reduce_comm, ledger);
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
-      if (shard_of[u][g] < 0) continue;
-      Unit& unit = executor->unit(u);
-      optimizer->bind(shard_index(u, g), updates_whole(u, g) ? unit.full(g) : unit.shard(g),
-                      reducer->bucket(u, g)->grads(),
-                      /*open=*/unit.placement() != Placement::kSharded);
-    }
-  }
+  reduce.ring = reduce_ring(layouts, placements);
+  reduce.scratch_bytes = exchange_scratch_bytes(layouts, placements, plan);
+  reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
 }
 
 void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {

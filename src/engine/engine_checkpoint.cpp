@@ -17,6 +17,7 @@
 #include "device/safetensors_dtype.h"
 #include "engine/impl.h"
 #include "engine/saved_optimizer.h"
+#include "engine/state_data.h"
 #include "engine/uploads.h"
 #include "file/hash.h"
 #include "plan/state_rules.h"
@@ -54,8 +55,7 @@ StateSlice to_slice(const TensorState& state) {
           .aliases = {},
           .shape = state.shape,
           .elements = {state.begin, state.begin + state.tensor.numel()},
-          .data = state.tensor.data_ptr(),
-          .on_host = state.tensor.is_cpu()};
+          .data = tensor_data(state.tensor)};
 }
 
 // A damaged checkpoint has been read in part; all that it has overwritten must come from the one that is `chosen` now.
@@ -69,7 +69,7 @@ void check_replaces(const std::map<StateKey, std::string>& overwritten, const st
 
 }  // namespace
 
-// Walks the parameters with the memory behind their states.
+// Walks the parameters and says where their states are.
 class Engine::Impl::States {
  public:
   enum class Purpose : uint8_t { kSave, kLoad };
@@ -79,71 +79,59 @@ class Engine::Impl::States {
   // loading, all that it keeps.
   std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
     std::vector<StateSlice> result;
-    for (size_t u = 0; u < impl_.layouts.size(); ++u) {
-      for (size_t g = 0; g < impl_.layouts[u].groups.size(); ++g) {
-        if (impl_.shard_of[u][g] < 0) {
-          if (frozen) add_frozen(u, g, result);
-        } else {
-          add_trainable(u, g, optimizer, result);
-        }
-      }
+    for (const ShardedGroup& group : impl_.groups->all()) {
+      if (group.is_trained() || frozen) add_weights(group, result);
+      if (group.is_trained() && optimizer) add_moments(group, result);
     }
     return result;
   }
 
-  // The stretch of parameter `index` of a group that this rank saves or loads, as flat positions.
-  Range wanted(const FlatGroup& group, size_t index, bool whole) const {
-    const bool all = whole && purpose_ == Purpose::kLoad;
-    return all ? group.layout.param(index) : group.layout.owned(index, impl_.gather_comm.rank());
-  }
-
  private:
-  // `whole`: `memory` has all elements of the group, else this rank's shard.
-  void add(size_t u, size_t g, const char* kind, const at::Tensor& memory, bool whole, std::vector<StateSlice>& to,
-           const std::vector<int64_t>* updates) const {
-    const UnitLayout& layout = impl_.layouts[u];
-    const FlatGroup& group = layout.groups[g];
-    const int64_t first = whole ? 0 : group.layout.shard(impl_.gather_comm.rank()).begin;
-    for (size_t j = 0; j < group.params.size(); ++j) {
-      const ParamSpec& param = layout.params[group.params[j]];
-      const Range range = wanted(group, j, whole);
+  // A state that this rank has at some positions of a group.
+  struct State {
+    std::string kind;
+    DType dtype;
+    std::shared_ptr<SliceData> data;
+    Range positions;
+  };
+
+  void add(const ShardedGroup& group, const State& state, std::vector<StateSlice>& to) const {
+    for (size_t i = 0; i < group.num_params(); ++i) {
+      const ParamSpec& param = group.param(i);
+      const Range own = purpose_ == Purpose::kSave ? group.mine() : state.positions;
+      const Range range = intersect(group.layout().param(i), own);
       StateSlice slice;
       slice.name = param.name();
       slice.aliases.assign(param.names.begin() + 1, param.names.end());
-      slice.kind = kind;
-      slice.dtype = safetensors_dtype(memory.scalar_type());
+      slice.kind = state.kind;
+      slice.dtype = safetensors_dtype(to_scalar_type(state.dtype));
       slice.shape = param.shape;
       slice.trainable = param.requires_grad;
-      slice.updates = updates ? (*updates)[j] : 0;
-      slice.on_host = memory.is_cpu();
+      slice.updates = group.updates()[i];
       if (range.size() > 0) {
-        const int64_t start = group.layout.param(j).begin;
+        const int64_t start = group.layout().param(i).begin;
         slice.elements = {range.begin - start, range.end - start};
-        slice.data = static_cast<char*>(memory.data_ptr()) + (range.begin - first) * memory.element_size();
+        slice.data = state.data;
+        slice.offset = (range.begin - state.positions.begin) * element_size(state.dtype);
       } else if (purpose_ == Purpose::kSave && (impl_.gather_comm.rank() != 0 || param.numel() > 0)) {
-        continue;  // others have it
+        continue;  // other ranks save it
       }
       to.push_back(std::move(slice));
     }
   }
 
-  void add_frozen(size_t u, size_t g, std::vector<StateSlice>& to) const {
-    const Unit& unit = impl_.executor->unit(u);
-    const bool whole = unit.placement() == Placement::kReplicated;
-    add(u, g, kWeight, whole ? unit.full(g) : unit.shard(g), whole, to, nullptr);
+  void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
+    if (group.is_trained() && group.has_master())
+      return add(group, {kWeight, DType::kFloat32, state_data(group, kMasterWeights), group.updated()}, to);
+    const Range positions = group.is_trained() ? group.updated() : group.kept();
+    const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();
+    add(group, {kWeight, group.flat().dtype, tensor_data(weights), positions}, to);
   }
 
-  void add_trainable(size_t u, size_t g, bool optimizer, std::vector<StateSlice>& to) const {
-    const size_t shard = impl_.shard_index(u, g);
-    const bool whole = impl_.updates_whole(u, g);
-    const at::Tensor& master = impl_.optimizer->master(shard);
-    const at::Tensor weights = master.defined() ? master : impl_.optimizer->shards()[shard].param;
-    const std::vector<int64_t>& steps = impl_.optimizer->steps(shard);
-    add(u, g, kWeight, weights, whole, to, &steps);
-    if (!optimizer) return;
+  void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     const std::vector<std::string> names = moment_names(impl_.options.optimizer);
-    for (size_t slot = 0; slot < size_t(impl_.plan.optimizer_slots); ++slot)
-      add(u, g, names.at(slot).c_str(), impl_.optimizer->moment(shard, slot), whole, to, &steps);
+    for (int slot = 0; slot < impl_.plan.optimizer_slots; ++slot)
+      add(group, {names.at(size_t(slot)), DType::kFloat32, state_data(group, slot), group.updated()}, to);
   }
 
   Impl& impl_;
@@ -209,32 +197,22 @@ NamedValues Engine::half_loaded() const {
 
 // Of what every rank's optimizer has whole, each saves its share.
 std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& states) const {
-  struct Place {
-    const FlatGroup* group;
-    size_t index;
-    bool whole;
-  };
-  std::map<std::string_view, Place> places;
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
-      const FlatGroup& group = layouts[u].groups[g];
-      for (size_t j = 0; j < group.params.size(); ++j)
-        places[layouts[u].params[group.params[j]].name()] = {&group, j, updates_whole(u, g)};
-    }
-  }
+  std::map<std::string_view, std::pair<const ShardedGroup*, size_t>> places;
+  for (const ShardedGroup& group : groups->all())
+    for (size_t i = 0; i < group.num_params(); ++i) places[group.param(i).name()] = {&group, i};
   std::vector<StateSlice> slices;
   for (const TensorState& state : states) {
     StateSlice slice = to_slice(state);
     const auto at = places.find(state.name);
     ZS_CHECK(at != places.end(), "'", state.name, "' (", state.kind, ") is a state of no parameter");
-    const auto& [group, index, whole] = at->second;
+    const auto& [group, index] = at->second;
     slice.trainable = true;
-    if (whole) {
-      const Range owned = group->layout.owned(index, gather_comm.rank());
-      const int64_t start = group->layout.param(index).begin;
+    if (group->place().updates_whole()) {
+      const Range owned = group->layout().owned(index, gather_comm.rank());
+      const int64_t start = group->layout().param(index).begin;
       const Range mine = intersect(slice.elements, {owned.begin - start, owned.end - start});
       if (mine.size() == 0) continue;
-      slice.data = static_cast<char*>(slice.data) + (mine.begin - slice.elements.begin) * dtype_bytes(slice.dtype);
+      slice.offset += (mine.begin - slice.elements.begin) * dtype_bytes(slice.dtype);
       slice.elements = mine;
     }
     slices.push_back(std::move(slice));
@@ -254,7 +232,7 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   request.config_digest = concat(options.config.digest());
   request.versions = {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}};
   const LossScalerState& scale = scaler.state();
-  const bool trains = !optimizer->shards().empty();
+  const bool trains = !groups->trained().empty();
   const SavedOptimizer kind{options.optimizer, options.external_optimizer};
   const Json core{{"optimizer", trains ? to_json(kind) : Json()},
                   {"loss_scale", scale.scale},
@@ -279,7 +257,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
                                              std::set<StateKey>& chosen) {
   const Json state = Json::parse(manifest.state);
   if (load.accept) load.accept(state.at("front").dump());
-  if (load.optimizer && !optimizer->shards().empty())
+  if (load.optimizer && !groups->trained().empty())
     check_optimizer(manifest, {options.optimizer, options.external_optimizer});
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
@@ -330,19 +308,13 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
 
 void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load) {
   const Json core = Json::parse(manifest.state).at("core");
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (size_t g = 0; g < layouts[u].groups.size(); ++g) {
-      if (shard_of[u][g] < 0 || !load.optimizer) continue;
-      std::vector<int64_t>& steps = optimizer->steps(shard_index(u, g));
-      const FlatGroup& group = layouts[u].groups[g];
-      for (size_t j = 0; j < group.params.size(); ++j) {
-        const TensorRecord* const saved = index.find(layouts[u].params[group.params[j]].name(), kWeight);
-        if (saved) steps[j] = saved->updates;
-      }
+  for (ShardedGroup* const group : groups->trained()) {
+    for (size_t i = 0; load.optimizer && i < group->num_params(); ++i) {
+      const TensorRecord* const saved = index.find(group->param(i).name(), kWeight);
+      if (saved) group->updates()[i] = saved->updates;
     }
   }
-  optimizer->publish_masters();
-  refresh([](size_t) {});
+  refresh([](ShardedGroup& group) { group.publish_master(); });
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;
@@ -378,9 +350,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   if (!staged) return zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
   impl.planned.at(Category::kCheckpointStaging, Tier::kHost) = staging;
-  const auto copy = [&](void* to, const void* from, int64_t bytes, bool from_host) {
-    copy_to_host(to, from, bytes, from_host ? at::Device(at::kCPU) : impl.options.device);
-  };
+  const auto copy = [](void* to, const void* from, int64_t bytes) { copy_to_host(to, from, bytes, at::kCPU); };
   impl.saver().start(std::move(request), copy, staging);
   if (!async) impl.saver().wait();
 }
@@ -431,7 +401,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
   });
-  Uploads uploads(impl.options.device, impl.ledger);
+  Uploads uploads(impl.ledger);
   std::set<StateKey> chosen;                    // of the checkpoint at hand
   std::map<StateKey, std::string> overwritten;  // by this call
   const auto begin_overwriting = [&](const std::string& tag) {

@@ -234,14 +234,14 @@ void Executor::release(size_t index) {
   if (--holds_[index] == 0) reshard(index);
 }
 
-void Executor::refresh(const std::function<void(size_t)>& update) {
+void Executor::refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {
   size_t finished = 0;
-  for (size_t index = 0; index < units_.size(); ++index) {
-    update(index);
-    units_[index]->start_refresh();
-    if (index >= kRefreshesUnderWay) units_[finished++]->finish_refresh();
+  for (size_t started = 0; started < order.size(); ++started) {
+    update(order[started]);
+    units_[order[started]]->start_refresh();
+    if (started >= kRefreshesUnderWay) units_[order[finished++]]->finish_refresh();
   }
-  while (finished < units_.size()) units_[finished++]->finish_refresh();
+  while (finished < order.size()) units_[order[finished++]]->finish_refresh();
   for (size_t index = 0; index < units_.size(); ++index) {
     if (holds_[index] == 0) continue;
     units_[index]->unshard();

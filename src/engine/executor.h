@@ -73,9 +73,10 @@ class Executor {
   // Keeps a unit unsharded whatever happens, until as many release() calls.
   void hold(size_t unit);
   void release(size_t unit);
-  // The optimizer writes the shards: `update(u)` those of unit u, unit after unit. What other ranks need of one is on
-  // its way while the next are updated. Units that are held have the new values afterwards.
-  void refresh(const std::function<void(size_t)>& update);
+  // The optimizer writes the shards: `update(u)` those of unit u, in `order`, which has every unit once and is the same
+  // on all ranks. What other ranks need of a unit travels while the next ones are updated. Units that are held have the
+  // new values afterwards.
+  void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:
   void demand(size_t unit);

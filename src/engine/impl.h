@@ -15,6 +15,7 @@
 #include "engine/executor.h"
 #include "engine/held_values.h"
 #include "engine/write_watch.h"
+#include "group/groups.h"
 #include "hooks/autograd_hooks.h"
 #include "launch/heartbeat.h"
 #include "memory/ledger.h"
@@ -36,14 +37,14 @@ struct StateKey {
 struct Engine::Impl {
   Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint);
 
-  void make_optimizer(const std::vector<UnitDefinition>& units);
+  void make_groups(const std::vector<UnitDefinition>& units);
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
-  // Whether every rank updates all of a group, and not its shard.
-  bool updates_whole(size_t unit, size_t group) const { return placements[unit].groups[group].updates_whole(); }
-  size_t shard_index(size_t unit, size_t group) const { return size_t(shard_of[unit][group]); }
+  const at::Tensor& reduced_gradients(const ShardedGroup& group) const {
+    return reducer->buckets()[group.number()].grads();
+  }
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
   void check_caller() const;
   void report_skip(double scale);
@@ -56,11 +57,13 @@ struct Engine::Impl {
   std::string end_pass(const std::string& failure);
   void discard();
   void compare_replicas();
-  // Lets `update` write the shards of each unit, and brings what it wrote to all ranks. Collective.
-  void refresh(const std::function<void(size_t)>& update);
-  void finish_step(const StepResult& result, const std::function<void(size_t)>& update);
+  // Lets `update` write each trained group, and brings what it wrote to all ranks. Collective.
+  using Update = std::function<void(ShardedGroup&)>;
+  void refresh(const Update& update);
+  void finish_step(const StepResult& result, const Update& update);
   void take_writes(bool written_somewhere);
   void take_all_writes();
+  void take_writes_to_groups();
   void check_writes();
   void drop_writes_to_shards(const std::vector<int64_t>& written);
   void check_write(size_t unit, size_t param, int64_t how) const;
@@ -96,10 +99,9 @@ struct Engine::Impl {
   Bytes planned;
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<UnitLayout> layouts;
-  FlatBuffer param_memory;
+  std::unique_ptr<Groups> groups;
   std::unique_ptr<SlotRing> gather_ring;
-  std::unique_ptr<ShardedOptimizer> optimizer;
-  std::vector<std::vector<int>> shard_of;  // [unit][group] -> index in the optimizer, -1 when frozen
+  ShardedOptimizer optimizer;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<WriteWatch> watch;

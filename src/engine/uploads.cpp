@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include "base/align.h"
-#include "device/flat_buffer.h"
 
 namespace zeroshard {
 
@@ -11,28 +10,28 @@ void Uploads::stage(std::vector<StateSlice>& slices) {
   constexpr int64_t kAlignment = 64;  // of any element
   clear();
   int64_t bytes = 0;
-  const auto is_staged = [](const StateSlice& slice) { return !slice.on_host && slice.bytes() > 0; };
+  const auto is_staged = [](const StateSlice& slice) { return slice.bytes() > 0 && slice.on_host() == nullptr; };
   for (const StateSlice& slice : slices) {
     if (!is_staged(slice)) continue;
-    uploads_.push_back({slice.data, bytes, slice.bytes()});
+    uploads_.push_back({slice.data, slice.offset, bytes, slice.bytes()});
     bytes = align_up(bytes + slice.bytes(), kAlignment);
   }
   if (bytes == 0) return;
   host_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
   bytes_ = bytes;
   ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes_);
+  const std::shared_ptr<SliceData> staged = host_data(host_.data_ptr());
   size_t next = 0;
   for (StateSlice& slice : slices) {
     if (!is_staged(slice)) continue;
-    slice.data = static_cast<std::byte*>(host_.data_ptr()) + uploads_[next++].begin;
-    slice.on_host = true;
+    slice.data = staged;
+    slice.offset = uploads_[next++].begin;
   }
 }
 
 void Uploads::finish() {
   for (const Upload& upload : uploads_)
-    view_memory(upload.device, upload.bytes, at::kByte, device_)
-        .copy_(host_.slice(0, upload.begin, upload.begin + upload.bytes));
+    upload.to->write(upload.offset, upload.bytes, static_cast<const std::byte*>(host_.const_data_ptr()) + upload.begin);
   clear();
 }
 

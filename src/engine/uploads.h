@@ -9,30 +9,29 @@
 
 namespace zeroshard {
 
-// Device memory is filled from files by way of host memory, which the ledger counts.
+// What is not in the host's memory is filled from files by way of it. The ledger counts the memory for that.
 class Uploads {
  public:
-  Uploads(at::Device device, Ledger& ledger) : device_(device), ledger_(ledger) {}
+  explicit Uploads(Ledger& ledger) : ledger_(ledger) {}
   Uploads(const Uploads&) = delete;
   Uploads& operator=(const Uploads&) = delete;
   ~Uploads() { clear(); }
 
-  // Points the slices that are not on the host at memory there, instead of what an earlier call gave. All their memory
-  // is the device's.
+  // Points the slices that are not on the host at memory there. It replaces what an earlier call gave.
   void stage(std::vector<StateSlice>& slices);
-  // The host's memory is filled: copies it to the device, and frees it.
+  // The host's memory is filled: copies it to where the slices are, and frees it.
   void finish();
   int64_t bytes() const { return bytes_; }  // of host memory
 
  private:
   struct Upload {
-    void* device;
+    std::shared_ptr<SliceData> to;
+    int64_t offset;        // there
     int64_t begin, bytes;  // on the host
   };
 
   void clear() noexcept;
 
-  at::Device device_;
   Ledger& ledger_;
   at::Tensor host_;
   int64_t bytes_ = 0;

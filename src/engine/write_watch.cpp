@@ -108,7 +108,11 @@ void Engine::Impl::take_writes(bool written_somewhere) {
 void Engine::Impl::take_all_writes() {
   if (!in_use) return;
   take_writes(agree_on_flags(reduce_comm, options.device, {watch->any_written() ? 1 : 0}).front() != 0);
-  optimizer->take_writes();
+  take_writes_to_groups();
+}
+
+void Engine::Impl::take_writes_to_groups() {
+  for (ShardedGroup* const group : groups->trained()) optimizer.take_writes(*group);
 }
 
 void Engine::Impl::check_writes() {

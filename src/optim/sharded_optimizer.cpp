@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "device/dtype.h"
 #include "kernels/kernels.h"
 #include "optim/aten_step.h"
 #include "optim/written.h"
@@ -18,10 +19,6 @@ constexpr int64_t kPiece = 1 << 15;  // elements of an update, where users may h
 
 at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
-}
-
-int64_t kept_numel(const ShardView& shard) {
-  return shard.whole ? shard.group->layout.padded_numel() : shard.group->layout.shard_numel();
 }
 
 kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int64_t end, float grad_scale) {
@@ -111,140 +108,97 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
 }
 
 struct ShardedOptimizer::Run {
-  Range range;
+  Range range;  // of the states: from the first element that this rank updates on
   int param_group;
   int64_t step;
 };
 
-ShardedOptimizer::ShardedOptimizer(std::vector<ShardView> shards, OptimOptions options, Ledger& ledger)
-    : shards_(std::move(shards)), options_(options) {
-  int64_t master_numel = 0, numel = 0;
-  for (const ShardView& shard : shards_) {
-    numel += kept_numel(shard);
-    if (shard.group->dtype != DType::kFloat32) master_numel += kept_numel(shard);
-  }
-  const auto allocate = [&](int64_t count, Category category) {
-    if (count == 0) return Carver();
-    memory_.emplace_back(count * element_size(DType::kFloat32), options_.device, ledger, category);
-    return Carver(memory_.back(), options_.device);
-  };
-  Carver masters = allocate(master_numel, Category::kMasterWeights);
-  std::vector<Carver> moments;
-  for (int slot = 0; slot < options_.num_moments; ++slot) moments.push_back(allocate(numel, Category::kMoments));
-  for (const ShardView& shard : shards_) {
-    const int64_t kept = kept_numel(shard);
-    State state;
-    if (shard.group->dtype != DType::kFloat32) state.master = masters.take(DType::kFloat32, kept);
-    for (Carver& carver : moments) state.moments.push_back(carver.take(DType::kFloat32, kept));
-    state.steps.assign(shard.group->params.size(), 0);
-    states_.push_back(std::move(state));
-  }
-}
-
-void ShardedOptimizer::bind(size_t i, at::Tensor param, at::Tensor grads, bool open) {
-  shards_.at(i).param = std::move(param);
-  shards_.at(i).grads = std::move(grads);
-  shards_.at(i).open = open;
-}
-
-// The elements of a parameter that this rank updates, as positions in the shard's tensors.
-Range ShardedOptimizer::local(size_t shard, size_t index) const {
-  const ShardLayout& layout = shards_[shard].group->layout;
-  if (shards_[shard].whole) return layout.param(index);
-  const Range owned = layout.owned(index, options_.rank);
-  const int64_t first = layout.shard(options_.rank).begin;
-  return owned.size() > 0 ? Range{owned.begin - first, owned.end - first} : Range{};
-}
-
-// Counts this step for every parameter with a gradient, owned here or not, and merges neighbours.
-std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs(size_t shard, const std::vector<bool>& has_grad) {
+// Counts this step for every parameter with a gradient, updated here or not, and merges neighbours.
+std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs(ShardedGroup& group, const std::vector<bool>& has_grad) {
   std::vector<Run> result;
-  std::vector<int64_t>& steps = states_[shard].steps;
+  std::vector<int64_t>& steps = group.updates();
   for (size_t i = 0; i < steps.size(); ++i) {
-    const int group = shards_[shard].param_group[i];
-    if (!has_grad[i] || group < 0) continue;
+    const int param_group = group.param_group(i);
+    if (!has_grad[i] || param_group < 0) continue;
     ++steps[i];
-    const Range range = local(shard, i);
+    const Range range = group.state_range(i);
     if (range.size() == 0) continue;
     const bool extends = !result.empty() && result.back().range.end == range.begin &&
-                         result.back().param_group == group && result.back().step == steps[i];
+                         result.back().param_group == param_group && result.back().step == steps[i];
     if (extends) {
       result.back().range.end = range.end;
     } else {
-      result.push_back({range, group, steps[i]});
+      result.push_back({range, param_group, steps[i]});
     }
   }
   return result;
 }
 
-void ShardedOptimizer::check(std::span<const ParamGroupOptions> groups) const {
-  for (const ShardView& shard : shards_) {
-    for (const int group : shard.param_group)
-      ZS_CHECK(group < std::ssize(groups), "the optimizer has ", groups.size(),
-               " param groups, but a parameter belongs to group ", group);
+void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) {
+  for (const ShardedGroup* const group : groups) {
+    for (size_t i = 0; i < group->num_params(); ++i)
+      ZS_CHECK(group->param_group(i) < std::ssize(options), "the optimizer has ", options.size(),
+               " param groups, but a parameter belongs to group ", group->param_group(i));
   }
 }
 
-void ShardedOptimizer::update(size_t i, std::span<const ParamGroupOptions> groups, const std::vector<bool>& has_grad,
-                              float grad_scale) {
-  for (const Run& run : runs(i, has_grad)) update_run(i, run, groups[size_t(run.param_group)], grad_scale);
+void ShardedOptimizer::update(ShardedGroup& group, const at::Tensor& grads, std::span<const ParamGroupOptions> options,
+                              const std::vector<bool>& has_grad, float grad_scale) const {
+  for (const Run& run : runs(group, has_grad))
+    update_run(group, grads, run, options[size_t(run.param_group)], grad_scale);
 }
 
-void ShardedOptimizer::update_run(size_t i, const Run& run, const ParamGroupOptions& options, float grad_scale) {
-  const UpdateTensors tensors{states_[i].master, shards_[i].param, shards_[i].grads, states_[i].moments};
-  const bool open = shards_[i].open && tensors.master.defined();
-  if (!options_.device.is_cpu()) {
-    if (open) take_written(cut(tensors.master, run.range), cut(tensors.param, run.range));
-    return aten_step(options_.type, tensors.slice(run.range.begin, run.range.end), options, run.step, grad_scale);
-  }
-  const auto moment = [&](size_t slot, int64_t begin) {
-    return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
-  };
-  at::parallel_for(run.range.begin, run.range.end, kGrain, [&](int64_t begin, int64_t end) {
-    // A piece at a time, what is compared first is in the processor's cache for the update.
-    const int64_t piece = open ? kPiece : end - begin;
-    for (int64_t from = begin; from < end; from += piece) {
-      const int64_t to = std::min(from + piece, end);
-      if (open) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
-      run_kernel(options_.type, buffers_of(tensors, from, to, grad_scale), moment(0, from), moment(1, from), options,
-                 run.step);
+void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, const Run& run,
+                                  const ParamGroupOptions& options, float grad_scale) const {
+  const at::Tensor params = group.updated_parameters();
+  const bool open = group.is_open() && group.has_master();
+  group.states().lend(run.range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+    const UpdateTensors tensors{lent.master, cut(params, part), cut(grads, part), lent.moments};
+    if (!device_.is_cpu()) {
+      if (open) take_written(tensors.master, tensors.param);
+      return aten_step(type_, tensors, options, run.step, grad_scale);
     }
+    const auto moment = [&](size_t slot, int64_t begin) {
+      return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
+    };
+    at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
+      // A piece at a time, what is compared first is in the processor's cache for the update.
+      const int64_t piece = open ? kPiece : end - begin;
+      for (int64_t from = begin; from < end; from += piece) {
+        const int64_t to = std::min(from + piece, end);
+        if (open) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
+        run_kernel(type_, buffers_of(tensors, from, to, grad_scale), moment(0, from), moment(1, from), options,
+                   run.step);
+      }
+    });
   });
 }
 
-std::vector<ParamSlice> ShardedOptimizer::slices() const {
+void ShardedOptimizer::take_writes(ShardedGroup& group) const {
+  if (!group.is_open() || !group.has_master()) return;
+  const at::Tensor params = group.updated_parameters();
+  const Range all{0, group.updated().size()};
+  group.states().lend(all, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+    at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
+      take_written(cut(lent.master, {begin, end}), cut(params, {part.begin + begin, part.begin + end}));
+    });
+  });
+}
+
+std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads) {
+  const StateTensors* const states = group.states().in_memory();
+  if (states == nullptr)
+    throw StateError(concat("the optimizer states of unit '", group.unit().name,
+                            "' are not in memory, where an optimizer outside the engine needs them"));
+  const at::Tensor weights = states->master.defined() ? states->master : group.updated_parameters();
   std::vector<ParamSlice> result;
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    const at::Tensor& weights = states_[i].master.defined() ? states_[i].master : shards_[i].param;
-    for (size_t j = 0; j < states_[i].steps.size(); ++j) {
-      const Range range = local(i, j);
-      if (range.size() == 0) continue;
-      const ShardLayout& layout = shards_[i].group->layout;
-      const int64_t first = shards_[i].whole ? 0 : layout.shard(options_.rank).begin;
-      std::vector<at::Tensor> moments;
-      for (const at::Tensor& moment : states_[i].moments) moments.push_back(cut(moment, range));
-      result.push_back({i, j, shards_[i].param_group[j], weights.slice(0, range.begin, range.end),
-                        shards_[i].grads.slice(0, range.begin, range.end), std::move(moments),
-                        first + range.begin - layout.param(j).begin});
-    }
+  for (size_t i = 0; i < group.num_params(); ++i) {
+    const Range range = group.state_range(i);
+    if (range.size() == 0) continue;
+    const int64_t begin = group.updated().begin + range.begin - group.layout().param(i).begin;
+    result.push_back({i, cut(weights, range), cut(grads, range), states->slice(range.begin, range.end).moments, begin});
   }
   return result;
-}
-
-void ShardedOptimizer::take_writes() {
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    const at::Tensor& master = states_[i].master;
-    if (!shards_[i].open || !master.defined()) continue;
-    at::parallel_for(0, master.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      take_written(cut(master, {begin, end}), cut(shards_[i].param, {begin, end}));
-    });
-  }
-}
-
-void ShardedOptimizer::publish_masters() {
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    if (states_[i].master.defined()) shards_[i].param.copy_(states_[i].master);
-  }
 }
 
 }  // namespace zeroshard

@@ -7,9 +7,13 @@
 namespace zeroshard {
 namespace {
 
-// Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring; a world of one has no shards.
+bool has_shards(const PlacementOptions& options) {
+  return options.world_size > 1 || options.shard_one_rank;
+}
+
+// Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring.
 bool shards_gradients(const PlacementOptions& options) {
-  return options.stage >= 2 && options.world_size > 1;
+  return options.stage >= 2 && has_shards(options);
 }
 
 std::vector<std::string> names_of(std::span<const UnitLayout> units) {
@@ -54,7 +58,7 @@ int64_t Held::bytes(const ShardLayout& layout) const {
 }
 
 bool shards_parameters(const PlacementOptions& options) {
-  return options.stage == 3 && options.world_size > 1;
+  return options.stage == 3 && has_shards(options);
 }
 
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "layout/unit_layout.h"
+#include "memory/ledger.h"
 #include "zeroshard/placement.h"
 
 // Where the state of a run lies, as data. It is computed once, from configuration, layouts and number of ranks; who
@@ -28,6 +29,7 @@ struct Held {
   Extent extent = Extent::kNothing;
   DType dtype = DType::kFloat32;
   int values = 1;  // per element
+  Tier tier = Tier::kDevice;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
   int64_t numel(const ShardLayout& layout) const;  // elements, of which each has `values`
@@ -61,7 +63,7 @@ struct UnitPlacement {
 
 // A group of parameters that are, when a unit is not in use, replicated or sharded.
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options);
-// Stage 3 shards parameters; a world of one has nothing to shard and keeps them whole.
+// Stage 3 shards parameters. A world of one keeps them whole, unless it is to have the shape of shards.
 bool shards_parameters(const PlacementOptions& options);
 // The table of a run. Rules count at stage 3 alone. Throws ValueError for one that is not well formed or names no unit.
 std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const PlacementOptions& options);

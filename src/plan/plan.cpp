@@ -61,6 +61,7 @@ PlanOptions plan_options(const Config& config) {
   options.prefetch = config.prefetch_numel > 0;
   options.persistence_threshold = config.persistence_threshold;
   options.rules = config.placement;
+  options.shard_one_rank = config.shard_one_rank;
   return options;
 }
 
@@ -83,9 +84,7 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   const std::vector<UnitLayout> units = make_unit_layouts(model, options);
   const Bytes bytes = plan_ledger(units, options).bytes;
-  const auto held = [&](Category category) {
-    return double(bytes.at(category, options.on_host ? Tier::kHost : Tier::kDevice));
-  };
+  const auto held = [&](Category category) { return double(bytes.at(category, Tier::kDevice)); };
   return {held(Category::kParameters), held(Category::kGradients),  held(Category::kMasterWeights),
           held(Category::kMoments),    held(Category::kGatherRing), held(Category::kReduceRing)};
 }
@@ -97,7 +96,9 @@ std::string describe(std::string_view where, DType dtype, int values = 1) {
 }
 
 std::string describe(const Held& held) {
-  return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held.dtype, held.values);
+  if (held.extent == Extent::kNothing) return "-";
+  const std::string what = describe(name_of(held.extent), held.dtype, held.values);
+  return held.tier == Tier::kDevice ? what : concat(what, " on ", name_of(held.tier));
 }
 
 void describe(Placement parameters, const GroupPlacement& place, PlannedUnit& planned) {

@@ -11,8 +11,10 @@ int64_t sum_of(std::span<const RingClass> ring) {
   return sum;
 }
 
-void add_group(Bytes& bytes, Tier tier, const FlatGroup& group, const GroupPlacement& place) {
-  const auto add = [&](Category category, const Held& held) { bytes.at(category, tier) += held.bytes(group.layout); };
+void add_group(Bytes& bytes, const FlatGroup& group, const GroupPlacement& place) {
+  const auto add = [&](Category category, const Held& held) {
+    bytes.at(category, held.tier) += held.bytes(group.layout);
+  };
   add(Category::kParameters, place.parameters);
   add(Category::kGradients, place.packed_gradients);
   add(Category::kGradients, place.reduced_gradients);
@@ -24,7 +26,6 @@ void add_group(Bytes& bytes, Tier tier, const FlatGroup& group, const GroupPlace
 
 PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& options) {
   check_plan_options(options);
-  const Tier tier = options.on_host ? Tier::kHost : Tier::kDevice;
   PlanReport report;
   report.placements = place(units, options);
   for (size_t u = 0; u < units.size(); ++u) {
@@ -33,15 +34,15 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       const FlatGroup& group = unit.groups[g];
       ZS_CHECK(group.layout.world_size() == options.world_size, "unit '", unit.name, "' is laid out for ",
                group.layout.world_size(), " ranks, the plan is for ", options.world_size);
-      add_group(report.bytes, tier, group, report.placements[u].groups[g]);
+      add_group(report.bytes, group, report.placements[u].groups[g]);
     }
     if (report.placements[u].parameters == Placement::kPersistent) report.persistent_bytes += unit.full_bytes();
   }
   report.gather_ring = gather_ring(units, report.placements, options);
   report.reduce_ring = reduce_ring(units, report.placements);
   report.exchange_scratch_bytes = exchange_scratch_bytes(units, report.placements, options);
-  report.bytes.at(Category::kGatherRing, tier) = sum_of(report.gather_ring) + report.persistent_bytes;
-  report.bytes.at(Category::kReduceRing, tier) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
+  report.bytes.at(Category::kGatherRing, Tier::kDevice) = sum_of(report.gather_ring) + report.persistent_bytes;
+  report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
   return report;
 }
 

@@ -13,11 +13,10 @@ namespace {
 constexpr int64_t kMaxEnds = int64_t{1} << 30;
 
 template <typename Visit>
-void for_each_trainable(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements,
-                        Visit visit) {
+void for_each_trainable(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Visit visit) {
   for (size_t u = 0; u < units.size(); ++u) {
-    for (size_t g = 0; g < units[u]->groups.size(); ++g) {
-      const FlatGroup& group = units[u]->groups[g];
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const FlatGroup& group = units[u].groups[g];
       if (group.requires_grad) visit(group, placements[u].groups[g]);
     }
   }
@@ -25,36 +24,32 @@ void for_each_trainable(std::span<const UnitLayout* const> units, std::span<cons
 
 }  // namespace
 
-Reducer::Reducer(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements, Options options,
+Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
                  Comm& comm, Ledger& ledger)
     : options_(std::move(options)), comm_(comm), ledger_(ledger) {
   // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
   make_buckets(units, placements);
-  std::vector<int64_t> wire_bytes, lent_bytes;
-  for (const GradBucket& bucket : buckets_) {
-    wire_bytes.push_back(bucket.slot_bytes());
-    if (bucket.needs_slot()) lent_bytes.push_back(bucket.slot_bytes());
-  }
-  if (!lent_bytes.empty()) {
-    ring_.emplace(ring_slots(lent_bytes, options_.max_slots), [this](int64_t bytes) {
+  if (!options_.ring.empty()) {
+    std::map<int64_t, int> slots;
+    for (const RingClass& size_class : options_.ring) slots[size_class.slot_bytes] = size_class.slots;
+    ring_.emplace(slots, [this](int64_t bytes) {
       // The ring is allocated by all ranks together; a slot beyond it (SlotRing::acquire) by this rank alone.
       if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing, &comm_);
       return FlatBuffer(comm_, bytes, options_.device, ledger_, Category::kReduceRing, "reduce ring");
     });
   }
-  if (comm.exchange_needs_scratch() && !options_.native && !wire_bytes.empty()) {
-    const int64_t largest = *std::max_element(wire_bytes.begin(), wire_bytes.end());
-    for (int i = 0; i < (options_.overlap ? 2 : 1); ++i) {
-      scratch_.emplace_back(largest, options_.device, ledger, Category::kReduceRing, &comm_);
-    }
+  if (options_.scratch_bytes > 0) {
+    const int exchanges = options_.overlap ? 2 : 1;
+    for (int i = 0; i < exchanges; ++i)
+      scratch_.emplace_back(options_.scratch_bytes / exchanges, options_.device, ledger, Category::kReduceRing, &comm_);
   }
   reset_pass();
   due_at_.assign(buckets_.size(), 1);
   for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
 }
 
-void Reducer::make_buckets(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements) {
+void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
   int64_t full_bytes = 0, grad_bytes = 0;
   size_t count = 0;
   for_each_trainable(units, placements, [&](const FlatGroup& group, const GroupPlacement& place) {
@@ -71,13 +66,12 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units, std::span<c
 
   buckets_.reserve(count);
   for (size_t u = 0; u < units.size(); ++u) {
-    const UnitLayout* const unit = units[u];
-    bucket_of_.emplace_back(unit->groups.size(), -1);
-    place_of_.emplace_back(unit->params.size());
-    for (size_t g = 0; g < unit->groups.size(); ++g) {
-      const FlatGroup& group = unit->groups[g];
+    const UnitLayout& unit = units[u];
+    first_of_.push_back(buckets_.size());
+    place_of_.emplace_back(unit.params.size());
+    for (size_t g = 0; g < unit.groups.size(); ++g) {
+      const FlatGroup& group = unit.groups[g];
       if (!group.requires_grad) continue;
-      bucket_of_.back()[g] = int(buckets_.size());
       for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
       const GroupPlacement& place = placements[u].groups[g];
       at::Tensor full, grads;
@@ -90,9 +84,10 @@ void Reducer::make_buckets(std::span<const UnitLayout* const> units, std::span<c
         const Range mine = group.layout.shard(comm_.rank());
         grads = full.slice(0, mine.begin, mine.end);
       }
-      buckets_.emplace_back(*unit, g, place, options_, comm_, std::move(full), std::move(grads));
+      buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads));
     }
   }
+  first_of_.push_back(buckets_.size());
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
@@ -100,25 +95,24 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
   ZS_ASSERT(next_ == 0 && completed_.empty(), "the order of launches would change within a backward pass");
   // A unit's last gradients are those of its first use. What is not used comes last: it would keep the rest waiting.
   std::vector<size_t> order;
-  std::vector<bool> used(bucket_of_.size(), false);
+  std::vector<bool> used(num_units(), false);
   const auto append = [&](size_t unit) {
     if (used.at(unit)) return;
     used[unit] = true;
-    for (const int bucket : bucket_of_[unit])
-      if (bucket >= 0) order.push_back(size_t(bucket));
+    for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket) order.push_back(bucket);
   };
-  std::vector<int> uses(bucket_of_.size(), 0);  // one after the other counts as one: so does their backward
+  std::vector<int> uses(num_units(), 0);  // one after the other counts as one: so does their backward
   for (size_t i = 0; i < needed.size(); ++i) {
     append(needed[i]);
     uses[needed[i]] += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;
   }
   for (size_t unit = 0; unit < uses.size(); ++unit) {
-    for (const int bucket : bucket_of_[unit])
-      if (bucket >= 0) due_at_[size_t(bucket)] = std::max(uses[unit], 1);
+    for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket)
+      due_at_[bucket] = std::max(uses[unit], 1);
   }
   std::reverse(order.begin(), order.end());
   const auto unused = std::ptrdiff_t(order.size());
-  for (size_t unit = 0; unit < bucket_of_.size(); ++unit) append(unit);
+  for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
   std::reverse(order.begin() + unused, order.end());
   take_order_of_rank_0(order, gather_comm, "order of forward");
   basis_ = Basis::kForward;
@@ -172,9 +166,7 @@ SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
 }
 
 void Reducer::flush(size_t unit) {
-  for (const int signed_index : bucket_of_.at(unit)) {
-    if (signed_index < 0) continue;
-    const auto index = size_t(signed_index);
+  for (size_t index = first_of_.at(unit); index < first_of_.at(unit + 1); ++index) {
     ++ends_[index];
     if (!ready_[index] && !buckets_[index].is_filling() && ends_[index] >= due_at_[index]) {
       filling(index);
@@ -297,9 +289,17 @@ void Reducer::end_step() {
   for (GradBucket& bucket : buckets_) bucket.end_step();
 }
 
-const GradBucket* Reducer::bucket(size_t unit, size_t group) const {
-  const int index = bucket_of_.at(unit).at(group);
-  return index < 0 ? nullptr : &buckets_[size_t(index)];
+std::vector<size_t> Reducer::order_of_forward() const {
+  std::vector<size_t> units;
+  std::vector<bool> listed(num_units(), false);
+  const auto append = [&](size_t unit) {
+    if (!listed[unit]) units.push_back(unit);
+    listed[unit] = true;
+  };
+  for (auto bucket = order_.rbegin(); bucket != order_.rend(); ++bucket)
+    append(size_t(std::upper_bound(first_of_.begin(), first_of_.end(), *bucket) - first_of_.begin()) - 1);
+  for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
+  return units;
 }
 
 ExactSum Reducer::squares() const {

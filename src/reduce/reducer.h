@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "plan/state_rules.h"
 #include "reduce/grad_bucket.h"
 
 namespace zeroshard {
@@ -27,13 +28,13 @@ class Reducer {
  public:
   struct Options : ReduceOptions {
     bool overlap = true;
-    // Of a size class of the ring, by its bytes.
-    std::function<int(int64_t)> max_slots = [](int64_t) { return 2; };
+    std::vector<RingClass> ring;  // of packed gradients that are not kept: reduce_ring()
+    int64_t scratch_bytes = 0;    // for all exchanges that overlap: exchange_scratch_bytes()
   };
 
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.
-  Reducer(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements, Options options,
-          Comm& comm, Ledger& ledger);
+  Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options, Comm& comm,
+          Ledger& ledger);
 
   // Before the first gradient of a backward pass: `needed` are the units of the forward pass in order, a unit once per
   // use. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes from the
@@ -59,8 +60,11 @@ class Reducer {
   void gather_reduced();
   void end_step();
 
-  // The bucket of a unit's group; null when the group is frozen.
-  const GradBucket* bucket(size_t unit, size_t group) const;
+  // Units in the order in which the next forward pass is expected to need them: the reverse of the order of launches,
+  // and so the same on all ranks. Units without a bucket come last.
+  std::vector<size_t> order_of_forward() const;
+  // One for each trained group, in the order of units and their groups.
+  const std::vector<GradBucket>& buckets() const { return buckets_; }
   // Squares of this rank's shards, over all units. The norm of gradients that were multiplied by the loss scale.
   ExactSum squares() const;
 
@@ -70,7 +74,8 @@ class Reducer {
     int bucket = -1;
     size_t index = 0;
   };
-  void make_buckets(std::span<const UnitLayout* const> units, std::span<const UnitPlacement> placements);
+  void make_buckets(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
+  size_t num_units() const { return first_of_.size() - 1; }
   GradBucket& filling(size_t bucket);
   SlotRing::Slot* acquire_slot(int64_t bytes);
   void mark_ready(size_t bucket);
@@ -87,7 +92,7 @@ class Reducer {
   std::optional<SlotRing> ring_;     // of packed gradients that are not
   std::vector<FlatBuffer> scratch_;  // for transports that copy pieces
   std::vector<GradBucket> buckets_;
-  std::vector<std::vector<int>> bucket_of_;   // [unit][group]
+  std::vector<size_t> first_of_;              // by unit, and the end: where its buckets begin
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
   std::vector<size_t> order_;                 // of launches, the same on all ranks
   std::vector<size_t> completed_;             // in the first backward pass, in the order of completion

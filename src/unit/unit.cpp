@@ -16,21 +16,6 @@
 namespace zeroshard {
 namespace {
 
-// Bytes before group `group` in memory that holds every group's `numel(layout)` elements one after another.
-template <typename Numel>
-int64_t group_offset(const UnitLayout& layout, size_t group, Numel numel) {
-  int64_t offset = 0;
-  for (size_t i = 0; i < group; ++i) offset += numel(layout.groups[i].layout) * element_size(layout.groups[i].dtype);
-  return offset;
-}
-
-int64_t padded_numel(const ShardLayout& layout) {
-  return layout.padded_numel();
-}
-int64_t shard_numel(const ShardLayout& layout) {
-  return layout.shard_numel();
-}
-
 std::string guard_message(const std::string& name) {
   return concat(
       "parameter '", name,
@@ -55,26 +40,17 @@ void copy_overlap(const at::Tensor& to, Range to_range, const at::Tensor& from, 
 
 }  // namespace
 
-int64_t Unit::memory_bytes(const UnitLayout& layout, Placement placement) {
-  return placement == Placement::kReplicated ? layout.full_bytes() : layout.shard_bytes();
-}
-
-Unit::Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device device, Comm& comm, SlotRing& ring,
-           Ledger& ledger)
-    : layout_(std::move(layout)),
-      placement_(placement),
-      device_(device),
-      comm_(comm),
-      ring_(ring),
-      shard_memory_(static_cast<char*>(source.memory)) {
+Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
+           at::Device device, Comm& comm, SlotRing& ring, Ledger& ledger)
+    : layout_(layout), groups_(groups), placement_(placement), device_(device), comm_(comm), ring_(ring) {
   if (placement_ == Placement::kPersistent) {
     persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing, &comm_);
   }
   source.values ? read(source) : load(source);
   adopt_tensors(std::move(source.params));
   if (placement_ == Placement::kReplicated) {
-    attach(shard_memory_);
-    state_ = Unsharded{shard_memory_};
+    attach(replicated_memory());
+    state_ = Unsharded{replicated_memory()};
   } else {
     detach();
   }
@@ -117,41 +93,25 @@ void Unit::load(UnitSource& source) {
     }
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
     comm_.broadcast(span, /*root=*/0, layout_.name)->wait();
-    const Range mine = group.layout.shard(comm_.rank());
-    if (g < source.masters.size() && source.masters[g].defined()) {
-      const at::Tensor& master = source.masters[g];
-      const bool whole = master.numel() == staging.numel();
-      master.copy_(whole ? staging : staging.slice(0, mine.begin, mine.end));
-    }
-    const Range range = kept(g);
-    view_memory(kept_memory(g), range.size(), target, device_).copy_(staging.slice(0, range.begin, range.end));
+    groups_[g].write_master({0, staging.numel()}, staging);
+    const Range kept = groups_[g].kept();
+    groups_[g].kept_parameters().copy_(staging.slice(0, kept.begin, kept.end));
   }
-}
-
-// The elements of a group that this rank keeps in the parameters' own dtype.
-Range Unit::kept(size_t group) const {
-  const ShardLayout& layout = layout_.groups[group].layout;
-  return placement_ == Placement::kReplicated ? Range{0, layout.padded_numel()} : layout.shard(comm_.rank());
 }
 
 // Writes what this rank keeps, a piece at a time: needs memory for one piece on the host beyond what stays.
 void Unit::read(const UnitSource& source) {
   at::Tensor piece = at::empty({kPieceNumel}, at::kFloat);
-  for (size_t g = 0; g < layout_.groups.size(); ++g) {
-    const FlatGroup& group = layout_.groups[g];
-    ZS_ASSERT(is_floating_point(group.dtype), "unit ", layout_.name, " has values to read that are not floating-point");
-    const Range range = kept(g);
-    const at::Tensor own = view_memory(kept_memory(g), range.size(), to_scalar_type(group.dtype), device_);
-    const at::Tensor master = g < source.masters.size() ? source.masters[g] : at::Tensor();
-    const bool whole_master = master.defined() && master.numel() == group.layout.padded_numel();
-    const Range mastered = whole_master ? Range{0, master.numel()} : group.layout.shard(comm_.rank());
-    for (size_t i = 0; i < group.params.size(); ++i) {
-      const Range param = group.layout.param(i), needed = intersect(param, range);
+  for (ShardedGroup& group : groups_) {
+    ZS_ASSERT(is_floating_point(group.flat().dtype), "unit ", layout_.name,
+              " has values to read that are not floating-point");
+    for (size_t i = 0; i < group.num_params(); ++i) {
+      const Range param = group.layout().param(i), needed = intersect(param, group.kept());
       for (int64_t at = needed.begin; at < needed.end; at += kPieceNumel) {
         const Range now{at, std::min(at + kPieceNumel, needed.end)};
-        source.values(group.params[i], now.begin - param.begin, now.end - param.begin, piece.data_ptr<float>());
-        copy_overlap(own, range, piece, now);
-        if (master.defined()) copy_overlap(master, mastered, piece, now);
+        source.values(group.flat().params[i], now.begin - param.begin, now.end - param.begin, piece.data_ptr<float>());
+        copy_overlap(group.kept_parameters(), group.kept(), piece, now);
+        group.write_master(now, piece);
       }
     }
   }
@@ -205,7 +165,7 @@ void Unit::start_gather(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const Span out{group_memory(memory, g), group.layout.padded_numel(), group.dtype};
-    const ConstSpan in{shard(g).const_data_ptr(), group.layout.shard_numel(), group.dtype};
+    const ConstSpan in{groups_[g].my_shard().const_data_ptr(), group.layout.shard_numel(), group.dtype};
     pending.works.push_back(comm_.all_gather(out, in, layout_.name));
   }
   state_ = std::move(pending);
@@ -259,19 +219,14 @@ void Unit::detach() {
 }
 
 char* Unit::group_memory(char* base, size_t group) const {
-  return base + group_offset(layout_, group, padded_numel);
+  for (const FlatGroup& before : std::span(layout_.groups).first(group))
+    base += before.layout.padded_numel() * element_size(before.dtype);
+  return base;
 }
 
-char* Unit::kept_memory(size_t group) const {
-  const bool replicated = placement_ == Placement::kReplicated;
-  return replicated ? group_memory(shard_memory_, group) : shard_memory_ + group_offset(layout_, group, shard_numel);
-}
-
-at::Tensor Unit::shard(size_t g) const {
-  const FlatGroup& group = layout_.groups.at(g);
-  const int64_t numel = group.layout.shard_numel();
-  const int64_t before = group.layout.shard(comm_.rank()).begin - kept(g).begin;
-  return view_memory(kept_memory(g) + before * element_size(group.dtype), numel, to_scalar_type(group.dtype), device_);
+// The groups of a replicated unit lie one after another, as in a slot of the ring.
+char* Unit::replicated_memory() const {
+  return groups_.empty() ? nullptr : static_cast<char*>(groups_.front().kept_parameters().data_ptr());
 }
 
 at::Tensor Unit::full(size_t g) const {
@@ -294,8 +249,8 @@ void Unit::start_refresh() {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     if (!group.requires_grad) continue;
-    const Span out{group_memory(shard_memory_, g), group.layout.padded_numel(), group.dtype};
-    const ConstSpan in{shard(g).const_data_ptr(), group.layout.shard_numel(), group.dtype};
+    const Span out{groups_[g].kept_parameters().data_ptr(), group.layout.padded_numel(), group.dtype};
+    const ConstSpan in{groups_[g].my_shard().const_data_ptr(), group.layout.shard_numel(), group.dtype};
     refreshing_.push_back(comm_.all_gather(out, in, layout_.name));
   }
 }
@@ -331,15 +286,15 @@ void Unit::return_tensors() {
 void Unit::take_written() {
   if (placement_ != Placement::kPersistent || !is_unsharded()) return;
   const char* const whole = std::get<Unsharded>(state_).memory;
-  for (size_t g = 0; g < layout_.groups.size(); ++g) {
-    const ShardLayout& layout = layout_.groups[g].layout;
-    const Range mine = layout.shard(comm_.rank());
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Range mine = groups_[g].mine();
+    const at::Tensor shard = groups_[g].my_shard();
     if (device_.is_cpu()) {
-      const int64_t size = element_size(layout_.groups[g].dtype);
-      std::memcpy(kept_memory(g), group_memory(const_cast<char*>(whole), g) + mine.begin * size,
+      const int64_t size = shard.element_size();
+      std::memcpy(shard.data_ptr(), group_memory(const_cast<char*>(whole), g) + mine.begin * size,
                   size_t(mine.size() * size));
     } else {
-      shard(g).copy_(full(g).slice(0, mine.begin, mine.end));
+      shard.copy_(full(g).slice(0, mine.begin, mine.end));
     }
   }
 }
@@ -421,8 +376,8 @@ void Unit::write_back(int root) {
     const Span span{whole.data_ptr(), whole.numel(), layout_.groups[g].dtype};
     comm_.broadcast(span, root, layout_.name)->wait();
     if (placement_ == Placement::kReplicated) continue;
-    const Range mine = layout_.groups[g].layout.shard(comm_.rank());
-    shard(g).copy_(whole.slice(0, mine.begin, mine.end));
+    const Range mine = groups_[g].mine();
+    groups_[g].my_shard().copy_(whole.slice(0, mine.begin, mine.end));
   }
 }
 

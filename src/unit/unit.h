@@ -3,29 +3,26 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <variant>
 #include <vector>
 
 #include "comm/comm.h"
 #include "device/flat_buffer.h"
 #include "device/slot_ring.h"
+#include "group/sharded_group.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 
 namespace zeroshard {
 
-// Where a unit's values and memory come from.
+// Where a unit's tensors and values come from.
 struct UnitSource {
   // For each parameter of the layout, every tensor that reaches it (several when it is tied). They become views of
   // the unit; their dtype becomes the layout's.
   std::vector<std::vector<at::Tensor>> params;
-  // Unit::memory_bytes() of zeroed memory that the transport can address; owned by the caller.
-  void* memory = nullptr;
   // Elements of parameter `index` of the layout, as zeroshard::ParameterReader; null: `params` have the values.
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
-  // Per group, a 1-D fp32 tensor that receives the initial values at full precision: this rank's shard, or all
-  // padded_numel elements; undefined when there is no master weight.
-  std::vector<at::Tensor> masters;
 };
 
 // Parameters that are gathered, used and freed together. See Note [Stable storage] in device/swap_storage.h: the
@@ -36,12 +33,10 @@ struct UnitSource {
 // parameters throws an error that names the parameter.
 class Unit {
  public:
-  // Bytes that UnitSource::memory must have.
-  static int64_t memory_bytes(const UnitLayout& layout, Placement placement);
-
-  // Collective. Unless the source has `values`, those of rank 0 are taken on every rank.
-  Unit(UnitLayout layout, Placement placement, UnitSource source, at::Device device, Comm& comm, SlotRing& ring,
-       Ledger& ledger);
+  // Collective. `layout` and its `groups` outlive the unit. The values are written to the groups' parameters and master
+  // weights; unless the source has `values`, those of rank 0 are taken on every rank.
+  Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
+       at::Device device, Comm& comm, SlotRing& ring, Ledger& ledger);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   ~Unit();
@@ -59,8 +54,7 @@ class Unit {
   bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
   bool is_unsharded() const { return std::holds_alternative<Unsharded>(state_); }
 
-  // This rank's shard of a group: 1-D, shard_numel elements of the group's dtype. A replicated unit returns its slice.
-  at::Tensor shard(size_t group) const;
+  std::span<ShardedGroup> groups() const { return groups_; }
   // All padded_numel elements. Only while unsharded.
   at::Tensor full(size_t group) const;
   // Whether the memory of `tensor` comes and goes with the unit's: one of its parameters, or a view of one.
@@ -104,7 +98,6 @@ class Unit {
 
   void load(UnitSource& source);
   void read(const UnitSource& source);
-  Range kept(size_t group) const;
   void adopt_tensors(std::vector<std::vector<at::Tensor>> params);
   bool is_elsewhere(const at::Tensor& tensor, size_t index) const;
   bool has_other_memory(size_t group) const;
@@ -112,14 +105,14 @@ class Unit {
   void attach(char* memory);
   void detach();
   char* group_memory(char* base, size_t group) const;
-  char* kept_memory(size_t group) const;  // of what kept() says
+  char* replicated_memory() const;
 
-  UnitLayout layout_;
+  const UnitLayout& layout_;
+  std::span<ShardedGroup> groups_;  // as layout_.groups
   Placement placement_;
   at::Device device_;
   Comm& comm_;
   SlotRing& ring_;
-  char* shard_memory_;                // group shards one after another; the full groups when replicated
   FlatBuffer persistent_;             // kPersistent only: where the gathered parameters stay
   SlotRing::Slot* slot_ = nullptr;    // kSharded only: the ring buffer behind the gathered parameters
   std::vector<c10::Storage> full_;    // per group

@@ -39,11 +39,11 @@ SaveRequest request_of(const std::string& root, std::vector<float>& values) {
                             .aliases = {},
                             .shape = {numel},
                             .elements = {0, numel},
-                            .data = values.data()});
+                            .data = host_data(values.data())});
   return request;
 }
 
-void copy(void* to, const void* from, int64_t bytes, bool) {
+void copy(void* to, const void* from, int64_t bytes) {
   std::memcpy(to, from, size_t(bytes));
 }
 
@@ -89,7 +89,7 @@ TEST(AsyncSaver, WritesWhileItCopies) {
   request.slices.push_back(request_of(root.path(), second).slices.front());
   request.slices.back().name = "y";
   int copies = 0;
-  saver.start(request, [&](void* to, const void* from, int64_t bytes, bool) {
+  saver.start(request, [&](void* to, const void* from, int64_t bytes) {
     if (++copies == 2) {
       const auto half = int64_t(first.size() * sizeof(float) / 2);  // more than the header
       EXPECT_TRUE(testing::holds_within(std::chrono::seconds(10), [&] { return bytes_written(io) >= half; }));
@@ -110,7 +110,7 @@ TEST(AsyncSaver, AnUncutStretchIsCopiedPieceByPiece) {
   std::vector<float> values((size_t{64} << 18) + 3 * 1024 + 1);
   for (size_t i = 0; i < values.size(); ++i) values[i] = float(i % 1'000'003);
   int copies = 0;
-  saver.start(request_of(root.path(), values), [&](void* to, const void* from, int64_t bytes, bool) {
+  saver.start(request_of(root.path(), values), [&](void* to, const void* from, int64_t bytes) {
     if (++copies == 2) {
       EXPECT_FALSE(testing::calls_within(std::chrono::milliseconds(500), io, IoOp::kRename));
     }
@@ -135,7 +135,7 @@ TEST(AsyncSaver, ACopyThatFailsIsAnErrorOfEveryRank) {
     const auto numel = int64_t(values.size());
     request.slices.front().shape = {3 * numel};
     request.slices.front().elements = {comm.rank() * numel, (comm.rank() + 1) * numel};
-    saver.start(request, [&](void* to, const void* from, int64_t bytes, bool) {
+    saver.start(request, [&](void* to, const void* from, int64_t bytes) {
       if (comm.rank() == 1) throw std::runtime_error("the device is lost");
       std::memcpy(to, from, size_t(bytes));
     });

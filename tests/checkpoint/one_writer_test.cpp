@@ -43,7 +43,7 @@ std::string save_as(DirectoryLocks& locks, const std::string& root, int64_t step
                             .aliases = {},
                             .shape = {testing::kNumel},
                             .elements = {0, testing::kNumel},
-                            .data = values.data()});
+                            .data = host_data(values.data())});
   try {
     save_checkpoint(request, *make_single_comm(), posix_io());
   } catch (const std::exception& error) {

@@ -76,7 +76,7 @@ struct Share {
                         .trainable = true,
                         .updates = step,
                         .elements = mine,
-                        .data = values.data()});
+                        .data = host_data(values.data())});
     }
   }
   std::vector<std::vector<float>> memory;
@@ -298,7 +298,7 @@ TEST(AsyncSaver, TrainingMayChangeTheStateAtOnce) {
     for (const int64_t step : {1, 2, 3}) {
       Share share(kSmall, comm.rank(), 3, step);
       saver.start(request_for(dir.path(), step, share, comm.rank()),
-                  [](void* to, const void* from, int64_t bytes, bool) { std::memcpy(to, from, size_t(bytes)); });
+                  [](void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); });
       for (auto& values : share.memory) std::fill(values.begin(), values.end(), -1.0F);
     }
     saver.wait();
@@ -316,7 +316,7 @@ TEST(AsyncSaver, WhatIsNotCopiedYetIsNotWritten) {
     FaultyIo io(posix_io());
     AsyncSaver saver(comm, io, ledger);
     const Share share(kSmall, comm.rank(), 3, 1);
-    saver.start(request_for(dir.path(), 1, share, comm.rank()), [&](void* to, const void* from, int64_t bytes, bool) {
+    saver.start(request_for(dir.path(), 1, share, comm.rank()), [&](void* to, const void* from, int64_t bytes) {
       EXPECT_TRUE(testing::calls_within(std::chrono::seconds(10), io, IoOp::kAllocate));
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // enough to write what is not there yet
       std::memcpy(to, from, size_t(bytes));
@@ -335,7 +335,7 @@ TEST(AsyncSaver, AnErrorComesOutOnceOnEveryRank) {
     Ledger ledger;
     AsyncSaver saver(comm, comm.rank() == 1 ? faulty : posix_io(), ledger);
     const Share share(kSmall, comm.rank(), 2, 1);
-    const auto copy = [](void* to, const void* from, int64_t bytes, bool) { std::memcpy(to, from, size_t(bytes)); };
+    const auto copy = [](void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); };
     saver.start(request_for(dir.path(), 1, share, comm.rank()), copy);
     EXPECT_THROW(saver.wait(), IoError);
     EXPECT_FALSE(saver.failed());

@@ -29,7 +29,7 @@ using testing::Version;
 using testing::version_request;
 using testing::VersionShare;
 
-void copy(void* to, const void* from, int64_t bytes, bool) {
+void copy(void* to, const void* from, int64_t bytes) {
   std::memcpy(to, from, size_t(bytes));
 }
 
@@ -92,10 +92,10 @@ TEST(SlowDisk, TheNextSaveWaitsForTheOneBefore) {
     share.overwrite();
     waiting.count_down();
     VersionShare next(2, comm.rank(), 2);
-    saver.start(version_request(version(2), next), [&](void* to, const void* from, int64_t size, bool on_host) {
+    saver.start(version_request(version(2), next), [&](void* to, const void* from, int64_t size) {
       EXPECT_TRUE(gate.is_open());
       EXPECT_EQ(load_version(disk, "v1"), "1");
-      copy(to, from, size, on_host);
+      copy(to, from, size);
     });
     next.overwrite();
     saver.wait();

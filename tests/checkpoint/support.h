@@ -39,7 +39,7 @@ inline std::vector<std::string> save(const SmallSave& options, Io& io = posix_io
                               .aliases = {},
                               .shape = {kNumel},
                               .elements = {comm.rank() * kNumel / 2, (comm.rank() + 1) * kNumel / 2},
-                              .data = values.data()});
+                              .data = host_data(values.data())});
     save_checkpoint(request, comm, comm.rank() == victim ? io : posix_io());
   });
 }
@@ -61,7 +61,7 @@ inline std::string load(const SmallLoad& options, Io& io = posix_io()) {
                      .aliases = {},
                      .shape = {kNumel},
                      .elements = {0, kNumel},
-                     .data = values.data()};
+                     .data = host_data(values.data())};
     LoadRequest request;
     request.root = options.root;
     request.tag = options.tag;

@@ -49,7 +49,7 @@ struct VersionShare {
                         .aliases = {},
                         .shape = {numel},
                         .elements = mine,
-                        .data = values.data()});
+                        .data = host_data(values.data())});
     }
   }
   // After it has been used: what training does.

@@ -81,7 +81,8 @@ TEST(Config, EveryValueReachesItsField) {
     "zero_optimization": {"stage": 1, "overlap_comm": false, "reduce_bucket_size": 1, "stage3_prefetch_bucket_size": 2,
              "stage3_param_persistence_threshold": 3, "stage3_gather_16bit_weights_on_model_save": true},
     "zeroshard": {"reduction": "native", "transport": "process_group", "unit_classes": ["A", "B"], "timeout_s": 1.5,
-                  "stall_timeout_s": 0.25, "max_skipped_steps": 9, "check_replicas_every": 7}})")
+                  "stall_timeout_s": 0.25, "max_skipped_steps": 9, "check_replicas_every": 7,
+                  "shard_one_rank": true}})")
                             .config;
   EXPECT_EQ(config.steps_per_print, 20);
   EXPECT_EQ(config.gradient_clipping, 0.5);
@@ -111,6 +112,7 @@ TEST(Config, EveryValueReachesItsField) {
   EXPECT_EQ(config.stall_timeout_ms, 250);
   EXPECT_EQ(config.max_skipped_steps, 9);
   EXPECT_EQ(config.check_replicas_every, 7);
+  EXPECT_TRUE(config.shard_one_rank);
 }
 
 TEST(Config, AliasesAndOldForms) {

@@ -75,12 +75,6 @@ TEST_F(SlotRingTest, ASecondReleaseIsABug) {
   EXPECT_THROW(ring.release(slot), InternalError);
 }
 
-TEST(RingSlots, OnePerUnitUpToTheMaximumAndNoneForNothing) {
-  const std::vector<int64_t> units = {100, 200, 100, 0, 100, 100};
-  EXPECT_EQ(ring_slots(units, [](int64_t bytes) { return bytes < 150 ? 3 : 1; }),
-            (std::map<int64_t, int>{{100, 3}, {200, 1}}));
-}
-
 TEST(FlatBuffer, IsZeroedAndCountedWhileItLives) {
   Ledger ledger;
   for (const int64_t bytes : {int64_t{0}, int64_t{12}, int64_t{3} << 20}) {

@@ -371,7 +371,7 @@ TEST(NoMemory, WhileSavingInTheBackground) {
       AsyncSaver saver(comm, io, ledger);
       VersionShare share(version.number, comm.rank(), kRanks);
       SaveRequest request = long_request(version, share);
-      const AsyncSaver::Copy copy = [](void* to, const void* from, int64_t bytes, bool) {
+      const AsyncSaver::Copy copy = [](void* to, const void* from, int64_t bytes) {
         std::memcpy(to, from, size_t(bytes));
       };
       --Allocations::exempt;
@@ -438,7 +438,7 @@ TEST(NoMemory, ACopyThatDoesNotFitNamesItsSizeAndTheWayOut) {
   EXPECT_THAT(message, ::testing::AllOf(HasSubstr(concat((kVersionTensors[0].second + 1) * 4, " bytes")),
                                         HasSubstr("zeroshard.checkpoint.async: false")));
   EXPECT_EQ(ledger.current().total(), 0);
-  saver.start(request, [](void* to, const void* from, int64_t bytes, bool) { std::memcpy(to, from, size_t(bytes)); });
+  saver.start(request, [](void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); });
   saver.wait();
   EXPECT_EQ(load_version(disk), "1");
 }

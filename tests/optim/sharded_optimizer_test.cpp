@@ -9,7 +9,9 @@
 
 #include <cmath>
 
+#include "device/dtype.h"
 #include "optim/aten_step.h"
+#include "support/piecewise_states.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -83,66 +85,82 @@ std::vector<std::vector<bool>> has_grad(int step) {
   return result;
 }
 
-std::vector<FlatGroup> make_groups(int world_size) {
-  std::vector<FlatGroup> groups;
+UnitLayout make_unit(int world_size) {
+  UnitLayout unit{"unit", {}, {}};
   for (size_t g = 0; g < kNumels.size(); ++g) {
-    std::vector<size_t> params(kNumels[g].size());
-    for (size_t i = 0; i < params.size(); ++i) params[i] = i;
-    groups.push_back({kDtypes[g], true, params, ShardLayout(kNumels[g], world_size)});
+    std::vector<size_t> params;
+    for (const int64_t numel : kNumels[g]) {
+      params.push_back(unit.params.size());
+      unit.params.push_back({{std::to_string(unit.params.size())}, {numel}, kDtypes[g], true});
+    }
+    unit.groups.push_back({kDtypes[g], true, params, ShardLayout(kNumels[g], world_size)});
   }
-  return groups;
+  return unit;
 }
 
-// One rank's optimizer and its tensors.
+// One rank's groups and their tensors. With `piece` their states are lent in pieces of so many elements.
 struct Rank {
-  Rank(const Case& test, int world_size, int rank_, bool whole_)
-      : rank(rank_), whole(whole_), groups(make_groups(world_size)) {
-    std::vector<ShardView> views;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      const at::Tensor values = mine(g, flat(groups[g], 1, g));
-      params.push_back(values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false, /*copy=*/true));
-      grads.push_back(at::zeros({values.numel()}, g == 0 ? at::kFloat : at::kBFloat16));
-      views.push_back({&groups[g], kParamGroups[g], whole, {}, {}});
-    }
-    const OptimOptions options{at::kCPU, rank, test.type, num_moments(test.type, /*momentum=*/true)};
-    optimizer = std::make_unique<ShardedOptimizer>(std::move(views), options, ledger);
-    for (size_t g = 0; g < groups.size(); ++g) {
-      if (optimizer->master(g).defined()) optimizer->master(g).copy_(mine(g, flat(groups[g], 1, g)));
-      optimizer->bind(g, params[g], grads[g]);
+  Rank(const Case& test, int world_size, int rank_, bool whole_, int64_t piece = 0)
+      : rank(rank_), whole(whole_), unit(make_unit(world_size)), optimizer(test.type, at::kCPU) {
+    PlacementOptions options;
+    options.world_size = world_size;
+    options.stage = whole ? 0 : 1;
+    options.optimizer_slots = num_moments(test.type, /*momentum=*/true);
+    const std::vector<UnitPlacement> table = place({&unit, 1}, options);
+    for (size_t g = 0; g < unit.groups.size(); ++g) {
+      const GroupPlacement& place = table[0].groups[g];
+      const ShardLayout& layout = unit.groups[g].layout;
+      const auto allocate = [&](const Held& held) {
+        return at::zeros({held.numel(layout)}, at::TensorOptions().dtype(to_scalar_type(held.dtype)));
+      };
+      StateTensors state;
+      if (place.master_weights.extent != Extent::kNothing) state.master = allocate(place.master_weights);
+      for (int slot = 0; slot < options.optimizer_slots; ++slot) state.moments.push_back(allocate(place.moments));
+      states.push_back(state);
+      std::unique_ptr<OptimizerStates> keeper;
+      if (piece > 0) keeper = std::make_unique<testing::PiecewiseStates>(state, piece);
+      if (piece == 0) keeper = std::make_unique<MemoryStates>(state);
+      const at::Tensor values = flat(unit.groups[g], 1, g);
+      groups.emplace_back(unit, g, table[0], ShardedGroup::Options{rank, g, /*is_open=*/false, kParamGroups[g]},
+                          values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false, /*copy=*/true),
+                          std::move(keeper));
+      groups.back().write_master({0, values.numel()}, values);
+      grads.push_back(at::zeros({groups.back().updated().size()}, g == 0 ? at::kFloat : at::kBFloat16));
     }
   }
   // This rank's part of a padded flat tensor.
   at::Tensor mine(size_t g, const at::Tensor& flat) const {
-    const Range shard = groups[g].layout.shard(rank);
-    return whole ? flat : flat.slice(0, shard.begin, shard.end);
+    return flat.slice(0, groups[g].updated().begin, groups[g].updated().end);
   }
   void run(const Case& test) {
+    std::vector<ShardedGroup*> all;
+    for (ShardedGroup& group : groups) all.push_back(&group);
     for (int step = 0; step < kSteps; ++step) {
-      for (size_t g = 0; g < groups.size(); ++g) grads[g].copy_(mine(g, flat(groups[g], uint64_t(step) + 2, g)));
-      optimizer->check(test.groups);
+      for (size_t g = 0; g < groups.size(); ++g) grads[g].copy_(mine(g, flat(unit.groups[g], uint64_t(step) + 2, g)));
+      ShardedOptimizer::check(all, test.groups);
       const auto with_grad = has_grad(step);
       for (size_t i = 0; i < groups.size(); ++i) {
         const size_t g = step % 2 == 0 ? i : groups.size() - 1 - i;  // in any order
-        optimizer->update(g, test.groups, with_grad[g], 0.5F);
+        optimizer.update(groups[g], grads[g], test.groups, with_grad[g], 0.5F);
       }
     }
   }
+  at::Tensor params(size_t g) const { return groups[g].updated_parameters(); }
   // Parameters, masters and moments, one after another.
   std::vector<at::Tensor> state(size_t g) const {
-    std::vector<at::Tensor> result;
-    result.push_back(params[g]);
-    if (optimizer->master(g).defined()) result.push_back(optimizer->master(g));
-    for (int slot = 0; slot < moments; ++slot) result.push_back(optimizer->moment(g, size_t(slot)));
+    std::vector<at::Tensor> result = {params(g)};
+    if (states[g].master.defined()) result.push_back(states[g].master);
+    result.insert(result.end(), states[g].moments.begin(), states[g].moments.end());
     return result;
   }
 
   int rank;
   bool whole;
-  int moments = 0;
-  Ledger ledger;
-  std::vector<FlatGroup> groups;
-  std::vector<at::Tensor> params, grads;
-  std::unique_ptr<ShardedOptimizer> optimizer;
+  UnitLayout unit;
+  ShardedOptimizer optimizer;
+  std::vector<ShardedGroup> groups;
+  std::vector<StateTensors> states;  // behind those of the groups
+  std::vector<at::Tensor> grads;
 };
 
 class AllOptimizers : public ::testing::TestWithParam<Case> {};
@@ -158,19 +176,28 @@ TEST_P(AllOptimizers, AnySplitIntoShardsGivesTheSameBits) {
       ranks.back()->run(test);
     }
     for (size_t g = 0; g < kNumels.size(); ++g) {
-      const int64_t numel = one.groups[g].layout.numel();
-      one.moments = num_moments(test.type, true);
+      const int64_t numel = one.groups[g].layout().numel();
       const std::vector<at::Tensor> expected = one.state(g);
       for (size_t i = 0; i < expected.size(); ++i) {
         std::vector<at::Tensor> parts;
-        for (const auto& rank : ranks) {
-          rank->moments = one.moments;
-          parts.push_back(rank->state(g)[i]);
-        }
+        for (const auto& rank : ranks) parts.push_back(rank->state(g)[i]);
         EXPECT_TRUE(at::cat(parts).slice(0, 0, numel).equal(expected[i].slice(0, 0, numel)))
             << "world " << world_size << ", group " << g << ", tensor " << i;
       }
     }
+  }
+}
+
+// As from a file: an update borrows what it needs, and gives it back before it borrows more.
+TEST_P(AllOptimizers, StatesLentInPiecesGiveTheSameBits) {
+  const Case& test = GetParam();
+  for (const bool whole : {false, true}) {
+    Rank expected(test, 3, 1, whole), pieces(test, 3, 1, whole, /*piece=*/1000);
+    expected.run(test);
+    pieces.run(test);
+    for (size_t g = 0; g < kNumels.size(); ++g)
+      for (size_t i = 0; i < expected.state(g).size(); ++i)
+        EXPECT_TRUE(pieces.state(g)[i].equal(expected.state(g)[i])) << "group " << g << ", tensor " << i;
   }
 }
 
@@ -183,9 +210,9 @@ TEST_P(AllOptimizers, AgreesWithLibTorchParameterByParameter) {
   for (size_t g = 0; g < kNumels.size(); ++g) {
     const bool has_master = kDtypes[g] != DType::kFloat32;
     for (size_t i = 0; i < kNumels[g].size(); ++i) {
-      const Range range = ours.groups[g].layout.param(i);
+      const Range range = ours.unit.groups[g].layout.param(i);
       const auto own = [&](const at::Tensor& tensor) { return tensor.slice(0, range.begin, range.end); };
-      const at::Tensor initial = own(flat(ours.groups[g], 1, g));
+      const at::Tensor initial = own(flat(ours.unit.groups[g], 1, g));
       UpdateTensors tensors;
       tensors.param = initial.to(to_scalar_type(kDtypes[g]), false, /*copy=*/true);
       if (has_master) tensors.master = initial.clone();
@@ -193,16 +220,16 @@ TEST_P(AllOptimizers, AgreesWithLibTorchParameterByParameter) {
       int64_t steps = 0;
       for (int step = 0; step < kSteps; ++step) {
         if (!has_grad(step)[g][i] || kParamGroups[g][i] < 0) continue;
-        tensors.grad = own(flat(ours.groups[g], uint64_t(step) + 2, g)).to(has_master ? at::kBFloat16 : at::kFloat);
+        tensors.grad =
+            own(flat(ours.unit.groups[g], uint64_t(step) + 2, g)).to(has_master ? at::kBFloat16 : at::kFloat);
         aten_step(test.type, tensors, test.groups[size_t(kParamGroups[g][i])], ++steps, 0.5F);
       }
-      EXPECT_EQ(ours.optimizer->steps(g)[i], steps);
+      EXPECT_EQ(ours.groups[g].updates()[i], steps);
       const at::Tensor weights = has_master ? tensors.master : tensors.param;
-      const at::Tensor got = own(has_master ? ours.optimizer->master(g) : ours.params[g]);
+      const at::Tensor got = own(has_master ? ours.states[g].master : ours.params(g));
       EXPECT_TRUE(at::allclose(got, weights, 1e-6, 1e-6)) << "group " << g << ", parameter " << i;
       for (int slot = 0; slot < moments; ++slot) {
-        EXPECT_TRUE(
-            at::allclose(own(ours.optimizer->moment(g, size_t(slot))), tensors.moments[size_t(slot)], 1e-5, 1e-6));
+        EXPECT_TRUE(at::allclose(own(ours.states[g].moments[size_t(slot)]), tensors.moments[size_t(slot)], 1e-5, 1e-6));
       }
       if (range.size() == 0) continue;
       EXPECT_EQ(got.equal(initial), steps == 0) << "group " << g << ", parameter " << i;
@@ -216,27 +243,10 @@ TEST(ShardedOptimizer, ParametersAreTheRoundedMasters) {
   const Case test = cases()[2];
   Rank rank(test, 2, 1, /*whole=*/false);
   rank.run(test);
-  EXPECT_FALSE(rank.optimizer->master(0).defined());
-  const at::Tensor& master = rank.optimizer->master(1);
-  EXPECT_EQ(master.scalar_type(), at::kFloat);
-  EXPECT_TRUE(rank.params[1].equal(master.to(at::kBFloat16)));
-  EXPECT_FALSE(master.equal(rank.params[1].to(at::kFloat)));  // it has more bits
-}
-
-TEST(ShardedOptimizer, HoldsMastersAndMomentsOfItsShardsAlone) {
-  for (const int world_size : {1, 2, 3}) {
-    for (const bool whole : {false, true}) {
-      Rank rank(cases()[0], world_size, 0, whole);
-      int64_t numel = 0, master_numel = 0;
-      for (size_t g = 0; g < kNumels.size(); ++g) {
-        const ShardLayout& layout = rank.groups[g].layout;
-        numel += whole ? layout.padded_numel() : layout.shard_numel();
-        if (g == 1) master_numel += whole ? layout.padded_numel() : layout.shard_numel();
-      }
-      EXPECT_EQ(rank.ledger.current().at(Category::kMoments, Tier::kDevice), numel * 4 * 2);
-      EXPECT_EQ(rank.ledger.current().at(Category::kMasterWeights, Tier::kDevice), master_numel * 4);
-    }
-  }
+  EXPECT_FALSE(rank.states[0].master.defined());
+  const at::Tensor& master = rank.states[1].master;
+  EXPECT_TRUE(rank.params(1).equal(master.to(at::kBFloat16)));
+  EXPECT_FALSE(master.equal(rank.params(1).to(at::kFloat)));  // it has more bits
 }
 
 TEST(ShardedOptimizer, SlicesCoverEveryOwnedElementOnce) {
@@ -245,33 +255,33 @@ TEST(ShardedOptimizer, SlicesCoverEveryOwnedElementOnce) {
                                               std::vector<int64_t>(kNumels[1].size())};
     for (int r = 0; r < world_size; ++r) {
       Rank rank(cases()[0], world_size, r, /*whole=*/false);
-      for (const ParamSlice& slice : rank.optimizer->slices()) {
-        EXPECT_EQ(slice.master.numel(), slice.grad.numel());
-        EXPECT_EQ(slice.master.scalar_type(), at::kFloat);
-        EXPECT_EQ(slice.param_group, kParamGroups[slice.shard][slice.index]);
-        const int64_t begin = covered[slice.shard][slice.index];
-        const at::Tensor initial =
-            random_tensor(kNumels[slice.shard][slice.index], 100 + slice.shard * 10 + slice.index);
-        EXPECT_TRUE(slice.master.equal(initial.slice(0, begin, begin + slice.master.numel())));
-        covered[slice.shard][slice.index] += slice.master.numel();
+      for (size_t g = 0; g < rank.groups.size(); ++g) {
+        for (const ParamSlice& slice : slices(rank.groups[g], rank.grads[g])) {
+          EXPECT_EQ(slice.master.numel(), slice.grad.numel());
+          EXPECT_EQ(slice.master.scalar_type(), at::kFloat);
+          const int64_t begin = covered[g][slice.index];
+          EXPECT_EQ(slice.begin, begin);
+          const at::Tensor initial = random_tensor(kNumels[g][slice.index], 100 + g * 10 + slice.index);
+          EXPECT_TRUE(slice.master.equal(initial.slice(0, begin, begin + slice.master.numel())));
+          covered[g][slice.index] += slice.master.numel();
+        }
       }
     }
     EXPECT_EQ(covered, kNumels);
   }
 }
 
-TEST(ShardedOptimizer, AnOutsideOptimizersMastersArePublished) {
-  Rank rank(cases()[0], 2, 0, /*whole=*/false);
-  rank.optimizer->master(1).fill_(1.0F / 3);
-  rank.optimizer->publish_masters();
-  EXPECT_TRUE(rank.params[1].equal(at::zeros({rank.params[1].numel()}, at::kFloat).add(1.0F / 3).to(at::kBFloat16)));
+TEST(ShardedOptimizer, AnOutsideOptimizerNeedsStatesInMemory) {
+  Rank rank(cases()[0], 2, 0, /*whole=*/false, /*piece=*/10);
+  EXPECT_THROW(slices(rank.groups[0], rank.grads[0]), StateError);
 }
 
 TEST(ShardedOptimizer, TooFewParamGroupsAreRefused) {
   Case test = cases()[0];
   Rank rank(test, 1, 0, /*whole=*/true);
   test.groups.resize(1);
-  EXPECT_THROW(rank.optimizer->check(test.groups), ValueError);
+  ShardedGroup* const group = &rank.groups[0];
+  EXPECT_THROW(ShardedOptimizer::check({&group, 1}, test.groups), ValueError);
 }
 
 }  // namespace

@@ -48,6 +48,18 @@ TEST(Place, StageThreeShardsParametersAndKeepsSmallUnits) {
   }
 }
 
+TEST(Place, OneRankMayHaveTheShapeOfShards) {
+  PlacementOptions options;
+  options.shard_one_rank = true;
+  for (const int stage : {0, 1, 2, 3}) {
+    options.stage = stage;
+    PlacementOptions several = options;
+    several.world_size = 3;
+    EXPECT_EQ(parameters_of(place(model(1), options)), parameters_of(place(model(3), several))) << stage;
+    EXPECT_EQ(place(model(1), options), place(model(1), several)) << stage;
+  }
+}
+
 TEST(Place, RulesPlaceSingleUnitsAndTheLastCounts) {
   PlacementOptions options;
   options.stage = 3;

@@ -195,13 +195,11 @@ TEST(PlanOptions, FollowTheConfig) {
   EXPECT_EQ(plan_options(config).optimizer_slots, 2);
 }
 
-TEST(PlanLedger, HostTier) {
-  PlanOptions options = at(3, 3);
-  options.on_host = true;
+TEST(PlanLedger, CountsBytesOnTheDevice) {
   const std::vector<UnitLayout> units{unit("a", kNumel, 3)};
-  const PlanReport report = plan_ledger(units, options);
-  EXPECT_EQ(report.bytes.total(Tier::kDevice), 0);
-  EXPECT_EQ(report.bytes.total(Tier::kHost), plan_ledger(units, at(3, 3)).bytes.total());
+  const PlanReport report = plan_ledger(units, at(3, 3));
+  EXPECT_GT(report.bytes.total(Tier::kDevice), 0);
+  EXPECT_EQ(report.bytes.total(), report.bytes.total(Tier::kDevice));
 }
 
 TEST(PlanLedger, RefusesLayoutsOfAnotherWorldAndImpossibleOptions) {

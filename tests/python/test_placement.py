@@ -80,6 +80,34 @@ def test_no_placement_changes_a_bit_or_the_plan(size, dtype, accumulation, trans
     )
 
 
+def train_alone(dtype, accumulation):
+    results = []
+    for stage, shards in [(0, False), (2, False), (2, True), (3, False), (3, True)]:
+        config = configuration([], stage, dtype, accumulation)
+        config["zeroshard"]["shard_one_rank"] = shards
+        engine = zeroshard.initialize(model=models.stack(), config=config)[0]
+        train(engine, range(4), accumulation)
+        memory = engine.memory_report()
+        assert memory["measured_peak"] == memory["planned"], (stage, shards)
+        results.append([stage, shards, engine.parameter_digest(), sorted(memory["planned"])])
+        engine.destroy()
+    return results
+
+
+@pytest.mark.parametrize("dtype,accumulation", [("fp32", 1), ("bf16", 2)])
+def test_one_rank_may_gather_and_reduce_as_several_do(dtype, accumulation):
+    (results,) = world.run(1, train_alone, dtype=dtype, accumulation=accumulation)
+    assert len({digest for _, _, digest, _ in results}) == 1, results
+    rings = {(stage, shards): [name for name in held if "ring" in name] for stage, shards, _, held in results}
+    assert rings == {
+        (0, False): [],
+        (2, False): [],
+        (2, True): ["reduce_ring"],
+        (3, False): [],
+        (3, True): ["gather_ring", "reduce_ring"],
+    }
+
+
 def read_and_write(size):
     """At stage 3 with one block whole: its parameters are read, and written, as at stage 2."""
     engines = [

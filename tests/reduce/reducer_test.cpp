@@ -12,6 +12,7 @@
 
 #include "comm/local_comm.h"
 #include "device/math.h"
+#include "reduce/support.h"
 #include "reduce/watching_comms.h"
 #include "support/comm_world.h"
 
@@ -37,6 +38,7 @@ struct Random {
 // that every rank can compute the sum over ranks by itself.
 struct Scenario {
   Reducer::Options options;
+  int slots = 2;  // of each size of the ring
   PlacementOptions placement;
   uint64_t seed = 1;
   int steps = 2, backwards = 1;  // backward passes per step
@@ -47,15 +49,6 @@ struct Scenario {
   bool scratch = false;
   bool whole_numbers = false;  // exact sums, where the order of additions may differ from the reference's
 };
-
-UnitLayout unit(const std::string& name, const std::vector<std::pair<std::vector<int64_t>, DType>>& params,
-                int world_size, size_t frozen = SIZE_MAX) {
-  std::vector<ParamSpec> specs;
-  for (size_t i = 0; i < params.size(); ++i) {
-    specs.push_back({{name + "." + std::to_string(i)}, params[i].first, params[i].second, i != frozen});
-  }
-  return make_unit_layout(name, std::move(specs), world_size);
-}
 
 std::vector<UnitLayout> model(int world_size) {
   const auto f = DType::kFloat32, b = DType::kBFloat16;
@@ -161,11 +154,12 @@ at::Tensor reference(const Scenario& scenario, const Script& script, const std::
 void check_step(const Scenario& scenario, const Script& script, const std::vector<UnitLayout>& units, Reducer& reducer,
                 Comm& comm, int step) {
   ExactSum squares;
+  auto bucket = reducer.buckets().begin();
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const GradBucket* const bucket = reducer.bucket(u, g);
-      EXPECT_EQ(bucket != nullptr, units[u].groups[g].requires_grad);
-      if (!bucket) continue;
+      if (!units[u].groups[g].requires_grad) continue;
+      ASSERT_NE(bucket, reducer.buckets().end());
+      ASSERT_EQ(&bucket->group(), &units[u].groups[g]);
       const at::Tensor whole = reference(scenario, script, units, u, g, step);
       const Range mine = units[u].groups[g].layout.shard(comm.rank());
       const at::Tensor shard = whole.slice(0, mine.begin, mine.end);
@@ -182,18 +176,32 @@ void check_step(const Scenario& scenario, const Script& script, const std::vecto
         }
         EXPECT_EQ(bucket->has_grad(i), expected_grad) << units[u].name << " " << i;
       }
+      ++bucket;
     }
   }
+  EXPECT_EQ(bucket, reducer.buckets().end());
   EXPECT_EQ(reducer.squares().value(), squares.value());
+}
+
+// The options of a scenario, with what the plan says of rings and scratch memory.
+Reducer::Options planned(const Scenario& scenario, std::span<const UnitLayout> units) {
+  const std::vector<UnitPlacement> table = place(units, scenario.placement);
+  Reducer::Options options = scenario.options;
+  options.ring = reduce_ring(units, table);
+  for (RingClass& size_class : options.ring) size_class.slots = std::min(size_class.units, scenario.slots);
+  PlanOptions plan;
+  static_cast<PlacementOptions&>(plan) = scenario.placement;
+  plan.overlap = options.overlap;
+  plan.exchange_needs_scratch = scenario.scratch && !options.native;
+  options.scratch_bytes = exchange_scratch_bytes(units, table, plan);
+  return options;
 }
 
 // Runs the scenario on one rank; `record` sees every step's calls.
 void run_rank(const Scenario& scenario, Comm& comm, const std::function<void(int, Reducer&)>& after_step = {}) {
   const std::vector<UnitLayout> units = model(comm.world_size());
-  std::vector<const UnitLayout*> pointers;
-  for (const UnitLayout& unit : units) pointers.push_back(&unit);
   Ledger ledger;
-  Reducer reducer(pointers, place(units, scenario.placement), scenario.options, comm, ledger);
+  Reducer reducer(units, place(units, scenario.placement), planned(scenario, units), comm, ledger);
   const Script script(scenario, units);
   for (int step = 0; step < scenario.steps; ++step) {
     for (int backward = 0; backward < scenario.backwards; ++backward) {
@@ -214,7 +222,7 @@ void run_rank(const Scenario& scenario, Comm& comm, const std::function<void(int
 std::string text(const Scenario& s) {
   const Reducer::Options& o = s.options;
   return concat("world ", s.placement.world_size, ", stage ", s.placement.stage, ", overlap ", o.overlap, ", slots ",
-                o.max_slots(1), ", seed ", s.seed, ", backwards ", s.backwards, ", scratch ", s.scratch, ", native ",
+                s.slots, ", seed ", s.seed, ", backwards ", s.backwards, ", scratch ", s.scratch, ", native ",
                 o.native);
 }
 
@@ -250,7 +258,7 @@ TEST(Reducer, OverlapAndSlotsChangeNothing) {
     for (const int max_slots : {1, 2, 8}) {
       for_each_world_and_stage({}, [&](Scenario& scenario) {
         scenario.options.overlap = overlap;
-        scenario.options.max_slots = [max_slots](int64_t) { return max_slots; };
+        scenario.slots = max_slots;
         if (scenario.placement.stage == 1) scenario.placement.stage = 2;
         if (scenario.placement.world_size > 3) scenario.steps = 1;
       });
@@ -373,16 +381,13 @@ TEST(Reducer, AnExhaustedRingBorrowsAndGivesBack) {
   constexpr int kUnits = 5;
   const auto errors = run_local_world(2, [&](Comm& comm) {
     std::vector<UnitLayout> units;
-    std::vector<const UnitLayout*> pointers;
     for (int i = 0; i < kUnits; ++i) units.push_back(unit("u", {{{100}, DType::kFloat32}, {{10}, DType::kFloat32}}, 2));
-    for (const UnitLayout& layout : units) pointers.push_back(&layout);
-    Reducer::Options options;
-    PlacementOptions placement;
-    placement.stage = 3;
-    placement.world_size = 2;
-    options.max_slots = [](int64_t) { return 1; };
+    Scenario scenario;
+    scenario.placement.stage = 3;
+    scenario.placement.world_size = 2;
+    scenario.slots = 1;
     Ledger ledger;
-    Reducer reducer(pointers, place(units, placement), options, comm, ledger);
+    Reducer reducer(units, place(units, scenario.placement), planned(scenario, units), comm, ledger);
     const int64_t slot = units[0].full_bytes();
     const auto held = [&] { return ledger.current().at(Category::kReduceRing, Tier::kDevice); };
     EXPECT_EQ(held(), slot);
@@ -397,7 +402,7 @@ TEST(Reducer, AnExhaustedRingBorrowsAndGivesBack) {
       for (size_t u = 0; u < kUnits; ++u) {
         const Range mine = units[u].groups[0].layout.shard(comm.rank());
         const int64_t valid = std::clamp<int64_t>(110 - mine.begin, 0, mine.size());
-        EXPECT_EQ(reducer.bucket(u, 0)->grads().sum().item<float>(), float(valid) * 3 * float(u + 1));
+        EXPECT_EQ(reducer.buckets()[u].grads().sum().item<float>(), float(valid) * 3 * float(u + 1));
       }
       reducer.end_step();
     }
@@ -412,13 +417,11 @@ TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteInTheirOrder) {
     for (const int stage : {2, 3}) {
       const auto errors = run_local_world(world_size, [&](Comm& comm) {
         const std::vector<UnitLayout> units = model(world_size);
-        std::vector<const UnitLayout*> pointers;
-        for (const UnitLayout& layout : units) pointers.push_back(&layout);
         Scenario scenario;
         scenario.placement.stage = stage;
         scenario.placement.world_size = world_size;
         Ledger ledger;
-        Reducer reducer(pointers, place(units, scenario.placement), scenario.options, comm, ledger);
+        Reducer reducer(units, place(units, scenario.placement), planned(scenario, units), comm, ledger);
         const Bytes before = ledger.current();
         const Script script(scenario, units);
         for (int step = 0; step < 3; ++step) {
@@ -450,13 +453,11 @@ TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteAgainstTheForwardOrderOfRank0) {
       std::vector<UnitLayout> units;
       for (size_t u = 0; u < kUnits; ++u)
         units.push_back(unit("u", {{{100}, DType::kFloat32}, {{10}, DType::kFloat32}}, 3));
-      std::vector<const UnitLayout*> pointers;
-      for (const UnitLayout& layout : units) pointers.push_back(&layout);
       Scenario scenario;
       scenario.placement.stage = 3;
       scenario.placement.world_size = 3;
       Ledger ledger;
-      Reducer reducer(pointers, place(units, scenario.placement), scenario.options, comm, ledger);
+      Reducer reducer(units, place(units, scenario.placement), planned(scenario, units), comm, ledger);
       const Bytes before = ledger.current();
       for (int step = 0; step < 2; ++step) {
         reducer.begin_backward(comm.rank() == 0 ? needed : std::vector<size_t>{3, 1}, true, comm);
@@ -550,42 +551,6 @@ TEST(Reducer, LaunchesInTheOrderOfRankZeroFromTheSecondBackwardOn) {
     }
   }
   EXPECT_EQ(orders[0], expected);
-}
-
-TEST(Reducer, AUnitsLastEndLaunchesItsBucketWithoutGradients) {
-  const auto comm = make_single_comm();
-  RecordingComm recording(*comm);
-  const std::vector<UnitLayout> units = {unit("twice", {{{4}, DType::kFloat32}}, 1),
-                                         unit("once", {{{4}, DType::kFloat32}}, 1)};
-  const UnitLayout* const pointers[] = {&units[0], &units[1]};
-  const at::Tensor grad = at::ones({4});
-  Ledger ledger;
-  Reducer reducer(pointers, place(units, {}), {}, recording, ledger);
-  for (int pass = 0; pass < 3; ++pass) {
-    SCOPED_TRACE(pass);
-    recording.reset();
-    reducer.begin_backward(std::vector<size_t>{0, 1, 1, 0}, /*sync=*/true, recording);
-    reducer.flush(0);
-    EXPECT_EQ(recording.count(OpKind::kExchange), 0);
-    reducer.flush(1);
-    EXPECT_EQ(recording.count(OpKind::kExchange), 1);
-    reducer.flush(0);
-    EXPECT_EQ(recording.count(OpKind::kExchange), pass == 2 ? 1 : 2);
-    if (pass > 0) reducer.add(0, 0, grad, /*sync=*/true);  // after the last end: late, and expected there from then on
-    reducer.end_backward(/*sync=*/true);
-    EXPECT_EQ(recording.count(OpKind::kExchange), pass == 1 ? 3 : 2);
-    EXPECT_TRUE(reducer.bucket(0, 0)->grads().slice(0, 0, 4).equal(pass > 0 ? grad : at::zeros({4})));
-    reducer.end_step();
-  }
-}
-
-TEST(Reducer, ASparseGradientIsRefused) {
-  const auto comm = make_single_comm();
-  const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};
-  const UnitLayout* const pointer = &units[0];
-  Ledger ledger;
-  Reducer reducer({&pointer, 1}, place(units, {}), {}, *comm, ledger);
-  EXPECT_THROW(reducer.add(0, 0, at::zeros({4, 2}, at::kFloat).to_sparse(), true), ValueError);
 }
 
 }  // namespace

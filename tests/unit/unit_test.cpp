@@ -8,6 +8,7 @@
 
 #include "comm/local_comm.h"
 #include "device/dtype.h"
+#include "group/groups.h"
 #include "support/comm_world.h"
 #include "support/test_comms.h"
 
@@ -47,14 +48,11 @@ at::Tensor initial(size_t index, int rank) {
 
 // A unit of kParams on one rank, with all it needs.
 struct Fixture {
-  Fixture(Comm& comm_, Placement placement, int slots = 2, bool masters = false)
+  Fixture(Comm& comm_, Placement placement, int slots = 2)
       : comm(comm_), ring({{layout().full_bytes(), slots}}, [this](int64_t bytes) {
           return FlatBuffer(bytes, at::kCPU, ledger, Category::kGatherRing);
         }) {
     UnitSource source;
-    memory = FlatBuffer(comm, Unit::memory_bytes(layout(), placement), at::kCPU, ledger, Category::kParameters,
-                        "parameters");
-    source.memory = memory.data();
     for (size_t i = 0; i < kParams.size(); ++i) {
       const at::Tensor first = initial(i, comm.rank()).set_requires_grad(kParams[i].requires_grad);
       source.params.push_back({first});
@@ -62,13 +60,14 @@ struct Fixture {
         source.params[i].push_back(first.detach().requires_grad_());
     }
     tensors = source.params;
-    for (const FlatGroup& group : layout().groups) {
-      const int64_t numel =
-          placement == Placement::kReplicated ? group.layout.padded_numel() : group.layout.shard_numel();
-      this->masters.push_back(masters && group.requires_grad ? at::zeros({numel}, at::kFloat) : at::Tensor());
-    }
-    source.masters = this->masters;
-    unit.emplace(layout(), placement, std::move(source), at::kCPU, comm, ring, ledger);
+    PlacementOptions options;
+    options.world_size = comm.world_size();
+    options.stage = placement == Placement::kReplicated ? 0 : 3;
+    UnitPlacement& place = placements.emplace_back(UnitPlacement{placement, {}});
+    for (const FlatGroup& group : layouts.front().groups)
+      place.groups.push_back(place_group(group.dtype, group.requires_grad, placement, options));
+    groups.emplace(layouts, placements, Groups::Options{}, comm, ledger);
+    unit.emplace(layouts.front(), groups->of_unit(0), placement, std::move(source), at::kCPU, comm, ring, ledger);
   }
   UnitLayout layout() const {
     std::vector<ParamSpec> specs;
@@ -90,16 +89,16 @@ struct Fixture {
   }
   // Adds to the trainable shards, as an optimizer does.
   void add_to_shards(float value) {
-    for (size_t g = 0; g < unit->layout().groups.size(); ++g) {
-      if (unit->layout().groups[g].requires_grad) unit->shard(g).add_(value);
-    }
+    for (ShardedGroup& group : unit->groups())
+      if (group.is_trained()) group.my_shard().add_(value);
   }
 
   Comm& comm;
   Ledger ledger;
-  FlatBuffer memory;
   SlotRing ring;
-  std::vector<at::Tensor> masters;
+  std::vector<UnitLayout> layouts{layout()};
+  std::vector<UnitPlacement> placements;
+  std::optional<Groups> groups;
   std::vector<std::vector<at::Tensor>> tensors;
   std::optional<Unit> unit;
 };
@@ -138,9 +137,9 @@ TEST(Unit, AShardIsThisRanksSliceOfTheWhole) {
       Fixture f(comm, placement);
       f.unit->unshard();
       f.unit->wait();
-      for (size_t g = 0; g < f.unit->layout().groups.size(); ++g) {
+      for (size_t g = 0; g < f.unit->groups().size(); ++g) {
         const Range mine = f.unit->layout().groups[g].layout.shard(comm.rank());
-        EXPECT_TRUE(f.unit->shard(g).equal(f.unit->full(g).slice(0, mine.begin, mine.end)));
+        EXPECT_TRUE(f.unit->groups()[g].my_shard().equal(f.unit->full(g).slice(0, mine.begin, mine.end)));
       }
       comm.barrier("end");
     }
@@ -214,15 +213,15 @@ TEST(Unit, APersistentUnitCountsAsShardedAfterARefresh) {
 
 TEST(Unit, MastersReceiveTheInitialValuesAtFullPrecision) {
   run([](Comm& comm) {
-    for (const Placement placement : {Placement::kReplicated, Placement::kSharded}) {
-      Fixture f(comm, placement, 2, /*masters=*/true);
-      f.unit->unshard();
-      f.unit->wait();
-      for (size_t g = 0; g < f.masters.size(); ++g) {
-        if (!f.masters[g].defined()) continue;
-        const at::Tensor values = placement == Placement::kReplicated ? f.unit->full(g) : f.unit->shard(g);
-        EXPECT_TRUE(f.masters[g].equal(values.to(at::kFloat)));
+    for (const Placement placement : kPlacements) {
+      Fixture f(comm, placement);
+      int masters = 0;
+      for (const ShardedGroup& group : f.unit->groups()) {
+        if (!group.is_trained() || !group.has_master()) continue;
+        ++masters;
+        EXPECT_TRUE(group.states().in_memory()->master.equal(group.updated_parameters().to(at::kFloat)));
       }
+      EXPECT_EQ(masters, 1);
       comm.barrier("end");
     }
   });

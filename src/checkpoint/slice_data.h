@@ -1,0 +1,41 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+namespace zeroshard {
+
+// Where the bytes of slices are that are saved or loaded: in the memory of the host, of a device, or elsewhere. Several
+// slices may share one.
+class SliceData {
+ public:
+  virtual ~SliceData() = default;
+  // Copies `bytes` from position `offset` on to host memory, or from there. They are there when it returns.
+  virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
+  virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
+  // The first byte, where all of them are in the host's memory and stay there; else null.
+  virtual std::byte* on_host() const { return nullptr; }
+};
+
+// Memory of the host, which it does not own.
+class HostData final : public SliceData {
+ public:
+  explicit HostData(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+  void read(int64_t offset, int64_t bytes, void* to) const override {
+    std::memcpy(to, memory_ + offset, size_t(bytes));
+  }
+  void write(int64_t offset, int64_t bytes, const void* from) override {
+    std::memcpy(memory_ + offset, from, size_t(bytes));
+  }
+  std::byte* on_host() const override { return memory_; }
+
+ private:
+  std::byte* memory_;
+};
+
+inline std::shared_ptr<SliceData> host_data(void* memory) {
+  return std::make_shared<HostData>(memory);
+}
+
+}  // namespace zeroshard

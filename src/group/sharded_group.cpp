@@ -1,0 +1,62 @@
+#include "group/sharded_group.h"
+
+#include <utility>
+
+namespace zeroshard {
+namespace {
+
+Range positions_of(Extent extent, const ShardLayout& layout, int rank) {
+  if (extent == Extent::kNothing) return {};
+  return extent == Extent::kWhole ? Range{0, layout.padded_numel()} : layout.shard(rank);
+}
+
+}  // namespace
+
+ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options,
+                           at::Tensor parameters, std::unique_ptr<OptimizerStates> states)
+    : unit_(unit),
+      index_(index),
+      place_(place.groups.at(index)),
+      options_(std::move(options)),
+      kept_(positions_of(place_.parameters.extent, layout(), options_.rank)),
+      updated_(positions_of(place_.updated, layout(), options_.rank)),
+      parameters_(std::move(parameters)),
+      states_(std::move(states)),
+      updates_(num_params(), 0) {}
+
+Range ShardedGroup::state_range(size_t index) const {
+  const Range positions = intersect(layout().param(index), updated_);
+  if (positions.size() == 0) return {};
+  return {positions.begin - updated_.begin, positions.end - updated_.begin};
+}
+
+at::Tensor ShardedGroup::parameters(Range positions) const {
+  return parameters_.slice(0, positions.begin - kept_.begin, positions.end - kept_.begin);
+}
+
+void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
+  if (!is_trained() || !has_master()) return;
+  const Range both = intersect(positions, updated_);
+  const Range states{both.begin - updated_.begin, both.end - updated_.begin};
+  if (both.size() == 0) return;
+  states_->lend(states, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+    const int64_t first = updated_.begin + part.begin - positions.begin;
+    lent.master.copy_(values.slice(0, first, first + part.size()));
+  });
+}
+
+void ShardedGroup::take_parameters() {
+  if (!is_trained() || !has_master()) return;
+  const at::Tensor own = updated_parameters();
+  states_->lend({0, updated_.size()}, OptimizerStates::Access::kModify,
+                [&](Range part, const StateTensors& lent) { lent.master.copy_(own.slice(0, part.begin, part.end)); });
+}
+
+void ShardedGroup::publish_master() {
+  if (!is_trained() || !has_master()) return;
+  const at::Tensor own = updated_parameters();
+  states_->lend({0, updated_.size()}, OptimizerStates::Access::kRead,
+                [&](Range part, const StateTensors& lent) { own.slice(0, part.begin, part.end).copy_(lent.master); });
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,86 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "group/optimizer_states.h"
+#include "layout/unit_layout.h"
+#include "placement/placement.h"
+
+namespace zeroshard {
+
+// One flat group of a unit, as this rank holds it: its layout and place, the parameters that the rank keeps and, when
+// the group is trained, the states of its optimizer. Gradients belong to the group's GradBucket, which has the same
+// number().
+//
+// A position is one in the flat group, padding included. Three ranges of positions matter:
+//   mine()     this rank's shard
+//   kept()     the parameters in this rank's memory: mine(), or all where the unit is replicated
+//   updated()  what this rank's optimizer updates: mine() from stage 1 on, all at stage 0
+class ShardedGroup {
+ public:
+  struct Options {
+    int rank = 0;
+    size_t number = 0;             // among the trained groups of the run; not used for a frozen one
+    bool is_open = false;          // users may write to the parameters between steps
+    std::vector<int> param_group;  // of each parameter, or -1 for one that nobody updates
+  };
+
+  // `parameters`: 1-D, kept() elements in the group's dtype. `states` is null for a frozen group. `unit` outlives it.
+  ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options, at::Tensor parameters,
+               std::unique_ptr<OptimizerStates> states);
+
+  const UnitLayout& unit() const { return unit_; }
+  const FlatGroup& flat() const { return unit_.groups[index_]; }
+  const ShardLayout& layout() const { return flat().layout; }
+  const GroupPlacement& place() const { return place_; }
+  // Parameter `index` of the group.
+  const ParamSpec& param(size_t index) const { return unit_.params[flat().params.at(index)]; }
+  size_t num_params() const { return flat().params.size(); }
+  int param_group(size_t index) const { return options_.param_group.at(index); }
+  bool is_trained() const { return flat().requires_grad; }
+  bool is_open() const { return options_.is_open; }
+  size_t number() const { return options_.number; }
+
+  Range mine() const { return layout().shard(options_.rank); }
+  Range kept() const { return kept_; }
+  Range updated() const { return updated_; }
+  // Where the states of parameter `index` are among this rank's; empty when the rank updates nothing of it.
+  Range state_range(size_t index) const;
+
+  // 1-D views of what is kept, in the group's dtype.
+  const at::Tensor& kept_parameters() const { return parameters_; }
+  at::Tensor my_shard() const { return parameters(mine()); }
+  at::Tensor updated_parameters() const { return parameters(updated_); }
+
+  // Of a trained group. Positions in the states count from updated().begin.
+  OptimizerStates& states() const { return *states_; }
+  bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
+  // How many updates each parameter has had.
+  std::vector<int64_t>& updates() { return updates_; }
+  const std::vector<int64_t>& updates() const { return updates_; }
+
+  // Initial values at full precision: `values` is 1-D fp32 over `positions`. The master weights take those of them that
+  // this rank updates.
+  void write_master(Range positions, const at::Tensor& values);
+  // The master weights become what the parameters are, or the other way round. Nothing happens without master weights.
+  void take_parameters();
+  void publish_master();
+  // Frees the states: the group is not trained any more.
+  void free_states() { states_.reset(); }
+
+ private:
+  at::Tensor parameters(Range positions) const;
+
+  const UnitLayout& unit_;
+  size_t index_;
+  GroupPlacement place_;
+  Options options_;
+  Range kept_, updated_;
+  at::Tensor parameters_;
+  std::unique_ptr<OptimizerStates> states_;
+  std::vector<int64_t> updates_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,142 @@
+#include "group/groups.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include "comm/local_comm.h"
+#include "support/comm_world.h"
+#include "support/piecewise_states.h"
+
+namespace zeroshard {
+namespace {
+
+std::vector<UnitLayout> make_units(int world_size) {
+  const auto unit = [&](std::string name, std::vector<ParamSpec> params) {
+    return make_unit_layout(std::move(name), std::move(params), world_size);
+  };
+  return {unit("first", {{{"a"}, {1500}, DType::kBFloat16, true},
+                         {{"b"}, {700, 3}, DType::kFloat32, true},
+                         {{"c"}, {5}, DType::kBFloat16, false}}),
+          unit("nothing", {}), unit("last", {{{"d"}, {3000}, DType::kBFloat16, true}})};
+}
+
+PlacementOptions options_of(int world_size, int stage) {
+  PlacementOptions options;
+  options.world_size = world_size;
+  options.stage = stage;
+  options.persistence_threshold = 0;
+  return options;
+}
+
+void run(const std::function<void(Comm&, int stage)>& body) {
+  for (const int world_size : {1, 2, 3, 7}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(::testing::Message() << "world " << world_size << ", stage " << stage);
+      const auto errors = testing::run_local_world(world_size, [&](Comm& comm) {
+        body(comm, stage);
+        comm.barrier("end");
+      });
+      for (const std::string& error : errors) EXPECT_EQ(error, "");
+    }
+  }
+}
+
+TEST(Groups, HoldWhatTheTableSaysAndNoMore) {
+  run([](Comm& comm, int stage) {
+    const std::vector<UnitLayout> units = make_units(comm.world_size());
+    const std::vector<UnitPlacement> table = place(units, options_of(comm.world_size(), stage));
+    Ledger ledger;
+    Groups groups(units, table, {}, comm, ledger);
+    Bytes expected;
+    for (size_t u = 0; u < units.size(); ++u) {
+      for (size_t g = 0; g < units[u].groups.size(); ++g) {
+        const ShardLayout& layout = units[u].groups[g].layout;
+        const GroupPlacement& place = table[u].groups[g];
+        expected.at(Category::kParameters, Tier::kDevice) += place.parameters.bytes(layout);
+        expected.at(Category::kMasterWeights, Tier::kDevice) += place.master_weights.bytes(layout);
+        expected.at(Category::kMoments, Tier::kDevice) += place.moments.bytes(layout);
+      }
+    }
+    EXPECT_EQ(ledger.current(), expected);
+    groups.free_states();
+    EXPECT_EQ(ledger.current().at(Category::kMoments, Tier::kDevice), 0);
+    EXPECT_EQ(ledger.current().at(Category::kMasterWeights, Tier::kDevice), 0);
+  });
+}
+
+TEST(Groups, AreFoundByUnitAndByNumber) {
+  run([](Comm& comm, int stage) {
+    const std::vector<UnitLayout> units = make_units(comm.world_size());
+    Ledger ledger;
+    Groups groups(units, place(units, options_of(comm.world_size(), stage)), {at::kCPU, {{2, 0, -1}, {}, {1}}}, comm,
+                  ledger);
+    EXPECT_EQ(groups.all().size(), 4U);
+    EXPECT_TRUE(groups.of_unit(1).empty());
+    for (size_t u = 0; u < units.size(); ++u) {
+      ASSERT_EQ(groups.of_unit(u).size(), units[u].groups.size());
+      for (size_t g = 0; g < units[u].groups.size(); ++g) EXPECT_EQ(&groups.of_unit(u)[g].flat(), &units[u].groups[g]);
+    }
+    ASSERT_EQ(groups.trained().size(), 3U);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(groups.trained()[i]->number(), i);
+    std::map<std::string, int> param_groups;
+    for (const ShardedGroup* const group : groups.trained())
+      for (size_t i = 0; i < group->num_params(); ++i) param_groups[group->param(i).name()] = group->param_group(i);
+    EXPECT_EQ(param_groups, (std::map<std::string, int>{{"a", 2}, {"b", 0}, {"d", 1}}));
+  });
+}
+
+// Every rank writes all values, and keeps those that are its own.
+TEST(ShardedGroup, KeepsAndUpdatesItsOwnPositions) {
+  run([](Comm& comm, int stage) {
+    const std::vector<UnitLayout> units = make_units(comm.world_size());
+    Ledger ledger;
+    Groups groups(units, place(units, options_of(comm.world_size(), stage)), {}, comm, ledger);
+    ShardedGroup& group = groups.of_unit(2)[0];
+    const int64_t padded = group.layout().padded_numel();
+    const Range all{0, padded}, mine = group.layout().shard(comm.rank());
+    EXPECT_EQ(group.mine(), mine);
+    EXPECT_EQ(group.kept(), stage == 3 && comm.world_size() > 1 ? mine : all);
+    EXPECT_EQ(group.updated(), stage == 0 ? all : mine);
+    EXPECT_EQ(group.kept_parameters().numel(), group.kept().size());
+    EXPECT_EQ(group.my_shard().data_ptr(),
+              static_cast<char*>(group.kept_parameters().data_ptr()) +
+                  (mine.begin - group.kept().begin) * group.kept_parameters().element_size());
+
+    const at::Tensor values = at::arange(padded, at::kFloat) / 3;
+    for (int64_t begin = 0; begin < padded; begin += 999) {
+      const int64_t end = std::min(begin + 999, padded);
+      group.write_master({begin, end}, values.slice(0, begin, end));
+    }
+    const at::Tensor& master = group.states().in_memory()->master;
+    EXPECT_TRUE(master.equal(values.slice(0, group.updated().begin, group.updated().end)));
+    group.publish_master();
+    EXPECT_TRUE(group.updated_parameters().equal(master.to(at::kBFloat16)));
+    group.updated_parameters().fill_(0.5);
+    group.take_parameters();
+    EXPECT_TRUE(master.equal(at::full_like(master, 0.5)));
+    EXPECT_EQ(group.state_range(0).size(), intersect(group.layout().param(0), group.updated()).size());
+  });
+}
+
+TEST(ShardedGroup, StatesMayLieElsewhere) {
+  const std::vector<UnitLayout> units = make_units(3);
+  const UnitLayout& unit = units[2];
+  const UnitPlacement placement = place(units, options_of(3, 1))[2];
+  const int64_t numel = unit.groups[0].layout.shard_numel(), padded = 3 * numel;
+  StateTensors kept{at::zeros({numel}, at::kFloat), {at::zeros({numel}, at::kFloat)}};
+  auto states = std::make_unique<testing::PiecewiseStates>(kept, 100);
+  ShardedGroup group(unit, 0, placement, {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(states));
+  const at::Tensor values = at::arange(padded, at::kFloat);
+  group.write_master({numel - 10, numel + 500}, values.slice(0, numel - 10, numel + 500));
+  EXPECT_TRUE(kept.master.slice(0, 0, 500).equal(values.slice(0, numel, numel + 500)));
+  EXPECT_EQ(kept.master.slice(0, 500, numel).count_nonzero().item<int64_t>(), 0);
+  group.publish_master();
+  EXPECT_TRUE(group.my_shard().equal(kept.master.to(at::kBFloat16)));
+  group.my_shard().fill_(2);
+  group.take_parameters();
+  EXPECT_TRUE(kept.master.equal(at::full_like(kept.master, 2)));
+}
+
+}  // namespace
+}  // namespace zeroshard

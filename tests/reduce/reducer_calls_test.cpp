@@ -1,0 +1,76 @@
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "comm/local_comm.h"
+#include "reduce/reducer.h"
+#include "reduce/support.h"
+#include "support/comm_world.h"
+#include "support/test_comms.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::run_local_world;
+
+TEST(Reducer, AUnitsLastEndLaunchesItsBucketWithoutGradients) {
+  const auto comm = make_single_comm();
+  RecordingComm recording(*comm);
+  const std::vector<UnitLayout> units = {unit("twice", {{{4}, DType::kFloat32}}, 1),
+                                         unit("once", {{{4}, DType::kFloat32}}, 1)};
+  const at::Tensor grad = at::ones({4});
+  Ledger ledger;
+  Reducer reducer(units, place(units, {}), {}, recording, ledger);
+  for (int pass = 0; pass < 3; ++pass) {
+    SCOPED_TRACE(pass);
+    recording.reset();
+    reducer.begin_backward(std::vector<size_t>{0, 1, 1, 0}, /*sync=*/true, recording);
+    reducer.flush(0);
+    EXPECT_EQ(recording.count(OpKind::kExchange), 0);
+    reducer.flush(1);
+    EXPECT_EQ(recording.count(OpKind::kExchange), 1);
+    reducer.flush(0);
+    EXPECT_EQ(recording.count(OpKind::kExchange), pass == 2 ? 1 : 2);
+    if (pass > 0) reducer.add(0, 0, grad, /*sync=*/true);  // after the last end: late, and expected there from then on
+    reducer.end_backward(/*sync=*/true);
+    EXPECT_EQ(recording.count(OpKind::kExchange), pass == 1 ? 3 : 2);
+    EXPECT_TRUE(reducer.buckets()[0].grads().slice(0, 0, 4).equal(pass > 0 ? grad : at::zeros({4})));
+    reducer.end_step();
+  }
+}
+
+// Rank 0's forward pass needs unit 2 first; then its backward pass gives gradients of unit 0 before those of unit 1.
+TEST(Reducer, TellsInWhichOrderTheNextForwardPassNeedsUnits) {
+  const auto errors = run_local_world(3, [](Comm& comm) {
+    std::vector<UnitLayout> units;
+    for (const char* name : {"a", "b", "c"}) units.push_back(unit(name, {{{4}, DType::kFloat32}}, 3));
+    units.push_back(unit("frozen", {{{4}, DType::kFloat32}}, 3, /*frozen=*/0));
+    Ledger ledger;
+    PlacementOptions placement;
+    placement.world_size = 3;
+    Reducer reducer(units, place(units, placement), {}, comm, ledger);
+    EXPECT_EQ(reducer.order_of_forward(), (std::vector<size_t>{0, 1, 2, 3}));
+    const bool leads = comm.rank() == 0;
+    const std::vector<size_t> needed = leads ? std::vector<size_t>{2, 3, 1, 0} : std::vector<size_t>{0, 1, 2, 3};
+    reducer.begin_backward(needed, /*sync=*/true, comm);
+    EXPECT_EQ(reducer.order_of_forward(), (std::vector<size_t>{2, 1, 0, 3}));
+    for (const size_t u : leads ? std::vector<size_t>{0, 1, 2} : std::vector<size_t>{2, 1, 0})
+      reducer.add(u, 0, at::ones({4}), /*sync=*/true);
+    reducer.end_backward(/*sync=*/true);
+    EXPECT_EQ(reducer.order_of_forward(), (std::vector<size_t>{2, 1, 0, 3}));
+    comm.barrier("end");
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(Reducer, ASparseGradientIsRefused) {
+  const auto comm = make_single_comm();
+  const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};
+  Ledger ledger;
+  Reducer reducer(units, place(units, {}), {}, *comm, ledger);
+  EXPECT_THROW(reducer.add(0, 0, at::zeros({4, 2}, at::kFloat).to_sparse(), true), ValueError);
+}
+
+}  // namespace
+}  // namespace zeroshard
