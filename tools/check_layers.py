@@ -18,18 +18,21 @@ LEVELS = [
     ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
     ["precision", "offload", "checkpoint", "placement", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
-    ["hooks"],
+    ["hooks", "ops"],
     ["engine"],
     ["train", "cli", "python"],
     ["cli_torch"],
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
+TREES = ("src", "lm")  # the library, and the component that its users need not build
+LM = {"tokenizer", "data", "parquet_plugin", "ops", "train"}  # modules in lm/
+WITHOUT_LM = {"src", "include", "python"}  # folders that include nothing of lm/
 APART = {3, 6}  # modules of these levels never include each other
 WITH_TORCH = {
     "comm_c10d",
     "device",
     *LEVELS[3],
-    "hooks",
+    *LEVELS[4],
     "engine",
     "train",
     "cli_torch",
@@ -40,6 +43,8 @@ WITH_TORCH = {
 TORCH_FREE = LEVEL.keys() - WITH_TORCH
 WITH_ARROW = {"parquet_plugin"}
 ARROW_HEADER = re.compile(r"(arrow|parquet)/")
+AUTOGRAD_HEADER = re.compile(r"torch/csrc/autograd/")
+WITH_AUTOGRAD = {"hooks", "ops"}
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 KNOW_STAGES = {"config", "placement", "plan"}  # the others read the table of placements
 STAGE_COMPARED = re.compile(r"\bstage\s*([=!]=|[<>](?![<>]))|(?<![<>])[<>]=?\s*(\w+\.)*stage\b")
@@ -80,13 +85,18 @@ class Checker:
     def module(self, path: Path) -> str | None:
         """The module a file belongs to; None for the public headers."""
         parts = path.relative_to(self.root).parts
-        return None if parts[0] == "include" else parts[1] if parts[0] == "src" else parts[0]
+        return None if "include" in parts[:2] else parts[1] if parts[0] in TREES else parts[0]
+
+    def in_table(self, path: Path, module: str | None) -> bool:
+        """Whether the table has the module, and in the tree where the file lies."""
+        return module is None or (module in LEVEL and (module in LM) == (path.relative_to(self.root).parts[0] == "lm"))
 
     def includes(self, path: Path):
         """(line number, name, file of this repository or None) for each #include."""
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if match := INCLUDE.match(line):
-                places = [folder / match[1] for folder in (path.parent, self.root / "src", self.root / "include")]
+                folders = (path.parent, *(self.root / name for name in ("src", "include", "lm", "lm/include")))
+                places = (folder / match[1] for folder in folders)
                 yield number, match[1], next((place.resolve() for place in places if place.is_file()), None)
 
     def torch_through(self, path: Path) -> str | None:
@@ -102,14 +112,19 @@ class Checker:
 
     def check_file(self, path: Path) -> None:
         module, where = self.module(path), path.relative_to(self.root)
-        if module is not None and module not in LEVEL:
+        if not self.in_table(path, module):
             self.problems.append(f"{where}: module '{module}' is not in the table of tools/check_layers.py")
             return
         for number, name, target in self.includes(path):
             other = self.module(target) if target else None
             at = f"{where}:{number}: "
             if target is None and module not in WITH_ARROW and ARROW_HEADER.match(name):
-                self.problems.append(f"{at}includes {name}: Arrow belongs into src/parquet_plugin alone")
+                self.problems.append(f"{at}includes {name}: Arrow belongs into lm/parquet_plugin alone")
+            if module not in WITH_AUTOGRAD and path.name != "torch_pch.h" and AUTOGRAD_HEADER.match(name):
+                self.problems.append(f"{at}includes {name}: autograd belongs into src/hooks and lm/ops alone")
+            if target and where.parts[0] in WITHOUT_LM and target.relative_to(self.root).parts[0] == "lm":
+                self.problems.append(f"{at}includes {name} of lm: the library is built without it")
+                continue
             if other is None or other == module:
                 continue
             if module is None:
@@ -117,7 +132,7 @@ class Checker:
             elif LEVEL[other] > LEVEL[module] or (LEVEL[other] == LEVEL[module] and LEVEL[module] in APART):
                 levels = f"level {LEVEL[module]}) includes {name} (level {LEVEL[other]}"
                 self.problems.append(f"{at}{module} ({levels}): include lower levels only")
-        if where.parts[0] == "src" and module not in KNOW_STAGES:
+        if where.parts[0] in TREES and module not in KNOW_STAGES:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if STAGE_COMPARED.search(line.partition("//")[0]):
                     self.problems.append(f"{where}:{number}: a stage is compared: read the table of placements")
@@ -159,12 +174,12 @@ class Checker:
             found = (p for folder in folders for p in (self.root / folder).rglob("*") if p.suffix in SOURCES)
             return sorted(p.resolve() for p in found if p.is_file())
 
-        for path in files("src", "include", "cli", "cli_torch", "python"):
+        for path in files(*TREES, "include", "cli", "cli_torch", "python"):
             if path.suffix != ".py":
                 self.check_file(path)
         self.check_python()
         for path in files(
-            "src", "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
+            *TREES, "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
         ):
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MAX_LINES:
