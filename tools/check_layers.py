@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include against the module table, that Python modules import one another in one direction, and that no
-source file or front has outgrown its limit.
+"""Checks every #include against the module table and what CMake links, that Python modules import one another in one
+direction, and that no source file or front has outgrown its limit.
 
 Usage: check_layers.py [REPOSITORY]. Prints one line per violation, with file and line; exits 1 if there are any.
 """
@@ -48,6 +48,21 @@ WITH_AUTOGRAD = {"hooks", "ops"}
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 KNOW_STAGES = {"config", "placement", "plan"}  # the others read the table of placements
 STAGE_COMPARED = re.compile(r"\bstage\s*([=!]=|[<>](?![<>]))|(?<![<>])[<>]=?\s*(\w+\.)*stage\b")
+# Whose functions the public headers declare: who includes one links that module. The others have types alone.
+DECLARES = {
+    "checkpoint": {"checkpoint_files"},
+    "config": {"config"},
+    "data": {"data", "token_file", "tokenize"},
+    "engine": {"engine", "meeting", "nn", "world"},
+    "launch": {"launch", "rank_environment"},
+    "monitor": {"metrics"},
+    "optim": {"optimizer"},
+    "plan": {"plan"},
+    "tokenizer": {"tokenizer"},
+    "train": {"causal_lm", "generate", "lora", "train"},
+}
+DECLARED_BY = {f"zeroshard/{header}.h": module for module, headers in DECLARES.items() for header in headers}
+ZS_MODULE = re.compile(r"^\s*zs_module\((\w+)(?:\s+TORCH)?(?:\s+DEPS((?:\s+[a-z_0-9]+)+))?", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".py"}
 
@@ -139,6 +154,23 @@ class Checker:
         if module in TORCH_FREE and path.name != "torch_pch.h" and (chain := self.torch_through(path)):
             self.problems.append(f"{where}: '{module}' is torch-free, but includes {chain}")
 
+    def check_links(self, tree: str) -> None:
+        """DEPS of each zs_module() are the modules of which it includes something, no more and no fewer."""
+        lists = self.root / tree / "CMakeLists.txt"
+        for match in ZS_MODULE.finditer(lists.read_text(encoding="utf-8") if lists.is_file() else ""):
+            module, linked, used = match[1], set((match[2] or "").split()), {}
+            for path in sorted(p for p in (self.root / tree / module).rglob("*") if p.suffix in SOURCES):
+                for _, name, target in self.includes(path):
+                    other = DECLARED_BY.get(name) or (target and self.module(target.resolve()))
+                    if other and other != module:
+                        used.setdefault(other, name)
+            at = f"{tree}/CMakeLists.txt: {module}"
+            self.problems += [
+                f"{at} links {other} and includes nothing of it" for other in sorted(linked - used.keys())
+            ]
+            for other in sorted(used.keys() - linked):
+                self.problems.append(f"{at} includes {used[other]} and does not link {other}: add it to DEPS")
+
     def check_python(self) -> None:
         """The package: no module imports one that imports it, not for types either, and only getters compare stages."""
         imports: dict[str, set[str]] = {}
@@ -177,6 +209,8 @@ class Checker:
         for path in files(*TREES, "include", "cli", "cli_torch", "python"):
             if path.suffix != ".py":
                 self.check_file(path)
+        for tree in TREES:
+            self.check_links(tree)
         self.check_python()
         for path in files(
             *TREES, "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"

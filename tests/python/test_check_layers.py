@@ -39,6 +39,8 @@ def test_allowed_includes_are_clean(tmp_path):
             "src/layout/layout.h": '#include "base/check.h"\n#include "layout/range.h"\n',
             "src/layout/range.h": "#pragma once\n",
             "src/hooks/hooks.h": "#include <torch/csrc/autograd/function.h>\n",
+            "src/CMakeLists.txt": "zs_module(base)\nzs_module(layout DEPS base LIBS x)\n",
+            "lm/CMakeLists.txt": "if(X)\n  zs_module(train TORCH DEPS hooks data)\nendif()\n",
             "lm/include/zeroshard/data.h": '#include "zeroshard/error.h"\n',
             "lm/data/data.cpp": '#include "base/check.h"\n#include "zeroshard/data.h"\n',
             "lm/train/train.cpp": '#include "hooks/hooks.h"\n#include "zeroshard/data.h"\n',
@@ -109,6 +111,24 @@ def test_allowed_includes_are_clean(tmp_path):
         (
             {"lm/tokenizer/a.h": '#include "data/d.h"\n', "lm/data/d.h": ""},
             "lm/tokenizer/a.h:1: tokenizer (level 1) includes data/d.h (level 2): include lower levels only",
+        ),
+        (
+            {
+                "src/CMakeLists.txt": "zs_module(layout DEPS base config LIBS x)",
+                "src/layout/a.h": '#include "base/b.h"\n',
+            }
+            | {"src/base/b.h": ""},
+            "src/CMakeLists.txt: layout links config and includes nothing of it",
+        ),
+        (
+            {"src/CMakeLists.txt": "zs_module(unit TORCH DEPS base)", "src/unit/a.h": '#include "base/b.h"\n'}
+            | {"src/base/b.h": "", "src/unit/b.cpp": '#include "layout/l.h"\n', "src/layout/l.h": ""},
+            "src/CMakeLists.txt: unit includes layout/l.h and does not link layout: add it to DEPS",
+        ),
+        (
+            {"lm/CMakeLists.txt": "zs_module(train DEPS data)", "lm/train/a.h": '#include "zeroshard/nn.h"\n'}
+            | {"lm/train/b.h": '#include "zeroshard/data.h"\n'},
+            "lm/CMakeLists.txt: train includes zeroshard/nn.h and does not link engine: add it to DEPS",
         ),
         ({"src/data/a.h": ""}, "src/data/a.h: module 'data' is not in the table of tools/check_layers.py"),
         ({"src/misc/a.h": ""}, "src/misc/a.h: module 'misc' is not in the table of tools/check_layers.py"),
