@@ -2,6 +2,8 @@
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
 JOBS ?= 2
+# OFF: without lm (tokenizer, data, models, training loop and generation).
+LM ?= ON
 # How often a test that failed is run again, alone.
 AGAIN ?= 0
 VENV := .venv
@@ -19,6 +21,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 help:
 	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
 	@echo "make build       the same, with the C++ tests, benchmarks and examples"
+	@echo "  LM=OFF         either of them without lm/ (tokenizer, data, models, training loop): the sharding library alone"
 	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
 	@echo "make test        build, then the C++ and the Python tests"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
@@ -51,14 +54,14 @@ $(DEPS): $(wildcard tools/requirements*.txt)
 # that. A folder of its own: the editable install stays as it is.
 wheel: $(DEPS)
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist \
-	  -Cbuild-dir=build/wheel -Cbuild.targets=package_parts .
+	  -Cbuild-dir=build/wheel -Cbuild.targets=package_parts -Ccmake.define.ZEROSHARD_WITH_LM=$(LM) .
 	@ls dist/zeroshard-*.whl
 
 package: $(DEPS)
-	@$(BIN)/python tools/build.py --target package
+	@$(BIN)/python tools/build.py --target package --lm $(LM)
 
 build: $(DEPS)
-	@$(BIN)/python tools/build.py --target all
+	@$(BIN)/python tools/build.py --target all --lm $(LM)
 
 test: build
 	$(CTEST) --test-dir $(BUILD)

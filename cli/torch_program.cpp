@@ -15,8 +15,9 @@ std::string torch_program() {
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::filesystem::path program = self.parent_path() / "zeroshard-torch";
   if (error || !std::filesystem::exists(program))
-    throw Error("this command needs the program '" + program.string() +
-                "', which is not there: build zeroshard with LibTorch (ZEROSHARD_WITH_TORCH=ON)");
+    throw Error(
+        "this command needs the program '" + program.string() +
+        "', which is not there: build zeroshard with LibTorch (ZEROSHARD_WITH_TORCH=ON), and install its component lm");
   return program.string();
 }
 

@@ -1,9 +1,11 @@
 # One static library per module of the design's table. A module links the modules it may include and no others.
 #   zs_module(layout DEPS base)          torch-free
 #   zs_module(unit TORCH DEPS comm ...)  sees ATen and c10d
+# The module is a folder beside the CMakeLists.txt that says so: src/ holds the library, lm/ the component lm. That file
+# sets ZS_PUBLIC_HEADERS, the folder of the tree's public headers, and ZS_TREE, the prefix of its lists of modules.
 function(zs_module name)
   cmake_parse_arguments(ARG "TORCH" "" "DEPS;LIBS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp ${PROJECT_SOURCE_DIR}/src/${name}/*/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*/*.cpp)
   # Pairs x_cuda.cpp / x_no_cuda.cpp have the same signatures: one of them is built.
   set(cuda_sources ${sources})
   list(FILTER cuda_sources INCLUDE REGEX "_cuda\\.cpp$")
@@ -21,14 +23,14 @@ function(zs_module name)
     set(scope PUBLIC)
     zs_isa_flags(${sources})
   endif()
-  target_include_directories(zs_${name} ${scope} ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  target_include_directories(zs_${name} ${scope} ${CMAKE_CURRENT_SOURCE_DIR} ${ZS_PUBLIC_HEADERS})
   foreach(dep ${ARG_DEPS})
     target_link_libraries(zs_${name} ${scope} zs_${dep})
   endforeach()
   target_link_libraries(zs_${name} ${scope} Threads::Threads ${ARG_LIBS})
-  set(group ZS_CORE_MODULES)
+  set(group ${ZS_TREE}_CORE_MODULES)
   if(ARG_TORCH)
-    set(group ZS_TORCH_MODULES)
+    set(group ${ZS_TREE}_TORCH_MODULES)
     target_link_libraries(zs_${name} ${scope} zs_torch)
     if(sources)
       target_precompile_headers(zs_${name} REUSE_FROM zs_torch_pch)

@@ -1,4 +1,4 @@
-# libzeroshard_parquet.so, the one part that links Arrow: zeroshard loads it for the first Parquet file (src/data), and
+# libzeroshard_parquet.so, the one part that links Arrow: zeroshard loads it for the first Parquet file (lm/data), and
 # does without where it is not there. Headers and libraries are those of the wheel pyarrow of the Python that configures us.
 include(ZeroshardPython)
 set(ZEROSHARD_PARQUET AUTO CACHE STRING "The reader of Parquet files: ON, OFF, or AUTO: where pyarrow is there")
@@ -50,13 +50,13 @@ if(problem)
 endif()
 message(STATUS "Parquet files are read by Arrow in ${pyarrow}")
 
-file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/parquet_plugin/*.cpp)
+file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lm/parquet_plugin/*.cpp)
 add_library(zs_parquet MODULE ${sources})
 # Beside the programs, where they look for it.
 set_target_properties(zs_parquet PROPERTIES OUTPUT_NAME zeroshard_parquet PREFIX lib CXX_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/cli INSTALL_RPATH
   "$ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/pyarrow:${pyarrow}")
-target_include_directories(zs_parquet PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_include_directories(zs_parquet PRIVATE ${PROJECT_SOURCE_DIR}/lm)
 target_include_directories(zs_parquet SYSTEM PRIVATE ${pyarrow}/include)
 target_link_libraries(zs_parquet PRIVATE ${ZS_PYARROW_LIBRARIES})
 if(SKBUILD)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Builds zeroshard into the environment of the Python that runs this, with one line of progress.
 
-    .venv/bin/python tools/build.py [--target package]
+    .venv/bin/python tools/build.py [--target package] [--lm OFF]
 
 `package` is what a user runs: the Python package and the programs. `all` has the C++ tests, benchmarks and examples,
-too. What pip and the compilers print goes to build/build.log; of a build that failed the errors are shown.
+too. `--lm OFF` leaves out lm/: tokenizer, data, models, training loop and generation. What pip and the compilers print
+goes to build/build.log; of a build that failed the errors are shown.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ def errors_of(text: str) -> str:
     return "\n".join(shown)
 
 
-def build(target: str) -> int:
+def build(target: str, lm: str) -> int:
     options = [
         "-v",
         "--disable-pip-version-check",
         "--no-build-isolation",
         "--no-deps",
         f"-Cbuild.targets={TARGETS[target]}",
+        f"-Ccmake.define.ZEROSHARD_WITH_LM={lm}",
     ]
     LOG.parent.mkdir(exist_ok=True)
     progress = Progress()
@@ -91,7 +93,9 @@ def build(target: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=["package", "all"], default="all")
-    return build(parser.parse_args().target)
+    parser.add_argument("--lm", choices=["ON", "OFF"], default="ON")
+    arguments = parser.parse_args()
+    return build(arguments.target, arguments.lm)
 
 
 if __name__ == "__main__":

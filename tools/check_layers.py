@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include against the module table, that Python modules import one another in one direction, and that no
-source file or front has outgrown its limit.
+"""Checks every #include against the module table and what CMake links, that Python modules import one another in one
+direction, and that no source file or front has outgrown its limit.
 
 Usage: check_layers.py [REPOSITORY]. Prints one line per violation, with file and line; exits 1 if there are any.
 """
@@ -18,19 +18,22 @@ LEVELS = [
     ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
     ["precision", "offload", "checkpoint", "placement", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
-    ["hooks"],
+    ["hooks", "ops"],
     ["engine"],
     ["train", "cli", "python"],
     ["cli_torch"],
 ]
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
+TREES = ("src", "lm")  # the library, and the component that its users need not build
+LM = {"tokenizer", "data", "parquet_plugin", "ops", "train"}  # modules in lm/
+WITHOUT_LM = {"src", "include", "python"}  # folders that include nothing of lm/
 APART = {3, 6}  # modules of these levels never include each other
 WITH_TORCH = {
     "comm_c10d",
     "device",
     "group",
     *LEVELS[3],
-    "hooks",
+    *LEVELS[4],
     "engine",
     "train",
     "cli_torch",
@@ -41,9 +44,26 @@ WITH_TORCH = {
 TORCH_FREE = LEVEL.keys() - WITH_TORCH
 WITH_ARROW = {"parquet_plugin"}
 ARROW_HEADER = re.compile(r"(arrow|parquet)/")
+AUTOGRAD_HEADER = re.compile(r"torch/csrc/autograd/")
+WITH_AUTOGRAD = {"hooks", "ops"}
 TORCH_HEADER = re.compile(r"(ATen|c10|c10d|torch|caffe2)/")
 KNOW_STAGES = {"config", "placement", "plan"}  # the others read the table of placements
 STAGE_COMPARED = re.compile(r"\bstage\s*([=!]=|[<>](?![<>]))|(?<![<>])[<>]=?\s*(\w+\.)*stage\b")
+# Whose functions the public headers declare: who includes one links that module. The others have types alone.
+DECLARES = {
+    "checkpoint": {"checkpoint_files"},
+    "config": {"config"},
+    "data": {"data", "token_file", "tokenize"},
+    "engine": {"engine", "meeting", "nn", "world"},
+    "launch": {"launch", "rank_environment"},
+    "monitor": {"metrics"},
+    "optim": {"optimizer"},
+    "plan": {"plan"},
+    "tokenizer": {"tokenizer"},
+    "train": {"causal_lm", "generate", "lora", "train"},
+}
+DECLARED_BY = {f"zeroshard/{header}.h": module for module, headers in DECLARES.items() for header in headers}
+ZS_MODULE = re.compile(r"^\s*zs_module\((\w+)(?:\s+TORCH)?(?:\s+DEPS((?:\s+[a-z_0-9]+)+))?", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".py"}
 
@@ -81,13 +101,18 @@ class Checker:
     def module(self, path: Path) -> str | None:
         """The module a file belongs to; None for the public headers."""
         parts = path.relative_to(self.root).parts
-        return None if parts[0] == "include" else parts[1] if parts[0] == "src" else parts[0]
+        return None if "include" in parts[:2] else parts[1] if parts[0] in TREES else parts[0]
+
+    def in_table(self, path: Path, module: str | None) -> bool:
+        """Whether the table has the module, and in the tree where the file lies."""
+        return module is None or (module in LEVEL and (module in LM) == (path.relative_to(self.root).parts[0] == "lm"))
 
     def includes(self, path: Path):
         """(line number, name, file of this repository or None) for each #include."""
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if match := INCLUDE.match(line):
-                places = [folder / match[1] for folder in (path.parent, self.root / "src", self.root / "include")]
+                folders = (path.parent, *(self.root / name for name in ("src", "include", "lm", "lm/include")))
+                places = (folder / match[1] for folder in folders)
                 yield number, match[1], next((place.resolve() for place in places if place.is_file()), None)
 
     def torch_through(self, path: Path) -> str | None:
@@ -103,14 +128,19 @@ class Checker:
 
     def check_file(self, path: Path) -> None:
         module, where = self.module(path), path.relative_to(self.root)
-        if module is not None and module not in LEVEL:
+        if not self.in_table(path, module):
             self.problems.append(f"{where}: module '{module}' is not in the table of tools/check_layers.py")
             return
         for number, name, target in self.includes(path):
             other = self.module(target) if target else None
             at = f"{where}:{number}: "
             if target is None and module not in WITH_ARROW and ARROW_HEADER.match(name):
-                self.problems.append(f"{at}includes {name}: Arrow belongs into src/parquet_plugin alone")
+                self.problems.append(f"{at}includes {name}: Arrow belongs into lm/parquet_plugin alone")
+            if module not in WITH_AUTOGRAD and path.name != "torch_pch.h" and AUTOGRAD_HEADER.match(name):
+                self.problems.append(f"{at}includes {name}: autograd belongs into src/hooks and lm/ops alone")
+            if target and where.parts[0] in WITHOUT_LM and target.relative_to(self.root).parts[0] == "lm":
+                self.problems.append(f"{at}includes {name} of lm: the library is built without it")
+                continue
             if other is None or other == module:
                 continue
             if module is None:
@@ -118,12 +148,29 @@ class Checker:
             elif LEVEL[other] > LEVEL[module] or (LEVEL[other] == LEVEL[module] and LEVEL[module] in APART):
                 levels = f"level {LEVEL[module]}) includes {name} (level {LEVEL[other]}"
                 self.problems.append(f"{at}{module} ({levels}): include lower levels only")
-        if where.parts[0] == "src" and module not in KNOW_STAGES:
+        if where.parts[0] in TREES and module not in KNOW_STAGES:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if STAGE_COMPARED.search(line.partition("//")[0]):
                     self.problems.append(f"{where}:{number}: a stage is compared: read the table of placements")
         if module in TORCH_FREE and path.name != "torch_pch.h" and (chain := self.torch_through(path)):
             self.problems.append(f"{where}: '{module}' is torch-free, but includes {chain}")
+
+    def check_links(self, tree: str) -> None:
+        """DEPS of each zs_module() are the modules of which it includes something, no more and no fewer."""
+        lists = self.root / tree / "CMakeLists.txt"
+        for match in ZS_MODULE.finditer(lists.read_text(encoding="utf-8") if lists.is_file() else ""):
+            module, linked, used = match[1], set((match[2] or "").split()), {}
+            for path in sorted(p for p in (self.root / tree / module).rglob("*") if p.suffix in SOURCES):
+                for _, name, target in self.includes(path):
+                    other = DECLARED_BY.get(name) or (target and self.module(target.resolve()))
+                    if other and other != module:
+                        used.setdefault(other, name)
+            at = f"{tree}/CMakeLists.txt: {module}"
+            self.problems += [
+                f"{at} links {other} and includes nothing of it" for other in sorted(linked - used.keys())
+            ]
+            for other in sorted(used.keys() - linked):
+                self.problems.append(f"{at} includes {used[other]} and does not link {other}: add it to DEPS")
 
     def check_python(self) -> None:
         """The package: no module imports one that imports it, not for types either, and only getters compare stages."""
@@ -160,12 +207,14 @@ class Checker:
             found = (p for folder in folders for p in (self.root / folder).rglob("*") if p.suffix in SOURCES)
             return sorted(p.resolve() for p in found if p.is_file())
 
-        for path in files("src", "include", "cli", "cli_torch", "python"):
+        for path in files(*TREES, "include", "cli", "cli_torch", "python"):
             if path.suffix != ".py":
                 self.check_file(path)
+        for tree in TREES:
+            self.check_links(tree)
         self.check_python()
         for path in files(
-            "src", "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
+            *TREES, "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
         ):
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MAX_LINES:

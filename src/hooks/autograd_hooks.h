@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-// The only place that touches torch/csrc/autograd.
+// The library's only place that touches torch/csrc/autograd.
 namespace zeroshard {
 
 // Calls back each time autograd has accumulated a gradient into a leaf; the gradient is handed over and the leaf's

@@ -2,8 +2,8 @@
 
 from mutant import Mutant
 
-_CORPUS, _EPOCH, _WRITER = "src/data/corpus.cpp", "src/data/epoch.cpp", "src/data/token_writer.cpp"
-_FORMAT, _FILE = "src/data/token_format.cpp", "src/data/token_file.cpp"
+_CORPUS, _EPOCH, _WRITER = "lm/data/corpus.cpp", "lm/data/epoch.cpp", "lm/data/token_writer.cpp"
+_FORMAT, _FILE = "lm/data/token_format.cpp", "lm/data/token_file.cpp"
 _EPOCH_TEST = "Dataset.EveryTokenAndTargetIsOnceInAnEpoch"
 
 _TABLE = [
@@ -30,7 +30,7 @@ _TABLE = [
     ),
     (
         "data-epochs-alike",
-        "src/data/shuffle.h",
+        "lm/data/shuffle.h",
         " ^ uint64_t(epoch)",
         "",
         "Dataset.EpochsAndSeedsDifferAndAnUnshuffledOneDoesNot",
@@ -93,14 +93,14 @@ _TABLE = [
     ),
     (
         "data-shared-token-not-learned",
-        "src/data/chat_template.cpp",
+        "lm/data/chat_template.cpp",
         "std::mismatch(ids.begin(), ids.end(), before.begin(), before.end()).first - ids.begin()",
         "before.size()",
         "ChatTemplate.ATokenAcrossTheBoundaryBelongsToTheAnswer",
     ),
     (
         "data-special-tokens-in-texts",
-        "src/data/records.cpp",
+        "lm/data/records.cpp",
         "tokenizer_.encode(text, true, false)",
         "tokenizer_.encode(text, true, true)",
         "Tokenize.TextInADocumentNeverBecomesASpecialToken",

@@ -2,7 +2,7 @@
 
 from mutant import Mutant
 
-_LAYERS, _LORA, _EXPORT = "src/train/models/layers.cpp", "src/train/models/lora.cpp", "src/train/lora_export.cpp"
+_LAYERS, _LORA, _EXPORT = "lm/train/models/layers.cpp", "lm/train/models/lora.cpp", "lm/train/lora_export.cpp"
 _MERGE_TEST = "Lora.MergesAnyStretchOfAWeight"
 
 _TABLE = [
@@ -57,14 +57,14 @@ _TABLE = [
     ),
     (
         "lora-goes-on-with-new-adapters",
-        "src/train/made_model.cpp",
+        "lm/train/made_model.cpp",
         "options.lora_adapter.empty() ? initial_values",
         "true ? initial_values",
         "LoraRun.GoesOnFromAnAdapterOrACheckpoint",
     ),
     (
         "lora-resumed-at-any-scale",
-        "src/train/trainer.cpp",
+        "lm/train/trainer.cpp",
         "ZS_CHECK(scale == adapter_scale(), ",
         "ZS_CHECK(true, ",
         "LoraRun.GoesOnFromAnAdapterOrACheckpoint",

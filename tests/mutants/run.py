@@ -43,6 +43,7 @@ COPIED = (
     "VERSION",
     "cmake",
     "src",
+    "lm",
     "include",
     "tests",
     "cli",

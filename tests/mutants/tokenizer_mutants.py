@@ -5,7 +5,7 @@ from mutant import Mutant
 MUTANTS = [
     Mutant(
         "token-whole-words-are-merged",
-        "src/tokenizer/bpe.cpp",
+        "lm/tokenizer/bpe.cpp",
         "const int32_t whole = parts_.ignore_merges ? parts_.tokens.find(part) : -1;",
         "const int32_t whole = -1;",
         "tokenizer",
@@ -13,7 +13,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-cache-one-id-too-many",
-        "src/tokenizer/word_cache.cpp",
+        "lm/tokenizer/word_cache.cpp",
         "count > kMaxIds) return;",
         "count > kMaxIds + 1) return;",
         "tokenizer",
@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-rightmost-of-equals",
-        "src/tokenizer/bpe.cpp",
+        "lm/tokenizer/bpe.cpp",
         "return a.rank < b.rank;",
         "return a.rank <= b.rank;",
         "tokenizer",
@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-stale-merge",
-        "src/tokenizer/bpe.cpp",
+        "lm/tokenizer/bpe.cpp",
         "if (pairs[at].rank != rank) continue;",
         "if (pairs[at].rank == kNoRank) continue;",
         "tokenizer",
@@ -37,7 +37,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-unknown-run",
-        "src/tokenizer/bpe.cpp",
+        "lm/tokenizer/bpe.cpp",
         "if (!(unknown && after_unknown)) out",
         "if (true) out",
         "tokenizer",
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-replacement-for-each-byte",
-        "src/tokenizer/utf8.cpp",
+        "lm/tokenizer/utf8.cpp",
         "return {0xFFFD, i, false};",
         "return {0xFFFD, 1, false};",
         "tokenizer",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-marks-unsorted",
-        "src/tokenizer/unicode_form.cpp",
+        "lm/tokenizer/unicode_form.cpp",
         "if (end - begin > 1) {",
         "if (end - begin > 2) {",
         "tokenizer",
@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-special-always-found",
-        "src/tokenizer/added_tokens.cpp",
+        "lm/tokenizer/added_tokens.cpp",
         "if (token.special && !parse_special) return false;",
         "",
         "tokenizer",
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-cut-at-every-space",
-        "src/tokenizer/tokenizer_json_bpe.cpp",
+        "lm/tokenizer/tokenizer_json_bpe.cpp",
         "if (has_space_inside(joined)) parts",
         "if (false) parts",
         "tokenizer",
@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-ill-formed-passes",
-        "src/tokenizer/tokenizer_json.cpp",
+        "lm/tokenizer/tokenizer_json.cpp",
         "  text = well_formed_utf8(text, workspace.well_formed);\n",
         "",
         "tokenizer",
@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "token-length-not-checked",
-        "src/tokenizer/sentencepiece_model.cpp",
+        "lm/tokenizer/sentencepiece_model.cpp",
         "if (count > bytes_.size() - at_)",
         "if (count > bytes_.size())",
         "tokenizer",

@@ -2,7 +2,7 @@
 
 from mutant import Mutant
 
-_TRAINER = "src/train/trainer.cpp"
+_TRAINER = "lm/train/trainer.cpp"
 _PARITY = "Training.TheLossIsTheMeanOverTheTargetsOfAllRanks"
 _STAGES = "Training.StagesAndRecomputationGiveTheSameWeights"
 _RESUME = "Training.AnInterruptedRunGoesOnWhereItWas"
@@ -39,7 +39,7 @@ _TABLE = [
     ),
     (
         "train-recompute-without-parameters",
-        "src/hooks/recompute.cpp",
+        "lm/ops/recompute.cpp",
         "    torch::autograd::backward({output}, {gradients.front()});\n",
         "    torch::autograd::backward({output}, {gradients.front()}, false, false, {input});\n",
         _STAGES,
@@ -53,14 +53,14 @@ _TABLE = [
     ),
     (
         "train-initial-values-from-the-block",
-        "src/train/models/causal_lm.cpp",
+        "lm/train/models/causal_lm.cpp",
         "values + (at - first), values + (stop - first)",
         "values, values + (stop - at)",
         _STAGES,
     ),
     (
         "train-tied-drawn-twice",
-        "src/train/models/causal_lm.cpp",
+        "lm/train/models/causal_lm.cpp",
         "if (drawn.insert(item.value().unsafeGetTensorImpl()).second)",
         "if (drawn.insert(&item).second)",
         "Training.FrozenParametersStay",
@@ -81,7 +81,7 @@ _TABLE = [
     ),
     (
         "train-nothing-to-learn-accepted",
-        "src/train/run_data.cpp",
+        "lm/train/run_data.cpp",
         "ZS_CHECK(has_targets(training, rows), ",
         "ZS_CHECK(true, ",
         "Targets.DataWithoutAnyAreAnError",

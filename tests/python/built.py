@@ -9,6 +9,7 @@ REPOSITORY = Path(__file__).parents[2]
 BUILD = Path(os.environ.get("ZEROSHARD_BUILD_DIR", REPOSITORY / "build" / "release")).resolve()
 ZEROSHARD = BUILD / "cli" / "zeroshard"
 ZEROSHARD_TORCH = BUILD / "cli" / "zeroshard-torch"
+LM = BUILD / "lm" / "libzs_data.a"  # there where lm/ is built, whose commands zeroshard then has
 
 
 def needs(*programs: Path) -> pytest.MarkDecorator:

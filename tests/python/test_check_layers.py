@@ -38,11 +38,17 @@ def test_allowed_includes_are_clean(tmp_path):
             "src/base/check.h": '#include "zeroshard/error.h"\n',
             "src/layout/layout.h": '#include "base/check.h"\n#include "layout/range.h"\n',
             "src/layout/range.h": "#pragma once\n",
+            "src/hooks/hooks.h": "#include <torch/csrc/autograd/function.h>\n",
+            "src/CMakeLists.txt": "zs_module(base)\nzs_module(layout DEPS base LIBS x)\n",
+            "lm/CMakeLists.txt": "if(X)\n  zs_module(train TORCH DEPS hooks data)\nendif()\n",
+            "lm/include/zeroshard/data.h": '#include "zeroshard/error.h"\n',
+            "lm/data/data.cpp": '#include "base/check.h"\n#include "zeroshard/data.h"\n',
+            "lm/train/train.cpp": '#include "hooks/hooks.h"\n#include "zeroshard/data.h"\n',
             "src/unit/unit.cpp": '#include <ATen/core/Tensor.h>\n#include "layout/layout.h"\n#include "unit.h"\n',
             "src/unit/unit.h": "#pragma once\n",
             "src/placement/placement.cpp": "bool shards = options.stage == 3;\n",
             "src/unit/stage.h": 'out << "at stage " << config.stage;  // stage == 3\nuploads.stage(wanted);\n',
-            "cli/main.cpp": '#include "layout/layout.h"\n',
+            "cli/main.cpp": '#include "layout/layout.h"\n#include "zeroshard/data.h"\n',
             "python/zeroshard/engine.py": ENGINE + "    @property\n    def f15(self): ...\n",
             "python/zeroshard/compat/a.py": "from ..engine import Engine\n\nsharded = config.stage == 3\n",
         },
@@ -82,9 +88,49 @@ def test_allowed_includes_are_clean(tmp_path):
             "src/plan/a.cpp: 'plan' is torch-free, but includes zeroshard/e.h -> c10/core/Device.h",
         ),
         (
-            {"src/data/a.cpp": "#include <arrow/array.h>\n", "src/parquet_plugin/a.cpp": "#include <arrow/array.h>\n"},
-            "src/data/a.cpp:1: includes arrow/array.h: Arrow belongs into src/parquet_plugin alone",
+            {"lm/data/a.cpp": "#include <arrow/array.h>\n", "lm/parquet_plugin/a.cpp": "#include <arrow/array.h>\n"},
+            "lm/data/a.cpp:1: includes arrow/array.h: Arrow belongs into lm/parquet_plugin alone",
         ),
+        (
+            {"src/engine/a.cpp": "#include <torch/csrc/autograd/function.h>\n"},
+            "src/engine/a.cpp:1: includes torch/csrc/autograd/function.h: "
+            "autograd belongs into src/hooks and lm/ops alone",
+        ),
+        (
+            {"src/engine/a.cpp": '#include "data/d.h"\n', "lm/data/d.h": ""},
+            "src/engine/a.cpp:1: includes data/d.h of lm: the library is built without it",
+        ),
+        (
+            {"include/zeroshard/a.h": '#include "zeroshard/data.h"\n', "lm/include/zeroshard/data.h": ""},
+            "include/zeroshard/a.h:1: includes zeroshard/data.h of lm: the library is built without it",
+        ),
+        (
+            {"lm/include/zeroshard/a.h": '#include "data/d.h"\n', "lm/data/d.h": ""},
+            "lm/include/zeroshard/a.h:1: a public header includes data/d.h, which is private",
+        ),
+        (
+            {"lm/tokenizer/a.h": '#include "data/d.h"\n', "lm/data/d.h": ""},
+            "lm/tokenizer/a.h:1: tokenizer (level 1) includes data/d.h (level 2): include lower levels only",
+        ),
+        (
+            {
+                "src/CMakeLists.txt": "zs_module(layout DEPS base config LIBS x)",
+                "src/layout/a.h": '#include "base/b.h"\n',
+            }
+            | {"src/base/b.h": ""},
+            "src/CMakeLists.txt: layout links config and includes nothing of it",
+        ),
+        (
+            {"src/CMakeLists.txt": "zs_module(unit TORCH DEPS base)", "src/unit/a.h": '#include "base/b.h"\n'}
+            | {"src/base/b.h": "", "src/unit/b.cpp": '#include "layout/l.h"\n', "src/layout/l.h": ""},
+            "src/CMakeLists.txt: unit includes layout/l.h and does not link layout: add it to DEPS",
+        ),
+        (
+            {"lm/CMakeLists.txt": "zs_module(train DEPS data)", "lm/train/a.h": '#include "zeroshard/nn.h"\n'}
+            | {"lm/train/b.h": '#include "zeroshard/data.h"\n'},
+            "lm/CMakeLists.txt: train includes zeroshard/nn.h and does not link engine: add it to DEPS",
+        ),
+        ({"src/data/a.h": ""}, "src/data/a.h: module 'data' is not in the table of tools/check_layers.py"),
         ({"src/misc/a.h": ""}, "src/misc/a.h: module 'misc' is not in the table of tools/check_layers.py"),
         ({"bench/a.py": "x = 1\n" * 601}, "bench/a.py: 601 lines, the limit is 600: split it"),
         (

@@ -4,9 +4,9 @@ import re
 import subprocess
 
 import pytest
-from built import ZEROSHARD, ZEROSHARD_TORCH, needs
+from built import LM, ZEROSHARD, ZEROSHARD_TORCH, needs
 
-pytestmark = needs(ZEROSHARD)
+pytestmark = needs(ZEROSHARD, LM)
 
 COMMANDS = "run, config, plan, checkpoint, tokenize, train, generate"
 

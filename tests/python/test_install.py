@@ -10,11 +10,12 @@ import pytest
 import torch
 from built import BUILD, REPOSITORY, needs
 
-ARCHIVES = ("libzeroshard.a", "libzeroshard_core.a")
+ARCHIVES = ("libzeroshard.a", "libzeroshard_core.a", "libzeroshard_lm.a", "libzeroshard_lm_core.a")
 pytestmark = needs(*(BUILD / archive for archive in ARCHIVES))
 
 PROJECTS = REPOSITORY / "tests" / "install"
 HEADERS = {header.stem for header in (REPOSITORY / "include" / "zeroshard").glob("*.h")}
+LM_HEADERS = {header.stem for header in (REPOSITORY / "lm" / "include" / "zeroshard").glob("*.h")}
 WITH_TORCH = {"causal_lm", "checkpoint", "engine", "nn", "world", "zeroshard"}
 FIRST = {"own_model": "nn", "language_model": "causal_lm"}  # the header that a program includes before any other
 
@@ -30,20 +31,21 @@ def call(*command, **options):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A folder with zeroshard installed in prefix/."""
+    """A folder with zeroshard installed in prefix/, and in library/ without lm."""
     folder = tmp_path_factory.mktemp("install")
-    call("cmake", "--install", str(BUILD), "--prefix", str(folder / "prefix"), "--component", "library")
+    for prefix, component in (("library", "library"), ("prefix", "library"), ("prefix", "lm")):
+        call("cmake", "--install", str(BUILD), "--prefix", str(folder / prefix), "--component", component)
     return folder
 
 
-def configure(root, project, build, *options, prefixes=()):
+def configure(root, project, build, *options, prefixes=(), prefix="prefix"):
     """The finished process of configuring a project outside of this repository."""
     shutil.copytree(PROJECTS, root / "sources", dirs_exist_ok=True)
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     environment = {name: value for name, value in os.environ.items() if name not in ("CMAKE_PREFIX_PATH", "Torch_DIR")}
     return subprocess.run(
         ["cmake", "-G", "Ninja", "-S", root / "sources" / project, "-B", root / build, *launcher]
-        + [f"-DCMAKE_PREFIX_PATH={';'.join(map(str, (root / 'prefix', *prefixes)))}", *options],
+        + [f"-DCMAKE_PREFIX_PATH={';'.join(map(str, (root / prefix, *prefixes)))}", *options],
         capture_output=True,
         text=True,
         timeout=120,
@@ -52,9 +54,9 @@ def configure(root, project, build, *options, prefixes=()):
     )
 
 
-def build(root, project, *options):
+def build(root, project, *options, prefix="prefix"):
     """The folder of a project's programs."""
-    result = configure(root, project, project, *options)
+    result = configure(root, project, project, *options, prefix=prefix)
     assert result.returncode == 0, result.stdout + result.stderr
     # Paths in the compiler's output are relative, so that another test run's folder has the same.
     cache = {"CCACHE_BASEDIR": str(root), "CCACHE_NOHASHDIR": "1"}
@@ -97,12 +99,34 @@ def test_first_headers(program, header):
     assert re.search(r"#include (\S+)", source)[1] == f'"zeroshard/{header}.h"'
 
 
-def test_core_needs_no_torch(root):
-    folder = build(root, "core", f"-DHEADERS={';'.join(sorted(HEADERS - WITH_TORCH))}", "-DPython_EXECUTABLE=/none")
-    program = str(folder / "count_rows")
+def test_core_needs_no_torch_and_no_lm(root):
+    headers = f"-DHEADERS={';'.join(sorted(HEADERS - WITH_TORCH))}"
+    folder = build(root, "core", headers, "-DPython_EXECUTABLE=/none", prefix="library")
+    program = str(folder / "say_batch")
+    assert re.fullmatch(r"zeroshard \d+\.\d+\.\d+: micro-batches of 2\n", call(program))
+    for library in ("torch", "pcre2", "utf8proc"):
+        assert library not in call("ldd", program)
+
+
+def test_data_needs_no_torch(root):
+    headers = f"-DHEADERS={';'.join(sorted(LM_HEADERS - WITH_TORCH))}"
+    program = str(build(root, "lm_core", headers, "-DPython_EXECUTABLE=/none") / "count_rows")
     output = call(program, str(root / "y.tokens"))
     assert re.fullmatch(r"zeroshard \d+\.\d+\.\d+: 20 tokens, 5 rows in batches of 2\n", output), output
     assert "torch" not in call("ldd", program)
+
+
+def test_the_library_installs_nothing_of_lm(root):
+    """The component lm adds its headers, archives and programs, and changes no file."""
+    alone, all_of_it = (
+        {path.relative_to(base) for path in base.rglob("*")} for base in (root / "library", root / "prefix")
+    )
+    assert alone < all_of_it
+    names = {path.name for path in all_of_it - alone}
+    assert names >= {f"{header}.h" for header in LM_HEADERS} | {"libzeroshard_lm.a", "zeroshard-torch"}
+    result = configure(root, "lm_core", "refused", prefix="library")
+    assert result.returncode != 0
+    assert "this zeroshard has no lm: build it with ZEROSHARD_WITH_LM=ON, and" in " ".join(result.stderr.split())
 
 
 def fake_torch(folder, version):
@@ -173,7 +197,7 @@ target_link_libraries(program PRIVATE zeroshard::zeroshard)
     call("cmake", "-G", "Ninja", "-S", str(tmp_path), "-B", folder, f"-DPython_EXECUTABLE={sys.executable}")
     steps = call("ninja", "-C", folder, "-t", "commands", "program")  # what would be run; nothing is
     assert f"{REPOSITORY}/src/engine/engine.cpp" in steps
-    assert "libzs_train.a" in steps
+    assert f"{REPOSITORY}/lm/" not in steps
     targets = call("ninja", "-C", folder, "-t", "targets", "all")
     programs = re.findall(r"^(\S+): CXX_EXECUTABLE_LINKER", targets, re.MULTILINE)
     assert sorted(programs) == ["program", "zeroshard/cli/zeroshard", "zeroshard/cli/zeroshard-torch"]
@@ -209,3 +233,13 @@ def test_the_documented_program_is_this_one():
     parts = [part.strip("\n") for part in program.split("// ...\n")]
     assert [part for part in parts if part not in source] == []
     assert len(parts) > 2
+
+
+def test_without_lm(tmp_path):
+    """ZEROSHARD_WITH_LM=OFF: the library, its tests, programs and the Python package are built of nothing in lm/."""
+    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DZEROSHARD_WITH_LM=OFF"]
+    call("cmake", "-G", "Ninja", "-S", str(REPOSITORY), "-B", str(tmp_path), *options)
+    steps = call("ninja", "-C", str(tmp_path), "-t", "commands", "all", "zs_tests", "package_parts")
+    assert f"{REPOSITORY}/src/engine/engine.cpp" in steps
+    for word in (f"{REPOSITORY}/lm/", "pcre2", "utf8proc", "zeroshard-torch"):
+        assert word not in steps

@@ -11,9 +11,9 @@ import time
 
 import numpy
 import pytest
-from built import REPOSITORY, ZEROSHARD, needs
+from built import LM, REPOSITORY, ZEROSHARD, needs
 
-pytestmark = needs(ZEROSHARD)
+pytestmark = needs(ZEROSHARD, LM)
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 

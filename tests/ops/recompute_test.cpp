@@ -1,4 +1,4 @@
-#include "hooks/recompute.h"
+#include "ops/recompute.h"
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/randn.h>

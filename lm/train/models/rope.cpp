@@ -7,7 +7,7 @@
 
 #include <numbers>
 
-#include "hooks/row_ops.h"
+#include "ops/row_ops.h"
 
 namespace zeroshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "hooks/row_ops.h"
+#include "ops/row_ops.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>

@@ -1,4 +1,4 @@
-#include "hooks/recompute.h"
+#include "ops/recompute.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>

@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// What zeroshard calls of libzeroshard_parquet.so, which alone links Arrow (src/parquet_plugin). It is C: no exception,
+// What zeroshard calls of libzeroshard_parquet.so, which alone links Arrow (lm/parquet_plugin). It is C: no exception,
 // no type of Arrow or of the standard library passes it, so that either side may be compiled otherwise. A change of
 // anything here needs another kParquetPluginVersion.
 namespace zeroshard {

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "hooks/recompute.h"
+#include "ops/recompute.h"
 #include "train/batch.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"

@@ -13,7 +13,7 @@
 #include <ATen/ops/silu.h>
 
 #include "device/swap_storage.h"
-#include "hooks/row_ops.h"
+#include "ops/row_ops.h"
 
 namespace zeroshard {
 namespace {
