@@ -129,7 +129,7 @@ void add_verify(CLI::App& parent) {
   });
 }
 
-// As safetensors spells it; that spelling is taken, too.
+// As safetensors spells it; that spelling is accepted, too.
 std::string export_dtype(const std::string& name) {
   const std::map<std::string, std::string> dtypes{
       {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}, {"f32", "F32"}, {"f16", "F16"}};
@@ -174,7 +174,7 @@ void add_diff(CLI::App& parent) {
   });
 }
 
-// In Python: the files of others are pickles, which need the restricted reader of zeroshard.convert.
+// Runs in Python: foreign files are pickles, which need the restricted reader of zeroshard.convert.
 void add_convert(CLI::App& parent) {
   CLI::App* const app =
       parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed ZeRO 1 to 3 or PyTorch DCP");

@@ -18,7 +18,7 @@ void add_tokenize_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 
-// The command line without the `--` that may stand before the script of `run`; CLI11 would end the subcommand there.
+// The command line without a `--` before the script of `run`, where CLI11 would end the subcommand.
 std::vector<char*> without_separator(const CLI::App& app, std::vector<char*> arguments);
 
 }  // namespace zeroshard::cli

@@ -1,4 +1,4 @@
-// `zeroshard config`: what a configuration file means, and which keys there are.
+// `zeroshard config`: explains a configuration file, and lists the keys.
 #include "zeroshard/config.h"
 
 #include <CLI/CLI.hpp>

@@ -14,7 +14,7 @@
 namespace zeroshard::cli {
 namespace {
 
-// Takes --nproc out of what is left of the command line, which CLI11 does not look into. The last one counts.
+// Removes --nproc from the remaining command line, which CLI11 does not parse. The last one counts.
 void take_nproc(std::vector<std::string>& arguments, int& nproc) {
   for (size_t i = 0; i < arguments.size();) {
     const std::string& argument = arguments[i];
@@ -33,7 +33,7 @@ void take_nproc(std::vector<std::string>& arguments, int& nproc) {
 
 }  // namespace
 
-// The other options are those of zeroshard-torch, which checks them.
+// zeroshard-torch has the other options and checks them.
 void add_generate_command(CLI::App& app) {
   CLI::App* generate = app.add_subcommand("generate", "Text from the model of a Hugging Face directory");
   generate->prefix_command();

@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr const char* kSeconds = "seconds >= 0";
 
-// `told_max`: the upper limit is named even where it is only that of int.
+// `told_max`: the message names the upper limit even if it is only that of int.
 std::string describe(IntRange range, bool told_max) {
   std::string text = "a whole number >= " + std::to_string(range.min);
   if (told_max) text += " and <= " + std::to_string(range.max);
@@ -32,7 +32,7 @@ double parse_seconds(const std::string& option, const std::string& text) {
   return value;
 }
 
-// CLI11 hands its text to `read` while it parses, before the subcommand's callback.
+// CLI11 calls `read` with the text while it parses, before the subcommand's callback.
 void add(CLI::App& app, const std::string& names, const std::string& expected, const std::string& help,
          std::function<void(const std::string& option, const std::string& text)> read) {
   const std::string first = names.substr(0, names.find(','));

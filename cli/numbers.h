@@ -10,7 +10,7 @@ namespace CLI {
 class App;
 }
 
-// Options that hold numbers. Their values are read here, not by CLI11: the messages about wrong ones are ours, with the
+// Options with numeric values. They are parsed here, not by CLI11, so that messages about wrong values have the
 // option's name, its value and what is expected.
 namespace zeroshard::cli {
 
@@ -23,7 +23,7 @@ inline constexpr IntRange kRanksPerHost{.min = 1, .max = kMaxRanksPerHost};
 // Throws ValueError.
 int parse_int(const std::string& option, const std::string& text, IntRange range);
 
-// Adds an option of which `set` gets the value. Parsing the command line throws ValueError when it is out of `range`.
+// Adds an option whose value is passed to `set`. Parsing the command line throws ValueError if it is out of `range`.
 void add_int(CLI::App& app, const std::string& names, IntRange range, std::function<void(int)> set,
              const std::string& help);
 

@@ -32,7 +32,7 @@ double staging(const PlanInputs& inputs) {
                       : checkpoint_staging_bytes(double(inputs.numel()), inputs.options);
 }
 
-// What the sum of 16 (or other) bytes per parameter consists of.
+// The parts of the 16 (or other) bytes per parameter.
 std::string convention(const PlanInputs& inputs) {
   PlanOptions whole = inputs.at_stage(0);
   whole.world_size = 1;

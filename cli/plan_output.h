@@ -7,10 +7,10 @@
 
 #include "zeroshard/plan.h"
 
-// What `zeroshard plan` computed, and its two ways of printing it.
+// The results of `zeroshard plan`, and its two ways of printing them.
 namespace zeroshard::cli {
 
-// The command line, understood.
+// The parsed command line.
 struct PlanInputs {
   std::optional<int64_t> num_params;  // or a model
   std::optional<ModelShapes> model;
@@ -41,9 +41,9 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
 // One stage: one object. Several: the same objects under "stages".
 void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 void print_params(const ModelShapes& model, bool as_json);
-// Of each unit of the model, at each stage, where its state lies.
+// For each unit of the model and each stage, where its state lies.
 void print_placements(const PlanInputs& inputs, bool as_json);
-// A row each under a header, as a table or as JSON; `sizes`: with elements and bytes.
+// One row each under a header, as a table or as JSON; `sizes`: with elements and bytes.
 void print_placement_table(const std::vector<PlannedUnit>& units, bool sizes);
 nlohmann::ordered_json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes);
 

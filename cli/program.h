@@ -8,7 +8,7 @@ class App;
 //   wrong input:   throw zeroshard::ValueError or ConfigError; the message goes to stderr and the exit code is 2
 //   other errors:  throw; exit code 1
 //   another code:  throw Exit{code}
-// What a command that just returns has written to std::cout is its result: when it cannot be written, that is an error.
+// Output of a successful command to std::cout is its result: if it cannot be written, that is an error.
 namespace zeroshard::cli {
 
 struct Exit {

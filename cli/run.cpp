@@ -17,7 +17,7 @@ namespace {
 struct RunArguments {
   std::optional<int> nproc, num_gpus;
   std::optional<std::string> master_addr;
-  LaunchOptions launch;  // what the other options say
+  LaunchOptions launch;  // from the other options
   bool module = false, no_python = false;
 };
 

@@ -10,8 +10,8 @@ struct LaunchOptions;
 
 namespace zeroshard::cli {
 
-// Adds the options that say how ranks are watched, ended and started again: the same for every command that starts
-// them. They go to `options`, which must live as long as `app`.
+// Adds the options for watching, ending and restarting ranks; all commands that start ranks have the same ones. The
+// values go to `options`, which must live as long as `app`.
 void add_supervisor_options(CLI::App& app, LaunchOptions& options);
 
 }  // namespace zeroshard::cli

@@ -17,7 +17,7 @@
 namespace zeroshard::cli {
 namespace {
 
-// A signal handler can reach nothing else. 0, or the signal that asked to stop.
+// A signal handler can access nothing else. 0, or the signal that asked to stop.
 std::atomic<int> caught_signal{0};
 std::atomic<bool> stop{false};
 
@@ -26,7 +26,7 @@ extern "C" void on_signal(int signal) {
   stop = true;
 }
 
-// So that the temporary files go. A second signal ends the process at once.
+// So that temporary files are deleted. A second signal ends the process at once.
 void stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;

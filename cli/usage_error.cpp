@@ -10,7 +10,7 @@
 namespace zeroshard::cli {
 namespace {
 
-// The program, and the commands that the command line names, the innermost last.
+// The program, and the commands of the command line, the innermost last.
 using Chain = std::vector<const CLI::App*>;
 
 Chain chain_of(const CLI::App& app) {
@@ -55,7 +55,7 @@ std::string help_of(const CLI::App& app) {
   return " `" + full_name(app) + " --help` lists all";
 }
 
-// The first word that `app` has no place for. A command with a program behind it passes such words on.
+// The first word that `app` does not accept. A command that starts another program passes such words on.
 std::optional<std::string> unplaced_word(const CLI::App& app) {
   if (app.get_prefix_command()) return {};
   for (const std::string& word : app.remaining()) {
@@ -91,7 +91,7 @@ std::string unplaced(const Chain& chain, size_t at, const std::string& word) {
   return text + (text.ends_with('?') ? "" : " of " + full_name(app) + ";") + help_of(app);
 }
 
-// CLI11 says which option an error is about by the first word of its message alone.
+// CLI11 says which option an error is about only in the first word of its message.
 const CLI::Option* option_of(const Chain& chain, std::string message) {
   const std::string conversion = "Could not convert: ";
   if (message.starts_with(conversion)) message = message.substr(conversion.size());
@@ -138,7 +138,7 @@ std::string wrong_value(const CLI::Option& option, const CLI::ParseError& error)
 
 std::string unknown_option(const CLI::App& app, const std::string& word) {
   const std::string name = word.substr(0, word.find('='));
-  // Any two letters are near each other.
+  // Any two single letters would count as near.
   const std::string guess = name.size() > 2 ? suggest_word(name, option_names(app)) : "";
   return "unknown option '" + word + "'" + guess;
 }

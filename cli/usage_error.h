@@ -8,10 +8,10 @@ class ParseError;
 
 namespace zeroshard::cli {
 
-// What is wrong with the command line that `app` has refused with `error`: the word, its place, the way out.
+// Explains why `app` refused the command line with `error`: the word, its place, and what to do.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
-// "unknown option '--nprocs'; did you mean '--nproc'?" for a word that is none of `app`'s options.
+// "unknown option '--nprocs'; did you mean '--nproc'?" for a word that is no option of `app`.
 std::string unknown_option(const CLI::App& app, const std::string& word);
 
 }  // namespace zeroshard::cli

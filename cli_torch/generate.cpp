@@ -21,7 +21,7 @@ struct Arguments {
   GenerateOptions options;
 };
 
-// Text that grows token by token. A character whose bytes are in several tokens is printed once it is whole.
+// Prints text as it grows. A character whose bytes are in several tokens is printed once it is whole.
 class Printer {
  public:
   Printer(const Tokenizer& tokenizer, std::vector<int32_t> prompt) : tokenizer_(tokenizer), ids_(std::move(prompt)) {}
@@ -43,7 +43,7 @@ class Printer {
     printed_ = whole;
   }
 
-  // The length of `text` without the first bytes of a character at its end.
+  // The length of `text` without an incomplete character at its end.
   static size_t whole_characters(const std::string& text) {
     size_t begin = text.size();
     while (begin > 0 && text.size() - begin < 4 && (static_cast<unsigned char>(text[begin - 1]) & 0xC0) == 0x80)

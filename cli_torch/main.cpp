@@ -10,11 +10,11 @@
 
 namespace {
 
-// Activations of a step are freed and allocated again in the next. By its defaults glibc gives much of that back to the
-// system each time, which clears it anew: 6 % of a step of a small model. What the user set by the environment stays.
+// Activations of a step are freed, and allocated again in the next step. By default glibc returns much of that memory
+// to the system, which must clear it each time: 6 % of a step of a small model. Settings in the environment are kept.
 void keep_freed_memory() {
   constexpr int kMmapThreshold = 32 << 20;  // the greatest that glibc takes
-  constexpr int kTrimThreshold = 1 << 30;   // so much stays at the top of the heap
+  constexpr int kTrimThreshold = 1 << 30;   // this much stays at the top of the heap
   constexpr int kTopPad = 64 << 20;
   for (const char* name : {"GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"})
     if (std::getenv(name) != nullptr) return;

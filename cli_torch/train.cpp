@@ -37,7 +37,7 @@ void stop_at_signals() {
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
 }
 
-// What rank 0 tells on the console and in the files of metrics.
+// Rank 0's output on the console and in the metric files.
 class Reporter final : public TrainObserver {
  public:
   explicit Reporter(const TrainOptions& options) : options_(options) {}
@@ -81,7 +81,7 @@ class Reporter final : public TrainObserver {
                   static_cast<long long>(evaluation.step), evaluation.loss, perplexity,
                   static_cast<long long>(evaluation.targets));
     progress_->message(text);
-    last_ = Clock::now();  // its time is none of the next step's
+    last_ = Clock::now();  // its time does not count for the next step
   }
 
   void sampled(int64_t, const std::string& text) override {
@@ -114,8 +114,8 @@ class Reporter final : public TrainObserver {
   Clock::time_point last_;
 };
 
-// Of a run that a signal has ended, which perhaps one rank alone got: the same on every rank. Collective, so that no
-// rank ends, and its launcher ends the others, before all have written what they had to write.
+// Ends a run after a signal, which perhaps only one rank got: the same on every rank. Collective, because when a rank
+// ends, its launcher ends the others: all must have finished their output before.
 int exit_code_of_stop(World& world) {
   const bool terminated = world.mean(stop_signal == SIGTERM ? 1 : 0) > 0;
   const bool interrupted = world.mean(stop_signal == SIGINT ? 1 : 0) > 0;
@@ -149,7 +149,7 @@ void train_rank(const std::string& path, bool dry_run) {
   try {
     TrainEnd end;
     without_frames([&] { end = train_with(config, world); });
-    // What rank 0 prints of a run is a log: with a full disk below it the run has ended well all the same.
+    // Rank 0's output is a log: with a full disk, the run has still ended well.
     throw Exit{end == TrainEnd::kInterrupted ? exit_code_of_stop(world) : 0};
   } catch (const std::exception& error) {
     world.abort(error.what());

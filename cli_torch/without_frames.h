@@ -6,7 +6,7 @@
 
 namespace zeroshard::cli {
 
-// Runs `run`. An error of LibTorch's comes out as its message alone, without the frames of the stack.
+// Runs `run`. Errors of LibTorch are rethrown with only their message, without stack frames.
 inline void without_frames(const std::function<void()>& run) {
   try {
     run();

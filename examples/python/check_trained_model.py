@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loads what `zeroshard train` has written with transformers, and compares the validation loss of both.
+"""Loads the model that `zeroshard train` has written with transformers, and compares the validation loss of both.
 
 check_trained_model.py CONFIG: exits with 1 when they differ by more than 1e-3.
 """
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def rows_of(ids, length):
-    """(inputs, targets) of the rows that zeroshard cuts documents into, one behind the other (packing "stream")."""
+    """(inputs, targets) of the rows that zeroshard cuts from the concatenated documents (packing "stream")."""
     stream = [(token, following) for text in ids for token, following in zip(text, [*text[1:], -100], strict=True)]
     for begin in range(0, len(stream), length):
         yield [token for token, _ in stream[begin : begin + length]], [f for _, f in stream[begin : begin + length]]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prepares what `zeroshard train examples/configs/train_shakespeare.json` reads: a model directory and texts.
+"""Prepares the input of `zeroshard train examples/configs/train_shakespeare.json`: a model directory and texts.
 
 The directory has a config.json (a Llama of 10 M parameters, no weights: training starts from scratch) and a tokenizer;
 the texts are Shakespeare's works as JSON lines, one work each, three of them held out.

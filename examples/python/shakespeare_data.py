@@ -21,7 +21,7 @@ HELD_OUT = ("tempest_gut.txt", "richard_ii_gut.txt", "macbeth_gut.txt")
 
 
 class DataError(RuntimeError):
-    """The texts or the tokenizer cannot be had; the message says what to do."""
+    """The texts or the tokenizer are not available; the message says what to do."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ class Shakespeare:
         return self.tokenizer.token_to_id(END_OF_TEXT)
 
     def llama_config(self):
-        """Of the model that the examples train on this: 10 M parameters."""
+        """The configuration of the 10 M parameter model that the examples train on this data."""
         from transformers import LlamaConfig
 
         return LlamaConfig(

@@ -32,7 +32,7 @@ def main():
     model = nn.Sequential(nn.Linear(8, 64), *[Block(64) for _ in range(4)], nn.Linear(64, 1))
     engine, *_ = zeroshard.initialize(model=model, config=CONFIG, model_parameters=model.parameters())
     rank = int(os.environ.get("RANK", "0"))
-    data = torch.Generator().manual_seed(rank)  # other data on every rank
+    data = torch.Generator().manual_seed(rank)  # different data on every rank
 
     for step in range(1, 201):
         x = torch.rand(16, 8, generator=data) * 4 - 2

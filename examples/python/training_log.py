@@ -1,4 +1,4 @@
-"""What a training run shows and keeps: a progress bar or plain lines, a JSONL log and a plot of the loss."""
+"""Output of a training run: a progress bar or plain lines, a JSONL log and a plot of the loss."""
 
 import json
 import shutil

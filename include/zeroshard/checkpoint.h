@@ -10,13 +10,13 @@
 // files.
 namespace zeroshard {
 
-// A tensor that the engine does not know: a buffer of the model, or a stretch of a state that an optimizer outside
-// keeps for a parameter. Contiguous, on any device.
+// A tensor that the engine does not know: a buffer of the model, or a part of a state that an outside optimizer keeps
+// for a parameter. Contiguous, on any device.
 struct TensorState {
   std::string name;  // of the buffer or parameter
   std::string kind;  // "buffer", or the state's name
   at::Tensor tensor;
-  std::vector<int64_t> shape;  // of the whole
+  std::vector<int64_t> shape;  // of the whole tensor
   int64_t begin = 0;           // the tensor's first element in the whole, in row-major order
 };
 
@@ -27,8 +27,8 @@ struct TensorInfo {
 };
 
 struct CheckpointContents {
-  std::string state = "{}";            // JSON: of the run; rank 0's is kept
-  std::string rank_state = "{}";       // JSON: of this rank
+  std::string state = "{}";            // JSON: state of the run; rank 0's is kept
+  std::string rank_state = "{}";       // JSON: state of this rank
   std::vector<TensorState> buffers;    // whole; no two ranks save the same name and kind
   std::vector<TensorState> optimizer;  // of the parameters in Engine::slices()
 };
@@ -48,21 +48,21 @@ struct LoadedState {
 
 struct LoadOptions {
   std::optional<std::string> tag;  // unset: the newest whole checkpoint
-  bool strict = false;             // a damaged newest checkpoint is an error, not passed over
+  bool strict = false;             // a damaged newest checkpoint is an error instead of being skipped
   bool all_params = true;          // parameters that are missing on either side are an error
   bool optimizer = true;           // optimizer states, step counts and loss scale, too
-  // Sees CheckpointContents::state as it was saved, before anything is read. Throws ValueError to refuse the
+  // Called with CheckpointContents::state as it was saved, before anything is read. Throws ValueError to refuse the
   // checkpoint.
   std::function<void(const std::string& state)> accept = {};
-  // What the caller itself takes of the checkpoint, once the engine has taken its part. All ranks call it: when it
-  // throws on one, the load has failed on all of them half way. `takes` says what that is, for messages, and until a
-  // load of as much has succeeded the engine refuses to go on.
+  // The caller's own part of the load, called on all ranks once the engine has taken its part. When it throws on one
+  // rank, the load has failed half way on all ranks. Until a load of at least as much succeeds, the engine then refuses
+  // to continue. `takes` describes that part, for messages.
   std::function<void(const LoadedState&)> finish = {};
   std::vector<std::string> takes = {};
 };
 
-// Chooses the memory for tensors that the engine does not know, out of those that the checkpoint has. Memory of its
-// own: it is partly filled when the load fails, and another is asked for when an older checkpoint is tried.
+// Chooses the memory for tensors that the engine does not know, from those in the checkpoint. It must be separate
+// memory: it is partly filled when the load fails, and is requested again for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;
 
 }  // namespace zeroshard

@@ -33,7 +33,7 @@ struct OptimizerConfig {
   bool nesterov = false, bias_correction = true, adam_w_mode = true;
 };
 
-// LR schedules with the formulas and defaults of DeepSpeed's. `warmup_max_lr` and others unset: the param group's lr.
+// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` and others are unset: the param group's lr.
 struct WarmupLRConfig {
   double warmup_min_lr = 0;
   std::optional<double> warmup_max_lr = std::nullopt;
@@ -73,10 +73,10 @@ using SchedulerConfig =
     std::variant<WarmupLRConfig, WarmupDecayLRConfig, WarmupCosineLRConfig, OneCycleConfig, LRRangeTestConfig>;
 
 struct CheckpointConfig {
-  bool async = true;  // training goes on while a copy of the state is written
-  int keep = 0;       // that many newest checkpoints stay; 0: all
+  bool async = true;  // training continues while a copy of the state is written
+  int keep = 0;       // how many of the newest checkpoints stay; 0: all
   enum class OnError : uint8_t { kRaise, kWarn };
-  OnError on_error = OnError::kRaise;  // of a save in the background
+  OnError on_error = OnError::kRaise;  // for a save in the background
 };
 
 struct Config {
@@ -89,7 +89,7 @@ struct Config {
   Fp16Config fp16;
   std::optional<DType> communication_dtype;  // gradients on the wire; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;     // reduced gradients; unset: fp32 while accumulating
-  double prescale = 1;                       // gradients are divided by this before the sum, the rest after
+  double prescale = 1;                       // gradients are divided by this before the sum, and by the rest after it
   bool average_gradients = true;             // gradient_allreduce_op: mean or sum
 
   std::optional<OptimizerConfig> optimizer;  // unset: the caller brings one
@@ -99,7 +99,7 @@ struct Config {
 
   int stage = 0;
   bool overlap_comm = true;
-  int64_t prefetch_numel = 50'000'000;      // 0: no unit is gathered ahead of its use; else one is
+  int64_t prefetch_numel = 50'000'000;      // 0: no unit is gathered ahead of its use; else one unit is
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
 
@@ -109,16 +109,16 @@ struct Config {
   enum class Transport : uint8_t { kAuto, kShm, kProcessGroup };
   Transport transport = Transport::kAuto;
   std::vector<std::string> unit_classes;  // module classes to shard as units; empty: found automatically
-  std::vector<PlacementRule> placement;   // of single units, at stage 3
+  std::vector<PlacementRule> placement;   // for single units, at stage 3
   bool shard_one_rank = false;            // a world of one gathers and reduces as several ranks do
   int64_t timeout_ms = 600'000;           // a collective that makes no progress for this long fails
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
-  int check_replicas_every = 0;           // steps from comparison to comparison of replicated parameters; 0: never
+  int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
   CheckpointConfig checkpoint;
 
-  // Dtype of reduced gradients in a step of so many micro-batches; unset: as they travel. Sums of several are fp32
-  // unless grad_accum_dtype says otherwise, since 16 bits lose small contributions.
+  // Dtype of reduced gradients in a step with this many micro-batches; unset: the communication dtype. Sums of several
+  // are fp32 unless grad_accum_dtype says otherwise, since 16 bits lose small contributions.
   std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
     return !grad_accum_dtype && micro_batches > 1 ? DType::kFloat32 : grad_accum_dtype;
   }
@@ -136,32 +136,32 @@ struct ConfigValue {
 struct ParsedConfig {
   Config config;
   std::vector<ConfigValue> values;          // every key that has an effect, in the table's order
-  std::vector<std::string> without_effect;  // keys that were given, are understood, and change nothing here
+  std::vector<std::string> without_effect;  // given keys that are understood but have no effect here
 };
 
-// What the text alone does not say. `hidden_size` resolves the "auto" values that depend on it.
+// Values that the text alone does not give. `hidden_size` resolves the "auto" values that depend on it.
 struct ConfigContext {
   int world_size = 1;
   std::optional<int64_t> hidden_size;
-  // Counts when the text gives no batch size; unset: that is an error, as in DeepSpeed.
+  // Used when the text gives no batch size; unset: that is an error, as in DeepSpeed.
   std::optional<int64_t> default_micro_batch_size;
 };
 
-// Parses JSON text; comments and trailing commas are allowed. Throws ConfigError with the JSON path, the value, what
-// is allowed and the nearest known key.
+// Parses JSON text; comments and trailing commas are allowed. Throws ConfigError with the JSON path, the value, the
+// allowed values and the nearest known key.
 ParsedConfig parse_config(std::string_view json, const ConfigContext& context = {});
 // Reads a file and parses it; errors name the file.
 ParsedConfig load_config(const std::string& path, const ConfigContext& context = {});
 
-// One key that may stand in a configuration.
+// One key that may occur in a configuration.
 struct ConfigKey {
   enum class Effect : uint8_t { kYes, kNone, kUnsupported };
   std::string path;
-  std::string only_for;       // optimizer or scheduler type whose parameter it is; empty: always known
-  std::string allowed;        // in words; of unsupported keys, the values that ask for nothing
+  std::string only_for;       // the optimizer or scheduler type that has this parameter; empty: any
+  std::string allowed;        // in words; for unsupported keys, the values that switch the feature off
   std::string default_value;  // as JSON, or "required"
   Effect effect;
-  std::string help;  // what it does, why it has no effect, or what is not supported
+  std::string help;  // what the key does, why it has no effect, or what is not supported
   std::vector<std::string> aliases;
 };
 std::vector<ConfigKey> config_keys();

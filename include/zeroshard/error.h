@@ -28,13 +28,13 @@ class CommError : public Error {
   using Error::Error;
 };
 
-// An operation on a file failed: the message has the path, the operation, the system's reason and the way out.
+// An operation on a file failed: the message has the path, the operation, the system's reason and what to do.
 class IoError : public Error {
  public:
   using Error::Error;
 };
 
-// A call that is not allowed in the present state, such as reading a sharded parameter.
+// A call that is not allowed in the current state, such as reading a sharded parameter.
 class StateError : public Error {
  public:
   using Error::Error;

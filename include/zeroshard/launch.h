@@ -3,34 +3,34 @@
 #include <string>
 #include <vector>
 
-// Starts the ranks of a job on this host and watches over them: what `zeroshard run` does.
+// Starts the ranks of a job on this host and watches over them: the functions behind `zeroshard run`.
 namespace zeroshard {
 
 struct LaunchOptions {
   int nproc = 1;  // ranks on this host
   int nnodes = 1, node_rank = 0;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;             // 0: a free one; several hosts need one that all know
+  int master_port = 0;             // 0: a free one; with several hosts, one that all know
   double grace_period_s = 30;      // from a signal to SIGKILL
-  double stall_timeout_s = 10;     // how long a rank may be stopped; 0: for ever
-  double hang_timeout_s = 0;       // how long ranks that have reported a step may make no progress; 0: for ever
-  int max_restarts = 0;            // how often a job that fails starts again; one host alone
-  int min_ranks = 0;               // with how few ranks it may; 0: with as many as before
-  std::string log_dir;             // gets rank-N.log with all that rank N writes; empty: none
-  bool prefix_stdout = true;       // of several ranks: their lines get the rank; else all is passed on unchanged
+  double stall_timeout_s = 10;     // how long a rank may be stopped; 0: without limit
+  double hang_timeout_s = 0;       // how long ranks that have reported a step may make no progress; 0: without limit
+  int max_restarts = 0;            // how often a job that fails is restarted; only on one host
+  int min_ranks = 0;               // the smallest number of ranks for a restart; 0: as many as before
+  std::string log_dir;             // directory for rank-N.log with everything that rank N writes; empty: none
+  bool prefix_stdout = true;       // with several ranks, lines get the rank as prefix; else all is passed on unchanged
   std::vector<std::string> argv;   // of every rank; argv[0] is the path of the program
-  bool signal_whole_group = true;  // signals go to all processes of a rank, not to its first alone
+  bool signal_whole_group = true;  // signals go to all processes of a rank, not only to its first
 };
 
-// Runs the job and returns when no process of it is left: 0, the code of the first rank that failed, 128 + n after
+// Runs the job and returns when it has no process left: 0, the code of the first rank that failed, or 128 + n after
 // signal n. Throws ValueError for options that cannot work, Error when a program cannot be started. Call it from a
-// process with one thread: it forks, and takes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while it
-// runs.
+// process with one thread: it forks, and handles SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while
+// it runs.
 int launch(const LaunchOptions& options);
 
-// The real-time signal by which launch() asks a rank for its stack; ZEROSHARD_STACK_SIGNAL has the same number. Python
-// code may register its faulthandler on it too: with chain=True once an engine or world is there, so that its handler
-// is called as well; with chain=False before, lest it fall back on what was there first, the end of the process.
+// The real-time signal by which launch() requests a rank's stack; ZEROSHARD_STACK_SIGNAL has the same number. Python
+// code may register its faulthandler on it too. Once an engine or world exists, use chain=True, so that its handler is
+// called as well. Before, use chain=False: chaining would run the default action, which ends the process.
 int stack_dump_signal();
 
 // CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible; needs no driver.
@@ -45,9 +45,9 @@ struct Program {
   bool no_python = false;  // run `script` itself whatever its name, looked up in PATH
 };
 
-// The argv that runs a program: with `python -u` if it is a module or ends in .py, itself otherwise. Python is that of
-// VIRTUAL_ENV, else the one beside this executable, else the first in PATH. Throws ValueError when something is
-// missing.
+// The argv that runs a program: with `python -u` if it is a module or ends in .py, else the program itself. Python is
+// taken from VIRTUAL_ENV, else from beside this executable, else it is the first in PATH. Throws ValueError when
+// something is missing.
 std::vector<std::string> resolve(const Program& program);
 
 }  // namespace zeroshard

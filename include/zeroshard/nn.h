@@ -17,25 +17,25 @@ namespace zeroshard {
 
 class LRSchedule;
 
-// Where parameters without memory get their values from. Without memory a parameter is a tensor on the CPU whose
-// storage has its size and no data, as make_causal_lm() makes them.
+// The source of values for parameters without memory. Such a parameter is a tensor on the CPU whose storage has its
+// size but no data, as make_causal_lm() makes them.
 struct ParameterValues {
   ParameterReader read;
-  std::string identity;  // ranks whose values come from something else are refused
+  std::string identity;  // ranks with values from different sources are refused
 };
 
 // How the parameters of a model are split into units, and around which module's forward each must be whole.
 //
 // A unit is a module whose class is in `unit_classes` ("Block" names class Block or BlockImpl); without any, an element
 // of a ModuleList, Sequential or ModuleDict. Outside of those, a module with parameters of its own forms a unit
-// together with all modules in it, unless units lie deeper: then, and for the model itself, its own parameters form
-// one. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has it.
+// together with all modules in it. If those modules contain units, and for the model itself, only its own parameters
+// form a unit. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has it.
 class ModuleUnits {
  public:
   // Throws ValueError when a class matches no module, or a parameter is on the meta device.
   explicit ModuleUnits(const torch::nn::Module& model, std::vector<std::string> unit_classes = {});
 
-  // For Engine's constructor. Before, param groups may be set here.
+  // For Engine's constructor. Param groups may be set here before that.
   std::vector<UnitDefinition>& definitions() { return definitions_; }
   // The units that the forward of `module` needs: none for a module without units. Throws ValueError for a module
   // inside a unit, or of another model.
@@ -67,15 +67,15 @@ std::vector<at::Tensor> tensors_in(const std::tuple<Tensors...>& output) {
 }  // namespace detail
 
 // An engine for a torch::nn model. LibTorch has no forward hooks, so the model's forward calls its units through the
-// engine: `x = engine.call(block, x)` where it would say `x = block(x)`. A parameter of a unit that was called directly
-// throws "parameter '...' is sharded" at stage 3.
+// engine: `x = engine.call(block, x)` instead of `x = block(x)`. If a unit is called directly at stage 3, reading its
+// parameters throws "parameter '...' is sharded".
 class ModuleEngine : public Engine {
  public:
-  // Collective. The model takes rank 0's values on every rank, on the world's device; its buffers must be there
-  // already. Throws ConfigError without an optimizer in the configuration.
+  // Collective. The model takes rank 0's values on every rank, on the world's device; its buffers must already be
+  // there. Throws ConfigError without an optimizer in the configuration.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world);
-  // The same for a model whose parameters have no memory yet: each rank reads what it keeps, and never has more than
-  // its shards.
+  // The same for a model whose parameters have no memory yet: each rank reads only what it keeps, and never has more
+  // than its shards.
   ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world, const ParameterValues& values);
   ~ModuleEngine();
 
@@ -95,14 +95,14 @@ class ModuleEngine : public Engine {
     return output;
   }
 
-  // Clips, updates, and moves the configuration's learning-rate schedule on when the step was applied. To be called
-  // once per Config::grad_accumulation_steps calls of backward().
+  // Clips, updates, and advances the configuration's learning-rate schedule when the step was applied. Call it once per
+  // Config::grad_accumulation_steps calls of backward().
   StepResult step();
   double lr() const;  // of the next step
   int64_t steps() const { return steps_; }
 
-  // Engine's, with the model's buffers, the schedule and the random numbers of this process besides. The tag is
-  // global_step<N>; `client` is JSON of the caller's. Python's engine can load it, and the other way round.
+  // Like Engine's, and adds the model's buffers, the schedule and the random numbers of this process. The tag is
+  // global_step<N>; `client` is JSON of the caller's. Python's engine can load it, and vice versa.
   void save(const std::string& root, const std::string& client = "{}", const SaveOptions& save = {});
   // Returns `client` as saved, or nothing when there is no checkpoint (and no tag was asked for).
   std::optional<std::string> load(const std::string& root, const LoadOptions& load = {});

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// Hyper-parameters of one param group, read anew at every step. Fields that an optimizer does not have are ignored.
+// Hyper-parameters of one param group, read again at every step. Fields that an optimizer does not have are ignored.
 struct ParamGroupOptions {
   double lr = 1e-3;
   double weight_decay = 0;

@@ -6,15 +6,15 @@
 
 #include "zeroshard/dtype.h"
 
-// What a user says about where parts of a model are to lie.
+// The user's rules on where parts of a model lie.
 namespace zeroshard {
 
-// One entry of "zeroshard.placement": the parameters of some units at stage 3.
+// One entry of "zeroshard.placement": where the parameters of some units lie at stage 3.
 struct PlacementRule {
-  // Which units: dot-separated parts that are the last ones of a unit's name. A part is a name, "*" (any), a number or
-  // a range of numbers: "layers.0-3", "encoder.layers.*", "lm_head".
+  // Which units: the last parts of a unit's name, separated by dots. A part is a name, "*" (any), a number or a range
+  // of numbers: "layers.0-3", "encoder.layers.*", "lm_head".
   std::string units;
-  bool replicated = false;  // whole on every rank, or sharded (however small the unit)
+  bool replicated = false;  // whole on every rank; false: sharded, however small the unit
 };
 
 struct PlacementOptions {
@@ -26,7 +26,7 @@ struct PlacementOptions {
   int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight
   int64_t grad_accumulation_steps = 1;
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
-  std::vector<PlacementRule> rules;         // of several for one unit the last counts
+  std::vector<PlacementRule> rules;         // if several match one unit, the last one counts
 };
 
 }  // namespace zeroshard

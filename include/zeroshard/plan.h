@@ -27,8 +27,8 @@ int optimizer_slots(const OptimizerConfig& config);
 // The options that a config implies; no optimizer in the config counts as AdamW.
 PlanOptions plan_options(const Config& config);
 
-// Bytes one rank holds. Whole numbers when computed from a model's shapes; a mere count of parameters has no padding
-// and may divide into fractions. Exact below 2^53.
+// Bytes that one rank holds. Whole numbers when computed from a model's shapes. A mere count of parameters has no
+// padding and may give fractions. Exact below 2^53.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
@@ -37,7 +37,7 @@ struct PlannedBytes {
   double total() const { return model_states() + gather_ring + reduce_ring; }
 };
 
-// More parameters than this are refused, so that every byte count is exact.
+// Larger counts of parameters are refused, so that every byte count is exact.
 inline constexpr int64_t kMaxParams = 100'000'000'000'000;
 
 // The formulas of the ZeRO paper for `num_params` trainable parameters: model states alone, without padding or rings.
@@ -60,35 +60,35 @@ struct ModelShapes {
   std::string model_type;
   int64_t hidden_size = 0;
   std::vector<UnitShapes> units;   // embeddings, one per decoder layer, final norm, head unless tied
-  std::vector<std::string> notes;  // what was assumed, in words
+  std::vector<std::string> notes;  // assumptions, in words
   int64_t numel() const;
 };
 
-// The parameters of a Hugging Face causal language model, from the text of its config.json. Throws ValueError, naming
-// `source`, for text that is not JSON, a model_type that is not known (the message lists those that are) and fields
-// that make no model.
+// The parameters of a Hugging Face causal language model, from the text of its config.json. Throws ValueError naming
+// `source` for text that is not JSON, an unknown model_type (the message lists the known ones) and fields that do not
+// describe a model.
 ModelShapes parse_model_shapes(std::string_view json, const std::string& source);
-// Reads config.json, or the one in a directory.
+// Reads a config.json, or the one in a directory.
 ModelShapes load_model_shapes(const std::string& path);
 
-// What the runtime will hold for the model: model states with padding, and rings.
+// What the runtime holds for the model: model states with padding, and rings.
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options);
-// Where the state of one unit lies, in words: "sharded bf16"; "-": it has none.
+// Where the state of one unit lies, in words: "sharded bf16"; "-" if it has none.
 struct PlannedUnit {
   std::string name;
   int64_t numel = 0;
   std::string parameters, gradients, master_weights, moments;
-  double bytes = 0;  // that one rank holds of them, with padding and without rings
+  double bytes = 0;  // held by one rank, with padding and without rings
 };
-// The units of a model in order. Throws ValueError, too, for a rule of options.rules that names none of them.
+// The units of a model in order. Also throws ValueError for a rule of options.rules that matches none of them.
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
-// The same where no model is known: those of each rule, small ones and the others, by what they are. Without sizes.
+// The same without a model, by kind of unit: those of each rule, small units and the others. Has no sizes.
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
-// Initialisation holds at most this much more: the largest unit, full, in the compute dtype.
+// Initialisation needs at most this much more: the largest unit, full, in the compute dtype.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
-// Host bytes of one rank that a checkpoint in the background takes from the first save on: its share of the fp32
-// weights and the optimizer's states. The same at every stage.
+// Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
+// the optimizer's states. The same at every stage.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 
@@ -98,7 +98,7 @@ inline constexpr int kMaxPlannedWorldSize = 1 << 20;
 struct FitReport {
   bool fits = false;
   double ratio = 0;                   // needed / available
-  std::optional<int> lowest_stage;    // that fits at this world size
+  std::optional<int> lowest_stage;    // the lowest stage that fits at this world size
   std::optional<int> min_world_size;  // the smallest that fits at this stage
   std::optional<int> min_world_size_stage_3;
 };

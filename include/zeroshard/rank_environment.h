@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// Which rank this process is, as its launcher says.
+// Which rank this process is, according to its launcher.
 struct RankEnvironment {
   int rank = 0, world_size = 1;
   int local_rank = 0;        // among the ranks of this host
@@ -14,9 +14,9 @@ struct RankEnvironment {
 };
 
 // Reads the variables of torchrun (and zeroshard run), else of Open MPI, MVAPICH2, MPICH/Intel MPI, Slurm or PMIx.
-// Without any there is one rank. Throws ValueError for values that contradict one another, naming the variables.
+// Without any of them there is one rank. Throws ValueError naming the variables if their values contradict one another.
 RankEnvironment rank_environment();
-// The same from `variable`, which returns the value of a variable if it is set.
+// The same, with `variable` returning the value of a variable if it is set.
 RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
 
 }  // namespace zeroshard

@@ -18,22 +18,22 @@ namespace zeroshard {
 class Comm;
 class Meeting;
 
-// The ranks of a run, connected, with the communicators that an Engine needs. Ranks of one host exchange tensors
-// on the CPU through shared memory, others through their process groups (see Config::transport). Collective to make;
-// every member that communicates is called by every rank in the same order. Outlives the engines that use it.
+// The connected ranks of a run, with the communicators that an Engine needs. CPU ranks of one host exchange tensors
+// through shared memory, others through their process groups (see Config::transport). The constructors are collective.
+// Every rank calls every member that communicates, in the same order. Must outlive the engines that use it.
 class World {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  // CPU ranks, as the launcher's variables say (see rank_environment.h): they meet at MASTER_ADDR:MASTER_PORT, over
-  // Gloo. When that is a loopback address, or unset, nothing listens on any other. Throws ValueError when the variables
-  // are wrong or `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could
-  // not make its own: it may then be made again, on every rank.
+  // CPU ranks, from the launcher's variables (see rank_environment.h). They meet at MASTER_ADDR:MASTER_PORT, over Gloo.
+  // If that is a loopback address, or unset, they listen only there. Throws ValueError when the variables are wrong or
+  // `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could not make its
+  // world; every rank may then try again.
   explicit World(const Config& config);
-  // Over process groups of the caller's, such as NCCL's. Two, so that ranks may interleave gathers and reductions
+  // Over the caller's process groups, such as NCCL's. Two, so that ranks may interleave gathers and reductions
   // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
-  // several ranks: no checkpoints. `meeting`, of the same ranks: lets them name one that dies while they are connected,
-  // and ends then.
+  // several ranks: no checkpoints. `meeting`, of the same ranks: names a rank that dies while they are connected, and
+  // ends afterwards.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
         const Group& checkpoint = nullptr, Meeting* meeting = nullptr);
   ~World();
@@ -44,8 +44,8 @@ class World {
   int world_size() const;
   c10::Device device() const { return device_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
-  // That of gathers, of reductions and of checkpoints ("": there are none). With "shm" its process group is needed no
-  // more.
+  // The transports of gathers, of reductions and of checkpoints ("": there are none). With "shm" its process group is
+  // no longer needed.
   std::vector<std::string> transports() const;
 
   Comm& gather() { return *gather_; }
@@ -55,7 +55,7 @@ class World {
   // The mean over ranks, for losses and metrics: the same bits on every rank.
   double mean(double value);
   void barrier();
-  // Makes peers that wait for this rank fail with `reason`, now instead of when this process ends.
+  // Makes peers that wait for this rank fail with `reason` now, instead of when this process ends.
   void abort(std::string_view reason) noexcept;
 
  private:

@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// As Python's and Jinja's strip() of text in ASCII.
+// Like strip() of Python and Jinja for ASCII text.
 std::string trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\n\r\v\f\x1c\x1d\x1e\x1f";
   const size_t begin = text.find_first_not_of(kSpace);
@@ -67,7 +67,7 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer) 
     bos_ = special("bos", tokenizer.bos(), tokenizer);
   } else {
     eos_ = special("eos", tokenizer.eos(), tokenizer);
-    // Those of prose begin as the tokenizer lets every text begin.
+    // Templates of plain text begin like any text of the tokenizer.
     const bool prose = form_ == Form::kAlpaca || form_ == Form::kPlain;
     const std::vector<int32_t> around = prose ? tokenizer.encode("", true, false) : std::vector<int32_t>();
     if (!prose || (tokenizer.bos() && !around.empty() && around.front() == *tokenizer.bos()))
@@ -143,7 +143,7 @@ void ChatTemplate::render_headed(const std::vector<Message>& messages, std::vect
   }
 }
 
-// The user's messages in [INST]. What the system says is in the first of them.
+// The user's messages in [INST]. The first one includes the system message.
 void ChatTemplate::render_bracketed(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   const bool llama = form_ == Form::kLlama2;
   std::string system;
@@ -180,7 +180,7 @@ void ChatTemplate::render_alpaca(const std::vector<Message>& messages, std::vect
   begin_prose(pieces);
 }
 
-// The contents behind each other; what separates them is part of them.
+// The contents one after another; separators are part of the contents.
 void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vector<TextPiece>& pieces) const {
   for (const Message& message : messages) {
     const bool answer = message.role == Role::kAssistant;
@@ -189,7 +189,7 @@ void ChatTemplate::render_plain(const std::vector<Message>& messages, std::vecto
   begin_prose(pieces);
 }
 
-// Apart from the text behind it, which is encoded as a text that begins, as a prompt is later.
+// Encoded separately from the text after it, which is encoded as the beginning of a text, as a prompt is later.
 void ChatTemplate::begin_prose(std::vector<TextPiece>& pieces) const {
   if (bos_.empty()) return;
   pieces.front().starts = true;
@@ -205,8 +205,8 @@ std::vector<Message> ChatTemplate::instruction(std::string_view instruction, std
 
 namespace {
 
-// Pieces [begin, end), together. Where one ends in the ids is where the ids of the text before it stop to be those of
-// the whole: a token that reaches over the end belongs to the next piece, so that an answer's first token is learned.
+// Encodes pieces [begin, end) together. A piece ends where the ids of the text up to its end stop to equal those of the
+// whole. A token that crosses the end belongs to the next piece, so that an answer's first token is learned.
 void encode_stretch(const std::vector<TextPiece>& pieces, size_t begin, size_t end, const Tokenizer& tokenizer,
                     EncodedDocument& document) {
   std::string text;

@@ -6,7 +6,7 @@
 
 #include "zeroshard/tokenizer.h"
 
-// Conversations as text in the forms that models are trained with, without Jinja.
+// Turns conversations into the text formats that models are trained with, without Jinja.
 namespace zeroshard {
 
 enum class Role : uint8_t { kSystem, kUser, kAssistant, kTool };
@@ -16,8 +16,8 @@ struct Message {
   std::string content;
 };
 
-// Text that is all learned or all not. `starts` a stretch that is encoded by itself: it begins with a special token, at
-// which tokenizers cut in any case, or comes behind one that is put before a text.
+// Text that is either all learned or all not. `starts`: the piece begins a stretch that is encoded separately. It
+// begins with a special token, at which tokenizers cut anyway, or follows one that is put before a text.
 struct TextPiece {
   std::string text;
   bool learn = false;
@@ -26,13 +26,13 @@ struct TextPiece {
 
 class ChatTemplate {
  public:
-  // "chatml", "llama3", "llama2", "mistral", "gemma", "alpaca" or "plain". Throws ValueError for another name, or when
-  // the tokenizer lacks a special token of the form.
+  // "chatml", "llama3", "llama2", "mistral", "gemma", "alpaca" or "plain". Throws ValueError for another name, or if
+  // the tokenizer lacks a special token of the template.
   ChatTemplate(const std::string& name, const Tokenizer& tokenizer);
 
-  // Answers and the token that ends each are learned. Throws ValueError, of what in `messages` does not suit the form.
+  // Answers and the token that ends each are learned. Throws ValueError if `messages` do not fit the template.
   std::vector<TextPiece> render(const std::vector<Message>& messages) const;
-  // Of an instruction with an input, which "alpaca" puts under a heading of its own.
+  // For an instruction with an input, which "alpaca" puts under a separate heading.
   std::vector<Message> instruction(std::string_view instruction, std::string_view input, std::string_view output) const;
 
  private:
@@ -48,7 +48,7 @@ class ChatTemplate {
 
   std::string name_;
   Form form_;
-  std::string bos_, eos_;  // where the form has them
+  std::string bos_, eos_;  // if the template uses them
 };
 
 struct EncodedDocument {
@@ -56,8 +56,8 @@ struct EncodedDocument {
   std::vector<uint8_t> learn;  // as long as ids
 };
 
-// The same ids as the whole text has: pieces are encoded together, and a token that lies in two of them is of the
-// later.
+// Gives the same ids as the whole text: pieces are encoded together, and a token that lies in two pieces belongs to the
+// later one.
 EncodedDocument encode_pieces(const std::vector<TextPiece>& pieces, const Tokenizer& tokenizer);
 
 }  // namespace zeroshard

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kScanBytes = int64_t{64} << 20;  // smaller foreign files are read through when they are opened
+constexpr int64_t kScanBytes = int64_t{64} << 20;  // smaller foreign files are read completely when they are opened
 constexpr int64_t kIds = INT64_C(1) << 31;
 
 // Every id of the file must be below it.

@@ -12,7 +12,7 @@ namespace zeroshard {
 // The documents of some files that belong to one part, training or validation. Immutable.
 class Corpus {
  public:
-  // Throws what Dataset does.
+  // Throws like Dataset.
   Corpus(const std::vector<std::string>& files, const DatasetOptions& options);
 
   // Members are the part's documents, in the order of the files; none is empty.
@@ -20,7 +20,7 @@ class Corpus {
   int64_t tokens() const { return tokens_; }
   int64_t length(uint32_t member) const { return place(member).length; }
 
-  // Appends tokens [begin, begin + count) of a member to `ids`, and for each the next token of the member to `targets`:
+  // Appends tokens [begin, begin + count) of a member to `ids`, and the next token of the member for each to `targets`:
   // kNoTarget where there is none, or it is not to be learned.
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
@@ -34,14 +34,14 @@ class Corpus {
   };
   Place place(uint32_t member) const;
   Place place_of_document(int64_t document) const;  // as a whole
-  int64_t held_out(int64_t length) const;           // tokens at the end of a document, if it is divided
+  int64_t held_out(int64_t length) const;           // at the end of a divided document
   void open(const std::vector<std::string>& files);
   void choose_members();
 
   DatasetOptions options_;
   std::vector<TokenFile> files_;
-  std::vector<int64_t> first_document_;  // of each file, and of the one behind the last
-  bool divided_ = false;                 // every document is, not their number
+  std::vector<int64_t> first_document_;  // of each file, and one past the last
+  bool divided_ = false;                 // every document is divided, instead of their number
   std::vector<uint32_t> members_;        // documents
   int64_t tokens_ = 0;
   uint64_t identity_ = 0;

@@ -42,7 +42,7 @@ struct Dataset::Impl {
         digest(digest_of(corpus, options)),
         rows_per_epoch(epoch(0)->rows()) {}
 
-  // Two are kept: around the end of one, several threads may be on either side.
+  // Two are kept: around the end of an epoch, threads may be in either of two.
   std::shared_ptr<const Epoch> epoch(int64_t number) {
     if (!options.shuffle) number = 0;
     const std::lock_guard lock(mutex);
@@ -51,7 +51,7 @@ struct Dataset::Impl {
       if (&kept != &recent[0]) std::swap(recent[0], recent[1]);
       return recent[0].epoch;
     }
-    recent[1] = {};  // its memory first
+    recent[1] = {};  // frees its memory first
     std::shared_ptr<const Epoch> made;
     if (options.packing == DatasetOptions::Packing::kStream) {
       made = std::make_shared<StreamEpoch>(corpus, options, number);
@@ -72,7 +72,7 @@ struct Dataset::Impl {
   const Corpus corpus;
   const std::string digest;
   std::mutex mutex;
-  std::array<Kept, 2> recent;  // the last used first
+  std::array<Kept, 2> recent;  // most recently used first
   const int64_t rows_per_epoch;
 };
 

@@ -19,11 +19,11 @@ class LineSource {
  public:
   virtual ~LineSource() = default;
 
-  // The next line with its newline, which it may lack; valid until the next call. False at the end. Throws ValueError
-  // for one of more than `max_bytes`.
+  // The next line with its newline (the last line may lack it); valid until the next call. False at the end. Throws
+  // ValueError for a line of more than `max_bytes`.
   virtual bool next(std::string_view& line, int64_t max_bytes) = 0;
   const std::string& path() const { return path_; }
-  int64_t line() const { return line_; }  // number of the last one, from 1
+  int64_t line() const { return line_; }  // number of the last line, from 1
   int64_t bytes() const { return bytes_; }
 
  protected:
@@ -48,7 +48,7 @@ class LineReader : public LineSource {
   int fd_;
   const std::atomic<bool>* stop_;
   std::string buffer_;
-  size_t begin_ = 0, searched_ = 0;  // in buffer_: of the next line; no newline before
+  size_t begin_ = 0, searched_ = 0;  // in buffer_: start of the next line; no newline before this
   bool ended_ = false;
 };
 
@@ -58,7 +58,7 @@ OpenFd open_input(const std::string& path, int flags, const std::atomic<bool>* s
 // Throws Error when `stop` is set.
 void check_stop(const std::atomic<bool>* stop);
 
-// A document as it was read: a text, or a line of JSON.
+// A document as read: a text, or a line of JSON.
 struct RawDocument {
   std::string text;
   bool json = false;
@@ -69,7 +69,7 @@ struct RawDocument {
 // The documents of all inputs, one after the other.
 class DocumentReader {
  public:
-  // Throws ValueError when there is a Parquet file and no reader of such files.
+  // Throws ValueError if there is a Parquet file but no reader for it.
   DocumentReader(const std::vector<std::string>& inputs, const TokenizeOptions& options);
 
   // Empty at the end.
@@ -89,7 +89,7 @@ class DocumentReader {
   std::unique_ptr<LineSource> reader_;
   size_t file_ = 0;
   bool more_of_file_ = true;
-  int64_t bytes_ = 0;  // of the files before
+  int64_t bytes_ = 0;  // in the files before
 };
 
 }  // namespace zeroshard

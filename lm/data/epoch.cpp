@@ -73,16 +73,16 @@ int64_t PieceEpoch::length_of(const Part& part) const {
   return std::min(length_, corpus_.length(part.member) - int64_t(part.number) * length_);
 }
 
-// Best fit decreasing over the whole epoch: parts from the longest to the shortest, each into the fullest row that has
-// room for it. How many rows that takes depends on the lengths alone, so it is the same in every epoch; who shares a
-// row depends on the order among equals, which is that of parts_.
+// Best-fit decreasing over the whole epoch: parts from the longest to the shortest, each into the fullest row that has
+// room for it. The number of rows depends only on the lengths, so it is the same in every epoch. Which parts share a
+// row depends on the order among equal lengths, which is that of parts_.
 std::vector<uint32_t> PieceEpoch::pack() const {
   std::vector<uint32_t> by_length(parts_.size()), lengths;
   std::iota(by_length.begin(), by_length.end(), 0U);
   for (const Part& part : parts_) lengths.push_back(uint32_t(length_of(part)));
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](uint32_t one, uint32_t other) { return lengths[one] > lengths[other]; });
-  std::map<int64_t, std::vector<uint32_t>> open;  // rows by the room that they have
+  std::map<int64_t, std::vector<uint32_t>> open;  // rows by their free room
   std::vector<uint32_t> row_of(parts_.size());
   uint32_t rows = 0;
   for (const uint32_t part : by_length) {
@@ -102,7 +102,7 @@ std::vector<uint32_t> PieceEpoch::pack() const {
   return row_of;
 }
 
-// Rows come in the order in which parts_ has their first parts, and so do the parts of each.
+// Rows are ordered by their first part in parts_, and so are the parts within each row.
 void PieceEpoch::group(const std::vector<uint32_t>& row_of, int64_t rows) {
   const auto count = size_t(rows);
   std::vector<uint32_t> place(count, kMaxRows), counts(count + 1);

@@ -12,7 +12,7 @@ struct Piece {
   int64_t begin, count;
 };
 
-// Which tokens are in which row of an epoch. The number of rows is the same in every epoch. Immutable.
+// Assigns tokens to the rows of an epoch. The number of rows is the same in every epoch. Immutable.
 class Epoch {
  public:
   virtual ~Epoch() = default;
@@ -30,8 +30,8 @@ class StreamEpoch final : public Epoch {
  private:
   int64_t length_, rows_;
   std::vector<uint32_t> order_;      // of the members
-  std::vector<int64_t> ends_;        // in the stream, of order_[i]
-  std::vector<uint32_t> row_order_;  // empty: as they come
+  std::vector<int64_t> ends_;        // end of order_[i] in the stream
+  std::vector<uint32_t> row_order_;  // empty: not shuffled
 };
 
 // kWhole and kSeparate: documents are cut into pieces of at most a row. About 12 bytes per piece.
@@ -52,7 +52,7 @@ class PieceEpoch final : public Epoch {
   const Corpus& corpus_;
   int64_t length_;
   std::vector<Part> parts_;           // row by row
-  std::vector<uint32_t> row_begins_;  // in parts_; one more than there are rows
+  std::vector<uint32_t> row_begins_;  // positions in parts_; one more than there are rows
 };
 
 }  // namespace zeroshard

@@ -11,14 +11,14 @@ constexpr int bytes_of(IdType type) {
   return type == IdType::kUint16 ? 2 : type == IdType::kInt64 ? 8 : 4;
 }
 
-// Where the ids lie in a file of another program.
+// The position of the ids in a file of another program.
 struct ForeignTokens {
   std::string format;
   IdType type = IdType::kUint16;
-  int64_t begin = 0, tokens = 0;  // offset of the first, which need not be aligned, and their number
+  int64_t begin = 0, tokens = 0;  // offset of the first id, which may be unaligned, and their number
 };
 
-// By the first bytes, or by the suffix ".u16" (plain uint16). Throws ValueError naming `path` and the field.
+// Decides by the first bytes, or by the suffix ".u16" (plain uint16). Throws ValueError naming `path` and the field.
 ForeignTokens parse_foreign_tokens(std::string_view file, const std::string& path);
 
 }  // namespace zeroshard

@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// What zeroshard calls of libzeroshard_parquet.so, which alone links Arrow (lm/parquet_plugin). It is C: no exception,
-// no type of Arrow or of the standard library passes it, so that either side may be compiled otherwise. A change of
-// anything here needs another kParquetPluginVersion.
+// The interface of libzeroshard_parquet.so, which alone links Arrow (lm/parquet_plugin). It is C: no exception and no
+// type of Arrow or the standard library crosses it, so both sides may be compiled differently. Any change here needs a
+// new kParquetPluginVersion.
 namespace zeroshard {
 
 inline constexpr const char* kParquetPluginFile = "libzeroshard_parquet.so";
@@ -13,11 +13,11 @@ inline constexpr uint32_t kParquetPluginVersion = 1;
 
 extern "C" {
 
-// A file that is being read. One thread at a time.
+// An open file. For one thread at a time.
 struct ParquetRows;
 
-// What is wanted of a row: a column of strings or, where there are fields, one of lists of structs with these fields,
-// each of strings.
+// The selected part of a row: a column of strings or, if there are fields, a column of lists of structs with these
+// fields, each a string.
 struct ParquetColumn {
   const char* name;
   const char* const* fields;
@@ -25,22 +25,22 @@ struct ParquetColumn {
 };
 
 struct ParquetPlugin {
-  uint32_t version;  // first for ever
-  // Closes `fd` in the end. Null when there is no memory; whether it failed otherwise, error() tells.
+  uint32_t version;  // must stay the first member
+  // Takes over `fd` and closes it in the end. Null if there is no memory; other failures are reported by error().
   ParquetRows* (*open)(int fd);
-  // Why a call failed, or null. Nothing but close() may be called after one that did.
+  // Why a call failed, or null. After a failed call, only close() may be called.
   const char* (*error)(const ParquetRows* rows);
-  // Name of a column of the file, null behind the last.
+  // Name of a column of the file, null after the last.
   const char* (*column)(const ParquetRows* rows, size_t index);
-  // To be called once, before next(). 0, or -1 for failure.
+  // Call it once, before next(). Returns 0, or -1 for failure.
   int (*select)(ParquetRows* rows, const ParquetColumn* columns, size_t count);
-  // The next row, as a JSON object in UTF-8 of what was selected, valid until the next call: 1; 0 at the end; -1 for
+  // The next row, as a JSON object in UTF-8 of the selected values, valid until the next call: 1; 0 at the end; -1 for
   // failure.
   int (*next)(ParquetRows* rows, const char** json, size_t* bytes);
   void (*close)(ParquetRows* rows);
 };
 
-// Of this type is the one symbol.
+// The type of the only exported symbol.
 using GetParquetPlugin = const ParquetPlugin* (*)();
 
 }  // extern "C"

@@ -8,14 +8,14 @@
 
 namespace zeroshard {
 
-// By the name.
+// Decides by the file name.
 bool is_parquet(const std::string& path);
 
-// Throws ValueError when the beginning of an input that is read as lines is that of a Parquet file.
+// Throws ValueError if an input that is read as lines begins like a Parquet file.
 void refuse_parquet(std::string_view beginning, const std::string& path);
 
-// Loads what reads Parquet files; it lies beside the program, or where the dynamic linker looks. It stays loaded.
-// Throws ValueError, which names `path` as what cannot be read without.
+// Loads the library that reads Parquet files, from next to the program or where the dynamic linker searches. It stays
+// loaded. Throws ValueError naming `path`, which cannot be read without it.
 const ParquetPlugin& load_parquet_plugin(const std::string& path);
 
 // The rows of a Parquet file, as lines of JSON with the columns that the format needs.

@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// What becomes of a document as it was read. Safe for concurrent calls of encode().
+// Turns a document as read into ids. Safe for concurrent calls of encode().
 class DocumentEncoder {
  public:
   DocumentEncoder(const Tokenizer& tokenizer, const std::vector<std::string>& inputs, const TokenizeOptions& options);

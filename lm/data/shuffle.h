@@ -12,7 +12,7 @@ class SplitMix64 {
   explicit SplitMix64(uint64_t key) : state_(key) {}
 
   uint64_t next() { return mix(state_ += UINT64_C(0x9E3779B97F4A7C15)); }
-  // In [0, bound), each alike but for bound / 2^64.
+  // In [0, bound), equally likely up to bound / 2^64.
   uint64_t below(uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     return uint64_t(Wide(next()) * bound >> 64);
@@ -28,7 +28,7 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// What an order is of; those of one seed and epoch have nothing to do with each other.
+// The purposes of orders; orders of different purposes with one seed and epoch are independent.
 enum class Purpose : uint64_t { kSplit = 1, kDocuments = 2, kRows = 3 };
 
 inline SplitMix64 generator(uint64_t seed, int64_t epoch, Purpose purpose) {

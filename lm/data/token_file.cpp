@@ -14,13 +14,13 @@ namespace {
 
 constexpr int64_t kIds = INT64_C(1) << 31;  // an int32 holds ids below it
 
-// As int64, so that none can wrap. Those of uint64 that no int64 holds are not read.
+// As int64, so that none can wrap. Values of uint64 beyond int64 are refused.
 template <typename Stored>
 int64_t load_id(const char* data, int64_t index) {
   return int64_t(load<Stored>(data + index * int64_t(sizeof(Stored))));
 }
 
-// Calls `call(load)`, load(i) being the i-th id at `data`.
+// Calls `call(load)`, where load(i) is the i-th id at `data`.
 template <typename Call>
 auto with_ids(IdType type, const char* data, const Call& call) {
   switch (type) {
@@ -73,7 +73,7 @@ struct TokenFile::Impl {
     check_ends();
   }
 
-  // A right checksum does not make them right: the file may be anybody's.
+  // A correct checksum does not make them valid: the file may come from anywhere.
   void check_ends() const {
     int64_t before = 0;
     for (int64_t document = 0; document < info_.documents; ++document) {

@@ -6,7 +6,7 @@
 namespace zeroshard {
 namespace {
 
-// Of the foot. What is not named is zero.
+// Offsets in the footer. All other bytes are zero.
 enum Offset : size_t {
   kTokens = 0,
   kDocuments = 8,

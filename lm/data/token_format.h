@@ -9,7 +9,7 @@
 
 #include "base/align.h"
 
-// Where things are in a file of tokens; docs/token-files.md describes it.
+// The layout of a token file; docs/token-files.md describes it.
 namespace zeroshard {
 
 static_assert(std::endian::native == std::endian::little, "token files are read and written as they lie in memory");
@@ -19,10 +19,10 @@ inline constexpr uint32_t kTokenVersion = 1;
 inline constexpr int64_t kTokenHeadBytes = 64;   // magic, version, zeros: ids begin behind it
 inline constexpr int64_t kTokenAlignment = 64;   // of each section
 inline constexpr int64_t kTokenFootBytes = 128;  // the last bytes of the file
-inline constexpr int64_t kPieceBytes = 1 << 20;  // what one checksum is of
+inline constexpr int64_t kPieceBytes = 1 << 20;  // covered by one checksum
 inline constexpr size_t kTokenizerDigestBytes = 16;
 
-// What the foot says.
+// The contents of the footer.
 struct TokenFoot {
   int64_t tokens = 0, documents = 0, vocab_size = 0, max_id = 0, max_position = 0, learned = 0;
   int32_t id_bytes = 0;
@@ -36,7 +36,7 @@ struct TokenSections {
   int64_t mask = 0, ends = 0, body_end = 0, table = 0, pieces = 0, foot = 0, file_bytes = 0;
 };
 
-// The counts must be such that nothing overflows: see parse_token_foot().
+// The counts must not overflow: see parse_token_foot().
 inline TokenSections token_sections(const TokenFoot& foot) {
   TokenSections at;
   at.mask = align_up(kTokenHeadBytes + foot.tokens * foot.id_bytes, kTokenAlignment);
@@ -52,8 +52,8 @@ inline TokenSections token_sections(const TokenFoot& foot) {
 std::array<std::byte, kTokenHeadBytes> make_token_head();
 std::array<std::byte, kTokenFootBytes> make_token_foot(const TokenFoot& foot);
 
-// `file`: all of it. Throws ValueError naming `source` and the field unless the foot and the checksums of it are right,
-// the counts are possible and make exactly the size of the file.
+// `file`: all of it. Throws ValueError naming `source` and the field unless the footer and its checksums are right, and
+// the counts are possible and give exactly the size of the file.
 TokenFoot parse_token_foot(std::string_view file, const std::string& source);
 
 template <typename Number>

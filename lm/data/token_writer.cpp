@@ -11,10 +11,10 @@
 namespace zeroshard {
 namespace {
 
-// Reserved at first and cut at the end; also what a FileWriter holds twice.
+// Reserved at first and cut at the end; a FileWriter also holds twice this much.
 constexpr int64_t kReservedBytes = 1 << 20;
 
-// Bytes on their way to a file; can be read again from it when it is finished.
+// Bytes in a temporary file, which can be read again when it is finished.
 class Spill {
  public:
   Spill(Directory& directory, std::string name) : name_(std::move(name)), writer_(directory, name_, kReservedBytes) {}
@@ -44,7 +44,7 @@ class Spill {
   std::vector<std::byte> buffer_;
 };
 
-// Deletes what a process of this host left that died while it wrote `name`.
+// Deletes leftovers of a process of this host that died while writing `name`.
 void sweep(Directory& directory, const std::string& name) {
   const std::string begin = concat(".tmp-", name, ".");
   for (const std::string& other : directory.list()) {
@@ -229,9 +229,9 @@ struct TokenFileWriter::Impl {
   TokenFoot foot_;
   std::vector<std::string> temporaries_;  // the file itself first
   std::optional<FileWriter> main_;
-  std::optional<Spill> ends_, mask_;  // what comes behind the ids
-  std::vector<std::byte> piece_;      // of the body, not written yet
-  std::vector<uint64_t> table_;       // checksums of the pieces before
+  std::optional<Spill> ends_, mask_;  // the sections after the ids
+  std::vector<std::byte> piece_;      // part of the body that was not written yet
+  std::vector<uint64_t> table_;       // checksums of the pieces before it
   int64_t written_ = 0;
   uint8_t bits_ = 0;  // of the mask, not written yet
   int bit_ = 0;

@@ -16,7 +16,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr size_t kBatchBytes = 1 << 18;  // of text that a thread takes at a time, or one document that has more
+constexpr size_t kBatchBytes = 1 << 18;  // of text that a thread takes at a time; a longer document is a batch alone
 
 struct Batch {
   std::vector<RawDocument> documents;
@@ -31,7 +31,7 @@ class Encoders {
   Encoders(const DocumentEncoder& encoder, int threads) : encoder_(encoder) {
     try {
       for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
-    } catch (const std::system_error&) {  // the process may have no more: those that there are do it, or the caller
+    } catch (const std::system_error&) {  // no more threads possible: the existing ones, or the caller, do the work
     } catch (...) {
       end();
       throw;
@@ -51,7 +51,7 @@ class Encoders {
     }
     more_.notify_one();
   }
-  // Throws what encoding threw.
+  // Throws the exception of encoding.
   void wait(Batch& batch) {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return batch.done; });
@@ -63,7 +63,7 @@ class Encoders {
     try {
       for (RawDocument& document : batch.documents) {
         batch.encoded.push_back(encoder_.encode(document));
-        document = {};  // its memory
+        document = {};  // frees its memory
       }
     } catch (...) {
       batch.error = std::current_exception();
@@ -97,7 +97,7 @@ class Encoders {
   }
 
   const DocumentEncoder& encoder_;
-  std::mutex mutex_;  // of all below but threads_, and of Batch::done
+  std::mutex mutex_;  // protects all members below except threads_, and Batch::done
   std::condition_variable more_, done_;
   std::deque<Batch*> waiting_;
   bool ending_ = false;
@@ -141,7 +141,7 @@ class Job {
     return threads > 1 ? threads : 0;
   }
 
-  // False when there was nothing left.
+  // False if nothing was left.
   bool read_batch() {
     auto batch = std::make_unique<Batch>();
     for (size_t bytes = 0; bytes < kBatchBytes;) {

@@ -15,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The random numbers that `forward` draws are those after this state.
+// `forward` draws the random numbers that follow this state.
 class RandomState {
  public:
   explicit RandomState(at::Device device)
@@ -40,7 +40,7 @@ struct Again final : torch::CustomClassHolder {
 };
 
 struct Recompute final : torch::autograd::Function<Recompute> {
-  // `trained` requires a gradient even where the input does not: the parameters within may.
+  // `trained` requires a gradient even if the input does not: parameters inside may require one.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& /*trained*/,
                             std::function<at::Tensor(const at::Tensor&)> forward) {
     const auto again = c10::make_intrusive<Again>(forward, RandomState(input.device()));

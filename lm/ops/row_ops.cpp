@@ -21,8 +21,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrainNumel = 32768;  // less is not worth another thread
-constexpr int64_t kChunkRows = 64;  // whose part of a weight's gradient is added up at a time, on any number of threads
+constexpr int64_t kGrainNumel = 32768;  // fewer elements do not pay for another thread
+constexpr int64_t kChunkRows = 64;  // rows whose part of a weight's gradient is added at once, by any number of threads
 
 int64_t num_chunks(int64_t rows) {
   return (rows + kChunkRows - 1) / kChunkRows;

@@ -1,11 +1,11 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-// Operations of models that autograd knows whole: one pass over fp32 rows on the CPU each way, where PyTorch's own
-// operations take many and keep what lies between. Other dtypes and devices: see fits_row_ops().
+// Operations of models with their own autograd functions: one pass over fp32 rows on the CPU in each direction, where
+// PyTorch's own operations need many and keep intermediate results. Other dtypes and devices: see fits_row_ops().
 namespace zeroshard {
 
-// Whether `x` is what these operations take.
+// Whether these operations support `x`.
 bool fits_row_ops(const at::Tensor& x);
 
 // x / sqrt(mean(x^2) + eps) * (offset + weight), over the last dimension (Zhang and Sennrich 2019). x: fp32,

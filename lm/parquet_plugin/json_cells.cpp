@@ -51,7 +51,7 @@ class JsonDictionary : public JsonCells {
       json += "null";
       return;
     }
-    // Arrow does not compare them with the dictionary, and in a damaged file they are anything.
+    // Arrow does not compare indices with the dictionary, and a damaged file may have any.
     const int64_t index = array_.GetValueIndex(row);
     if (index < 0 || index >= array_.dictionary()->length())
       throw std::runtime_error("a string is not in the column's dictionary");
@@ -155,7 +155,7 @@ bool holds_strings(const arrow::DataType& type) {
   switch (type.id()) {
     case Type::NA:
     case Type::STRING:
-    case Type::BINARY:  // what some programs write, who do not say that it is text
+    case Type::BINARY:  // written by programs that do not mark text as such
     case Type::LARGE_STRING:
     case Type::LARGE_BINARY:
     case Type::STRING_VIEW:
@@ -183,7 +183,7 @@ bool holds_lists(const arrow::DataType& type) {
 
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array,
                                            const std::vector<std::string>& fields) {
-  // A file's schema may say one thing and its pages another: the casts above must be right whatever it says.
+  // The schema of a file may contradict its pages: the casts above must be safe in any case.
   const arrow::DataType* const type = array == nullptr ? nullptr : array->type().get();
   if (type == nullptr || !(fields.empty() ? holds_strings(*type) : holds_lists(*type)))
     throw std::runtime_error("a column has another type than the file says");

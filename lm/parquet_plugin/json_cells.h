@@ -11,7 +11,7 @@ namespace zeroshard {
 // Appends a string of JSON. `text` is UTF-8.
 void append_json_string(std::string& json, std::string_view text);
 
-// The types that JsonStrings and JsonLists take. A column of nulls alone has no other type: it may be either.
+// The types that JsonStrings and JsonLists accept. A column of only nulls has no other type: it may be either.
 bool holds_strings(const arrow::DataType& type);
 bool holds_lists(const arrow::DataType& type);
 
@@ -23,7 +23,7 @@ class JsonCells {
   virtual void append(std::string& json, int64_t row) const = 0;
 };
 
-// Of lists of structs only `fields` are given; of strings where there are none.
+// For lists of structs, only `fields` are returned; for strings, `fields` is empty.
 std::unique_ptr<JsonCells> make_json_cells(std::shared_ptr<arrow::Array> array, const std::vector<std::string>& fields);
 
 }  // namespace zeroshard

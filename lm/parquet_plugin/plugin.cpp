@@ -18,7 +18,7 @@ struct ParquetRows {
 
 namespace {
 
-// Runs `call`; -1 when it throws, whatever it throws.
+// Runs `call`; returns -1 if it throws anything.
 template <typename Call>
 int guarded(ParquetRows& rows, const Call& call) noexcept {
   try {

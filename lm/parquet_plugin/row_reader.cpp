@@ -16,7 +16,7 @@ namespace {
 
 using parquet::arrow::SchemaField;
 
-constexpr int64_t kBatchBytes = 8 << 20;  // decoded, of rows of the usual length in their row group
+constexpr int64_t kBatchBytes = 8 << 20;  // decoded bytes, for rows of the usual length in their row group
 constexpr int64_t kBatchRows = 4096;
 
 template <typename Value>
@@ -33,7 +33,7 @@ void check(const arrow::Status& status) {
   throw std::runtime_error("column '" + column + "' must hold " + wanted + ", it is of type " + type.ToString());
 }
 
-// By name; null when there is none.
+// Finds a column by name; null if there is none.
 const SchemaField* find(const std::vector<SchemaField>& fields, const std::string& name) {
   const auto found =
       std::find_if(fields.begin(), fields.end(), [&](const SchemaField& field) { return field.field->name() == name; });

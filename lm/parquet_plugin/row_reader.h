@@ -13,7 +13,7 @@
 
 namespace zeroshard {
 
-// The rows of a Parquet file in their order, a few megabytes in memory at a time. Throws what Arrow throws, or
+// The rows of a Parquet file in order, with a few megabytes in memory at a time. Throws Arrow's exceptions, or
 // std::runtime_error.
 class RowReader {
  public:
@@ -40,10 +40,10 @@ class RowReader {
   std::shared_ptr<parquet::FileMetaData> metadata_;
   std::vector<std::string> columns_;
   std::vector<Wanted> wanted_;
-  std::vector<int> leaves_;  // what is read of the file: columns of Parquet, which have no fields
-  int row_group_ = 0;        // the next
+  std::vector<int> leaves_;                            // the columns of Parquet to read; columns without fields
+  int row_group_ = 0;                                  // the next
   std::unique_ptr<arrow::RecordBatchReader> batches_;  // of a row group
-  int64_t left_ = 0;                                   // rows that batches_ has to give yet
+  int64_t left_ = 0;                                   // rows left in batches_
   std::shared_ptr<arrow::RecordBatch> batch_;
   int64_t row_ = 0;  // of batch_: the next
   std::string json_;

@@ -8,23 +8,23 @@
 
 namespace zeroshard {
 
-// Tokens that are found in text before anything else is done with it.
+// Tokens that are found in text before any other processing.
 class AddedTokens {
  public:
   struct Token {
     std::string content;
     int32_t id = 0;
-    bool special = false;                 // found on demand only, and skipped on demand
-    bool single_word = false;             // not where a word goes on at either end
-    bool lstrip = false, rstrip = false;  // takes the white space before, behind
+    bool special = false;                 // found only on demand, and skipped on demand
+    bool single_word = false;             // not in the middle of a word, at either end
+    bool lstrip = false, rstrip = false;  // also takes the white space before, after
   };
 
-  // `text`: how the token is found, not empty. Of two that are found by the same text the first counts.
+  // `text`: how the token is found, not empty. If two tokens have the same text, the first counts.
   void insert(std::string_view text, Token token);
   bool empty() const { return tokens_.empty(); }
 
-  // Cuts `text` at the tokens: part(begin, end) for what is between them, token(id) for each. From left to right, the
-  // longest first; a place where a token was found but not taken is not searched for another.
+  // Cuts `text` at the tokens: part(begin, end) for the text between them, token(id) for each. From left to right, the
+  // longest token first. A place where a token was found but not taken is not searched for another one.
   template <typename Part, typename Found>
   void cut(std::string_view text, bool parse_special, const Part& part, const Found& token) const {
     size_t done = 0;

@@ -11,13 +11,13 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
-// Up to here a linear search for the next merge beats a heap.
+// For words up to this length, a linear search for the next merge beats a heap.
 constexpr size_t kShortSymbols = 48;
 constexpr uint32_t kNone = UINT32_MAX;
 
-// The end of the part of `text` that begins at `begin`: the next U+2581 behind another character.
+// The end of the part of `text` that begins at `begin`: the next U+2581 after another character.
 size_t end_of_part(std::string_view text, size_t begin) {
-  bool after_space = true;  // a part may begin with several
+  bool after_space = true;  // a part may begin with several U+2581
   for (size_t at = begin; at < text.size(); at += utf8_length(text[at])) {
     const bool space = text.compare(at, kSpaceSymbol.size(), kSpaceSymbol) == 0;
     if (space && !after_space) return at;
@@ -113,7 +113,7 @@ void Bpe::merge_short(Scratch& scratch) const {
 
 void Bpe::merge_long(Scratch& scratch) const {
   std::vector<int32_t>& symbols = scratch.symbols;
-  std::vector<Merge>& pairs = scratch.pairs;  // of dead places: kNoRank, so that their heap entries are void
+  std::vector<Merge>& pairs = scratch.pairs;  // dead places have kNoRank, so that their heap entries are void
   std::vector<uint64_t>& heap = scratch.heap;
   const size_t count = symbols.size();
   ZS_CHECK(count < kNone, "a text of ", count, " characters without a place to cut it is too long");

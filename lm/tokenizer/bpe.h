@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// Byte-pair encoding of one word: its units, bytes or characters, are merged pair by pair, lowest rank first, leftmost
-// first among equals. Immutable; any number of threads may encode, each with a Scratch of its own.
+// Byte-pair encoding of one word: its units (bytes or characters) are merged pair by pair, lowest rank first, leftmost
+// first among equals. Immutable; any number of threads may encode, each with its own Scratch.
 class Bpe {
  public:
   struct Scratch {
@@ -21,21 +21,21 @@ class Bpe {
     std::vector<uint32_t> previous, next;  // of long words
     std::vector<uint64_t> heap;            // rank << 32 | place
   };
-  // What becomes of a character that is no token.
+  // How a character that is no token is encoded.
   struct Unknown {
-    int32_t id = -1;                // -1: nothing
-    bool fuse = false;              // a run of them gives one id
-    bool after_merging = false;     // SentencePiece; Hugging Face decides before
-    ByteIds bytes = no_byte_ids();  // their bytes' tokens come first
+    int32_t id = -1;                // -1: not at all
+    bool fuse = false;              // a run of such characters gives one id
+    bool after_merging = false;     // SentencePiece; Hugging Face decides before merging
+    ByteIds bytes = no_byte_ids();  // tried first: the tokens of the characters' bytes
   };
   struct Parts {
-    StringTable tokens;  // by what they are in text
+    StringTable tokens;  // by their text
     MergeTable merges;
-    bool byte_units = false;            // else characters of well-formed UTF-8
-    bool ignore_merges = false;         // a word that is a token is that token
-    bool words_begin_at_space = false;  // no merge joins another character and U+2581 behind it: cut there
+    bool byte_units = false;            // else units are characters of well-formed UTF-8
+    bool ignore_merges = false;         // a word that is itself a token becomes that token
+    bool words_begin_at_space = false;  // no merge joins another character with a U+2581 after it: cut there
     Unknown unknown;
-    // Characters that are no tokens but merge to some: ids from first_extra on.
+    // Characters that are no tokens but merge into some: they get ids from first_extra on.
     int32_t first_extra = INT32_MAX;
     std::vector<std::string> extra;
   };

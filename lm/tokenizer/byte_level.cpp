@@ -13,7 +13,7 @@ constexpr bool is_itself(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// The others stand, in order, for the characters from U+0100 on.
+// The others are represented, in order, by the characters from U+0100 on.
 constexpr std::array<unsigned char, kShifted> kShiftedBytes = [] {
   std::array<unsigned char, kShifted> result{};
   size_t count = 0;

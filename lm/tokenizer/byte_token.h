@@ -16,7 +16,7 @@ inline ByteIds no_byte_ids() {
   return ids;
 }
 
-// Appends the ids of the bytes of `text`. Returns false, and appends nothing, when one of them has none.
+// Appends the ids of the bytes of `text`. If one of them has none, returns false and appends nothing.
 template <typename Ids>
 bool append_byte_ids(const ByteIds& bytes, std::string_view text, Ids& out) {
   const auto id = [&](char byte) { return bytes[static_cast<unsigned char>(byte)]; };
@@ -26,7 +26,7 @@ bool append_byte_ids(const ByteIds& bytes, std::string_view text, Ids& out) {
   return true;
 }
 
-// The byte that a token "<0x0A>" stands for.
+// The byte that a token like "<0x0A>" stands for.
 inline std::optional<unsigned char> byte_of_token(std::string_view token) {
   const auto digit = [&](char c) {
     return c >= '0' && c <= '9'   ? c - '0'

@@ -4,11 +4,11 @@
 
 namespace zeroshard {
 
-// What normalizers of tokenizer.json do with each character on its own.
+// Changes that normalizers of tokenizer.json make to single characters.
 enum class CharacterMap {
-  kLowercase,     // whatever its neighbours are
-  kStripAccents,  // combining marks go
-  kNmt,           // control characters go, other spaces become U+0020
+  kLowercase,     // regardless of the neighbours
+  kStripAccents,  // drops combining marks
+  kNmt,           // drops control characters; other spaces become U+0020
 };
 
 // `text` is well formed.

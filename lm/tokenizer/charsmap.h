@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// SentencePiece's compiled normalization rules: a double array of the texts that are replaced, and the replacements.
+// SentencePiece's compiled normalization rules: a double array of the replaced texts, and the replacements.
 class Charsmap {
  public:
   struct Rule {
@@ -14,12 +14,12 @@ class Charsmap {
     std::string_view replacement;
   };
 
-  // Empty: no rules. Throws ValueError naming `name` when the bytes are wrong.
+  // Empty: no rules. Throws ValueError naming `name` if the bytes are invalid.
   Charsmap(std::string_view bytes, const std::string& name);
-  // The rule of the longest text that `text` begins with, as SentencePiece applies them.
+  // The rule for the longest text that `text` begins with, as SentencePiece applies it.
   Rule longest(std::string_view text) const { return find(text, Which::kLongest); }
-  // All of `text` as Hugging Face's `tokenizers` applies them: to each grapheme of less than 6 bytes, which becomes
-  // what the rule of the shortest text that it begins with says; without one, and else, to each character.
+  // All of `text`, as Hugging Face's `tokenizers` do it: each grapheme of less than 6 bytes by the rule for the
+  // shortest text that it begins with; without such a rule, and in longer graphemes, each character by its own rule.
   std::string apply_to_graphemes(std::string_view text) const;
 
  private:

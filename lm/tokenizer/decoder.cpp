@@ -37,7 +37,7 @@ void Decoder::add(const JsonField& field, int depth) {
     if (depth == kMaxSequenceDepth) field.refuse("too many sequences inside each other");
     field["decoders"].each([&](const JsonField& step) { add(step, depth + 1); });
   } else if (type == "ByteLevel") {
-    field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // which do not matter here
+    field.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // irrelevant here
     steps_.emplace_back(ByteLevel{});
   } else if (type == "ByteFallback") {
     field.allow_only({"type"});
@@ -104,7 +104,7 @@ void Decoder::run(const Strip& step, Tokens& tokens) {
   }
 }
 
-// All of the first token's, as Hugging Face has it.
+// Drops every replacement character in the first token, like Hugging Face.
 void Decoder::run(const Metaspace& step, Tokens& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = replaced(tokens[i], step.replacement, i == 0 && step.drops_first ? "" : " ");

@@ -7,15 +7,15 @@
 
 namespace zeroshard {
 
-// What tokenizer.json does with tokens to make text of them.
+// How tokenizer.json turns tokens into text.
 class Decoder {
  public:
-  // Null: tokens are joined by spaces. Throws ValueError for what is not supported.
+  // Null: tokens are joined by spaces. Throws ValueError for unsupported decoders.
   explicit Decoder(const JsonField& field);
 
-  // Bytes that are no whole character stay as they are.
+  // Bytes that form no whole character stay unchanged.
   std::string decode(std::vector<std::string> tokens) const;
-  // Whether each token is decoded on its own, by from_byte_alphabet, and that is all.
+  // Whether decoding consists only of from_byte_alphabet for each single token.
   bool byte_level_only() const { return steps_.size() == 1 && std::holds_alternative<ByteLevel>(steps_[0]); }
 
  private:
@@ -27,7 +27,7 @@ class Decoder {
   };
   struct Strip {
     std::string character;
-    size_t start = 0, stop = 0;  // at most so many
+    size_t start = 0, stop = 0;  // the largest numbers to strip
   };
   struct Metaspace {
     std::string replacement;

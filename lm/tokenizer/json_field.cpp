@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kMaxDepth = 64;  // the library writes and copies values recursively
 
-// The most brackets inside each other, outside of strings.
+// The deepest nesting of brackets outside of strings.
 int depth_of(std::string_view text) {
   int depth = 0, most = 0;
   bool in_string = false;

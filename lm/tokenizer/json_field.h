@@ -10,10 +10,10 @@
 
 namespace zeroshard {
 
-// Throws ValueError naming `name` for what is not JSON, or has too many brackets inside each other.
+// Throws ValueError naming `name` for text that is not JSON or is nested too deeply.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 
-// One value of a JSON file with its place, for errors that name both. Refers to the value.
+// One value of a JSON file with its path, for errors that name both. Refers to the value.
 class JsonField {
  public:
   using Json = nlohmann::json;
@@ -28,7 +28,7 @@ class JsonField {
     ZS_CHECK(value_.contains(key), place_, " lacks '", key, "'");
     return {value_[key], concat(place_, ".", key)};
   }
-  // Null when there is none.
+  // Null if there is none.
   JsonField optional(const char* key) const {
     static const Json kNull;
     ZS_CHECK(value_.is_object(), place_, " must be an object, not ", shown());
@@ -64,7 +64,7 @@ class JsonField {
     return value_.get<int64_t>();
   }
 
-  // Throws ValueError for any other key: nothing is ignored.
+  // Throws ValueError if there is any other key: nothing is ignored.
   void allow_only(std::initializer_list<std::string_view> keys) const {
     ZS_CHECK(value_.is_object(), place_, " must be an object, not ", shown());
     for (const auto& [key, value] : value_.items())

@@ -24,7 +24,7 @@ Json read_json(const fs::path& path) {
   return parse_json(read_file(path), path.string());
 }
 
-// The file that a path means.
+// The file for a path given by the user.
 fs::path file_of(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;
@@ -38,7 +38,7 @@ fs::path file_of(const fs::path& path) {
                        " SentencePiece models (*.model): one tokenizer must be there, or be named"));
 }
 
-// Hugging Face's settings of the tokenizer, beside it; null when there are none.
+// Hugging Face's settings of the tokenizer, from a file next to it; null if there are none.
 struct Settings {
   explicit Settings(const fs::path& file) {
     std::error_code error;

@@ -16,13 +16,13 @@ namespace zeroshard {
 // {"String": ...} or {"Regex": ...} as a regular expression.
 Regex regex_of(const JsonField& pattern);
 
-// What tokenizer.json does with text before it is cut.
+// The changes that tokenizer.json makes to text before it is cut.
 class Normalizer {
  public:
-  // Null: nothing is done. Throws ValueError for what is not supported.
+  // Null: no changes. Throws ValueError for unsupported normalizers.
   explicit Normalizer(const JsonField& field);
 
-  // `text`, or a text in the workspace, which lives until the next call with it.
+  // Returns `text`, or a text in the workspace that lives until the next call with it.
   std::string_view apply(std::string_view text, Workspace& workspace) const;
   bool empty() const { return steps_.empty(); }
 
@@ -44,7 +44,7 @@ class Normalizer {
   void add(const JsonField& field, int depth);
   bool add_by_name(const JsonField& field, const std::string& type);
   void add_replace(const JsonField& field);
-  // Each returns false when `text` stays as it is, else writes the result.
+  // Each returns false if `text` does not change, else writes the result.
   static bool run(const UnicodeForm& form, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const CharacterMap& map, std::string_view text, std::string& result, Workspace& workspace);
   static bool run(const Charsmap& charsmap, std::string_view text, std::string& result, Workspace& workspace);
@@ -56,7 +56,7 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
-// Replaces every `from`, which is not empty.
+// Replaces every `from`, which must not be empty.
 std::string replaced(std::string_view text, std::string_view from, std::string_view to);
 
 inline constexpr int kMaxSequenceDepth = 8;

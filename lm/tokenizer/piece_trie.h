@@ -8,13 +8,13 @@
 
 namespace zeroshard {
 
-// Finds all of many byte strings that a text has at a place. Built at once, in time linear in their bytes; the children
-// of a node lie side by side.
+// Finds which of many byte strings a text has at a position. Built at once, in time linear in their bytes; the children
+// of a node are adjacent.
 class PieceTrie {
  public:
   using Entry = std::pair<std::string_view, int32_t>;  // a string and its value, which is not negative
 
-  // Of entries with equal strings the last counts; empty ones do not. Throws ValueError when they have too many bytes.
+  // If entries have equal strings, the last counts; empty strings are skipped. Throws ValueError for too many bytes.
   explicit PieceTrie(std::vector<Entry> entries);
 
   // Calls visit(value, bytes) for each string that `text` begins with, the shortest first.
@@ -28,7 +28,7 @@ class PieceTrie {
       node = child(node, text[bytes]);
     }
   }
-  int32_t find(std::string_view text) const;  // -1: not there
+  int32_t find(std::string_view text) const;  // -1: not found
 
  private:
   struct Node {
@@ -36,7 +36,7 @@ class PieceTrie {
     int32_t value = -1;
     uint16_t children = 0;
   };
-  static constexpr uint32_t kNone = 0;  // the root, which is nobody's child
+  static constexpr uint32_t kNone = 0;  // the root, which is never a child
 
   uint32_t child(uint32_t node, char byte) const {
     const Node& from = nodes_[node];

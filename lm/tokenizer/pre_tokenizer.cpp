@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-// GPT-2's, which ByteLevel has built in.
+// GPT-2's pattern, which is built into ByteLevel.
 constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -95,7 +95,7 @@ void PreTokenizer::add_metaspace(const JsonField& field) {
   steps_.emplace_back(std::move(step));
 }
 
-// One call of each_word: each step hands its pieces to the next.
+// One call of each_word: each step passes its pieces to the next.
 struct PreTokenizer::Run {
   const std::vector<Step>& steps;
   Workspace& workspace;

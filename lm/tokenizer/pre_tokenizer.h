@@ -12,17 +12,17 @@
 
 namespace zeroshard {
 
-// Cuts text into the words that are encoded one by one, as tokenizer.json says.
+// Cuts text into the words that are encoded one by one, as tokenizer.json defines.
 class PreTokenizer {
  public:
   using Visit = std::function<void(std::string_view word)>;
 
-  // Null: the whole text is one word. Throws ValueError for what is not supported.
+  // Null: the whole text is one word. Throws ValueError for unsupported pre-tokenizers.
   explicit PreTokenizer(const JsonField& field);
 
-  // `at_start`: the text is the beginning of what is encoded.
+  // `at_start`: the text is the beginning of the encoded text.
   void each_word(std::string_view text, bool at_start, Workspace& workspace, const Visit& visit) const;
-  // Whether words are bytes that the vocabulary has in GPT-2's alphabet.
+  // Whether words consist of bytes that the vocabulary writes in GPT-2's alphabet.
   bool byte_level() const { return byte_level_; }
 
  private:

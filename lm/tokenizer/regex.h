@@ -26,14 +26,14 @@ class Regex {
     size_t begin = 0, end = 0;
   };
 
-  // In Oniguruma's syntax; throws ValueError for what is not supported.
+  // In Oniguruma's syntax; throws ValueError for unsupported expressions.
   explicit Regex(std::string_view pattern);
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
-  // Calls visit(match) for each match from left to right. No match overlaps another; an empty one does not follow
-  // directly on another. Throws ValueError when a match takes too many steps.
+  // Calls visit(match) for each match from left to right. Matches do not overlap; an empty match never directly follows
+  // another match. Throws ValueError when a match takes too many steps.
   template <typename Visit>
   void each_match(std::string_view text, Scratch& scratch, const Visit& visit) const {
     Match match;

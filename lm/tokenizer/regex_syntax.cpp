@@ -16,8 +16,8 @@ bool is_alnum(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// Members of the classes that the two libraries disagree about. To PCRE2 U+180E is a space, and marks are no part of a
-// word. To Oniguruma six numbers of Latin-1 are part of a word, but not within brackets.
+// Members of the classes on which the two libraries disagree. In PCRE2 U+180E is a space, and marks are not part of a
+// word. In Oniguruma six numbers of Latin-1 are part of a word, but not within brackets.
 constexpr std::string_view kSpace = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
@@ -60,7 +60,7 @@ class Translator {
     at_ += bytes;
   }
 
-  // Oniguruma lets several characters match one where case is ignored: "ss" and U+00DF.
+  // With ignored case, Oniguruma lets several characters match one: "ss" and U+00DF.
   void check_case() const {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
     const std::string pair = {lower(peek()), lower(peek(1))};
@@ -181,7 +181,7 @@ class Translator {
     }
     for (const char c : name)
       if (!is_alnum(c) && c != '_') refuse(begin, at_, "is not supported");
-    // Two letters at most are a general category; scripts are meant without their extensions.
+    // Names of up to two letters are general categories; scripts are meant without their extensions.
     out_ += concat(negative ? "\\P{" : "\\p{", name.size() > 2 ? "sc:" : "", name, "}");
   }
 

@@ -4,11 +4,11 @@
 
 namespace zeroshard {
 
-// Rewrites a regular expression in Oniguruma's (Ruby's) syntax, which tokenizer.json has, for PCRE2 with UTF and UCP,
-// so that both match the same. Throws ValueError for what the two read differently or only one knows.
+// Rewrites a regular expression from the syntax of Oniguruma (Ruby), which tokenizer.json uses, for PCRE2 with UTF and
+// UCP, so that both match the same. Throws ValueError for syntax that the two read differently or that only one knows.
 std::string to_pcre2(std::string_view pattern);
 
-// A pattern that matches `text` alone.
+// A pattern that matches only `text`.
 std::string escaped_pattern(std::string_view text);
 
 }  // namespace zeroshard

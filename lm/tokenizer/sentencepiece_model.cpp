@@ -10,7 +10,7 @@
 namespace zeroshard {
 namespace {
 
-// The wire format of protocol buffers: fields of a number, a wire type and a value, behind one another.
+// The wire format of protocol buffers: a sequence of fields, each with a number, a wire type and a value.
 class Wire {
  public:
   Wire(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
@@ -133,7 +133,7 @@ void read_trainer_spec(Wire wire, SentencePieceModel& model) {
       case 47:
         model.eos_piece = wire.text();
         break;
-      default:  // of training alone
+      default:  // used only in training
         break;
     }
   }

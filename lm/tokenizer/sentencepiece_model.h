@@ -20,13 +20,13 @@ struct SentencePieceModel {
   Kind kind = Kind::kUnigram;
   bool byte_fallback = false, treat_whitespace_as_suffix = false;
   std::string bos_piece = "<s>", eos_piece = "</s>";
-  std::string unk_surface = " \xE2\x81\x87 ";  // what an unknown token is decoded to
+  std::string unk_surface = " \xE2\x81\x87 ";  // the text of a decoded unknown token
   std::string charsmap;                        // compiled normalization rules; empty: none
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
   bool has_denormalizer = false;
 };
 
-// `name` is what errors call it. Throws ValueError when the bytes are no such model.
+// `name` is used in errors. Throws ValueError if the bytes are no such model.
 SentencePieceModel parse_sentencepiece(std::string_view bytes, const std::string& name);
 
 }  // namespace zeroshard

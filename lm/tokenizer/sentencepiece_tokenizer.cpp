@@ -65,7 +65,7 @@ void SentencePieceTokenizer::read_pieces(const SentencePieceModel& model, const 
   }
 }
 
-// Takes what one rule or no rule applies to from the front of `text`; returns what becomes of it.
+// Removes from the front of `text` the longest text with a rule, else one character; returns its normalized form.
 std::string_view SentencePieceTokenizer::normalize_prefix(std::string_view& text) const {
   const auto take = [&](size_t bytes) {
     const std::string_view taken = text.substr(0, bytes);
@@ -102,7 +102,7 @@ void SentencePieceTokenizer::normalize(std::string_view text, std::string& resul
 void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const {
   normalize(part, workspace.normalized);
   if (std::holds_alternative<Bpe>(model_)) return encode_around_user_defined(workspace.normalized, workspace, ids);
-  encode_word(model_, workspace.normalized, workspace.model, ids);  // there they are pieces with a score
+  encode_word(model_, workspace.normalized, workspace.model, ids);  // in this form they are pieces with a score
 }
 
 void SentencePieceTokenizer::encode_around_user_defined(std::string_view text, Workspace& workspace,
@@ -156,7 +156,7 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     } else {
       if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpace)) {
         piece.remove_prefix(kSpace.size());
-        dropped_space = !removes_extra_spaces_;  // else every space before the first word goes
+        dropped_space = !removes_extra_spaces_;  // else every space before the first word is dropped
       }
       text += replaced(piece, kSpace, " ");
     }

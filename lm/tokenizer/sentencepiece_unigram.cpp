@@ -12,7 +12,7 @@ namespace {
 
 using Type = SentencePieceModel::Type;
 
-// As SentencePiece 0.2.3 has it: better than any other pieces, unless those have positive scores.
+// As in SentencePiece 0.2.3: better than all other pieces, unless those have positive scores.
 float user_defined_score(size_t bytes) {
   return static_cast<float>(0.1 * static_cast<double>(bytes - 1));
 }

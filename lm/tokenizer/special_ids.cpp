@@ -31,7 +31,7 @@ class Reader {
   }
 
  private:
-  // A later step works on what the earlier ones gave.
+  // A later step works on the result of the earlier ones.
   static void put_around(SpecialIds& ids, const SpecialIds& outer) {
     ids.before.insert(ids.before.begin(), outer.before.begin(), outer.before.end());
     ids.after.insert(ids.after.end(), outer.after.begin(), outer.after.end());

@@ -9,10 +9,10 @@
 
 namespace zeroshard {
 
-// What turns words into ids.
+// Turns words into ids.
 using SubwordModel = std::variant<Bpe, Unigram>;
 
-// What encode_word() works with; one call at a time. Only the part of the model that is used takes memory.
+// The working memory of encode_word(), for one call at a time. Only the part for the model in use takes memory.
 struct SubwordScratch {
   Bpe::Scratch bpe;
   Unigram::Scratch unigram;

@@ -12,10 +12,10 @@ uint64_t hash_text(std::string_view text);
 // Byte strings and their ids; open addressing, built once.
 class StringTable {
  public:
-  // `expected`: how many will be inserted; more are welcome.
+  // `expected`: how many will be inserted; there may be more.
   explicit StringTable(size_t expected = 0);
 
-  void insert(std::string_view text, int32_t id);  // another id of the same text goes
+  void insert(std::string_view text, int32_t id);  // replaces another id of the same text
   int32_t find(std::string_view text) const;       // -1: not there
 
  private:
@@ -36,12 +36,12 @@ struct Merge {
   int32_t rank = 0, id = 0;
 };
 
-// What two neighbouring symbols become, and when: lower ranks first.
+// The result and the rank of merging two neighbouring symbols; lower ranks merge first.
 class MergeTable {
  public:
   explicit MergeTable(size_t expected = 0);
 
-  void insert(int32_t left, int32_t right, Merge merge);  // an earlier one of the same pair goes
+  void insert(int32_t left, int32_t right, Merge merge);  // replaces an earlier merge of the same pair
   const Merge* find(int32_t left, int32_t right) const {
     const uint64_t key = key_of(left, right);
     for (size_t at = place_of(key);; at = (at + 1) & mask_) {
@@ -67,7 +67,7 @@ class MergeTable {
   size_t mask_ = 0, count_ = 0;
 };
 
-// Finds the longest of some byte strings that a text has at a place.
+// Finds the longest of some byte strings that a text has at a position.
 class PrefixTrie {
  public:
   struct Found {
@@ -75,10 +75,10 @@ class PrefixTrie {
     size_t bytes = 0;
   };
 
-  // `text` is not empty. Returns false, and changes nothing, when it is there already.
+  // `text` must not be empty. Returns false, and changes nothing, if it exists already.
   bool insert(std::string_view text, int32_t value);
   std::optional<Found> longest(std::string_view text) const;
-  // The first place at or after `from` where one of them may begin; text.size() when there is none.
+  // The first position at or after `from` where one of them may begin; text.size() if there is none.
   size_t candidate(std::string_view text, size_t from) const {
     while (from < text.size() && first_[static_cast<unsigned char>(text[from])] == 0) ++from;
     return from;

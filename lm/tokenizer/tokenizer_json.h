@@ -16,7 +16,7 @@
 
 namespace zeroshard {
 
-// The tokens named as the beginning and the end of a text.
+// The tokens that begin and end a text.
 struct BoundaryTokens {
   std::string bos, eos;  // empty: none
 };
@@ -24,7 +24,7 @@ struct BoundaryTokens {
 // A tokenizer as Hugging Face's `tokenizers` writes it, with a model of type BPE or Unigram.
 class JsonTokenizer : public Tokenizer {
  public:
-  // `file` is the contents of tokenizer.json, `name` what errors call it.
+  // `file` is the contents of tokenizer.json; `name` is used in errors.
   JsonTokenizer(const JsonField::Json& file, const std::string& name, const BoundaryTokens& boundaries);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const override;
@@ -44,9 +44,9 @@ class JsonTokenizer : public Tokenizer {
   PreTokenizer pre_tokenizer_;
   SubwordModel model_;
   Decoder decoder_;
-  AddedTokens added_, added_normalized_;  // found in the text as it is, and as normalized
+  AddedTokens added_, added_normalized_;  // found in the unchanged text, and in the normalized text
   std::vector<uint8_t> special_;          // by id
-  std::vector<std::string> bytes_;        // by id, when decoding a token needs no others
+  std::vector<std::string> bytes_;        // by id, if each token can be decoded alone
   SpecialIds around_;
   mutable WorkspacePool workspaces_;
 };

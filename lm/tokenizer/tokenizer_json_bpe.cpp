@@ -33,7 +33,7 @@ std::optional<Parts> parts_of(const JsonField::Json& merge) {
   return Parts{merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
-// Calls visit(left, right, index) for each merge. There are hundreds of thousands: places are named for errors alone.
+// Calls visit(left, right, index) for each merge. There are hundreds of thousands: only errors build paths.
 template <typename Visit>
 void each_merge(const JsonField& merges, const Visit& visit) {
   if (!merges.json().is_array()) merges.refuse("it must be an array");
@@ -52,7 +52,7 @@ bool has_every_byte(const StringTable& tokens) {
   return true;
 }
 
-// `complete`: nothing is ever unknown.
+// `complete`: every text can be encoded.
 void read_unknown(const JsonField& model, const StringTable& ids, bool complete, bool byte_level,
                   Bpe::Unknown& unknown) {
   if (complete) return;

@@ -7,7 +7,7 @@ namespace zeroshard {
 
 // tokenizer.json's model of type BPE. `byte_level`: its tokens are written in GPT-2's alphabet.
 Bpe read_bpe(const JsonField& model, bool byte_level);
-// What identifies it, without its tokens.
+// The digest of the model, without its tokens.
 void add_bpe_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// Ids need not be without gaps, but nothing is allocated for many more than there are tokens.
+// Ids may have gaps, but memory is not allocated for many more ids than tokens.
 int64_t most_ids(size_t tokens) {
   return static_cast<int64_t>(tokens) * 8 + 65536;
 }

@@ -9,7 +9,7 @@ namespace zeroshard {
 TokenList read_tokens(const JsonField& root);
 // The model itself. `byte_level`: its tokens are written in GPT-2's alphabet.
 SubwordModel read_model(const JsonField& model, bool byte_level);
-// What identifies the model, without its tokens.
+// The digest of the model, without its tokens.
 void add_to_digest(const JsonField& model, TokenizerDigest& digest);
 
 }  // namespace zeroshard

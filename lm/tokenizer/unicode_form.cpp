@@ -64,7 +64,7 @@ std::string to_form(std::string_view text, UnicodeForm form) {
               static_cast<uint32_t>(next.code));
     codes.insert(codes.end(), parts.begin(), parts.begin() + count);
   }
-  // Marks in the order of their classes: utf8proc's own sort is quadratic in the length of a run.
+  // Sorts marks by class: utf8proc's own sort is quadratic in the length of a run.
   for (size_t begin = 0; begin < codes.size();) {
     size_t end = begin;
     while (end < codes.size() && combining_class(codes[end]) != 0) ++end;

@@ -12,8 +12,8 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kNone = std::numeric_limits<size_t>::max();
-constexpr double kMaxScore = 100000;            // SentencePiece's, of sums that are floats
-constexpr size_t kKeptNodes = size_t{1} << 20;  // a scratch keeps 16 MiB of them from one text to the next
+constexpr double kMaxScore = 100000;            // SentencePiece's limit, with float sums
+constexpr size_t kKeptNodes = size_t{1} << 20;  // a scratch keeps 16 MiB of nodes between texts
 
 std::vector<PieceTrie::Entry> entries_of(const std::vector<Unigram::Piece>& pieces) {
   std::vector<PieceTrie::Entry> entries;
@@ -44,8 +44,8 @@ Unigram::Unigram(Parts parts)
       flavor_(parts.flavor),
       trie_(entries_of(parts.pieces)) {}
 
-// One text from left to right. Where no piece that began before goes on, every path passes: what is before is decided,
-// its ids are appended, and its nodes are free. So ordinary text needs nodes for a few words at a time.
+// Encodes a text from left to right. At a position that no piece spans, all paths meet: everything before is decided,
+// its ids are appended, and its nodes are free. So ordinary text needs nodes for only a few words at a time.
 class Unigram::Run {
  public:
   Run(const Unigram& model, std::string_view text, Scratch& scratch, std::vector<int32_t>& out)
@@ -62,7 +62,7 @@ class Unigram::Run {
   }
 
  private:
-  // Continues the best path to `at` by every piece; returns the length of the character there.
+  // Extends the best path to `at` by every piece; returns the length of the character there.
   size_t extend(size_t at) {
     if (is_single() && std::abs(nodes_[at - begin_].score) > kMaxScore) rebase(at);
     const std::string_view rest = text_.substr(at);
@@ -82,7 +82,7 @@ class Unigram::Run {
 
   bool is_single() const { return model_.flavor_ == Flavor::kSentencePiece; }
 
-  // Returns false when a path that is as good ends there already.
+  // Returns false if an equally good path already ends there.
   bool offer(size_t at, size_t bytes, double score, int32_t id) {
     if (is_single()) score = static_cast<float>(score);  // the sum of two floats: rounding twice makes no difference
     const size_t end = at + bytes - begin_;
@@ -93,13 +93,13 @@ class Unigram::Run {
     return true;
   }
 
-  // Scores from `at` on become relative to the one there, so that floats stay precise.
+  // Makes scores from `at` on relative to the score there, so that floats stay precise.
   void rebase(size_t at) {
     const double offset = nodes_[at - begin_].score;
     for (size_t i = at - begin_; i < nodes_.size(); ++i) nodes_[i].score = static_cast<float>(nodes_[i].score - offset);
   }
 
-  // Appends the ids of the best path to the last node, which becomes the first.
+  // Appends the ids of the best path to the last node, which becomes the first one.
   void settle() {
     const Node last = nodes_.back();
     path_.clear();
@@ -127,11 +127,11 @@ class Unigram::Run {
 
   const Unigram& model_;
   std::string_view text_;
-  std::vector<Node>& nodes_;  // of the places from begin_ on, up to where the longest piece ends
+  std::vector<Node>& nodes_;  // for the positions from begin_ on, up to the end of the longest piece
   std::vector<Step>& path_;
   std::vector<int32_t>& out_;
   size_t begin_ = 0;
-  size_t unknown_ = kNone;  // where a run of unknown characters begins whose ids are due
+  size_t unknown_ = kNone;  // start of a run of unknown characters whose ids are still to be appended
 };
 
 void Unigram::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {

@@ -10,25 +10,25 @@
 
 namespace zeroshard {
 
-// Cuts text into the pieces whose scores have the highest sum (Kudo 2018, arXiv:1804.10959). Of equal sums, the path
-// whose last piece begins first. Immutable; any number of threads may encode, each with a Scratch of its own.
+// Cuts text into the pieces with the highest sum of scores (Kudo 2018, arXiv:1804.10959). Of equal sums, the path wins
+// whose last piece begins first. Immutable; any number of threads may encode, each with its own Scratch.
 class Unigram {
  public:
-  // The libraries differ in rounding, which decides between sums that are nearly equal, and in unknown characters.
+  // The libraries differ in rounding, which decides between nearly equal sums, and in unknown characters.
   enum class Flavor {
     kSentencePiece,  // sums are floats; each unknown character becomes bytes, or part of one unknown id
     kHuggingFace,    // sums are doubles; a run of unknown characters may be a token, or becomes bytes as a whole
   };
   struct Piece {
-    std::string text;  // of at most kMaxPieceBytes
+    std::string text;  // at most kMaxPieceBytes long
     double score = 0;
   };
   struct Parts {
-    std::vector<Piece> pieces;      // by id; those that text is not made of have no text
-    double unknown_score = 0;       // of a character that is no piece
+    std::vector<Piece> pieces;      // by id; pieces that are not text have an empty text
+    double unknown_score = 0;       // for a character that is no piece
     int32_t unknown_id = -1;        // -1: such a character is an error
-    ByteIds bytes = no_byte_ids();  // what becomes of unknown characters first
-    bool byte_units = false;        // characters are bytes, else those of well-formed UTF-8
+    ByteIds bytes = no_byte_ids();  // tried first for unknown characters
+    bool byte_units = false;        // characters are bytes; else characters of well-formed UTF-8
     Flavor flavor = Flavor::kHuggingFace;
   };
   // The end of a piece, and the best path that ends there.
@@ -46,13 +46,13 @@ class Unigram {
     std::vector<Node> nodes;
     std::vector<Step> path;
   };
-  // Each character of a text is the beginning of pieces up to so long: a limit of the time it takes.
+  // The longest piece that may begin at a character: limits the time.
   static constexpr size_t kMaxPieceBytes = 1024;
-  static constexpr double kUnknownPenalty = 10;  // an unknown character is so much worse than the worst piece
+  static constexpr double kUnknownPenalty = 10;  // an unknown character scores this much less than the worst piece
 
   explicit Unigram(Parts parts);
 
-  // Appends the ids of `word`. Throws ValueError for a character that is unknown when there is no id for it.
+  // Appends the ids of `word`. Throws ValueError for an unknown character if the model has no id for it.
   void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
 
  private:

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-// UTF-8, and the few properties of characters that tokenizers ask for outside of regular expressions.
+// UTF-8, and the few properties of characters that tokenizers need outside of regular expressions.
 namespace zeroshard {
 
 struct CodePoint {
@@ -13,16 +13,16 @@ struct CodePoint {
   bool valid = true;
 };
 
-// The first character of `text`, which is not empty. Ill-formed: U+FFFD, and the length of the maximal ill-formed part.
+// The first character of `text`, which is not empty. Ill-formed: U+FFFD and the length of the maximal ill-formed part.
 CodePoint decode_utf8(std::string_view text);
-// The last character of `text`, which is well formed and not empty.
+// The last character of `text`, which must be well formed and not empty.
 CodePoint last_character(std::string_view text);
 void append_utf8(std::string& text, char32_t code);
 
 bool is_valid_utf8(std::string_view text);
 // Each maximal ill-formed part becomes U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
-// `text` where it is well-formed, else its replacement, which `storage` gets.
+// `text` if it is well formed, else its replacement in `storage`.
 std::string_view well_formed_utf8(std::string_view text, std::string& storage);
 
 // Length of the character that begins with `lead`, in well-formed text.

@@ -7,13 +7,13 @@
 
 namespace zeroshard {
 
-// The ids of short words seen before. Direct-mapped: a new word takes the place of an older one, so it never grows
-// beyond the 2 MiB that the first word allocates.
+// The ids of short words seen before. Direct-mapped: a new word replaces an older one, so the cache never grows beyond
+// the 2 MiB that the first word allocates.
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
 
-  // Appends the ids of `word`: those that are here, or those that append_ids() appends, which are kept.
+  // Appends the ids of `word`: the cached ones, or those that append_ids() appends, which are then cached.
   template <typename AppendIds>
   void encode(std::string_view word, std::vector<int32_t>& out, const AppendIds& append_ids) {
     if (word.size() > kMaxBytes) return append_ids();
@@ -24,7 +24,7 @@ class WordCache {
     put(word, hash, out.data() + before, out.size() - before);
   }
 
-  // Appends the ids of `word` and returns true when it is there.
+  // Appends the ids of `word` and returns true if it is cached.
   bool find(std::string_view word, uint64_t hash, std::vector<int32_t>& out) const {
     if (entries_.empty()) return false;
     const Entry& entry = entries_[hash % kEntries];
@@ -32,7 +32,7 @@ class WordCache {
     out.insert(out.end(), entry.ids, entry.ids + entry.count);
     return true;
   }
-  // Ignores what is too long.
+  // Ignores words that are too long.
   void put(std::string_view word, uint64_t hash, const int32_t* ids, size_t count);
 
  private:

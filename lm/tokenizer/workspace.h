@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// What a call of encode() works with; one call at a time.
+// The working memory of a call of encode(), for one call at a time.
 struct Workspace {
   Regex::Scratch regex;
   SubwordScratch model;
@@ -17,7 +17,7 @@ struct Workspace {
   std::vector<std::string> steps;  // texts that steps of the pre-tokenizer changed
 };
 
-// Lends workspaces, so that caches live from call to call without being shared by threads. Thread-safe.
+// A pool of workspaces, so that caches survive from call to call without being shared by threads. Thread-safe.
 class WorkspacePool {
  public:
   class Lease {

@@ -16,7 +16,7 @@ at::Tensor stack(const std::vector<TokenRow>& rows, std::vector<int32_t> TokenRo
   return result;
 }
 
-// Rows of one document each need no mask. Padding is behind it, where nobody looks.
+// Rows of one document need no mask. Their padding comes last, where no token looks at it.
 bool one_document_each(const std::vector<TokenRow>& rows) {
   return std::all_of(rows.begin(), rows.end(), [](const TokenRow& row) {
     return std::none_of(row.documents.begin(), row.documents.end(), [](int32_t document) { return document > 1; });

@@ -18,7 +18,7 @@ struct TrainBatch {
 // The rows on `device`. All have the same length.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device);
 
-// One row of ids, and no more.
+// One row that has only ids.
 TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device);
 
 // The sum over targets of -log p(target): a scalar, fp32. `logits`: [batch, length, vocabulary].

@@ -60,7 +60,7 @@ void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data)
   out << (row.ids.size() > kShown ? " ...\n" : "\n");
   try {
     out << load_tokenizer(options.model)->decode(row.ids, /*skip_special=*/false) << '\n';
-  } catch (const Error&) {  // files of tokens need no tokenizer
+  } catch (const Error&) {  // token files need no tokenizer
   }
 }
 
@@ -71,7 +71,7 @@ std::string describe_run(const TrainConfig& config) {
   check_output(options.model, options.output, options.checkpoints);
   tokenize_texts(options);
   const MadeModel made = make_model(options);
-  values_of(options, *made.model);  // finds what weights are missing, or of another shape
+  values_of(options, *made.model);  // finds weights that are missing or have another shape
   const std::unique_ptr<Dataset> training = training_data(options, *made.model);
   const std::unique_ptr<Dataset> validation = validation_data(options, *made.model);
   const Config& own = config.engine.config;

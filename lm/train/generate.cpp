@@ -19,8 +19,8 @@
 namespace zeroshard {
 namespace {
 
-// The blocks of a model, dealt to ranks in stretches of equal numbers. What comes before them is the first rank's, what
-// comes after the last one's; all ranks know the values between stretches.
+// Runs a model whose blocks are distributed over ranks in equal stretches. The first rank has everything before the
+// blocks, the last one everything after them. All ranks know the values between stretches.
 class PipelineRunner final : public PartRunner {
  public:
   PipelineRunner(Comm& comm, int64_t num_blocks) : comm_(comm), num_blocks_(num_blocks) {}
@@ -38,7 +38,7 @@ class PipelineRunner final : public PartRunner {
   }
 
  private:
-  // On another rank than the one that computes it, a value that is not shared stays what it was.
+  // On other ranks than the one that computes it, a value that is not shared stays unchanged.
   at::Tensor run_on(int rank, bool share, const at::Tensor& input, const Forward& forward) const {
     at::Tensor output = comm_.rank() == rank ? forward(input).contiguous() : input;
     return share && comm_.world_size() > 1 ? shared(output, rank) : output;
@@ -100,7 +100,7 @@ struct Generator::Impl {
     return parts;
   }
 
-  // Only what this rank's parts use gets memory.
+  // Only parameters that this rank's parts use get memory.
   void load(const PartFinder& parts, const ParameterValues& values) {
     const at::NoGradGuard no_grad;
     std::set<const void*> mine;
@@ -114,7 +114,7 @@ struct Generator::Impl {
       std::for_each(parts.after.begin(), parts.after.end(), [&](auto* part) { add(*part); });
     for (auto& item : model->named_parameters()) {
       at::Tensor& parameter = item.value();
-      if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;  // another's, or tied and loaded
+      if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;  // another rank's, or tied and already loaded
       const auto fill = [&] {
         at::Tensor whole = at::empty(parameter.sizes(), at::kFloat);
         values.read(item.key(), 0, whole.numel(), whole.data_ptr<float>());
@@ -126,7 +126,7 @@ struct Generator::Impl {
     }
   }
 
-  // Of the token behind the last: fp32, [vocabulary].
+  // For the token after the last one: fp32, [vocabulary].
   at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
     const TokenBatch batch = batch_of(ids, world.device());
     return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kFloat).contiguous();

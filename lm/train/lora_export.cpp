@@ -49,7 +49,7 @@ class Merge {
     bool transposed = false;
   };
 
-  // The change of a weight as it is stored is left_ right_.
+  // The change of a stored weight is left_ right_.
   void load(const Module& module, const Read& read) {
     const at::Tensor a = at::empty({module.rank, module.in}), b = at::empty({module.out, module.rank});
     read(concat(module.path, kLoraA), 0, a.numel(), a.data_ptr<float>());

@@ -11,12 +11,12 @@ namespace zeroshard {
 // The model of a run, without memory yet.
 struct MadeModel {
   std::shared_ptr<CausalLM> model;
-  std::optional<LoraOptions> lora;  // of the run, spelled out
+  std::optional<LoraOptions> lora;  // the run's options, spelled out
 };
-// Throws ValueError or IoError, also when the rows are too long for the model, or nothing is left to train.
+// Throws ValueError or IoError, also if the rows are too long for the model, or nothing is left to train.
 MadeModel make_model(const TrainOptions& options);
 
-// Of the model's files, or drawn.
+// From the model's files, or initial ones.
 ParameterValues values_of(const TrainOptions& options, CausalLM& model);
 
 // Writes the output directory from the newest checkpoint: the model, or its adapters.

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What transformers reads beside the weights, as far as a directory has it; and *.model, of SentencePiece.
+// The other files that transformers reads, if a directory has them; and *.model, of SentencePiece.
 constexpr const char* kCompanions[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
@@ -34,7 +34,7 @@ std::string with_dtype(const std::string& config, const std::string& dtype) {
   return json.dump(2) + "\n";
 }
 
-// What transformers makes of a config.json for a model that has no generation config of its own.
+// The generation config that transformers makes from a config.json if the model has none.
 std::string generation_config_of(const std::string& config) {
   const auto json = nlohmann::ordered_json::parse(config);
   nlohmann::ordered_json generation{{"_from_model_config", true}};
@@ -71,11 +71,11 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
 }  // namespace
 
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints) {
-  std::error_code none;  // a folder that is not there is no other
+  std::error_code none;  // a folder that does not exist is not another one
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
   if (fs::is_directory(model, none))
-    companions(model);  // what cannot be copied is told now, and not after the training
+    companions(model);  // files that cannot be copied are reported now, not after the training
   if (fs::is_directory(checkpoints, none) && !list_checkpoints(checkpoints).empty()) return;
   for (const char* name : {"config.json", kAdapterConfig})
     ZS_CHECK(!fs::exists(fs::path(output) / name), "train.output is '", output, "', which holds a model (", name,

@@ -84,7 +84,7 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
     fields.fail("steps", "exactly one of \"steps\" and \"epochs\" says how long to train");
 }
 
-// Beside "adapter" its own values are the defaults, and no others are possible, except of dropout.
+// With "adapter", the adapter's values are the defaults and the only allowed ones, except for dropout.
 void read_lora(Fields& fields, TrainOptions& options) {
   options.lora_adapter = fields.path("adapter", "");
   options.lora_merge = fields.boolean("merge", false);
@@ -153,7 +153,7 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   return options;
 }
 
-// A schedule's "auto": nobody but us knows how long the run is.
+// A schedule's "auto": only the run knows its own length.
 void fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
   if (options.steps > 0 && config.contains(where) && config[where] == "auto") config[where] = options.steps;

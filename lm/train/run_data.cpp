@@ -16,13 +16,13 @@ DatasetOptions rows_of(const TrainOptions& options, const CausalLM& model, Part 
   rows.vocab_size = model.vocab_size();
   rows.shuffle = rows.shuffle && part == Part::kTraining;
   if (!options.validation_data.empty() && part == Part::kValidation) {
-    rows.part = Part::kTraining;  // these files are held out as a whole
+    rows.part = Part::kTraining;  // these files are held out completely
     rows.validation_share = 0;
   }
   return rows;
 }
 
-// A row may have none: a document of one token has nothing behind it, and a mask may hide all the rest.
+// A row may have no target: a document of one token has no next token, and a mask may hide all others.
 bool has_targets(Dataset& data, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const TokenRow row = data.row(i);

@@ -29,7 +29,7 @@ int32_t Sampler::choose(const at::Tensor& logits) {
   const auto [values, ids] = at::topk(logits / options_.temperature, kept, 0, /*largest=*/true, /*sorted=*/true);
   at::Tensor shares = at::softmax(values, 0);
   if (options_.top_p < 1) {
-    // Those whose predecessors together have less than top_p: the first always.
+    // Tokens whose predecessors together have less than top_p; always at least the first.
     const at::Tensor before = shares.cumsum(0) - shares;
     shares = shares.masked_fill(before.ge(options_.top_p), 0);
   }

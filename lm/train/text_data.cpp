@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of everything that the tokens depend on: a text that was changed gets another file.
+// Depends on everything that determines the tokens: a changed text gets another file.
 std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, const TokenizeOptions& options) {
   const fs::path path(text);
   const auto written = fs::last_write_time(path).time_since_epoch().count();
@@ -27,7 +27,7 @@ std::string name_of_tokens(const std::string& text, const Tokenizer& tokenizer, 
   return concat(path.stem().string(), "-", hash_bytes(key.data(), static_cast<int64_t>(key.size())), ".tokens");
 }
 
-// The tokenizer is loaded when there is a text that needs it.
+// Loads the tokenizer only if a text needs it.
 class Tokens {
  public:
   explicit Tokens(const TrainOptions& options) : options_(options) {}
@@ -72,10 +72,10 @@ bool tokenize_texts(TrainOptions& options, World& world, const std::atomic<bool>
       if (!stop) throw;
     }
   }
-  // Its time-out is that of long waits: rank 0 may have much to read.
+  // With the time-out for long waits: rank 0 may have much to read.
   if (world.checkpoint() != nullptr) world.checkpoint()->barrier("texts become tokens");
   if (world.mean(stop ? 1 : 0) > 0) return false;
-  if (world.rank() != 0) tokenize_texts(options);  // they are there
+  if (world.rank() != 0) tokenize_texts(options);  // the files exist now
   return true;
 }
 

@@ -78,7 +78,7 @@ class Run {
       if (interrupted && done < total_) {
         forget_failed_save();
         save();
-        if (!engine_.wait_for_checkpoint())  // "warn": for saves after which training goes on
+        if (!engine_.wait_for_checkpoint())  // "warn" is for saves after which training continues
           throw IoError(concat("the last checkpoint, of step ", done, ", was not saved in '", options_.checkpoints,
                                "': rank 0 has logged why"));
         return TrainEnd::kInterrupted;
@@ -97,7 +97,7 @@ class Run {
   }
 
  private:
-  // Fewer bad steps than zeroshard.max_skipped_steps end no run by themselves.
+  // Fewer bad steps in a row than zeroshard.max_skipped_steps do not end the run by themselves.
   void check_trained() const {
     if (engine_.steps() == 0 || engine_.skipped_in_a_row() < engine_.steps()) return;
     throw StateError(concat("none of the run's ", engine_.steps(),
@@ -122,8 +122,8 @@ class Run {
 
   double sum_over_ranks(double value) { return world_.mean(value) * world_.world_size(); }
 
-  // This rank's rows of the step's micro-batches. Micro-batch after micro-batch, rank after rank: which rows a step has
-  // does not depend on the number of ranks.
+  // This rank's rows of the step's micro-batches. Rows are assigned micro-batch by micro-batch, rank by rank, so the
+  // rows of a step do not depend on the number of ranks.
   std::vector<TrainBatch> next_batches() {
     std::vector<TrainBatch> batches;
     const int64_t size = config_.micro_batch_size;
@@ -136,8 +136,8 @@ class Run {
     return batches;
   }
 
-  // Returns whether the run is to end. The gradient is that of the mean over all targets of the step, whichever rank
-  // and micro-batch they are in.
+  // Returns whether the run is to end. The gradient is that of the mean over all targets of the step, over all ranks
+  // and micro-batches.
   bool step() {
     const std::vector<TrainBatch> batches = next_batches();
     int64_t own_targets = 0;
@@ -169,13 +169,13 @@ class Run {
     return result.stop;
   }
 
-  // A run that a signal ended was not evaluated after its last step: whoever sends it may not wait for that.
+  // A run that a signal ended was not evaluated after its last step: the sender of the signal may not wait for that.
   void evaluate_if_due() {
     const int64_t done = engine_.steps();
     if (is_due(options_.evaluate_every, done) && done < total_ && evaluated_ != done) evaluate();
   }
 
-  // Every rank calls the units equally often: one that has no rows left runs one without targets.
+  // Every rank calls the units equally often: a rank without rows left runs one without targets.
   void evaluate() {
     const at::NoGradGuard no_grad;
     model_->eval();
@@ -207,7 +207,7 @@ class Run {
     for (const std::string& prompt : options_.sample_prompts) sample(prompt);
   }
 
-  // The likeliest text.
+  // Generates the likeliest text.
   void sample(const std::string& prompt) {
     if (!tokenizer_) tokenizer_ = load_tokenizer(options_.model);
     std::vector<int32_t> ids = tokenizer_->encode(prompt, true, true);
@@ -216,7 +216,7 @@ class Run {
     const int64_t most = std::min(int64_t(ids.size()) + options_.sample_tokens, model_->max_length());
     KvCache cache(most);
     std::vector<int32_t> next = ids;
-    // As many on every rank: an end token does not end the loop.
+    // Equally many on every rank: an end token does not end the loop.
     while (int64_t(ids.size()) < most) {
       engine_.begin_forward(/*training=*/false);
       const at::Tensor logits = model_->logits(batch_of(next, world_.device()), runner_, &cache).flatten();
@@ -240,7 +240,7 @@ class Run {
     saved_ = engine_.steps();
   }
 
-  // Of an earlier one, that must not stand in the way of the last.
+  // An earlier save's error must not prevent the last save.
   void forget_failed_save() {
     try {
       engine_.wait_for_checkpoint();
@@ -249,7 +249,7 @@ class Run {
     }
   }
 
-  // Beside the parameters' shapes, what a checkpoint with adapters belongs to.
+  // Identifies the base model of a checkpoint with adapters, besides the parameters' shapes.
   nlohmann::json adapter_scale() const { return made_.lora ? nlohmann::json(made_.lora->scale()) : nlohmann::json(); }
 
   void resume() {
@@ -273,7 +273,7 @@ class Run {
     if (state.at("best").is_number()) best_ = state.at("best").get<double>();
     without_progress_ = state.at("without_progress").get<int64_t>();
     saved_ = engine_.steps();
-    evaluated_ = state.value("evaluated", saved_);  // earlier versions did not say
+    evaluated_ = state.value("evaluated", saved_);  // earlier versions did not save it
   }
 
   void check_data(const nlohmann::json& client) const {
@@ -300,9 +300,9 @@ class Run {
   int64_t total_;                        // steps
   ModuleEngine engine_;
   EngineRunner runner_;
-  std::unique_ptr<Tokenizer> tokenizer_;  // once there is a sample to be made
+  std::unique_ptr<Tokenizer> tokenizer_;  // loaded for the first sample
   int64_t rows_done_ = 0;
-  int64_t saved_ = 0, evaluated_ = -1;  // after which step
+  int64_t saved_ = 0, evaluated_ = -1;  // the step of the last save, of the last evaluation
   double best_ = std::numeric_limits<double>::infinity();
   int64_t without_progress_ = 0;  // evaluations
 };

@@ -1,4 +1,4 @@
-"""What rank 0 tells of a run at its beginning and at its end."""
+"""The log messages of rank 0 at the beginning and at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .run import Run
 
 
 def announce(run: Run) -> None:
-    """On rank 0, how the engine trains and what memory that takes; at the end of the run, what it took."""
+    """Rank 0 logs how the engine trains and its planned memory; at the end of the run, the memory it used."""
     if run.rank != 0:
         return
     planned = memory_report(run.core)["planned"]

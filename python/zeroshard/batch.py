@@ -21,7 +21,7 @@ class Batch:
         return self.micro * self.accumulation * self.ranks
 
     def with_train(self, samples: int) -> Batch:
-        """The same micro-batches, as many as make ``samples``; raises ``ValueError`` when no number does."""
+        """The same micro-batch size, with as many as make ``samples``; raises ``ValueError`` when no number does."""
         samples, at_once = index(samples), self.micro * self.ranks
         if samples < at_once or samples % at_once != 0:
             raise ValueError(
@@ -31,7 +31,7 @@ class Batch:
         return replace(self, accumulation=samples // at_once)
 
     def with_micro(self, samples: int) -> Batch:
-        """As many micro-batches of another size; raises ``ValueError`` when that is none."""
+        """The same number of micro-batches of another size; raises ``ValueError`` if that is not possible."""
         samples = index(samples)
         if samples < 1:
             raise ValueError(f"train_micro_batch_size_per_gpu is {samples}, expected at least 1")
@@ -39,7 +39,7 @@ class Batch:
 
 
 def check_accumulation(config: _C.Config, steps: int) -> None:
-    """Raises ``ValueError`` when an engine of ``config`` would sum ``steps`` micro-batches in 16 bits unasked."""
+    """Raises ``ValueError`` if ``config`` would sum ``steps`` micro-batches in 16 bits without having asked for it."""
     dtype = config.reduced_grad_dtype(config.grad_accumulation_steps)
     if dtype != config.reduced_grad_dtype(steps) == "fp32":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The model's buffers as an engine wants them."""
+"""The copies of the model's buffers that an engine uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Buffer:
 
 
 def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> list[Buffer]:
-    """All buffers on ``device``, in the dtype for training in ``compute_dtype``. The model's own stay as they are.
+    """All buffers on ``device``, in the dtype for training in ``compute_dtype``. The model's own buffers do not change.
 
     Raises ``ValueError`` for a buffer on the meta device.
     """
@@ -35,7 +35,7 @@ def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> 
                     "outside of it when a buffer is computed from parameters"
                 )
             dtype = buffer.dtype
-            # Its kernels demand statistics in the dtype of weights, and a frozen one has nothing but buffers.
+            # BatchNorm kernels need statistics in the dtype of the weights, and a frozen BatchNorm has only buffers.
             if "BatchNorm" in type(module).__name__ and buffer.is_floating_point():
                 dtype = {"fp16": torch.half, "bf16": torch.bfloat16}.get(compute_dtype, dtype)
             placed = buffer if buffer.device == device and buffer.dtype == dtype else buffer.to(device, dtype)
@@ -44,7 +44,7 @@ def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> 
 
 
 def named(buffers: list[Buffer]) -> list[tuple[str, torch.Tensor]]:
-    """Each tensor once, by the first of its paths."""
+    """Each tensor once, with the first of its paths."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for buffer in buffers:
         found.setdefault(id(buffer.values), (buffer.path, buffer.values))

@@ -1,6 +1,6 @@
-"""Importing this checks that torch is the one that the compiled part was built for.
+"""Importing this module checks that torch is the release that the compiled part was built for.
 
-With another it may not load, or compute something else.
+With another release the compiled part may not load, or may compute wrong results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def check_torch(built_for: str, torch_version: str) -> None:
-    """Raises ``ImportError`` when they are of different releases: variants and pre-releases do not count."""
+    """Raises ``ImportError`` if the two releases differ. Variants and pre-releases do not count."""
     needed, found = _release(built_for), _release(torch_version)
     if needed != found:
         raise ImportError(
@@ -21,13 +21,13 @@ def check_torch(built_for: str, torch_version: str) -> None:
 
 
 def _release(version: str) -> str:
-    """The leading numbers: all that a build knows of its torch."""
+    """The leading numbers of a version: a build knows no more of its torch."""
     return re.match(r"[0-9.]*[0-9]|", version)[0]
 
 
 try:
     from ._built_for import TORCH
-except ModuleNotFoundError:  # a build that is used where it lies, and not by an installation
+except ModuleNotFoundError:  # a build that runs from its build folder, without an installation
     pass
 else:
     check_torch(TORCH, torch.__version__)

@@ -13,10 +13,10 @@ from .units import Unit
 
 
 def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[str, Any]) -> None:
-    """Compiles the forward of each module of a unit with no other unit inside; ``options`` are torch.compile's.
+    """Compiles the forward of each module of a unit that contains no other unit; ``options`` are torch.compile's.
 
-    The forward alone: hooks, which gather parameters and free them, stay outside of graphs. Blocks of one class share
-    what is compiled.
+    Only the forward is compiled: hooks, which gather and free parameters, stay outside of the graphs. Blocks of one
+    class share the compiled code.
     """
     modules = {id(module): module for unit in units for module in unit.modules}
     for module in modules.values():
@@ -25,7 +25,7 @@ def compile_units(units: Sequence[Unit], backend: str | Callable, options: dict[
 
 
 class _CompiledForward:
-    """A module's forward, compiled. A copy of the module has its own, as it was."""
+    """A module's compiled forward. A copy of the module gets its original forward."""
 
     def __init__(self, before: Callable, compiled: Callable) -> None:
         functools.update_wrapper(self, before)
@@ -39,7 +39,7 @@ class _CompiledForward:
 
 
 def check_arguments(schedule: Any, compiled_autograd_enabled: bool) -> None:
-    """Raises ``ValueError`` for what DeepSpeed's ``compile`` can do and this one cannot."""
+    """Raises ``ValueError`` for options of DeepSpeed's ``compile`` that are not supported here."""
     if schedule is not None:
         raise ValueError("compile: schedule is of DeepCompile, which is not supported: leave it out")
     if compiled_autograd_enabled:

@@ -1,4 +1,4 @@
-"""``zeroshard checkpoint convert``: makes a checkpoint of zeroshard out of one of DeepSpeed's or of PyTorch DCP's."""
+"""``zeroshard checkpoint convert``: turns a checkpoint of DeepSpeed or PyTorch DCP into one of zeroshard."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def convert(
 ) -> tuple[str, list[str]]:
     """Writes the checkpoint ``source`` of DeepSpeed or of DCP to ``out``; returns its path and what did not translate.
 
-    ``buffers`` are patterns of names that are buffers, not frozen parameters: DCP does not tell. ``out`` must have room
-    for the new checkpoint twice. Raises ``ValueError`` for a source that is neither, is damaged or is not whole, and
-    when ``out`` has a checkpoint of that tag.
+    ``buffers`` are patterns of names that are buffers, not frozen parameters: DCP does not distinguish them. ``out``
+    must have room for the new checkpoint twice. Raises ``ValueError`` for a source that is neither kind, is damaged or
+    incomplete, and when ``out`` already has a checkpoint of that tag.
     """
     source, out = os.fspath(source), os.fspath(out)
     try:
@@ -41,7 +41,7 @@ def convert(
     except (AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
         if isinstance(error, _C.Error):
             raise
-        kind = type(error).__name__  # of values that are not what they should be
+        kind = type(error).__name__  # values in the source have wrong types
         raise ValueError(f"{source} is damaged or of a form that is not known: {kind}: {error}") from error
 
 
@@ -92,7 +92,7 @@ def _check(entries: list[Entry]) -> None:
 
 
 def _reserve(scratch: Any, size: int, out: str) -> None:
-    """Makes the file that long: a full disk is an error here, and not a signal when the mapping is written."""
+    """Gives the file its size at once: a full disk is then an error here, not a signal while the mapping is written."""
     try:
         os.posix_fallocate(scratch.fileno(), 0, size)
     except OSError as error:
@@ -106,7 +106,7 @@ def _reserve(scratch: Any, size: int, out: str) -> None:
 
 
 def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.StoredTensor, torch.Tensor]]:
-    """Whole tensors in a mapped file, so that memory need not hold them all."""
+    """Puts whole tensors into a mapped file, so that memory need not hold them all."""
     begins, end = [], 0
     for entry in entries:
         begins.append(end)
@@ -137,7 +137,7 @@ def _assemble(entries: list[Entry], scratch: Any, out: str) -> list[tuple[_C.Sto
 
 
 def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
-    """The state of the run, as ``engine.load_checkpoint`` reads it, and the tensors in it."""
+    """The state of the run in the form that ``engine.load_checkpoint`` reads, and the tensors in it."""
     tensors: dict[str, torch.Tensor] = {}
 
     def encoded(value: Any, what: str, where: str) -> Any:
@@ -163,7 +163,7 @@ def _state(contents: Contents) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def _plain(value: Any) -> Any:
-    """Raises ``ValueError`` when ``value`` holds an object of a class that was not loaded."""
+    """Raises ``ValueError`` if ``value`` holds an object of a class that was not loaded."""
     if isinstance(value, (Placeholder, type)):
         raise ValueError(f"it holds {value!r}, which is not loaded")
     if isinstance(value, dict):
@@ -181,7 +181,7 @@ def _loss_scale(contents: Contents) -> dict[str, Any]:
     if saved.get("dynamic") and not usable:
         contents.notes.append(f"the loss scaler's state: {saved}")
     known = usable and bool(saved.get("dynamic"))
-    # Without one, a run in fp16 that goes on from here starts as a new one does.
+    # Without a loss scale, a run in fp16 that continues from here starts with the initial one.
     return {
         "loss_scale": float(saved["scale"]) if known else 65536.0,
         "loss_scale_iteration": numbers[0] if known else 0,

@@ -14,20 +14,20 @@ from . import _C
 from .meeting import await_left_behind, meet, while_all_live
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_kept_stores: dict[tuple[str, int], dist.Store] = {}  # that this rank serves, of tries that failed: for the next
-# The default group that was made here, until an engine's groups are made: its id, and where its store is found.
+_kept_stores: dict[tuple[str, int], dist.Store] = {}  # served by this rank for failed tries, and reused by the next try
+# The default group that was made here, until an engine's groups are made: its id, and where its store is.
 _unused_group: tuple[int, tuple[str, int], dist.Store] | None = None
 
 
 def init_distributed(device: torch.device | str | None = None, timeout: timedelta | None = None) -> None:
-    """Starts torch.distributed if it was not, for the ranks of a launcher: NCCL for CUDA devices, else Gloo.
+    """Starts torch.distributed unless it is started, for the ranks of a launcher: NCCL for CUDA devices, else Gloo.
 
     Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm; without any it does nothing.
-    When all ranks are on one host, or the master address is the loopback interface, neither Gloo nor NCCL listens on
-    any other.
+    When all ranks are on one host, or the master address is the loopback interface, Gloo and NCCL listen on
+    loopback only.
 
-    Raises ``CommError`` when a rank has not come within ``timeout``, by default 10 minutes, has died or gave up: it
-    says which ranks came. It may then be called again, by every rank.
+    Raises ``CommError`` when a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up; the
+    error says which ranks arrived. Every rank may then call it again.
     """
     global _unused_group
     timeout = timeout or timedelta(minutes=10)
@@ -61,7 +61,7 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
 
 
 def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, timeout: timedelta) -> None:
-    if attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # torchrun keeps one store over restarts
+    if attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # torchrun keeps one store across restarts
         store = dist.PrefixStore(f"attempt/{attempt}", store)
     meeting = meet(store, env.rank, env.world_size, timeout, "the default process group")
     while_all_live(
@@ -76,13 +76,13 @@ def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, 
 
 
 def keep_default_group() -> None:
-    """The default group is in use."""
+    """Notes that the default group is in use."""
     global _unused_group
     _unused_group = None
 
 
 def end_default_group() -> None:
-    """Ends the default group when it was made here and nothing uses it yet."""
+    """Ends the default group if it was made here and nothing uses it yet."""
     if _unused_group is not None and dist.is_initialized() and id(dist.group.WORLD) == _unused_group[0]:
         if dist.get_rank() == 0:
             _kept_stores[_unused_group[1]] = _unused_group[2]
@@ -91,7 +91,7 @@ def end_default_group() -> None:
 
 
 def forget_stores() -> None:
-    """In a forked child: the stores are its parent's, whose threads it does not have."""
+    """In a forked child: the stores belong to its parent, whose threads the child does not have."""
     stores = [*_kept_stores.values(), *([_unused_group[2]] if _unused_group is not None else [])]
     for store in stores:
         _C.keep_forever(store)
@@ -111,7 +111,7 @@ def _port(text: str) -> int:
 
 
 def default_device(local_rank: int) -> torch.device:
-    """The GPU of this rank's number, where there are any. Raises ValueError when there are fewer GPUs than ranks."""
+    """The GPU with this rank's number, if there are GPUs. Raises ValueError when there are fewer GPUs than ranks."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     gpus = torch.cuda.device_count()
@@ -126,10 +126,10 @@ def default_device(local_rank: int) -> torch.device:
 
 
 def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    # Nobody waits for all clients here: a meeting does, and tells who is missing.
+    # This does not wait for all clients: a meeting does that, and reports who is missing.
     more = {"timeout": timeout, "wait_for_workers": False}
     if rank != 0 or host not in _LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        # torchrun's agent already serves the store at this address; other ranks of any launcher are clients.
+        # torchrun's agent already serves the store at this address. With any launcher, the other ranks are clients.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_master = rank == 0 and not agent
         if not is_master:
@@ -143,7 +143,7 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
                 f"rank {rank}: rank 0 served the store at {host}:{port} (MASTER_ADDR, MASTER_PORT) and does no more: "
                 f"{error}"
             ) from error
-    # TCPStore would listen on every interface: hand it a socket that is bound to this one.
+    # TCPStore would listen on every interface: pass it a socket that is bound to this one.
     listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -156,12 +156,12 @@ def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timed
 
 
 def _await_listener(host: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Returns once somebody listens there, which c10d looks for rarely, and deaf to Ctrl-C."""
+    """Returns once a process listens there. c10d itself checks rarely, and ignores Ctrl-C meanwhile."""
     begin, nap, reason = time.monotonic(), 0.001, "no time"
     while (left := timeout.total_seconds() - (time.monotonic() - begin)) > 0:
         try:
             with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
-                if connection.getsockname() != connection.getpeername():  # else it has found itself
+                if connection.getsockname() != connection.getpeername():  # else the socket is connected to itself
                     return
         except OSError as error:
             reason = error

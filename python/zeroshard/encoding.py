@@ -1,4 +1,4 @@
-"""Values of Python as JSON, and back: nothing in a checkpoint can run code."""
+"""Python values as JSON, and back: nothing in a checkpoint can run code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Of lists and objects of JSON around a value. The core refuses a manifest with more than 64; a few are its own.
+# Nesting of JSON lists and objects around a value. The core refuses more than 64, and uses a few itself.
 MAX_DEPTH = 56
 
 DTYPES = {
@@ -20,7 +20,7 @@ _HALVES = "surrogatepass"
 
 
 def check_tensor(tensor: torch.Tensor, what: str, way_out: str) -> None:
-    """Raises ``ValueError`` naming ``what`` when a checkpoint has no form for the tensor's dtype or layout."""
+    """Raises ``ValueError`` naming ``what`` when a checkpoint cannot hold the tensor's dtype or layout."""
     if tensor.dtype not in _KNOWN or tensor.layout != torch.strided:
         layout = "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
@@ -31,10 +31,10 @@ def check_tensor(tensor: torch.Tensor, what: str, way_out: str) -> None:
 
 
 def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, depth: int = 0) -> Any:
-    """What ``json`` can write, and how to get ``value`` back; tensors go to ``tensors`` under a name of their place.
+    """Turns ``value`` into JSON from which ``decode`` restores it; tensors go to ``tensors``, named by their place.
 
-    Without ``tensors`` a tensor must be a scalar. Raises ``ValueError`` naming the place of a value that is no number,
-    text, tensor, list, tuple, dict or None, or lies too deep.
+    Without ``tensors`` a tensor must be a scalar. Raises ``ValueError`` naming the place of a value that is nested too
+    deeply or is no number, text, tensor, list, tuple, dict or None.
     """
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -44,10 +44,10 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, where, tensors, depth)
     if value is None or isinstance(value, (bool, int)):
-        fits = value is None or -(2**63) <= value < 2**63  # else a reader of JSON may round it
+        fits = value is None or -(2**63) <= value < 2**63  # a JSON reader may round larger integers
         return value if fits else {"__int__": hex(value)}
     if isinstance(value, str):
-        # Text from file names may have halves of surrogate pairs, which JSON's readers refuse.
+        # Text from file names may have halves of surrogate pairs, which JSON readers refuse.
         return value if _is_text(value) else {"__utf8__": base64.b64encode(value.encode(errors=_HALVES)).decode()}
     if isinstance(value, float):
         return value if math.isfinite(value) else {"__float__": str(value)}
@@ -65,7 +65,7 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
         return {"__dict__": pairs}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
         plain = value.item()
-        if type(plain) is not type(value):  # longdouble has no other form
+        if type(plain) is not type(value):  # longdouble has no Python equivalent
             return encode(plain, where, tensors, depth)
     raise ValueError(
         f"{where} is a {type(value).__name__}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "

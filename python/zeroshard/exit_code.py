@@ -1,4 +1,4 @@
-"""The exit code of a process that ends well but for something that a supervisor is to know."""
+"""Gives a process that ends normally an exit code that tells its supervisor of a problem."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from multiprocessing.util import Finalize
 
 
 def end_with_code_1() -> None:
-    """Lets this process end with the code 1, however well it goes on."""
-    # Below 0: after everything else that waits for the end.
+    """Makes this process end with code 1, even if nothing else fails."""
+    # A priority below 0: after everything else that waits for the end.
     Finalize(None, _end, exitpriority=-1)
 
 

@@ -1,4 +1,4 @@
-"""What a forked child of a rank leaves alone: its parent's process groups."""
+"""Keeps a forked child of a rank away from its parent's process groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _inherited: dist.ProcessGroup | None = None  # the default group of the parent
 
 
 def check_groups_are_own() -> None:
-    """Raises ``StateError`` where the process groups are those of a parent that this process was forked from."""
+    """Raises ``StateError`` in a forked child, where the process groups are its parent's."""
     if _inherited is not None and dist.is_initialized() and dist.group.WORLD is _inherited:
         raise _C.StateError(
             f"process {os.getpid()} is a fork of rank {dist.get_rank()} (process {os.getppid()}), whose process groups "
@@ -30,7 +30,7 @@ def _after_fork_in_child() -> None:
     if not dist.is_initialized():
         return
     _inherited = dist.group.WORLD
-    # Their ends join threads that the child does not have: it would never exit.
+    # Destroying the groups joins threads that the child does not have: it would never exit.
     for group, (_, store) in dist.distributed_c10d._world.pg_map.items():
         _C.keep_forever(group)
         _C.keep_forever(store)

@@ -17,12 +17,12 @@ from .marks import mark_of
 def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: int | None = None) -> Iterator[None]:
     """Makes parameters whole inside the context: they can be read like any tensor.
 
-    Every rank must enter it with the same parameters. With ``modify_rank``, what that rank wrote to them is taken on
-    every rank at exit (master weights included). An exception inside drops it: parameters have the values from before.
-    Where they are whole anyway, as at stages 0 to 2, a copy of their units is kept for that in the memory of the host.
+    Every rank must enter it with the same parameters. With ``modify_rank``, every rank takes over what that rank wrote
+    to them at exit (master weights included). An exception inside drops the writes: parameters get their old values.
+    Where parameters are whole anyway, as at stages 0 to 2, a copy of their units is kept for that in host memory.
 
-    Without it they are for reading: ``StateError`` is raised at exit on a rank that has written to one. ``params`` may
-    hold None and tensors that are not zeroshard's, which are left alone.
+    Without ``modify_rank`` they are for reading: a rank that has written to one gets a ``StateError`` at exit.
+    ``params`` may hold None and tensors that are not zeroshard's; they are left alone.
     """
     with _gathered(params, modify_rank, can_drop=True):
         yield
@@ -47,7 +47,7 @@ def _gathered(
             entered.append((core, sorted(indices)))
         yield
     except BaseException:
-        # Peers may not get here: no collective, and nothing of a half-made change is kept.
+        # Peers may not get here: no collective may run, and a half-made change must not be kept.
         for core, indices in entered:
             core.release(indices, core.DROP_WRITES)
         raise
@@ -56,7 +56,7 @@ def _gathered(
 
 
 def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
-    """Lets ``module.load_state_dict`` change shards and master weights, too: collective, rank 0's values count."""
+    """Lets ``module.load_state_dict`` change shards and master weights, too. Collective; rank 0's values count."""
     loading = []
 
     def before(module: nn.Module, state_dict: dict, prefix: str, local_metadata: dict, *args: Any) -> None:
@@ -65,7 +65,7 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
                 "load_state_dict(assign=True) would replace parameters that zeroshard shards: leave assign out, or "
                 "load before zeroshard.initialize"
             )
-        # Nothing is copied for an exception inside: a second whole model might not fit.
+        # No copy is kept for an exception inside: a second whole model might not fit.
         loading.append(_gathered(module.parameters(), 0, can_drop=False))
         loading[-1].__enter__()
 

@@ -1,4 +1,4 @@
-"""When the process groups that engines were made with end: each has threads and connections."""
+"""When the process groups that engines were made with end. Each group has threads and connections."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from . import _C
 
-_making: list[str] = []  # names of groups whose engine is being made, or could not be
-_unused: list[str] = []  # of groups whose engine is gone
+_making: list[str] = []  # names of groups whose engine is being made, or could not be made
+_unused: list[str] = []  # names of groups whose engine is gone
 
 
 def note_groups(names: Iterable[str]) -> None:
@@ -19,9 +19,9 @@ def note_groups(names: Iterable[str]) -> None:
 
 
 def end_groups_with(core: _C.Engine) -> None:
-    """Ends the groups that were made for ``core``: at once where it has shared memory, else some time after it is gone.
+    """Ends the groups that were made for ``core``: at once if it uses shared memory, else some time after it is gone.
 
-    All ranks have to be done with making it.
+    All ranks must have finished making the engine.
     """
     names = _making.copy()
     _making.clear()
@@ -29,7 +29,7 @@ def end_groups_with(core: _C.Engine) -> None:
     _unused.extend(name for name in names if name not in needed)
     destroy_unused()
     if needed:
-        # Not there: garbage may be collected while torch.distributed is at its tables.
+        # Not in this callback: garbage may be collected while torch.distributed changes its tables.
         weakref.finalize(core, _unused.extend, needed).atexit = False
 
 
@@ -43,6 +43,6 @@ def destroy_unused() -> None:
 
 
 def forget_groups() -> None:
-    """In a forked child: the groups are its parent's."""
+    """In a forked child: the groups belong to its parent."""
     _unused.clear()
     _making.clear()

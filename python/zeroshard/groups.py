@@ -13,14 +13,14 @@ from .forks import check_groups_are_own
 from .group_life import destroy_unused, note_groups
 from .meeting import await_left_behind, meet, while_all_live
 
-_CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another writes or reads its whole share
+_CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another one writes or reads its whole share
 
 
 def make_groups(timeout_ms: int) -> dict[str, Any]:
-    """What the core connects ranks by. Collective.
+    """Makes the process groups by which the core connects the ranks. Collective.
 
-    The names of groups for gathers and for reductions (two, so that ranks may interleave them differently) and for
-    checkpoints, and the meeting of the ranks, who watch one another until the core has connected them.
+    Returns the names of groups for gathers and for reductions (two, so that ranks may interleave them differently) and
+    for checkpoints, and the meeting of the ranks. The ranks watch one another until the core has connected them.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {"gather_group": "", "reduce_group": "", "checkpoint_group": ""}
@@ -28,25 +28,25 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
     patience = timedelta(milliseconds=timeout_ms)
     await_left_behind(patience)
     destroy_unused()
-    # Longer than zeroshard's own, whose messages name the rank and the unit.
+    # Longer than zeroshard's own time-out, whose messages name the rank and the unit.
     timeout = timedelta(milliseconds=timeout_ms + 2000)
     meeting = None
-    if dist.get_backend() != dist.Backend.MPI:  # which has no store
-        # Below torch's own prefix: this meeting finds the cards of the one before the default group was made.
+    if dist.get_backend() != dist.Backend.MPI:  # MPI has no store
+        # Without torch's own prefix: this meeting must see the entries of the meeting for the default group.
         store = dist.distributed_c10d._get_default_store()
         store = getattr(store, "underlying_store", store)
         try:
             meeting = meet(store, dist.get_rank(), dist.get_world_size(), patience, "process groups")
         except _C.CommError as error:
             if getattr(error, "out_of_step", False):
-                end_default_group()  # others begin with it: the next try does everywhere
+                end_default_group()  # other ranks begin by making it: on the next try all do
             raise
 
     def make() -> list[str]:
         names = []
         for options in [{"timeout": timeout}] * 2 + [{"timeout": max(timeout, _CHECKPOINT_TIMEOUT), "backend": "gloo"}]:
             names.append(dist.new_group(**options).group_name)
-            note_groups(names[-1:])  # one that is left alone ends before the next try
+            note_groups(names[-1:])  # if the next group cannot be made, this one ends before the next try
         return names
 
     gather, reduce, checkpoint = while_all_live(meeting, "process groups", make, undo=lambda names: None)

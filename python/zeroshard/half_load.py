@@ -1,7 +1,7 @@
-"""Parameters that a ``load_checkpoint`` that failed half way has left of two checkpoints.
+"""Parameters that are a mixture of two checkpoints because a ``load_checkpoint`` failed half way.
 
-They are marked, so that no other engine trains them unless somebody gave them values since: the mark holds for the
-version that the parameter had.
+They are marked, so that no other engine trains them unless they were given values since. A mark is valid for the
+version that the parameter had when it was marked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHOWN = 5
 
 
 def note_half_load(run: Run) -> None:
-    """After a load, whatever became of it: marks the parameters that are half loaded, and no others."""
+    """After every load, failed or not: marks the parameters that are half loaded, and no others."""
     left = dict(run.core.half_loaded)
     for param in (param for unit in run.units for param in unit.params):
         checkpoint = left.get(param.names[0])
@@ -28,7 +28,7 @@ def note_half_load(run: Run) -> None:
 
 
 def half_loaded(module: nn.Module) -> list[tuple[str, str]]:
-    """The parameters whose mark holds, each with the checkpoint that was read in part."""
+    """The parameters whose mark is still valid, each with the checkpoint that was read in part."""
     marked = [(name, param, getattr(param, _MARK, None)) for name, param in module.named_parameters()]
     return [(name, mark[0]) for name, param, mark in marked if mark is not None and mark[1] == _version(param)]
 
@@ -40,7 +40,7 @@ def describe(left: list[tuple[str, str]]) -> str:
 
 
 def refuse_half_loaded(left: list[tuple[str, str]]) -> None:
-    """Raises ``StateError`` unless there are none."""
+    """Raises ``StateError`` if there are any."""
     if left:
         raise _C.StateError(
             f"zeroshard.initialize: {describe(left)}. Load one that is whole by the engine that has them, or give them "
@@ -49,5 +49,5 @@ def refuse_half_loaded(left: list[tuple[str, str]]) -> None:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """None where writes are not counted."""
+    """None if PyTorch does not count writes to the tensor."""
     return None if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""Gathers each unit around the forward of its modules, and for a forward that reads a parameter of another module."""
+"""Gathers each unit around the forward of its modules, and for forwards that read parameters of other modules."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from . import _C
 from .leaves import tensors_in
 from .units import Unit
 
-_MODEL, _SEVERAL = -1, -2  # in place of a unit
+_MODEL, _SEVERAL = -1, -2  # used instead of a unit's index
 
 
 def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Readers:
-    """Lets ``core`` know when the forward of a unit's module begins and ends, with what tensors.
+    """Tells ``core`` when the forward of a unit's module begins and ends, and with which tensors.
 
-    Where some are sharded, it also learns of units that a forward only reads from: a head that multiplies by
-    ``embedding.weight`` without calling the embedding. They are gathered until the innermost forward that runs, of a
-    unit's module or of the model, has ended, and again for its backward. So are those whose modules return a parameter
-    or a view of one, and those that a backward reads from.
+    If some units are sharded, ``core`` also learns of units that a forward only reads from, such as a head that
+    multiplies by ``embedding.weight`` without calling the embedding. They stay gathered until the innermost running
+    forward, of a unit's module or of the model, has ended, and are gathered again for its backward. The same holds for
+    units whose modules return a parameter or a view of one, and for units that a backward reads from.
     """
     readers = Readers(core)
     some_are_sharded = not all(core.is_replicated(index) for index in range(len(units)))
@@ -34,7 +34,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
             if some_are_sharded:
                 readers.handles += _watch(module, index, readers)
             readers.handles += _surround(module, index, core, readers)
-        if some_are_sharded:  # of whole ones, too: they have the same events, and so the same bits
+        if some_are_sharded:  # also for whole units: they then have the same events, and so the same bits
             for param in unit.params:
                 for name, owner in zip(param.names, param.owners, strict=True):
                     readers.report_reads(owner, name.rpartition(".")[2], index)
@@ -45,7 +45,7 @@ def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Reade
 
 @contextmanager
 def explaining_sharded_parameters() -> Iterator[None]:
-    """Around backward: raises ``StateError`` instead of torch's error for a parameter that is not whole."""
+    """Around backward: raises ``StateError`` instead of torch's error for a sharded parameter."""
     try:
         yield
     except RuntimeError as error:
@@ -79,20 +79,20 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
 
     return [
         module.register_forward_pre_hook(before, prepend=True),
-        module.register_forward_hook(after, always_call=True),  # a recomputation ends a forward early, by an exception
+        module.register_forward_hook(after, always_call=True),  # recomputation ends a forward early, with an exception
     ]
 
 
 class Readers:
-    """The forwards that run, and the units that each reads from. Look-ups of other threads than theirs are not."""
+    """The running forwards, and the units that each reads from. Look-ups by other threads are ignored."""
 
     def __init__(self, core: _C.Engine) -> None:
         self._core: _C.Engine | None = core
         self.handles: list[RemovableHandle] = []  # of all hooks
         self.ownership: Any = None  # lives as long as the hooks
-        self._watched: list[nn.Module] = []  # those whose parameters report look-ups
-        self._running: list[list[int]] = []  # innermost last: its unit, then those of which it has read
-        self.innermost: int | None = None  # its unit
+        self._watched: list[nn.Module] = []  # modules whose parameters report look-ups
+        self._running: list[list[int]] = []  # innermost last; each: its unit, then the units it has read from
+        self.innermost: int | None = None  # the unit of the innermost forward
         self._thread = 0
 
     def remove(self) -> None:
@@ -104,10 +104,10 @@ class Readers:
         self.handles.clear()
         self._watched.clear()
         self.reset()
-        self._core = None  # the engine that has ended may live on
+        self._core = None  # the ended engine may stay alive
 
     def report_reads(self, owner: nn.Module, name: str, unit: int) -> None:
-        """From now on each look-up of a module's parameter is reported."""
+        """Reports each look-up of a module's parameter from now on."""
         if isinstance(owner, torch.jit.ScriptModule):
             return
         if not isinstance(owner._parameters, _Reported):
@@ -116,7 +116,7 @@ class Readers:
         owner._parameters.add(name, unit)
 
     def reset(self) -> None:
-        """Nothing runs: what was interrupted has left its own behind."""
+        """Nothing runs any more: an interrupted forward has left its entries behind."""
         self._running.clear()
         self.innermost = None
 
@@ -127,7 +127,7 @@ class Readers:
 
     def leave(self, unit: int, output: Any) -> None:
         if all(units[0] != unit for units in self._running):
-            return  # it failed before it was entered
+            return  # the forward failed before it was entered
         while True:
             own, *read = self._running.pop()
             self.innermost = self._running[-1][0] if self._running else None
@@ -139,13 +139,13 @@ class Readers:
                 break
 
     def lend(self, unit: int) -> None:
-        """What a forward has returned is the unit's memory: the one around it reads from the unit."""
+        """A forward has returned the unit's memory: from here on the forward around it reads from the unit."""
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)
 
     def read(self, unit: int) -> None:
         if not self._running:
-            # Backward, where a function of the user's computes parts of a module again.
+            # Backward, where a function of the user computes parts of a module again.
             if torch._C._current_graph_task_id() != -1:
                 self._core.pre_forward(unit)
             return
@@ -158,7 +158,7 @@ class Readers:
 
 
 class _Reported(dict):
-    """A module's parameters, of which each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
+    """A module's parameters; each look-up in a forward is reported. ``nn.Module`` looks up attributes here."""
 
     __slots__ = ("readers", "unit", "units")
 
@@ -173,8 +173,8 @@ class _Reported(dict):
         self.unit = unit if set(self.units.values()) == {unit} else _SEVERAL
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
-        # A module's own forward asks some ten times for each block: that has to be quick. In this order: numbers of
-        # units would be in the guards of what is compiled, and no two blocks could share it.
+        # A module's own forward looks up some ten times per block, so this must be quick. Keep this order: otherwise
+        # unit numbers would be in the guards of compiled code, and no two blocks could share it.
         if not is_compiling() and self.readers.innermost != self.unit:
             self._report(name)
         return dict.__getitem__(self, name)

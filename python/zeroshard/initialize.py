@@ -39,22 +39,22 @@ def initialize(
 
     The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
     parameters become zeroshard's: they keep their objects, and take rank 0's values on every rank, as its buffers do.
-    So ranks may be seeded differently before the model is made, and should be afterwards when it has dropout.
+    Ranks may therefore be seeded differently before the model is made. With dropout, seed them differently afterwards.
 
     Args:
         model: any module; it stays as it is, ``engine(...)`` calls it.
         optimizer: a ``torch.optim`` optimizer over the model's parameters, or a callable that makes one from them;
             None takes the one that the configuration names. Without either the engine can only evaluate.
-        model_parameters: parameters or param groups for the configuration's optimizer; None takes all that are
-            trainable.
-        training_data: a dataset; the returned loader gives each rank its own micro-batches. Of an ``IterableDataset``
-            every rank gets what it yields there.
+        model_parameters: parameters or param groups for the configuration's optimizer; None takes all trainable
+            parameters.
+        training_data: a dataset; the returned loader gives each rank its own micro-batches. From an ``IterableDataset``
+            every rank gets whatever the dataset yields on that rank.
         lr_scheduler: a scheduler, or a callable that makes one from the optimizer; None takes the configuration's.
         config: a path to a DeepSpeed JSON file, its text, or a dict.
 
-    Raises ``ConfigError`` for a wrong configuration, ``ValueError`` when ranks differ in configuration, model, or the
-    versions of zeroshard, torch and the packages of the model's modules, and ``StateError`` for a model that a failed
-    ``load_checkpoint`` has left half loaded. Then an engine that the model has already goes on as before.
+    Raises ``ConfigError`` for a wrong configuration; ``ValueError`` when ranks differ in configuration, model, or the
+    versions of zeroshard, torch and the packages of the model's modules; and ``StateError`` for a model that a failed
+    ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
     """
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")
@@ -76,7 +76,7 @@ def initialize(
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
     front = Optimizer(setup)
-    # What may fail on its own comes first: the engine takes parameters and states, and another engine may lose them.
+    # Steps that can fail on one rank come first: later the engine takes parameters and states from another engine.
     loader = None
     if training_data is not None:
         loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
@@ -102,7 +102,7 @@ def parse_config(
 
 
 def _timeout(settings: str | dict | os.PathLike, world_size: int, model: nn.Module) -> timedelta | None:
-    """``zeroshard.timeout_s``; None when the configuration is wrong, which is told once ranks can tell one another."""
+    """``zeroshard.timeout_s``; None for a wrong configuration, which is reported once ranks can tell one another."""
     try:
         return timedelta(milliseconds=parse_config(settings, world_size=world_size, model=model).config.timeout_ms)
     except (_C.Error, ValueError, OSError, TypeError):
@@ -116,7 +116,7 @@ def _hidden_size(model: nn.Module | None) -> int | None:
 
 
 def _device(model: nn.Module, local_rank: int) -> torch.device:
-    """Where the model already is when that is a GPU; else this rank's default."""
+    """The model's own device if that is a GPU; else this rank's default."""
     for param in model.parameters():
         if param.device.type == "cuda":
             return param.device

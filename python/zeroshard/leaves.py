@@ -1,4 +1,4 @@
-"""Tensors in what modules take and return."""
+"""Finds tensors in the arguments and results of modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The tensors of what a module returned: in containers, dataclasses, and attributes of other objects."""
+    """The tensors in a module's output: in containers, dataclasses, and attributes of other objects."""
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
@@ -31,12 +31,12 @@ def _walk(value: Any, seen: set[int]) -> list[torch.Tensor]:
 
 
 def _held_by(leaf: Any) -> list[Any]:
-    """What may have tensors in an object that is no node of pytree."""
+    """The parts of an object that may hold tensors, if pytree does not know the object."""
     if isinstance(leaf, (type, nn.Module)):
         return []
     if dataclasses.is_dataclass(leaf):
         return [getattr(leaf, item.name) for item in dataclasses.fields(leaf)]
-    if isinstance(leaf, (dict, list, tuple)):  # of classes that pytree does not know
+    if isinstance(leaf, (dict, list, tuple)):  # subclasses that pytree does not know
         return list(leaf.values() if isinstance(leaf, dict) else leaf)
     held = getattr(leaf, "__dict__", {}).values()
     return [value for value in held if isinstance(value, (torch.Tensor, tuple, list, dict))]

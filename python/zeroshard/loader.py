@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 
 class ShardedSampler(Sampler[int]):
-    """A shuffle by (seed, epoch) that does not depend on the number of ranks, dealt out to them in turn.
+    """A shuffle by (seed, epoch) that does not depend on the number of ranks; samples go to the ranks in turn.
 
-    ``consumed`` samples of the epoch are left out, so that another number of ranks can go on where some stopped.
+    ``consumed`` samples of the epoch are left out, so that another number of ranks can continue an epoch.
     """
 
     def __init__(self, num_samples: int, drop_last: bool, seed: int = 0) -> None:
@@ -31,7 +31,7 @@ class ShardedSampler(Sampler[int]):
         left = order[self.consumed :]
         if self._drop_last:
             left = left[: len(left) // ranks * ranks]
-        elif len(left) % ranks != 0:  # every rank gets the same number: the first samples come again
+        elif len(left) % ranks != 0:  # every rank gets the same number of samples: the first ones are repeated
             short = ranks - len(left) % ranks
             left += (order * (short // len(order) + 1))[:short]
         return iter(left[rank::ranks])
@@ -44,9 +44,9 @@ class ShardedSampler(Sampler[int]):
 class Loader(DataLoader):
     """A ``DataLoader`` whose position in the epoch is part of a checkpoint.
 
-    Iterating again begins the next epoch, even where the last iteration was left before its end; after
-    ``load_state_dict`` the first iteration goes on in the saved one. An iterator ends when a later one has begun: the
-    loader has one position. An ``IterableDataset`` starts from its beginning: only it knows how to skip.
+    Iterating again begins the next epoch, even if the last iteration was left before its end. After
+    ``load_state_dict`` the first iteration continues the saved one. An iterator ends when a later one has begun: the
+    loader has only one position. An ``IterableDataset`` starts from its beginning: only it knows how to skip.
 
     ``len()`` is the number of batches of the iteration that runs, or else of the next one.
     """
@@ -62,22 +62,22 @@ class Loader(DataLoader):
         self._own_sampler = None if iterable else ShardedSampler(len(dataset), drop_last)
         self._epoch = 0
         self._batches = 0  # handed out since the position below
-        self._start = 0  # samples of the epoch that all ranks together had before
+        self._start = 0  # samples of the epoch that all ranks together had before that
         self._iterations = 0  # begun so far
-        self._runs = False  # the last of them, which nobody has left yet
+        self._runs = False  # whether the last iteration is still running
         super().__init__(
             dataset,
             batch_size=micro_batch_size,
             sampler=self._own_sampler,
             collate_fn=collate_fn,
             drop_last=drop_last,
-            # Iterating draws a number. From torch's own generator, a run that goes on within an epoch would draw one
-            # more than the run that was not stopped.
+            # Iterating draws a random number. With torch's own generator, a run resumed within an epoch would draw one
+            # more number than a run that was not stopped.
             generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: nothing of this happens before the first batch is asked for.
+        # A generator: nothing of this runs before the first batch is requested.
         if self._batches > 0:  # the last iteration was left within its epoch
             self._begin_next_epoch()
         self._iterations += 1
@@ -99,7 +99,7 @@ class Loader(DataLoader):
                 self._runs = False
 
     def __len__(self) -> int:
-        if self._own_sampler is not None:  # its own position is that of the iteration before until the next has begun
+        if self._own_sampler is not None:  # until the next iteration begins, its position is that of the last one
             self._own_sampler.consumed = self._start if self._runs or self._batches == 0 else 0
         return super().__len__()
 
@@ -113,7 +113,7 @@ class Loader(DataLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._start, self._batches = state["epoch"], state["consumed"], 0
-        self._iterations += 1  # what goes on with an older iterator is not of the saved position
+        self._iterations += 1  # an older iterator that continues no longer changes the saved position
         self._runs = False
         if self._own_sampler is None and self._start > 0:
             warnings.warn(

@@ -16,7 +16,7 @@ _OWNER = "_zeroshard_owner"
 
 
 class Mark(NamedTuple):
-    """Of one tensor object of a parameter."""
+    """The mark on one tensor object of a parameter."""
 
     core: weakref.ref[_C.Engine]
     unit: int
@@ -33,13 +33,13 @@ def unmark(tensor: torch.Tensor) -> None:
 
 
 def mark_of(tensor: torch.Tensor) -> Mark | None:
-    """None unless an engine that is alive has the parameter, whose memory it may have freed."""
+    """None unless a living engine has the parameter. The engine may have freed the parameter's memory."""
     found: Mark | None = getattr(tensor, _MARK, None)
     return found if found is not None and found.core() is not None else None
 
 
 def owners_of(params: Iterable[torch.Tensor]) -> Iterator[tuple[Any, int]]:
-    """For each parameter that has one: its owner, and its unit there."""
+    """Owner and unit of each parameter that has an owner."""
     for param in params:
         found: Mark | None = getattr(param, _MARK, None)
         if found is not None and (owner := found.owner()) is not None:
@@ -55,6 +55,6 @@ def unmark_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
-    """By param group the parameters that an optimizer was made with, also where an engine has put slices there."""
+    """The parameters that an optimizer was made with, by param group, even if an engine has put slices there."""
     owner = getattr(optimizer, _OWNER, lambda: None)()
     return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .units import Param, Unit
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
-_KEPT_BYTES = 64 * 2**20  # of parameters whose values are given where they are made, of one context
+_KEPT_BYTES = 64 * 2**20  # in all, for parameters of one context that are made from values
 
 
 class Init:
@@ -23,16 +23,18 @@ class Init:
 
     Parameters that a module registers inside live on the meta device; ``zeroshard.initialize`` gives them memory and
     initial values one unit at a time, by ``reset_parameters`` of their modules and the model's ``_init_weights``, so
-    that a rank never holds more than its shards and one unit. A parameter that takes the place of another keeps its
-    memory and values: ``from_pretrained``, ``load_state_dict(..., assign=True)``, an assignment. So do buffers,
-    parameters that are no floating-point numbers, and those made of values (``nn.Parameter(torch.ones(n) * 1e-6)``) up
-    to 64 MiB in all; beyond that they keep one value for all elements (``torch.zeros(n)``). Values that ``initialize``
-    cannot make again, those written in place into a parameter without memory by other code than these methods, and
-    different ones beyond 64 MiB, are an error there. Contexts may be nested.
+    that a rank never holds more than its shards and one unit.
+
+    These keep their memory and values: a parameter that replaces another (``from_pretrained``,
+    ``load_state_dict(..., assign=True)``, an assignment), buffers, parameters that are no floating-point numbers, and
+    parameters made from values (``nn.Parameter(torch.ones(n) * 1e-6)``) up to 64 MiB in all. Beyond 64 MiB, a
+    parameter made from values keeps one value for all elements (``torch.zeros(n)``); different values are an error in
+    ``initialize``. So are values that other code than these methods wrote in place into a parameter without memory,
+    because ``initialize`` cannot make them again. Contexts may be nested.
 
     Args:
-        dtype: of floating-point parameters; None leaves each its own. The other arguments are DeepSpeed's and have no
-            effect, but for ``enabled``.
+        dtype: the dtype of floating-point parameters; None leaves each its own. The other arguments are DeepSpeed's
+            and have no effect, except ``enabled``.
 
     Raises ``ValueError`` when ``dtype`` is no floating-point type.
     """
@@ -57,9 +59,9 @@ class Init:
         self._dtype = dtype
         self._register_parameter = None
         self._writes = Writes()
-        self._names = WeakIdKeyDictionary()  # of parameters that each module has had
+        self._names = WeakIdKeyDictionary()  # the names of parameters that each module has had
         self._kept_bytes = 0
-        self._placed = WeakIdKeyDictionary()  # what stands for a parameter: one on the meta device, or None for itself
+        self._placed = WeakIdKeyDictionary()  # parameter -> its replacement on the meta device, or None for itself
 
     def __enter__(self) -> Init:
         if not self._enabled:
@@ -82,7 +84,7 @@ class Init:
             self._writes.mark()
 
     def _place(self, module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        """What to register in the place of ``param``: the same for the same one, so that ties stay."""
+        """What to register instead of ``param``: always the same for the same one, so that ties stay."""
         lazy = isinstance(param, nn.parameter.UninitializedTensorMixin)
         if not isinstance(param, nn.Parameter) or lazy or not param.is_floating_point():
             return param
@@ -94,13 +96,13 @@ class Init:
         if not param.is_meta:
             param = self._placed[param] if self._placed[param] is not None else param
         if self._dtype is not None and param.dtype != self._dtype:
-            param.data = param.data.to(self._dtype)  # the same object: who loads weights marks them
+            param.data = param.data.to(self._dtype)  # keeps the object: code that loads weights marks it
         if param.is_meta:
             self._writes.params[param] = True
         return param
 
     def _stand_in(self, module: nn.Module, param: nn.Parameter) -> nn.Parameter | None:
-        """One without memory for ``param`` of ``module``; None where it has values, and little memory, of its own."""
+        """A parameter without memory to replace ``param``; None if ``param`` has values and little memory."""
         has_values = not is_unwritten(param)
         if has_values and self._kept_bytes + param.nbytes <= _KEPT_BYTES:
             self._kept_bytes += param.nbytes
@@ -121,8 +123,8 @@ def _without_memory(param: nn.Parameter) -> nn.Parameter:
 def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
     """Gives the unit's meta parameters memory on ``device`` and initial values. Does nothing when there are none.
 
-    The values are those of building the model eagerly: every module resets its parameters, inner ones first, then
-    ``_init_weights`` is applied. Modules around the unit take part for the sake of its parameters.
+    The values are those of building the model eagerly: every module resets its parameters, inner modules first, then
+    ``_init_weights`` is applied. Modules that contain the unit take part because their initializers may write to it.
 
     Raises ``ValueError`` naming a parameter that gets no values, or had values that cannot be made again.
     """
@@ -146,7 +148,7 @@ def materialize(model: nn.Module, unit: Unit, device: torch.device) -> None:
 
 
 class _Fill:
-    """One parameter of the meta device while it gets its values: NaN where nothing was written yet."""
+    """One meta parameter while it gets its values. NaN marks elements that nothing has written yet."""
 
     def __init__(self, param: Param, unit: str, device: torch.device) -> None:
         old = param.tensors[0]
@@ -161,7 +163,7 @@ class _Fill:
                 "zeroshard.Init() (load_state_dict: assign=True), or build the model outside of zeroshard.Init()"
             )
         has_values, value = hasattr(old, "_zeroshard_value"), getattr(old, "_zeroshard_value", None)
-        # Without a call of its initializers while it was built, it has the values that it was made of.
+        # If none of its initializers ran while it was built, it has the values that it was made from.
         self._keeps = value if has_values and not is_initialized(old) else None
         if has_values and value is None and not is_initialized(old):
             raise ValueError(
@@ -172,7 +174,7 @@ class _Fill:
         values = torch.full(old.shape, float("nan") if value is None else value, dtype=old.dtype, device=device)
         self._new = nn.Parameter(values, requires_grad=old.requires_grad)
         param.tensors = [self._new]
-        # A tied parameter has the values of the module that it was made for; the others' went with what it replaced.
+        # A tied parameter has the values of the module that it was made for; the other modules' values were replaced.
         home = getattr(old, "_zeroshard_home", None)
         if not any(home is owner for owner in param.owners):
             home = next((owner for owner in param.owners if _resets(owner)), param.owners[0])
@@ -185,7 +187,7 @@ class _Fill:
         for name, owner in self._slots():
             given = owner._parameters[name]
             if given is not self._new and given is not None and not given.is_meta:
-                self._new.copy_(given)  # an initialiser that assigns
+                self._new.copy_(given)  # an initialiser that assigns instead of writing in place
         if self._keeps is not None:
             self._new.fill_(self._keeps)
         self.tie()
@@ -211,7 +213,7 @@ class _Fill:
 
 @contextmanager
 def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
-    """Hides all parameters but ``pending`` behind ones without memory: initialisers may reach beyond the unit."""
+    """Hides all parameters but ``pending`` behind dummies without memory: initialisers may reach beyond the unit."""
     hidden = [
         (module, name, param)
         for module in model.modules()
@@ -229,7 +231,7 @@ def _others_hidden(model: nn.Module, pending: set[int]) -> Iterator[None]:
 
 @contextmanager
 def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
-    """Restores what ``reset_parameters`` does to buffers, which have their values already."""
+    """Restores buffers that ``reset_parameters`` changes; they already have their values."""
     kept = [
         (module, name, buffer, buffer.clone())
         for module in modules
@@ -242,7 +244,7 @@ def _buffers_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """The modules with one of ``owners`` in them, inner ones first, and whose ``_init_weights`` each gets, in order."""
+    """The modules that contain one of ``owners``, inner ones first, each with those whose ``_init_weights`` it runs."""
     seen: dict[int, bool] = {}
     found = []
 
@@ -250,7 +252,7 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
         if id(module) in seen:
             return seen[id(module)]
         if _initialises_others(module):
-            # Of several of Hugging Face the innermost applies alone: it marks what it has initialised.
+            # If several Hugging Face models contain it, only the innermost applies: it marks what it has initialised.
             keep = [m for m in enclosing if not (_of_hugging_face(m) and _of_hugging_face(module))]
             enclosing = [module, *keep]
         inside = [visit(child, enclosing) for child in module.children()]
@@ -264,7 +266,7 @@ def _modules_around(model: nn.Module, owners: set[int]) -> Iterator[tuple[nn.Mod
 
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
-    """The methods by which the module writes its own parameters when it is built."""
+    """The methods with which the module writes its own parameters when it is built."""
     methods = (getattr(module, name, None) for name in INITIALIZERS)
     return [method for method in methods if method is not None and _takes_nothing(method)]
 

@@ -1,4 +1,4 @@
-"""How ranks come together before they are connected, and notice those that do not."""
+"""How ranks meet before they are connected, and notice ranks that do not arrive."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch.distributed as dist
 from . import _C
 
 Result = TypeVar("Result")
-_RECONNECT = timedelta(seconds=10)  # to a store that has just answered
-_connecting: list[threading.Thread] = []  # left behind while they wait inside of torch.distributed
+_RECONNECT = timedelta(seconds=10)  # for a store that has just answered
+_connecting: list[threading.Thread] = []  # threads left behind while they wait inside of torch.distributed
 
 
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purpose: str) -> _C.Meeting:
     """Returns when all ranks have called it, for the same ``purpose``.
 
-    Raises ``CommError`` when one that had come has died or left, or has not come in time: it names those that came and
-    those that did not. Its ``out_of_step`` is true when ranks came for different things.
+    Raises ``CommError`` when a rank that had arrived has died or left, or when a rank does not arrive in time. The
+    error names the ranks that arrived and the missing ones. Its ``out_of_step`` is true if the purposes differed.
     """
     meeting = None
     try:
@@ -56,10 +56,10 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, purp
 
 
 def _own_connection(store: dist.Store) -> dist.Store:
-    """A call that waits keeps others on the same connection waiting, too."""
+    """A connection of its own: a call that waits would block other calls on the same connection."""
     if not hasattr(store, "clone"):
         return store
-    store.check(["zeroshard/meeting"])  # fails at once when nobody serves it any more, where another would wait
+    store.check(["zeroshard/meeting"])  # fails at once if nobody serves the store any more; other calls would wait
     timeout = store.timeout
     store.set_timeout(min(timeout, _RECONNECT))
     try:
@@ -72,7 +72,7 @@ def _own_connection(store: dist.Store) -> dist.Store:
 
 @contextmanager
 def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
-    """An error inside is the end of the meeting, of which the other ranks learn."""
+    """Ends the meeting on an error inside, so that the other ranks learn of it."""
     try:
         yield
     except BaseException as error:
@@ -85,11 +85,11 @@ def left_on_error(meeting: _C.Meeting | None) -> Iterator[None]:
 def while_all_live(
     meeting: _C.Meeting | None, what: str, connect: Callable[[], Result], undo: Callable[[Result], None]
 ) -> Result:
-    """What ``connect()`` returns. Raises ``CommError`` when a rank dies or leaves meanwhile, or it takes too long.
+    """Returns what ``connect()`` returns. Raises ``CommError`` if a rank dies or leaves meanwhile, or on a time-out.
 
-    It runs on a thread of its own, since nothing of torch.distributed that connects ranks can be interrupted, neither
-    by a death nor by Ctrl-C; then the thread is left behind, and ends by ``undo(result)`` when it succeeds after all.
-    Without a meeting nobody is watched.
+    ``connect()`` runs on a thread of its own, since no call of torch.distributed that connects ranks can be
+    interrupted, neither by a death nor by Ctrl-C. On an interruption the thread is left behind; if it succeeds later,
+    it calls ``undo(result)``. Without a meeting no rank is watched.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     answer: dict[str, Any] = {}
@@ -112,14 +112,14 @@ def while_all_live(
             done.set()
 
     if meeting is not None and meeting.retried:
-        # Ranks may have failed after different numbers of groups: names and keys are to be new, and alike.
+        # Ranks may have failed after different numbers of groups: new names and keys must be unused and equal on all.
         dist.distributed_c10d._world.group_count = 1_000_000 * meeting.number
     thread = threading.Thread(target=run, name="zeroshard-connect", daemon=True)
     with left_on_error(meeting):
         thread.start()
         try:
             while not done.wait(0.05):
-                with suppress(dist.DistError):  # the store does not answer: connect() will fail, or the time is over
+                with suppress(dist.DistError):  # the store does not answer: connect() will fail, or time out
                     if meeting is not None:
                         meeting.check(what)
         except BaseException:
@@ -132,14 +132,14 @@ def while_all_live(
             raise
         error = answer.get("error")
         if meeting is not None and (isinstance(error, dist.DistError) or type(error) is RuntimeError):
-            meeting.explain(str(error))  # of c10d and of Gloo
+            meeting.explain(str(error))  # errors of c10d and of Gloo
         if error is not None:
             raise error
     return answer["result"]
 
 
 def await_left_behind(timeout: timedelta) -> None:
-    """Returns when nothing connects ranks any more for a try that has failed: it would interfere with the next."""
+    """Returns when no connection attempt of a failed try is running: it would interfere with the next try."""
     end = time.monotonic() + timeout.total_seconds()
     while _connecting:
         _connecting[-1].join(max(0.0, end - time.monotonic()))
@@ -153,6 +153,6 @@ def await_left_behind(timeout: timedelta) -> None:
 
 @atexit.register
 def _stay_behind() -> None:
-    """A thread that comes back to an interpreter that ends would abort the process."""
+    """A thread that returns to an interpreter that is shutting down would abort the process."""
     if any(thread.is_alive() for thread in _connecting):
         _C.end_beside_threads()

@@ -1,4 +1,4 @@
-"""What a run tells on stderr."""
+"""Messages of a run on stderr."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from torch import nn
 from . import _C
 from .marks import made_with
 
-# What an optimizer of the configuration reads besides its rate and decay. torch's schedulers look for betas, or else
-# for momentum, and cycle them.
+# What an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers look for
+# betas, or else for momentum, and cycle them.
 _ADAM = ("betas", "eps", "bias_correction", "decoupled_weight_decay")
 _SETTINGS = {
     _C.OptimizerType.ADAM: _ADAM,
@@ -27,7 +27,7 @@ _SETTINGS = {
 
 # Elementwise: an update over a flat shard equals one over whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
-# Those of torch that are not, and why: they see one flat slice of each parameter, so no setting makes them right.
+# torch's optimizers that are not elementwise, and why. On one flat slice of each parameter they compute wrong results.
 _WHOLE = {
     "Adafactor": "keeps its second moments by row and column of whole matrices",
     "LBFGS": "needs a closure, and the gradients of all parameters at once",
@@ -38,15 +38,15 @@ _WHOLE = {
 
 @dataclass
 class OptimizerSetup:
-    """What the engine must know of the optimizer before it takes over the parameters."""
+    """Facts about the optimizer that the engine needs before it takes over the parameters."""
 
     param_groups: list[dict[str, Any]]
     group_of: dict[int, int]  # id(parameter) -> index of its param group
     type: _C.OptimizerType
     trains: bool = True
-    inner: torch.optim.Optimizer | None = None  # the user's
+    inner: torch.optim.Optimizer | None = None  # the user's optimizer
     external: bool = False  # `inner` does the updates itself
-    states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)  # by parameter, those that it has
+    states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)  # by parameter, where there are any
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -133,7 +133,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
 
 
 def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, way_out: str) -> dict[int, int]:
-    """id(parameter) -> index of its group. Raises ``ValueError`` for what is not the model's, or in two places."""
+    """id(parameter) -> index of its group. Raises ``ValueError`` for a parameter of another model or in two groups."""
     names = {id(param): name for name, param in model.named_parameters()}
     group_of: dict[int, int] = {}
     strangers = 0
@@ -149,7 +149,7 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, way_o
 
 @contextmanager
 def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
-    """What is set in param groups inside, as by a scheduler that is made, is taken back when an exception ends it."""
+    """If an exception ends the context, restores settings of param groups, such as those a new scheduler has set."""
     before = [{name: value for name, value in group.items() if name != "params"} for group in param_groups]
     try:
         yield
@@ -162,7 +162,7 @@ def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
-    """Reads a param group's hyper-parameters as they are now."""
+    """Reads a param group's current hyper-parameters."""
     options = _C.ParamGroupOptions()
     options.lr = float(group["lr"])
     options.weight_decay = float(group.get("weight_decay", 0.0))
@@ -184,12 +184,12 @@ class Optimizer(torch.optim.Optimizer):
     """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
     The states are sharded and live in the core: ``step()`` does nothing here, ``engine.step()`` updates and clears
-    gradients. ``zero_grad()`` is ``engine.zero_grad()``. An optimizer of the user's has these methods, too, but for
-    ``step()``, as long as the engine has it.
+    gradients. ``zero_grad()`` is ``engine.zero_grad()``. While an engine has an optimizer of the user's, that optimizer
+    has these methods, too, except ``step()``.
     """
 
     def __init__(self, setup: OptimizerSetup) -> None:
-        # Optimizer.__init__ would copy the dicts, and schedulers of the user's optimizer hold the originals.
+        # Optimizer.__init__ would copy the dicts, but schedulers of the user's optimizer hold the originals.
         self.param_groups = setup.param_groups
         self.defaults = setup.defaults
         self.state: dict = {}
@@ -201,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):
         self._engine: Callable[[], Any] = lambda: None
 
     def belong_to(self, engine: Any) -> None:
-        """``engine``, which may be gone before this is, has a method ``zero_grad``."""
+        """``engine`` has a method ``zero_grad``; it may be destroyed before this object."""
         self._engine = weakref.ref(engine)
 
     @property
@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def name(self) -> str:
-        """Of the class that updates outside the engine, or of the core's own optimizer."""
+        """The name of the class that updates outside the engine, or of the core's own optimizer."""
         return type(self._inner).__name__ if self._outside else self._kind.name
 
     def rates(self) -> list[float]:
@@ -219,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def options(self) -> list[_C.ParamGroupOptions]:
-        """What the core updates with. The groups of an optimizer outside may hold anything, and the core reads none."""
+        """Options that the core updates with. It ignores an outside optimizer's groups, which may hold anything."""
         if self._outside:
             return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(group, self._kind) for group in self.param_groups]
@@ -241,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def mark_step(self) -> None:
-        """Tells torch's schedulers that the optimizer has stepped, or they warn about the order of calls."""
+        """Tells torch's schedulers that the optimizer has stepped; otherwise they warn about the order of calls."""
         for optimizer in (self, self._inner):
             if optimizer is not None:
                 optimizer._opt_called = True

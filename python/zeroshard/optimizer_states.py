@@ -1,6 +1,6 @@
-"""States that an optimizer of the user's has before the engine: those that it makes with its parameters, or has loaded.
+"""States that a user's optimizer has before the engine: made together with its parameters, or loaded.
 
-They are of whole parameters, and rank 0's count, as of parameters; the engine keeps each rank's stretches of them.
+They belong to whole parameters, and rank 0's count, as with parameters. The engine keeps each rank's stretches of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .optimizer import OptimizerSetup
 from .run import Run
 from .units import Unit
 
-# The states that the core keeps itself, in its order; torch's names.
+# The states that the core keeps itself, in its order and with torch's names.
 _MOMENTS = {
     _C.OptimizerType.ADAM: ("exp_avg", "exp_avg_sq"),
     _C.OptimizerType.ADAMW: ("exp_avg", "exp_avg_sq"),
@@ -26,9 +26,9 @@ _MOMENTS = {
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
-    """Which states each parameter has. Every rank must have the same.
+    """Lists the states of each parameter. Every rank must have the same.
 
-    Raises ``ValueError`` for a state that is neither a number nor has one value per element: there is no rank's part.
+    Raises ``ValueError`` for a state that is neither a number nor has one value per element: it cannot be sharded.
     """
     names = {id(tensor): param.names[0] for unit in units for param in unit.params for tensor in param.tensors}
     found = []
@@ -51,7 +51,7 @@ def _type_of(value: Any) -> str:
 
 
 def _share(run: Run, state: dict[str, Any]) -> None:
-    """Gives the states of a parameter rank 0's values, as the parameter has them. Collective."""
+    """Gives the states of a parameter rank 0's values, in the parameter's shape. Collective."""
     for kind in sorted(kind for kind, value in state.items() if value is not None):
         value = state[kind]
         if isinstance(value, torch.Tensor):
@@ -96,7 +96,7 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
 
 
 def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
-    """What of a parameter's states goes with a stretch of it."""
+    """The part of a parameter's states that belongs to a stretch of the parameter."""
     own = {}
     for kind, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -104,8 +104,8 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
             end = part.begin + part.master.numel()
             own[kind] = whole[part.begin : end].to(part.master.device, torch.float32, copy=True)
         elif isinstance(value, torch.Tensor):
-            # A scalar tensor of each stretch's own: optimizers update them in place. A parameter of no dimension has
-            # states of no dimension, too.
+            # Each stretch gets its own scalar tensor, because optimizers update it in place. A parameter without
+            # dimensions also has states without dimensions.
             own[kind] = value.clone() if list(part.shape) != [] or kind == "step" else value.reshape(1).clone()
         else:
             own[kind] = value
@@ -113,7 +113,7 @@ def _stretch(state: dict[str, Any], part: _C.OptimizerSlice) -> dict[str, Any]:
 
 
 def _updates(state: dict[str, Any]) -> int:
-    """SGD counts none: its momentum is that of a gradient at least."""
+    """The number of updates. SGD does not count: if it has a momentum, there was at least one."""
     if "step" in state:
         return int(state["step"])
     return 1 if state.get("momentum_buffer") is not None else 0

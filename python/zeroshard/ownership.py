@@ -1,4 +1,4 @@
-"""What ties a module to its engine, and how it is undone: another engine takes the module over, or the engine ends."""
+"""What ties a module to its engine, and how that ends: another engine takes the module over, or the engine ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .messages import log
 from .run import Run
 from .together import together
 
-# Of the user's own optimizer, which has neither gradients nor whole states: they do what the engine's optimizer does.
+# Methods of the user's own optimizer: it has neither gradients nor whole states, so the engine's optimizer does them.
 _BORROWED = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
 
 
 class Ownership:
-    """The hooks in a module, the marks on its parameters and the methods of the user's optimizer that are one engine's.
+    """What one engine owns: the hooks in a module, marks on its parameters, methods of the user's optimizer.
 
-    The module's hooks keep it, and with it the core: the engine itself may be gone already.
+    The module's hooks keep it alive, and with it the core, even when the engine itself is gone.
     """
 
     def __init__(self, run: Run, readers: Readers) -> None:
@@ -40,7 +40,7 @@ class Ownership:
         self._outside = run.external  # it gets slices into its groups
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
-        self._own_methods: dict[str, Any] = {}  # that the user's optimizer has itself, not by its class
+        self._own_methods: dict[str, Any] = {}  # set on the user's optimizer itself, not on its class
         if self._inner is not None:
             self._own_methods = {name: vars(self._inner)[name] for name in _BORROWED if name in vars(self._inner)}
             vars(self._inner).update({name: getattr(run.optimizer, name) for name in _BORROWED})
@@ -52,7 +52,7 @@ class Ownership:
                     mark(tensor, Mark(core, index, position, mine))
 
     def detach(self, why: str) -> None:
-        """Takes the hooks out. The engine refuses whatever is asked of it from now on, saying ``why``."""
+        """Removes the hooks. From now on the engine refuses every call, with ``why`` as the reason."""
         self._readers.remove()
         if self._inner is not None:
             for name in _BORROWED:
@@ -63,18 +63,18 @@ class Ownership:
         if self._outside is not None:
             for group, params in zip(self._outside.param_groups, self.params_of_groups, strict=True):
                 group["params"] = params
-            self._outside.state.clear()  # of slices, which go with the core
+            self._outside.state.clear()  # states of slices, which end with the core
             self._outside = None
         if (run := self._run()) is not None:
             run.end(why)
 
     @property
     def has_sharded_units(self) -> bool:
-        """Whether units are left whose parameters other ranks have in part."""
+        """Whether there are units left whose parameters are spread over ranks."""
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))
 
     def check_can_give(self) -> None:
-        """Raises ``StateError`` where parameters are sharded and can be gathered no more. Collective."""
+        """Raises ``StateError`` if parameters are sharded and can no longer be gathered. Collective."""
         if self.core is None or not self.has_sharded_units:
             return
         try:
@@ -87,7 +87,7 @@ class Ownership:
             ) from error
 
     def return_unit(self, index: int) -> None:
-        """Makes a unit's parameters ordinary tensors again. Collective where they are sharded."""
+        """Makes a unit's parameters ordinary tensors again. Collective if they are sharded."""
         if self.core is None or not self._tensors[index]:
             return
         self.core.return_unit(index)
@@ -96,7 +96,7 @@ class Ownership:
         self._tensors[index] = []
 
     def end(self, *, gather: bool = True) -> None:
-        """Returns the units that are left, but those that are sharded and not to be gathered, and frees the core.
+        """Returns all remaining units and frees the core. Without ``gather``, sharded units are not returned.
 
         Raises ``MemoryError`` only with ``gather``; without it, a unit that does not fit into memory has no values.
         """
@@ -115,13 +115,13 @@ class Ownership:
 
 
 def take_back(params: Iterable[torch.Tensor]) -> None:
-    """Makes parameters of another engine ordinary tensors again, with all others of their units."""
+    """Makes parameters of another engine ordinary tensors again, together with all others of their units."""
     for owner, unit in owners_of(params):
         owner.return_unit(unit)
 
 
 def drop_gradients(module: nn.Module) -> None:
-    """Those of training before the engine: they would join its first step."""
+    """Drops gradients from before the engine: they would be added to its first step."""
     with_gradient = [(name, param) for name, param in module.named_parameters() if param.grad is not None]
     for _, param in with_gradient:
         param.grad = None
@@ -134,10 +134,10 @@ def drop_gradients(module: nn.Module) -> None:
 
 @contextmanager
 def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Around the making of an engine: those that its parameters belong to end, and give them by units. Collective.
+    """Around the making of an engine: ends the engines that own its parameters, unit by unit. Collective.
 
-    They do from the call of what is yielded on, which is due when all ranks have agreed to make the new one. Before
-    that an exception leaves them as they were.
+    They end when the yielded function is called, which is due when all ranks have agreed to make the new engine. An
+    exception before that leaves them unchanged.
     """
     owners = list(dict.fromkeys(owner for owner, _ in owners_of(module.parameters())))
     begun = False
@@ -158,7 +158,7 @@ def taking_over(module: nn.Module) -> Iterator[Callable[[], None]]:
 
     try:
         yield begin
-    except BaseException:  # nobody may wait for the other ranks
+    except BaseException:  # the other ranks cannot be waited for
         for owner in owners if begun else []:
             owner.end(gather=False)
         raise
@@ -170,7 +170,7 @@ def destroy(run: Run, ownership: Ownership) -> None:
     """See ``Engine.destroy``."""
     if run.has_ended:
         return
-    at_peace = sys.exc_info()[0] is None  # where an exception is handled, the other ranks may be anywhere
+    at_peace = sys.exc_info()[0] is None  # while an exception is handled, the other ranks may be anywhere
     gather = at_peace and (not ownership.has_sharded_units or _fits(run))
     unsaved = _wait_for_save(run.core) if at_peace else None
     left = half_loaded(run.module) if gather or not ownership.has_sharded_units else []
@@ -187,7 +187,7 @@ def destroy(run: Run, ownership: Ownership) -> None:
 
 
 def _wait_for_save(core: _C.Engine) -> _C.Error | None:
-    """The error of a save in the background that nobody has heard of yet."""
+    """The error of a save in the background that was not reported yet."""
     try:
         core.wait_for_checkpoint()
     except _C.Error as error:
@@ -196,7 +196,7 @@ def _wait_for_save(core: _C.Engine) -> _C.Error | None:
 
 
 def _fits(run: Run) -> bool:
-    """Whether every rank has memory for the whole model: the same answer on all. Collective."""
+    """Whether every rank has memory for the whole model; the same answer on all ranks. Collective."""
     needed = sum(param.tensors[0].nbytes for unit in run.units for param in unit.params)
 
     def check() -> None:

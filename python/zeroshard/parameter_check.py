@@ -1,4 +1,4 @@
-"""What callers may not do to parameters while an engine trains them: nothing would say that they no longer learn."""
+"""Finds changes to parameters during training that would silently stop them from learning."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import nn
 from . import _C
 from .units import Param, Unit
 
-_WALK_EVERY = 64  # forwards: a walk through all modules takes longer than the other checks
+_WALK_EVERY = 64  # forwards: walking through all modules takes longer than the other checks
 
 
 class ParameterCheck:
-    """The parameters of ``model`` as they are now, in ``units``: none when it does not train."""
+    """The current parameters of ``model`` in ``units``; empty when it does not train."""
 
     def __init__(self, model: nn.Module, units: Sequence[Unit]) -> None:
         self._model = model
@@ -24,14 +24,14 @@ class ParameterCheck:
         self._frozen = [(tensor, _name(unit, param)) for unit, param, tensor in params if not tensor.requires_grad]
 
     def check_forward(self) -> None:
-        """As ``check``; before the first of many forwards, also for a parameter that ``model`` did not have."""
+        """Like ``check``; before the first of many forwards, also looks for parameters that are new in ``model``."""
         self.check()
         if self._known and self._forwards % _WALK_EVERY == 0:
             self._check_known()
         self._forwards += 1
 
     def check(self) -> None:
-        """Raises ``StateError`` when a parameter was cast, or one requires a gradient that did not."""
+        """Raises ``StateError`` when a parameter was cast, or requires a gradient that it did not require before."""
         if cast := [(tensor, dtype, name) for tensor, dtype, name in self._dtypes if tensor.dtype != dtype]:
             tensor, dtype, name = cast[0]
             raise _C.StateError(

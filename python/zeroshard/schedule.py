@@ -1,4 +1,4 @@
-"""Learning-rate schedules of the configuration, as a PyTorch-like scheduler."""
+"""The configuration's learning-rate schedules, as a PyTorch-like scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .optimizer import Optimizer
 
 
 def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -> Any:
-    """The caller's scheduler, what their callable makes of the optimizer, the configuration's, or None."""
+    """The caller's scheduler, or what the caller's callable makes, or the configuration's, or None."""
     if lr_scheduler is not None:
         is_scheduler = hasattr(lr_scheduler, "step")
         return lr_scheduler if is_scheduler else lr_scheduler(optimizer.optimizer or optimizer)
@@ -17,7 +17,7 @@ def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -
 
 
 class LRScheduler:
-    """Sets the learning rates of ``optimizer`` as the configuration's ``scheduler`` block says."""
+    """Sets the learning rates of ``optimizer`` according to the configuration's ``scheduler`` block."""
 
     def __init__(self, optimizer: Optimizer, config: _C.Config) -> None:
         self.optimizer = optimizer

@@ -16,9 +16,9 @@ from .run import Run
 
 
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
-    """The first of each signal asks the run to stop, the second does what it did before.
+    """The first of each signal requests a stop, the second does what the signal did before.
 
-    So does the first where the run's engine has ended.
+    If the run's engine has ended, the first signal does that, too.
     """
 
     def stop(number: int, frame: Any) -> None:
@@ -38,7 +38,7 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
     log(f"asked to stop: saving step {run.global_steps} in {os.fspath(save_dir)}")
     try:
         run.core.wait_for_checkpoint()
-    except _C.Error as error:  # of an earlier save: this one is tried all the same
+    except _C.Error as error:  # of an earlier save: this save is tried all the same
         log(f"a checkpoint was not saved: {error}")
     save()
     if not run.core.wait_for_checkpoint():
@@ -46,8 +46,8 @@ def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -
 
 
 def wait_at_exit(run: Run) -> None:
-    """Lets the process end only after the run's last checkpoint is written, or with the code 1 when it is not."""
-    # atexit, for forked processes, too. Also when only a signal handler or a global still refers to the run.
+    """Lets the process end only after the run's last checkpoint is written, or with code 1 if it could not be."""
+    # atexit, for forked processes, too. Also if only a signal handler or a global still refers to the run.
     Finalize(None, _wait, (weakref.ref(run),), exitpriority=0)
 
 
@@ -55,7 +55,7 @@ def _wait(run: weakref.ref[Run]) -> None:
     if (alive := run()) is not None and not alive.has_ended:
         try:
             alive.core.wait_for_checkpoint()
-        except KeyboardInterrupt:  # nobody else would hear of it: the process ends, as without the wait
+        except KeyboardInterrupt:  # there is no other caller to tell: the process ends as without the wait
             log("the last checkpoint was not saved: interrupted")
             sys.stdout.flush()
             sys.stderr.flush()
@@ -63,7 +63,7 @@ def _wait(run: weakref.ref[Run]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         except _C.Error as error:
             log(f"the last checkpoint was not saved: {error}")
-            # Nothing else turns the code of a process that has already ended well: a supervisor is to know.
+            # The process has already ended normally; only this changes its code and tells a supervisor.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

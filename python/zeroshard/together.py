@@ -1,4 +1,4 @@
-"""Errors of one rank, raised on all."""
+"""Raises the error of one rank on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run import Run
 
 
 def together(run: Run, step: Callable[[], None]) -> None:
-    """Runs ``step``; when it raised on any rank, the first such rank's error is raised on every rank. Collective."""
+    """Runs ``step``. If it raises on any rank, the first such rank's error is raised on every rank. Collective."""
     with naming_causes() as keeping:
         step = keeping(step)
         run.core.together(step)
@@ -19,10 +19,10 @@ def together(run: Run, step: Callable[[], None]) -> None:
 
 @contextmanager
 def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
-    """Around a call of the core whose callbacks are wrapped by what is yielded.
+    """Around a call of the core: the yielded function wraps callbacks so that their exceptions are kept as causes.
 
-    The core tells all ranks what a callback raises, as text. Here that is the cause of the error or, where it is no
-    error (Ctrl-C), raised itself.
+    The core sends the text of a callback's exception to all ranks. On this rank, the exception itself becomes the
+    cause of the core's error or, if it is no ``Exception`` (Ctrl-C), is raised instead.
     """
     causes: list[BaseException] = []
 

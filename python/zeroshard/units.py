@@ -35,14 +35,14 @@ class Unit:
 def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]:
     """Splits the parameters of ``model`` into units, in the order of its modules.
 
-    A unit is a module whose class is named in ``unit_classes``; without any, one that Hugging Face lists in
+    A unit is a module whose class is named in ``unit_classes``; without any, a module that Hugging Face lists in
     ``_no_split_modules``; without those, an element of a ``ModuleList``, ``Sequential`` or ``ModuleDict``. Parameters
-    outside of such blocks form one unit per module that uses them: the one that owns them or, where that has no forward
-    (``ParameterList``) or is inside a ``MultiheadAttention``, the one around it. A tied parameter belongs to the first
-    unit that has it, and every module that uses it is a module of that unit.
+    outside of such blocks form one unit per module that uses them: the module that owns them or, if that has no forward
+    (``ParameterList``) or is inside a ``MultiheadAttention``, the module around it. A tied parameter belongs to the
+    first unit that has it, and every module that uses it is a module of that unit.
 
-    Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two parameters share memory without
-    being the same, and for a scripted model.
+    Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
+    memory, and for a scripted model.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")
@@ -66,14 +66,14 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]
 
 @dataclass
 class _Use:
-    """A place of a module in the model: the block that it is in, if any, and the module whose forward uses its own."""
+    """One occurrence of a module in the model: its block, if any, and the module whose forward uses its parameters."""
 
     block: nn.Module | None
     module: nn.Module
 
 
 def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[_Use]]:
-    """The places of each module, by its id: several when modules share it."""
+    """The occurrences of each module, by its id: several if modules share it."""
     is_block = {id(block) for block in blocks}
     uses: dict[int, list[_Use]] = {}
 
@@ -91,7 +91,7 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """One around which something can be done: scripted modules take no hooks before forward."""
+    """Whether hooks can run around the module's forward. Scripted modules take no hooks before forward."""
     forward = None if isinstance(module, torch.jit.ScriptModule) else module.forward
     return forward is not None and getattr(forward, "__func__", None) is not nn.Module.forward
 
@@ -102,7 +102,7 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
         for module in model.modules():
             wanted.update(getattr(module, "_no_split_modules", None) or ())
     if wanted:
-        # Only who asks for it gets the whole model as a unit.
+        # The whole model becomes a unit only if the user names its class.
         modules = [
             (name, m) for name, m in model.named_modules() if _has_forward(m) and (unit_classes or m is not model)
         ]
@@ -143,14 +143,14 @@ def _find_params(model: nn.Module) -> list[Param]:
 
 
 def _check_apart(params: Sequence[Param]) -> None:
-    """Raises ``ValueError`` when two parameters have elements in common: they would become two of their own."""
+    """Raises ``ValueError`` when two parameters share elements: each would get its own copy of them."""
     spans = []
     for param in params:
         tensor = param.tensors[0]
         if tensor.is_meta or tensor.numel() == 0 or mark_of(tensor) is not None:
             continue
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if last + 1 == tensor.numel():  # without gaps, in which others may lie
+        if last + 1 == tensor.numel():  # no gaps, in which other parameters may lie
             begin = tensor.data_ptr()
             spans.append((str(tensor.device), begin, begin + tensor.nbytes, param.names[0]))
     spans.sort()

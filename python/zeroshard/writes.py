@@ -1,4 +1,4 @@
-"""What is known of values while a model is built: which tensors have some, and which have lost them."""
+"""Tracks values while a model is built: which tensors have values, and which have lost theirs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _COPIES = ("clone", "_to_copy")
 
 
 class Writes(TorchDispatchMode):
-    """Notes which tensors have never been written, and which of the meta device lose values.
+    """Notes which tensors have never been written, and which meta tensors lose values.
 
-    What is written to a tensor without memory cannot be written again later, but by an initializer. The notes are on
-    the storage, as views write to it, and at the end on the parameters.
+    A write to a tensor without memory cannot be repeated later, except by an initializer. The notes are kept on
+    the storage, because views write to it, and at the end on the parameters.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.params = WeakIdKeyDictionary()  # of the meta device
+        self.params = WeakIdKeyDictionary()  # parameters on the meta device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it means importing it, which takes longer than building most models
+        return False  # to skip torch._dynamo, torch would import it, which takes longer than building most models
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -53,7 +53,7 @@ class Writes(TorchDispatchMode):
         return result
 
     def mark(self) -> None:
-        """Remembers of every parameter whether values are lost, and its version: later writes are lost, too."""
+        """Notes for every parameter whether values are lost, and its version: later writes are lost, too."""
         for param in self.params:
             param._zeroshard_lost = is_lost(param)
             param._zeroshard_version = param._version
@@ -75,7 +75,7 @@ class Writes(TorchDispatchMode):
 
 
 def is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether it came out of ``torch.empty`` or its like and has what was in memory."""
+    """Whether the tensor comes from ``torch.empty`` or the like and has arbitrary values."""
     return torch._C._has_storage(tensor) and getattr(tensor.untyped_storage(), "_zeroshard_unwritten", False)
 
 
@@ -90,7 +90,7 @@ def is_initialized(tensor: torch.Tensor) -> bool:
 
 
 def was_written_after(tensor: torch.Tensor) -> bool:
-    """Whether it was written in place after the context that it was made in."""
+    """Whether it was written in place after the ``Init`` context in which it was made."""
     return tensor._version != getattr(tensor, "_zeroshard_version", tensor._version)
 
 

@@ -2,13 +2,13 @@
 #include "base/format.h"
 #include "zeroshard/error.h"
 
-// ZS_CHECK(condition, "message ", value...): throws ValueError, for what a caller can get wrong.
+// ZS_CHECK(condition, "message ", value...): throws ValueError, for mistakes of a caller.
 #define ZS_CHECK(condition, ...)                                                       \
   do {                                                                                 \
     if (!(condition)) throw ::zeroshard::ValueError(::zeroshard::concat(__VA_ARGS__)); \
   } while (false)
 
-// ZS_ASSERT(condition, ...): throws InternalError, for what only a bug in zeroshard can break.
+// ZS_ASSERT(condition, ...): throws InternalError, for states that only a bug in zeroshard can cause.
 #define ZS_ASSERT(condition, ...)                                                                                  \
   do {                                                                                                             \
     if (!(condition))                                                                                              \

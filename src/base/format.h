@@ -8,7 +8,7 @@ namespace zeroshard {
 template <typename... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
-  out.exceptions(std::ios::badbit);  // else a text that finds no memory is cut, and nobody told
+  out.exceptions(std::ios::badbit);  // otherwise a text that finds no memory would be cut silently
   (out << ... << args);
   return out.str();
 }

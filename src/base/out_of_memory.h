@@ -5,14 +5,14 @@
 
 namespace zeroshard {
 
-// Memory that was not to be had, with what it was for. Python sees a MemoryError.
+// An allocation failed; the message says what it was for. Python sees a MemoryError.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(const std::string& message) : message_(message) {}
   const char* what() const noexcept override { return message_.what(); }
 
  private:
-  std::runtime_error message_;  // whose copies cannot fail
+  std::runtime_error message_;  // std::runtime_error, because its copies cannot fail
 };
 
 }  // namespace zeroshard

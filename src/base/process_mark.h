@@ -5,18 +5,18 @@
 
 namespace zeroshard {
 
-// Which process made an object that no forked child may use: the child has a copy of it, but the connections and the
-// shared memory behind it are its parent's.
+// The process that made an object which no forked child may use. The child has a copy of the object, but the
+// connections and the shared memory behind it belong to its parent.
 class ProcessMark {
  public:
   ProcessMark();
   // Whether this process made the object. Two loads, no system call: cheap enough for every collective.
   bool is_own() const noexcept { return forks_ == forks_before_this_process; }
-  // "process 12 is a fork of rank 1 (process 10), whose <what> this is". To be called where is_own() is false.
+  // "process 12 is a fork of rank 1 (process 10), whose <what> this is". Call it only where is_own() is false.
   std::string refusal(int rank, std::string_view what) const;
 
  private:
-  static uint32_t forks_before_this_process;  // changed in a child alone, before anything else runs there
+  static uint32_t forks_before_this_process;  // changed only in a child, before anything else runs there
 
   uint32_t forks_;
   int32_t pid_;

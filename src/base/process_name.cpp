@@ -27,7 +27,7 @@ std::string host_name() {
   return name;
 }
 
-// A forked child has its parent's, and another number.
+// A forked child inherits its parent's value, but has another process number.
 const std::string& random_part() {
   static const std::string kPart = [] {
     constexpr char kDigits[] = "0123456789abcdef";
@@ -39,7 +39,7 @@ const std::string& random_part() {
   return kPart;
 }
 
-// Eight hexadecimal digits: of the boot, which tells hosts apart, too, and of the namespace of process numbers.
+// Eight hexadecimal digits each, for the boot (which also identifies the host) and the namespace of process numbers.
 std::string place() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
@@ -52,7 +52,7 @@ std::string place() {
   return text;
 }
 
-// PID, PLACE and RANDOM of a name of this host. PLACE is empty in names of earlier versions.
+// PID, PLACE and RANDOM of a name from this host. PLACE is empty in names of earlier versions.
 struct Parts {
   std::string_view pid, place;
 };

@@ -12,7 +12,7 @@ bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-// U+0080 to U+009F, too: some terminals take them for the beginnings of commands.
+// U+0080 to U+009F, too: some terminals interpret them as the start of a command.
 size_t control_bytes(std::string_view text, size_t at) {
   const auto byte = static_cast<unsigned char>(text[at]);
   if (byte < 0x20 || byte == 0x7F) return 1;

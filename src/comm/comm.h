@@ -8,7 +8,7 @@
 
 #include "zeroshard/dtype.h"
 
-// The one seam for collectives. Torch-free, so that the shared-memory transport runs under ThreadSanitizer.
+// The one interface for collectives. Torch-free, so that the shared-memory transport runs under ThreadSanitizer.
 namespace zeroshard {
 
 // `numel` elements at `data`, in the memory of the communicator's device. Does not own them.
@@ -30,9 +30,9 @@ struct ConstSpan {
 
 enum class ReduceOp : uint8_t { kSum, kMax };
 
-// A collective that was started. wait() returns when its output can be used (on CUDA: by work queued on the current
-// stream afterwards); it throws CommError naming the operation, its tag and the rank at fault. Calling it again does
-// nothing. Destroying a Work that was never waited for is allowed only after an error.
+// A started collective. wait() returns when its output can be used (on CUDA: by work queued on the current stream
+// afterwards). It throws CommError naming the operation, its tag and the rank at fault. Calling it again does nothing.
+// A Work that was never waited for may be destroyed only after an error.
 class Work {
  public:
   virtual ~Work() = default;
@@ -43,7 +43,7 @@ class Work {
 //   wait()     the pieces can be read
 //   release()  this rank has read them
 //   drain()    every rank has read this rank's input, which may now be overwritten
-// A transport that shares memory hands out the peers' own buffers; others copy into scratch by an all-to-all.
+// A transport that shares memory returns the peers' own buffers; others copy into scratch by an all-to-all.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -62,15 +62,15 @@ class Allocation {
   virtual int64_t bytes() const = 0;
 };
 
-// Collectives among a fixed set of ranks. Every rank calls the same operations in the same order with the same sizes;
-// a transport that can tell reports a difference by CommError on all ranks, naming both sides. `tag` is for such
-// messages: the name of the unit or of the purpose. One thread at a time. After a CommError the object is unusable,
-// and every later call throws the same error.
+// Collectives among a fixed set of ranks. Every rank calls the same operations in the same order with the same sizes. A
+// transport that can detect a difference reports it by CommError on all ranks, naming both sides. `tag` is for such
+// messages: the name of the unit or of the purpose. One thread at a time. After a CommError the object is unusable, and
+// every later call throws the same error.
 //
 // Any number of gathers, reduce_scatters and all_to_alls may be outstanding; a transport with room for fewer completes
-// the oldest within a later call. An output may be used after wait(), and is written at any time before. An input must
+// the oldest within a later call. An output may be used after wait(), and may be written any time before. An input must
 // stay unchanged until the *next* barrier, all_reduce or broadcast has completed, unless it belongs to an Exchange (see
-// drain()): this is what lets a gather be one copy per byte, with no second synchronisation.
+// drain()). This rule lets a gather be one copy per byte, with no second synchronisation.
 class Comm {
  public:
   virtual ~Comm() = default;
@@ -81,7 +81,7 @@ class Comm {
 
   // full = shard of rank 0, shard of rank 1, ... `shard` may be this rank's slice of `full`.
   virtual std::unique_ptr<Work> all_gather(Span full, ConstSpan shard, std::string_view tag) = 0;
-  // out = this rank's slice of the sum over ranks, in the order the transport likes ("native" reduction).
+  // out = this rank's slice of the sum over ranks, in the transport's own order ("native" reduction).
   virtual std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) = 0;
   // out[r] = rank r's in[this rank]; equal pieces.
   virtual std::unique_ptr<Work> all_to_all(Span out, ConstSpan in, std::string_view tag) = 0;
@@ -90,20 +90,20 @@ class Comm {
   virtual std::unique_ptr<Work> broadcast(Span data, int root, std::string_view tag) = 0;
   virtual void barrier(std::string_view tag) = 0;
 
-  // Starts handing out the pieces of `full` (world_size equal slices). `scratch` has full.numel elements when
+  // Starts an exchange of the pieces of `full` (world_size equal slices). `scratch` has full.numel elements if
   // exchange_needs_scratch(), and is ignored otherwise. `full` should come from allocate().
   virtual std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) = 0;
   virtual bool exchange_needs_scratch() const = 0;
 
-  // Zeroed memory that the transport can address directly, 64-byte aligned at least. A collective call: every rank
-  // calls it in the same order with the same size. Operations on other memory work too, at the cost of a copy.
+  // Zeroed memory that the transport can address directly, at least 64-byte aligned. Collective: every rank calls it in
+  // the same order with the same size. Operations on other memory work too, at the cost of a copy.
   virtual std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) = 0;
 
-  // Whether a collective that failed, or was not waited for, may write to its output yet. Until the process ends that
-  // must not be freed then: of what came from allocate() the communicator takes care.
+  // Whether a collective that failed, or was not waited for, may still write to its output. Then that output must not
+  // be freed until the process ends; for memory from allocate() the communicator ensures this.
   virtual bool still_writes() const { return false; }
 
-  // Makes every rank's pending and future operation fail with `reason` (best effort). Called when this rank fails
+  // Makes every rank's pending and future operations fail with `reason` (best effort). Called when this rank fails
   // outside a collective, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;
 };

@@ -11,11 +11,11 @@
 
 namespace zeroshard {
 
-// The memory through which ranks of one host synchronise: for each rank its last collectives and how far it is with
-// them. A rank writes its own part alone (and the abort reason, once), and reads everybody's.
+// The memory through which ranks of one host synchronise. It holds each rank's last collectives and its progress in
+// them. A rank writes only its own part (and once the abort reason), and reads all parts.
 //
 // Life of collective `seq` on a rank: posted (its descriptor and input can be read), then finished (it needs no peer's
-// input any more). Both live in slot seq % kRing, which is taken again only when all ranks have finished `seq`.
+// input any more). Both live in slot seq % kRing, which is reused only when all ranks have finished `seq`.
 constexpr uint64_t kRing = 128;
 constexpr uint64_t kMaxSegments = 4096;
 
@@ -30,7 +30,7 @@ class OpRecord {
   std::array<std::atomic<uint64_t>, kWords> words_{};
 };
 
-// How far a rank waits for another to be with collective `seq`.
+// How far another rank must be with collective `seq` for a wait to end.
 struct Awaited {
   enum class Progress : uint8_t { kPosted, kFinished };
   int peer = 0;
@@ -51,10 +51,10 @@ class AwaitedRecord {
 
 struct RankControl {
   alignas(64) std::atomic<uint64_t> posted{0};  // the last collective that this rank posted
-  std::atomic<uint32_t> events{0};              // futex: grows whenever anything changes that another rank waits for
-  std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed in good order
+  std::atomic<uint32_t> events{0};              // futex: grows with every change that another rank waits for
+  std::atomic<uint32_t> left{0};                // 1: the communicator was destroyed normally
   alignas(64) std::atomic<uint32_t> waiters{0};
-  AwaitedRecord awaited;  // while this rank sleeps; wakes nobody
+  AwaitedRecord awaited;  // set while this rank sleeps; setting it wakes no rank
   alignas(64) std::array<std::atomic<uint64_t>, kRing> finished{};
   std::array<std::atomic<uint64_t>, kMaxSegments> live_segments{};  // ids; 0: free
   std::array<OpRecord, kRing> ops{};
@@ -62,11 +62,11 @@ struct RankControl {
   std::atomic<uint64_t>& finished_at(uint64_t seq) { return finished[seq % kRing]; }
   bool has_finished(uint64_t seq) const { return finished[seq % kRing].load(std::memory_order_acquire) >= seq; }
   bool has_posted(uint64_t seq) const { return posted.load(std::memory_order_acquire) >= seq; }
-  // `awaited` is of this rank.
+  // `awaited` belongs to this rank.
   bool has_reached(const Awaited& awaited) const {
     return awaited.progress == Awaited::Progress::kPosted ? has_posted(awaited.seq) : has_finished(awaited.seq);
   }
-  // Wakes whoever waits for this rank, for whatever.
+  // Wakes every rank that waits for this one.
   void notify() noexcept;
   // "collective #17 all_gather(...)", or "no collective".
   std::string progress() const;
@@ -88,8 +88,8 @@ class ControlBlock {
   void abort(int rank, std::string_view reason) noexcept;
   std::optional<std::string> aborted() const;
   bool finished_by_all(uint64_t seq);
-  // `rank` has posted or finished something: wakes those that wait for just that. A rank that is woken for nothing
-  // takes the core, and its caches, from one that works.
+  // `rank` has posted or finished something: wakes only the ranks that wait for just that. A rank that is woken for
+  // nothing takes the core, and its caches, from one that works.
   void tell_waiters(int rank) noexcept;
 
  private:

@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// Comm for ranks that can read each other's memory: a gather is one copy per byte, a reduction reads its pieces where
-// they lie. An output must not overlap an input that peers still read.
+// Comm for ranks that can read each other's memory: a gather is one copy per byte, and a reduction reads the pieces in
+// place. An output must not overlap an input that peers still read.
 class DirectComm : public Comm {
  public:
   DirectComm(std::shared_ptr<DirectCore> core, std::string transport);

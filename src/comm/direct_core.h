@@ -29,28 +29,28 @@ class DirectCore {
   int world_size() const { return world_size_; }
   const std::shared_ptr<DirectMemory>& memory() const { return memory_; }
 
-  // Announces this rank's next collective, whose input of `input_bytes` peers may read from now on. Gives it its
-  // sequence number and address.
+  // Announces this rank's next collective; peers may read its input of `input_bytes` from now on. Fills in its sequence
+  // number and address.
   void post(Op& op, const void* input, int64_t input_bytes);
-  // Waits until `peer` has posted the same collective; its descriptor. Fails everywhere when it posted another.
+  // Waits until `peer` has posted the same collective; returns its descriptor. Fails everywhere if it posted another.
   Op await_posted(int peer, const Op& mine);
   const void* read(int peer, const Op& theirs) { return memory_->read(peer, theirs.input); }
-  // This rank has read all it needs for `seq`.
+  // This rank has read everything it needs for `seq`.
   void finish(uint64_t seq);
   void await_finished(int peer, const Op& mine);
-  // Completes this rank's earlier reads, tells, and waits until every rank has done so: afterwards no peer reads any
-  // input of a collective before `mine`.
+  // Completes this rank's earlier reads, announces this, and waits until every rank has done so. Afterwards no peer
+  // reads an input of a collective before `mine`.
   void synchronise(const Op& mine);
 
   void add_reader(Reader& reader) { readers_.push_back(&reader); }
   void remove_reader(Reader& reader) { std::erase(readers_, &reader); }
 
-  // Also in a forked child of the rank, where nothing of the communicator may be used.
+  // Also checks for a forked child of the rank, where nothing of the communicator may be used.
   void throw_if_failed();
   // Makes every rank fail with `message`.
   [[noreturn]] void fail(const std::string& message);
   void abort(std::string_view reason) noexcept;
-  // No further collective will come from this rank.
+  // This rank will make no further collective.
   void leave() noexcept;
 
  private:
@@ -60,11 +60,11 @@ class DirectCore {
   void sleep_until(const Op& mine, const Awaited& awaited);
   int find_last(const Awaited& awaited);
   bool spin(const RankControl& peer, const Awaited& awaited) const;
-  // Until the slot of `mine` is free on all ranks. Where too many collectives are outstanding, the oldest are read.
+  // Waits until the slot of `mine` is free on all ranks. If too many collectives are outstanding, the oldest are read.
   void await_slot(const Op& mine);
-  // Lets the program end this rank's wait; then the others learn why.
+  // Lets the program end this rank's wait; the others then learn why.
   void heed_interrupt(const Op& mine);
-  // When ranks wait for one another in several communicators: nobody will ever go on.
+  // Throws if ranks wait for one another in several communicators, so that none can ever continue.
   void fail_in_a_cycle();
   void abort_all(std::string_view reason) noexcept;
   std::string waiting_text(const Op& mine, int peer);
@@ -74,7 +74,7 @@ class DirectCore {
   PeerWatch watch_;
   CommOptions options_;
   int rank_, world_size_;
-  bool spins_;  // before going to sleep: there is a core for each rank
+  bool spins_;  // before sleeping, if there is a core for each rank
   ProcessMark process_;
   uint64_t seq_ = 0;
   std::string failure_;           // empty: none

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// What a rank tells its peers about a new segment.
+// The description of a new segment that a rank sends to its peers.
 struct SegmentGrant {
   uint64_t segment = 0;
   uint64_t inode = 0;
@@ -14,15 +14,15 @@ struct SegmentGrant {
   void* data = nullptr;  // the owner's own view
 };
 
-// How ranks read each other's memory: the one thing in which threads and processes differ.
-// free() may be called from any thread; everything else from the communicator's.
+// How ranks read each other's memory: the only difference between threads and processes. Any thread may call free();
+// only the communicator's thread calls the rest.
 class DirectMemory {
  public:
   virtual ~DirectMemory() = default;
   virtual ControlBlock& control() = 0;
 
-  // Makes `bytes` at `data` readable by peers until all have finished `seq`; copies them when they do not lie in a
-  // segment. No value when there is no room for the copy before all ranks have finished oldest_staged().
+  // Makes `bytes` at `data` readable by peers until all have finished `seq`; copies data that do not lie in a segment.
+  // No value when there is no room for the copy before all ranks have finished oldest_staged().
   virtual std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) = 0;
   virtual uint64_t oldest_staged() const { return 0; }
   virtual const void* read(int peer, const PeerAddress& address) = 0;

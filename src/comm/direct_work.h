@@ -7,8 +7,8 @@
 // The collectives of DirectComm after they were posted.
 namespace zeroshard {
 
-// A collective that reads peers' inputs and is done: no rank waits for another to have read. A barrier, all_reduce or
-// broadcast that comes later completes it first.
+// A collective that reads peers' inputs and then is done: no rank waits until another has read. A later barrier,
+// all_reduce or broadcast completes it first.
 class ReadingWork : public Work, private DirectCore::Reader {
  public:
   ReadingWork(std::shared_ptr<DirectCore> core, const Op& op);
@@ -21,7 +21,7 @@ class ReadingWork : public Work, private DirectCore::Reader {
   virtual void read_peers() = 0;
   DirectCore& core() { return *core_; }
   const Op& op() const { return op_; }
-  // rank's input, when it has been posted; `own` for this rank.
+  // The input of `rank`, once it has been posted; `own` for this rank.
   const std::byte* input_of(int rank, const void* own);
 
  private:

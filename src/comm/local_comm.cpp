@@ -26,7 +26,7 @@ Buffer zeroed(size_t bytes) {
   return buffer;
 }
 
-// What outlives a rank: its peers may still read memory of a thread that has ended, as they may that of a process.
+// State that outlives a rank: its peers may still read memory of a thread that has ended, like that of a process.
 struct LocalWorld {
   explicit LocalWorld(int world_size) : control(zeroed(ControlBlock::bytes(world_size))) {
     ControlBlock::create(control.get(), world_size);
@@ -36,8 +36,8 @@ struct LocalWorld {
   std::vector<Buffer> left_behind;
 };
 
-// Addresses are the same for every thread: nothing to attach. What does not lie in a segment is copied, as between
-// processes: after an error its owner may free it while peers still read.
+// Addresses are the same for every thread, so nothing is attached. Data outside of segments are copied, as between
+// processes: after an error their owner may free them while peers still read.
 class LocalMemory final : public DirectMemory {
  public:
   LocalMemory(std::shared_ptr<LocalWorld> world, int world_size)
@@ -76,12 +76,12 @@ class LocalMemory final : public DirectMemory {
     retired_.push_back({std::move(it->second.buffer), 0});
     segments_.erase(it);
   }
-  // After a synchronisation: no peer reads what was freed or copied before it.
+  // After a synchronisation, no peer reads anything that was freed or copied before it.
   void sweep() noexcept override {
     const std::scoped_lock lock(mutex_);
     std::erase_if(retired_, [&](const Retired& retired) {
       for (int rank = 0; rank < control_.world_size() && retired.seq > 0; ++rank)
-        if (!control_.rank(rank).has_finished(retired.seq)) return false;  // an exchange that is not over
+        if (!control_.rank(rank).has_finished(retired.seq)) return false;  // an exchange that has not ended
       return true;
     });
   }
@@ -94,7 +94,7 @@ class LocalMemory final : public DirectMemory {
 
   struct Retired {
     Buffer buffer;
-    uint64_t seq;  // of the collective whose input it is; 0: a segment, freed after its last
+    uint64_t seq;  // of the collective that uses it as input; 0: a segment, freed after its last collective
   };
 
   bool is_in_segment(const void* data) const {

@@ -8,7 +8,7 @@
 namespace zeroshard {
 
 // Communicators for ranks that are threads of this process, for tests: element r belongs to rank r. Peers read inputs
-// where they lie, so a race is visible to ThreadSanitizer.
+// in place, so ThreadSanitizer sees a race.
 std::vector<std::unique_ptr<Comm>> make_local_world(int world_size, const CommOptions& options = {});
 
 // A world of one: no operation costs more than its copies.

@@ -33,8 +33,8 @@ struct PeerAddress {
   uint64_t offset = 0;
 };
 
-// One collective as a rank called it. What must agree among ranks comes first. Trivially copyable: it is read from
-// memory shared with other processes.
+// One collective as a rank called it. The fields that ranks must agree on come first. Trivially copyable, because it is
+// read from memory shared with other processes.
 struct Op {
   static constexpr size_t kTagSize = 64;
 

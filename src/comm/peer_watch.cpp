@@ -67,7 +67,7 @@ ProcessState state_of(const ProcessId& process) {
     case Look::kGone:
       return ProcessState::kDead;
     case Look::kUnknown:
-      return ProcessState::kRunning;  // out of descriptors, say: no reason to accuse a peer
+      return ProcessState::kRunning;  // for example out of descriptors: no reason to accuse a peer
     case Look::kSeen:
       break;
   }
@@ -99,7 +99,7 @@ std::optional<std::string> PeerWatch::check(int rank) {
   if (since_ms < kLookEveryMs) return std::nullopt;
   peer.last_look = now;
   const ProcessState state = state_of(peer.process);
-  // Counts looks, not wall time: when this process is stopped along with its peer (Ctrl-Z), nobody is at fault.
+  // Counts checks, not wall time: when this process is stopped along with its peer (Ctrl-Z), neither is at fault.
   peer.stopped_ms = state == ProcessState::kStopped ? peer.stopped_ms + std::min(since_ms, 2 * kLookEveryMs) : 0;
   if (state == ProcessState::kRunning) return std::nullopt;
   if (state == ProcessState::kStopped && peer.stopped_ms < stall_timeout_ms_) return std::nullopt;

@@ -9,7 +9,7 @@ namespace zeroshard {
 
 // A process of this host. The start time tells it from a later process with the same pid.
 struct ProcessId {
-  int32_t pid = 0;          // 0: none, or out of sight (another host)
+  int32_t pid = 0;          // 0: none, or not visible (another host)
   uint64_t start_time = 0;  // clock ticks since boot
   bool operator==(const ProcessId&) const = default;
 };
@@ -17,21 +17,21 @@ struct ProcessId {
 enum class ProcessState : uint8_t { kRunning, kStopped, kDead };
 
 ProcessId this_process();
-// Equal in two processes for which a number means the same process: boot id and pid namespace. "": it cannot be told.
+// Equal in two processes if a process number means the same in both: boot id and pid namespace. "": not known.
 std::string this_host();
 ProcessState state_of(const ProcessId& process);
 
-// Tells a peer that died or was stopped from one that is merely slow. A transport asks while it waits for the peer.
+// Distinguishes a peer that died or was stopped from one that is merely slow. A transport asks while it waits for it.
 class PeerWatch {
  public:
-  // processes[r] is rank r's. Ranks without a pid, or with the caller's own, are not watched.
+  // processes[r] is rank r's. Ranks without a pid, or with the caller's own pid, are not watched.
   PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms);
 
-  // What is wrong with `rank` ("rank 1 (pid 123) died"), if anything is. Cheap: looks at most every 100 ms.
+  // What is wrong with `rank` ("rank 1 (pid 123) died"); empty if nothing. Cheap: checks at most every 100 ms.
   std::optional<std::string> check(int rank);
 
-  // When anything is wrong with any rank, what is with each: a rank may have ended because another had, or was stopped
-  // for a while too short to count alone. Empty otherwise.
+  // If anything is wrong with any rank, the state of each: a rank may have ended because another had, or was stopped
+  // too briefly to count alone. Empty otherwise.
   std::string check_all();
 
   // "rank 1 (pid 123)", or "rank 1" when its process is unknown.

@@ -35,8 +35,8 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// Memory that other processes of this user can map by the pair (pid, descriptor). It has no name, so that nothing is
-// left behind however the processes end. All throw CommError with the reason.
+// Memory that other processes of this user can map by the pair (pid, descriptor). It has no name, so nothing is left
+// behind however the processes end. All functions throw CommError with the reason.
 
 // A sealed anonymous file of `bytes` zeros, which cost memory only once touched.
 Fd create_shared(size_t bytes);

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Processes of one host and one pid namespace, through anonymous shared memory. Needs /proc, and a user who may open
-// the other ranks' descriptors: the constructor throws CommError on every rank when one of them cannot.
+// Processes of one host and one pid namespace, through anonymous shared memory. Needs /proc and permission to open the
+// other ranks' descriptors; otherwise the constructor throws CommError on every rank.
 class ShmComm final : public DirectComm {
  public:
   ShmComm(Bootstrap& bootstrap, const CommOptions& options = {});

@@ -11,11 +11,11 @@
 
 namespace zeroshard {
 
-// What a rank tells the others when the group is made.
+// The data that a rank sends to the others when the group is made.
 struct ShmHello {
   ProcessId process;
   uint64_t control_inode = 0, staging_inode = 0, staging_bytes = 0;
-  int32_t control_fd = -1, staging_fd = -1;  // control_fd: rank 0's alone
+  int32_t control_fd = -1, staging_fd = -1;  // control_fd: only rank 0 has one
 };
 
 // Anonymous shared memory that peers open through /proc/<pid>/fd. Descriptors are open only while peers attach.
@@ -24,7 +24,7 @@ class ShmMemory final : public DirectMemory {
   // Creates this rank's part; rank 0 also creates the control block.
   ShmMemory(int rank, int world_size, int64_t staging_bytes);
   const ShmHello& hello() const { return hello_; }
-  // Maps the other ranks' parts. The peers may still be doing so: call connected() when all have.
+  // Maps the other ranks' parts. The peers may still be doing so: call connected() when all have finished.
   void connect(std::vector<ShmHello> hellos);
   void connected();
 
@@ -53,9 +53,9 @@ class ShmMemory final : public DirectMemory {
   uint64_t ids_ = 0;
   ProcessMark process_;
 
-  std::mutex mutex_;                                              // own segments: freed from any thread
+  std::mutex mutex_;                                              // for own segments, which any thread may free
   std::map<const std::byte*, std::pair<uint64_t, Mapping>> own_;  // by address: id and memory
-  std::unordered_map<uint64_t, Fd> open_;                         // not yet attached by all
+  std::unordered_map<uint64_t, Fd> open_;                         // not yet attached by all ranks
 };
 
 }  // namespace zeroshard

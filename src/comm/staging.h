@@ -8,17 +8,17 @@
 
 namespace zeroshard {
 
-// A ring in shared memory for inputs that do not lie in any. Address space, not memory: pages that are no longer
-// needed are handed back beyond a small reserve.
+// A ring in shared memory for inputs that do not lie in any segment. It reserves address space, not memory: pages that
+// are no longer needed are returned, except for a small reserve.
 class StagingRing {
  public:
   explicit StagingRing(Mapping memory) : memory_(std::move(memory)) {}
 
-  // Copies the input of collective `seq`; its offset, or no value when earlier copies are still in use.
-  // `is_finished(seq)` tells whether all ranks are done with one.
+  // Copies the input of collective `seq`; returns its offset, or no value while earlier copies are still in use.
+  // `is_finished(seq)` tells whether all ranks have finished a collective.
   std::optional<uint64_t> put(const void* data, int64_t bytes, uint64_t seq,
                               const std::function<bool(uint64_t)>& is_finished);
-  // The collective whose copy is released next; 0 when there is none.
+  // The collective whose copy is released next; 0: there is none.
   uint64_t oldest() const { return copies_.empty() ? 0 : copies_.front().seq; }
 
  private:

@@ -29,9 +29,9 @@ std::optional<std::string> WaitGraph::find_cycle(int rank) const {
     chain.push_back(*wait);
     rank = wait->awaited.peer;
   }
-  chain.erase(chain.begin(), place(rank));  // ranks that wait for the cycle
-  // A rank leaves its wait only once it is over, and never comes to the same one again. What all did before the waits
-  // that were read above is visible now: if all of them go on and none is over, nobody can have been the first to
+  chain.erase(chain.begin(), place(rank));  // drops ranks that wait for the cycle but are not part of it
+  // A rank leaves a wait only when it is over, and never returns to the same one. Everything that all did before the
+  // waits read above is visible now. So if all of them still wait and no wait is over, none can have been the first to
   // leave.
   std::string text = "ranks disagree: ";
   for (const Wait& wait : chain) {

@@ -9,17 +9,17 @@
 
 namespace zeroshard {
 
-// Who waits for whom over several communicators of the same ranks. Ranks that each wait in another communicator,
-// because they called collectives in another order, wait for ever, and no communicator sees it alone. Each rank has one
-// thread for all communicators of a graph: a rank that waits in one does nothing in the others. Not thread-safe.
+// Who waits for whom over several communicators of the same ranks. If ranks call collectives in different orders, each
+// may wait in another communicator; they wait for ever, and no single communicator sees it. Each rank has one thread
+// for all communicators of a graph: while it waits in one, it does nothing in the others. Not thread-safe.
 class WaitGraph {
  public:
   void add(const std::shared_ptr<DirectMemory>& memory) { communicators_.push_back(memory); }
 
-  // What each of them called, if `rank` waits for a rank that waits for a rank ... that waits for one of them. Never
-  // found while anyone of them can go on.
+  // If `rank` waits, directly or through others, for a cycle of ranks that wait for one another: what each rank of the
+  // cycle called. Never found while any of them can continue.
   std::optional<std::string> find_cycle(int rank) const;
-  // In all communicators: `rank` gives `reason`.
+  // `rank` leaves all communicators with `reason`.
   void abort(int rank, std::string_view reason) const noexcept;
 
  private:

@@ -4,7 +4,7 @@
 
 namespace zeroshard {
 
-// Hears of waits that last, for a supervisor that looks for hung ranks. Called by the thread that waits.
+// Is told of waits that last, for a supervisor that looks for hung ranks. Called by the waiting thread.
 class WaitListener {
  public:
   virtual ~WaitListener() = default;
@@ -13,7 +13,7 @@ class WaitListener {
   virtual void done_waiting() noexcept = 0;
 };
 
-// One wait. It is told of at its first call of lasts(), and ends with the object.
+// One wait. The listener learns of it at the first call of lasts(); it ends with the object.
 class LongWait {
  public:
   explicit LongWait(const std::shared_ptr<WaitListener>& listener) : listener_(listener.get()) {}

@@ -54,7 +54,7 @@ void C10dBootstrap::await(c10d::Work& work) {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   } catch (const std::exception&) {
-    // The destructor of a Gloo group joins threads that wait for the silent rank: it must not run.
+    // The destructor of a Gloo group joins threads that wait for the silent rank, so it must not run.
     c10::raw::intrusive_ptr::incref(group_.get());
     throw;
   }
@@ -71,13 +71,13 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
     throw;
   } catch (const c10::Error& error) {
     fail(error.what_without_backtrace());
-  } catch (const std::exception& error) {  // of Gloo
+  } catch (const std::exception& error) {  // an error of Gloo
     fail(error.what());
   }
   return out.cpu();
 }
 
-// The connections of a process that dies break before it is gone.
+// The connections of a dying process break before the process is gone.
 void C10dBootstrap::fail(const std::string& error) {
   for (int attempt = 0; attempt < 10 && watch_.world_size() > 0; ++attempt) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty())

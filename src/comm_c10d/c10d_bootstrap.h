@@ -8,8 +8,8 @@
 
 namespace zeroshard {
 
-// Over the group's own all-gather, so that nothing but the group is needed. A rank that dies meanwhile is named where
-// options.processes has it.
+// Uses the group's own all-gather, so it needs nothing else. A rank that dies meanwhile is named if options.processes
+// has it.
 class C10dBootstrap final : public Bootstrap {
  public:
   C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, const CommOptions& options);

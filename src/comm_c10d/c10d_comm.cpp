@@ -17,7 +17,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kGatherLimitBytes = 64 << 10;  // larger all_reduces are left to the back end
+constexpr int64_t kGatherLimitBytes = 64 << 10;  // larger all_reduces are left to the backend
 constexpr int64_t kCopyBytes = 4 << 20;          // of a broadcast on the host, at a time
 
 at::ScalarType scalar_type(DType dtype) {
@@ -49,7 +49,7 @@ at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::
       .make_tensor();
 }
 
-// What every rank adds to a small all_reduce, so that ranks that did different things find out.
+// Added by every rank to a small all_reduce, so that ranks that did different things notice.
 struct GatherHeader {
   uint64_t seq, hash;
 };
@@ -81,7 +81,7 @@ void C10dComm::abort(std::string_view reason) noexcept {
   core_->abort(reason);
 }
 
-// Moved as bytes, because back ends know few element types for some operations.
+// Moved as bytes, because backends support few element types for some operations.
 at::Tensor C10dComm::bytes_of(const ConstSpan& span) const {
   return tensor_of(span.data, span.bytes(), at::kByte, core_->device());
 }
@@ -115,8 +115,8 @@ std::unique_ptr<Work> C10dComm::reduce_scatter(Span out, ConstSpan full, std::st
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
-// What Gloo's own does, which has no algorithm for it. But the Work that returns never says that it is complete, so
-// that a dead peer could not be told from a slow one.
+// Does the same as Gloo's own, which has no special algorithm for it. But the Work that Gloo returns never reports that
+// it is complete, so a dead peer could not be distinguished from a slow one.
 std::unique_ptr<Work> C10dComm::reduce_scatter_by_all_reduce(Span out, const ConstSpan& full, Op op) {
   const at::Tensor sum = values_of(full).clone();
   auto work = core_->issue(op, [&] {
@@ -156,7 +156,7 @@ std::unique_ptr<Work> C10dComm::all_reduce(Span data, ReduceOp reduce_op, std::s
   });
 }
 
-// Sums in rank order, which no back end promises.
+// Sums in rank order, which no backend guarantees.
 std::unique_ptr<Work> C10dComm::all_reduce_by_gather(Span data, ReduceOp reduce_op, std::string_view tag) {
   Op op(OpKind::kAllReduce, data.numel, data.dtype, tag, static_cast<int32_t>(reduce_op));
   const bool host = core_->device().is_cpu();  // elsewhere, reading the headers would block the host
@@ -216,7 +216,7 @@ std::unique_ptr<Work> C10dComm::broadcast(Span data, int root, std::string_view 
   return std::make_unique<C10dWork>(core_, op, std::move(work));
 }
 
-// After an error the back end may go on writing when the caller's memory is gone: it is given memory of its own.
+// After an error the backend may write when the caller's memory is gone, so it gets its own memory.
 std::unique_ptr<Work> C10dComm::broadcast_by_copy(Span data, Op op) {
   const at::Tensor all = bytes_of(data), copy = at::empty({std::min(kCopyBytes, data.bytes())}, all.options());
   c10d::BroadcastOptions options;

@@ -15,13 +15,13 @@ namespace zeroshard {
 class C10dCore;
 class Divergence;
 
-// Comm over any c10d process group. On CUDA wait() orders the current stream after the collective; only barrier()
-// blocks the host. An all_reduce of more than 64 KiB sums in the back end's order.
-// Ranks that call different collectives are detected at the next all_reduce on the host; before, the back end may
-// fail in its own words or time out. abort() reaches NCCL's peers at once, others when this process ends.
+// Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier()
+// blocks the host. An all_reduce of more than 64 KiB sums in the backend's order.
+// Ranks that call different collectives are detected at the next all_reduce on the host; before that, the backend may
+// fail with its own message or time out. abort() reaches NCCL's peers at once, others when this process ends.
 class C10dComm final : public Comm {
  public:
-  // No `group`: a world of one. `watch` knows the peers of this host. `divergence`: as C10dCore's.
+  // No `group`: a world of one. `watch` knows the peers of this host. `divergence`: see C10dCore.
   C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
            const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr);
   ~C10dComm() override;

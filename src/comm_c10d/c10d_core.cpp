@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kPollMs = 100;
-constexpr int64_t kLookMs = 1000;  // between looks at what the other ranks called
+constexpr int64_t kLookMs = 1000;  // between comparisons with the other ranks' calls
 
 uint64_t extend(uint64_t hash, const Op& op) {
   // The fields that must agree lie at the front of Op.
@@ -35,14 +35,14 @@ int64_t ms_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// A process forked after at::set_num_threads() gets a new pool of threads when a thread first computes. If two do at
-// once, as the threads of a Gloo group, one of them finds no pool. So one does before them: not the calling thread,
-// whose number of threads would be set.
+// A process forked after at::set_num_threads() gets a new thread pool when a thread first computes. If two threads do
+// so at once, such as those of a Gloo group, one of them finds no pool. So one thread does it before them. It is not
+// the calling thread, whose number of threads would be set.
 void renew_thread_pool() {
   std::thread([] {
     try {
       at::init_num_threads();
-    } catch (const std::exception&) {  // a thread of somebody else is at it
+    } catch (const std::exception&) {  // another thread is doing it
     }
   }).join();
 }
@@ -65,7 +65,7 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
 }
 
 C10dCore::~C10dCore() {
-  // The destructor of a Gloo group joins threads that may wait for a silent peer for half an hour: it must not run.
+  // The destructor of a Gloo group joins threads that may wait half an hour for a silent peer, so it must not run.
   if (still_writes() && group_) c10::raw::intrusive_ptr::incref(group_.get());
 }
 
@@ -95,13 +95,13 @@ void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   throw_if_failed();
   poll(work, op);
   try {
-    work.wait();  // done: throws its error, if any
+    work.wait();  // complete: throws its error, if any
   } catch (const std::exception& error) {
     fail_explained(op, text_of(error), /*waits=*/true);
   }
 }
 
-// A rank that waits for this one tells what it called within a second. Of one that died the connection breaks before
+// A rank that waits for this one publishes its calls within a second. When a rank dies, its connection breaks before
 // the process is gone.
 void C10dCore::fail_explained(const Op& op, const std::string& message, bool waits) {
   for (int attempt = 0; attempt < 12; ++attempt) {
@@ -113,8 +113,8 @@ void C10dCore::fail_explained(const Op& op, const std::string& message, bool wai
   fail(op, message);
 }
 
-// Neither Work::wait() nor its time-out form will do: the first notices a stopped peer after half an hour, the second
-// throws at each time-out, and some back ends then give the operation up.
+// Neither Work::wait() nor its version with a time-out works here: the first notices a stopped peer after half an hour,
+// the second throws at each time-out, after which some backends give up the operation.
 void C10dCore::poll(c10d::Work& work, const Op& op) {
   for (int i = 0; i < 50; ++i) {
     if (work.isCompleted()) return;
@@ -125,13 +125,13 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0, looks = 0;
   while (!work.isCompleted()) {
-    // Sleeps for a sixteenth of the time waited so far: small against it, and few wake-ups in a long wait.
+    // Sleeps for a sixteenth of the time waited so far: short compared with the wait, and few wake-ups in a long one.
     const auto nap = (Clock::now() - start) / 16;
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(nap, std::chrono::microseconds(10), std::chrono::microseconds(500)));
     if (ms_since(looked) < kPollMs) continue;
     looked = Clock::now();
-    // Longer gaps mean that this process was stopped: not the peers' fault.
+    // A longer gap means that this process was stopped: the peers are not at fault.
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
@@ -139,7 +139,7 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      // Even if `work` has ended meanwhile: by a rank that found the difference, too, and left.
+      // Even if `work` has ended meanwhile: a rank that also found the difference has left.
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
@@ -155,7 +155,7 @@ void C10dCore::leave(c10d::Work& work) noexcept {
 }
 
 void C10dCore::complete_all() {
-  const std::vector<Pending*> pending = pending_;  // copied: waiting removes
+  const std::vector<Pending*> pending = pending_;  // copied, because waiting removes elements
   for (Pending* each : pending) each->wait_pending();
 }
 

@@ -19,14 +19,14 @@ namespace zeroshard {
 // Sequence, errors and waiting of a C10dComm. Shared with its Works and allocations, which may be destroyed later.
 class C10dCore {
  public:
-  // Something under way whose input may be in use.
+  // An operation under way whose input may be in use.
   class Pending {
    public:
     virtual ~Pending() = default;
     virtual void wait_pending() = 0;
   };
 
-  // `divergence`: of all communicators that one thread uses; null: of this one alone.
+  // `divergence`: shared by all communicators that one thread uses; null: only for this one.
   C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch, const CommOptions& options,
            std::shared_ptr<Divergence> divergence = nullptr);
   ~C10dCore();
@@ -37,29 +37,29 @@ class C10dCore {
   at::Device device() const { return device_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // A forked child of the rank: what it destroys would end its parent's connections, and join threads it lacks.
+  // In a forked child of the rank: destroying objects would end its parent's connections and join threads it lacks.
   bool is_forked() const { return !process_.is_own(); }
-  // Or another communicator of CommOptions::failure has.
+  // Or another communicator of CommOptions::failure has failed.
   bool failed() const { return !failure_->empty(); }
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
-  // Nobody waits for `work` any more.
+  // `work` will not be waited for any more.
   void leave(c10d::Work& work) noexcept;
 
-  // Gives `op` its number and calls `start`, which issues it.
+  // Gives `op` its number and calls `start`, which begins it.
   c10::intrusive_ptr<c10d::Work> issue(Op& op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // `work` must say truthfully whether it is complete: not every wrapper of a back end does.
+  // `work` must report correctly whether it is complete; not every wrapper of a backend does.
   // On the host: returns when `work` is done. On a device: makes the current stream wait for it.
   void complete(c10d::Work& work, const Op& op);
-  // As on the host, on any device.
+  // Like on the host, for any device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
 
   void add(Pending& pending) { pending_.push_back(&pending); }
   void remove(Pending& pending) { std::erase(pending_, &pending); }
 
-  // Of all collectives so far: number and rolling hash. Equal on all ranks that did the same.
+  // Number and rolling hash of all collectives so far. Equal on ranks that called the same ones.
   struct History {
     uint64_t seq = 0, hash = 14695981039346656037ULL;
   };
@@ -73,7 +73,7 @@ class C10dCore {
   void poll(c10d::Work& work, const Op& op);
   // Lets the program end the wait.
   void heed_interrupt(const Op& op);
-  // The back end's own message rarely says why: adds what the other ranks did.
+  // The backend's own message rarely says why: adds what the other ranks called.
   [[noreturn]] void fail_explained(const Op& op, const std::string& message, bool waits);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -82,11 +82,11 @@ class C10dCore {
   CommOptions options_;
   int rank_, world_size_;
   History history_;
-  std::shared_ptr<Divergence> divergence_;  // perhaps of several communicators
-  size_t number_;                           // there
+  std::shared_ptr<Divergence> divergence_;  // may be shared by several communicators
+  size_t number_;                           // this communicator's number in it
   std::shared_ptr<std::string> failure_;    // empty: none
-  bool ended_ = false;                      // this one itself has failed or was aborted
-  bool was_left_ = false;                   // some collective, before it was complete
+  bool ended_ = false;                      // this communicator itself has failed or was aborted
+  bool was_left_ = false;                   // a collective was left before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
 };

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-// The one file that knows how c10d's collectives are called: 2.13 renamed them and deprecates the old names, 2.11 has
-// nothing but the old. Tensors are flat and contiguous.
+// The only file that knows the names of c10d's collectives: 2.13 renamed them and deprecates the old names, 2.11 has
+// only the old ones. Tensors are flat and contiguous.
 namespace zeroshard::c10d_names {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;

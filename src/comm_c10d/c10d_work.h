@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// Nothing was under way: zero elements, or a world of one.
+// No operation is under way: zero elements, or a world of one.
 class DoneWork final : public Work {
  public:
   void wait() override {}
@@ -18,7 +18,7 @@ class DoneWork final : public Work {
 
 class C10dWork final : public Work, private C10dCore::Pending {
  public:
-  // `then` runs once in wait(), when the result is there.
+  // `then` runs once in wait(), when the result is available.
   C10dWork(std::shared_ptr<C10dCore> core, const Op& op, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> then = {})
       : core_(std::move(core)), op_(op), work_(std::move(work)), then_(std::move(then)) {
@@ -44,11 +44,11 @@ class C10dWork final : public Work, private C10dCore::Pending {
 
   std::shared_ptr<C10dCore> core_;
   Op op_;
-  c10::intrusive_ptr<c10d::Work> work_;  // null: waited for
+  c10::intrusive_ptr<c10d::Work> work_;  // null: already waited for
   std::function<void()> then_;
 };
 
-// An all-to-all into scratch: once it is done here, nobody reads this rank's input.
+// An all-to-all into scratch: once it is done here, no rank reads this rank's input any more.
 class C10dExchange final : public Exchange {
  public:
   C10dExchange(std::unique_ptr<Work> work, std::vector<const void*> pieces)

@@ -49,8 +49,8 @@ std::string Divergence::table(const Communicator& communicator) const {
   return text.str();
 }
 
-// The first call that both know and in which their histories differ. Histories that differed before what both know
-// differ in every call: then the first known one is named.
+// The first call that both know and in which their histories differ. If the histories differ already before the calls
+// that both know, all known calls differ: then the first known one is named.
 std::optional<std::string> Divergence::compare(const Communicator& communicator, int peer,
                                                const std::string& theirs) const {
   std::istringstream lines(theirs);
@@ -67,7 +67,7 @@ std::optional<std::string> Divergence::compare(const Communicator& communicator,
   return std::nullopt;
 }
 
-// Communicator, number of the call, of the last calls of all communicators; text of the call.
+// The communicator, the number of the call, the last calls in all communicators, and the text of the call.
 std::string Divergence::text_of(const Place& place) {
   std::ostringstream text;
   text << place.communicator << ' ' << place.seq;
@@ -86,11 +86,11 @@ std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::st
   return place;
 }
 
-// If ranks wait for ever in two communicators, there are two of them of which each lacks what the other waits for: of
-// those that wait in the first communicator, one that the second's earliest lacks, and the other way round. What a rank
-// told holds while it waits, and it waits as long as the other does. (A collective that not every rank needs to call
-// for the others to go on, as a broadcast's leaf, may end the wait: the engine gives none to ranks that go different
-// ways.)
+// If ranks wait for ever in two communicators, there are two ranks of which each lacks the call that the other waits
+// for: of the ranks that wait in the first communicator, one that the second's earliest lacks, and vice versa. What a
+// rank published holds while it waits, and it waits as long as the other does. (A collective that not every rank needs
+// to call for the others to continue, such as a broadcast's leaf, may end the wait. The engine gives none to ranks that
+// take different paths.)
 std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& own, const Talk& talk) const {
   std::vector<Place> places;
   if (own) places.push_back(*own);
@@ -105,13 +105,13 @@ std::optional<std::string> Divergence::find_crossed(const std::optional<Place>& 
   return std::nullopt;
 }
 
-// On a thread of its own, which is left behind when the store does not answer: its host may be stopped.
+// On a thread of its own, which is left behind if the store does not answer: its host may be stopped.
 std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Talk&)> body) {
   auto talk = std::make_shared<Talk>();
   const auto run = [talk, body = std::move(body)] {
     try {
       body(*talk);
-    } catch (const std::exception&) {  // the store's host is gone: others notice that better
+    } catch (const std::exception&) {  // the store's host is gone; other checks report that better
     }
     const std::scoped_lock lock(talk->mutex_);
     talk->over_ = true;

@@ -19,22 +19,22 @@
 namespace zeroshard {
 
 // Finds out whether ranks that wait for one another have called different collectives, in one communicator or in
-// several of the same ranks: each writes its latest ones into a store, which they compare. Costs nothing while nobody
-// waits for long. One thread of a rank calls all collectives of its communicators.
+// several of the same ranks. Each rank writes its latest calls into a store, and the ranks compare them. Costs nothing
+// unless a rank waits for long. One thread of a rank calls all collectives of its communicators.
 class Divergence {
  public:
-  // `store` may be null: then nothing is ever found. All ranks make it together.
+  // `store` may be null: then nothing is ever found. Collective to construct.
   Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
-  // The number of one more communicator: on every rank they come in the same order.
+  // The number of a new communicator: all ranks create communicators in the same order.
   size_t add_communicator();
-  // This rank has called `op`; `hash` is that of its history in the communicator up to here.
+  // This rank has called `op`; `hash` is that of its history in the communicator so far.
   void note(size_t communicator, const Op& op, uint64_t hash);
-  // Tells the others what this rank called, and where it waits (null: nowhere), and compares with those that have told.
-  // The first collective of the communicator in which some rank differs from this one, naming both; or two ranks that
-  // each wait in another communicator for what the other has not called. Nothing when there is neither, or the store
-  // cannot be reached. A store that does not answer holds it up for a fifth of a second. With a difference it returns
-  // once all ranks have found one, or after three seconds: whoever goes earlier may take the store along.
+  // Publishes what this rank called and where it waits (null: nowhere), and compares with ranks that have published.
+  // Returns the first collective of the communicator in which some rank differs from this one, naming both; or two
+  // ranks that each wait in another communicator for a call that the other has not made; or nothing, also if the store
+  // cannot be reached. A store that does not answer delays it by a fifth of a second. With a difference, it returns
+  // when all ranks have found one, or after three seconds, because the store may end with a rank that leaves.
   std::optional<std::string> look(size_t communicator, const Op* waiting);
 
  private:
@@ -46,7 +46,7 @@ class Divergence {
     std::array<Call, 64> calls{};  // the latest, by seq
     uint64_t last = 0, told = 0;   // seq
   };
-  // Where a rank waits.
+  // The place where a rank waits.
   struct Place {
     int rank = 0;
     size_t communicator = 0;
@@ -54,17 +54,17 @@ class Divergence {
     std::vector<uint64_t> last;  // seq, by communicator
     std::string call;
 
-    // Whether the rank waits for what `other`, which waits elsewhere, has not called.
+    // Whether the rank waits for a call that `other`, which waits elsewhere, has not made.
     bool waits_for(const Place& other) const { return other.last.at(communicator) < seq; }
   };
-  // With the store, beside the caller.
+  // The conversation with the store, on a thread beside the caller.
   class Talk {
    public:
-    // Null: there was no thread to be had.
+    // Null: no thread could be started.
     static std::shared_ptr<Talk> start(std::function<void(Talk&)> body);
-    bool wait_for(std::chrono::milliseconds patience);  // whether it is over
+    bool wait_for(std::chrono::milliseconds patience);  // whether it has ended
 
-    // Of those that have told; to be read once it is over.
+    // From the ranks that have published; read it only once it has ended.
     std::vector<std::pair<int, std::string>> tables, places;  // rank, text
     size_t communicator = 0;                                  // whose tables
 
@@ -84,7 +84,7 @@ class Divergence {
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
-  int64_t generation_ = 0;  // there may have been others over the same store
+  int64_t generation_ = 0;  // the same store may have been used before
   std::vector<Communicator> communicators_;
   std::shared_ptr<Talk> exchange_;  // under way
 };

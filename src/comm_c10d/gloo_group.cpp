@@ -77,7 +77,7 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-// Bound before it connects, and not to `port` itself, where it would find itself: nobody is kept from listening there.
+// Bound before it connects, so that it does not get `port` and connect to itself: others can still listen there.
 bool refuses_connections(uint16_t port) {
   const int fd = bind_to_loopback(0);
   if (fd < 0) return false;
@@ -92,8 +92,8 @@ bool refuses_connections(uint16_t port) {
   return refused;
 }
 
-// Gloo writes to sockets of peers that may have died: the signal for that would end this rank without a word. (Python
-// ignores it anyway.) A handler that somebody has set stays.
+// Gloo writes to sockets of peers that may have died. SIGPIPE for that would end this rank without a message. (Python
+// ignores it anyway.) An existing handler stays.
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
@@ -125,12 +125,12 @@ c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
   options.isServer = rank == 0 && !agent;
   options.numWorkers = static_cast<size_t>(world_size);
-  options.waitWorkers = false;  // a Meeting tells who has not come
+  options.waitWorkers = false;  // a Meeting reports which ranks did not arrive
   options.timeout = std::chrono::milliseconds(timeout_ms);
-  // "localhost" may resolve to ::1 first, where nobody listens.
+  // "localhost" may resolve to ::1 first, where no process listens.
   const bool loopback = is_loopback(host);
   if (loopback && options.isServer) options.masterListenFd = static_cast<size_t>(listen_on_loopback(options.port));
-  // c10d, once refused, only asks again after half a second; ranks of one host start together.
+  // A refused c10d client retries only after half a second, but ranks of one host start together.
   if (loopback && !options.isServer)
     await_listener_on_loopback(options.port, std::min(options.timeout, std::chrono::milliseconds(2000)));
   try {

@@ -8,10 +8,10 @@
 namespace zeroshard {
 
 // The store that MASTER_ADDR and MASTER_PORT name; rank 0 serves it. On a loopback address (also when MASTER_ADDR is
-// unset) it listens there alone, which c10d by itself does not. Throws ValueError on wrong variables.
+// unset) it listens only there, unlike c10d's own. Throws ValueError for wrong variables.
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
 
-// Returns once somebody listens on 127.0.0.1:port, or after `timeout`.
+// Returns once a process listens on 127.0.0.1:port, or after `timeout`.
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);
 
 // A Gloo group over `store`. Connections are made on the interface GLOO_SOCKET_IFNAME if set, on loopback when

@@ -14,7 +14,7 @@
 namespace zeroshard {
 namespace {
 
-// Who a rank is, and what it wants. Sent as bytes among ranks of one build.
+// A rank's identity and options. Sent as bytes among ranks of one build.
 struct RankCard {
   char host[128] = {};  // boot id and pid namespace: equal where /proc/<pid> means the same process
   ProcessId process;

@@ -12,12 +12,12 @@ struct Batch {
 
 struct ResolvedBatch {
   int64_t train = 1, micro = 1, accumulation = 1;
-  // How the ones that were not given came about; empty for given ones.
+  // How the inferred values were computed; empty for given ones.
   std::string train_origin, micro_origin, accumulation_origin;
 };
 
-// Completes the batch as DeepSpeed does: any two give the third; train or micro alone means an accumulation of 1.
-// Without either, `default_micro` counts. Throws ConfigError when the product does not hold or nothing is given.
+// Completes the batch sizes as DeepSpeed does: any two give the third; train or micro alone means an accumulation of 1.
+// Without either, `default_micro` is used. Throws ConfigError when the product does not hold or nothing is given.
 ResolvedBatch resolve_batch(const Batch& given, int world_size, std::optional<int64_t> default_micro);
 
 }  // namespace zeroshard

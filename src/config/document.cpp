@@ -11,7 +11,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kMaxUnknownTold = 20;
-// Their keys depend on the type beside them, so they are checked when that is known.
+// Their keys depend on the type beside them, so they are checked once that is known.
 constexpr const char* kOpenBlocks[] = {"optimizer.params", "scheduler.params"};
 
 std::string join(const std::string& block, const std::string& name) {
@@ -44,7 +44,7 @@ Document::Document(const Json& root, std::span<const Key> keys) {
   for (const auto& [name, canonical] : canonical_) known_.push_back(name);
   if (!root.is_object()) throw ConfigError(concat("the configuration must be an object {...}, got ", shown(root)));
   for (const auto& [name, value] : root.items()) {
-    // The nested form wins over the flat one wherever it stands, so flat keys come last.
+    // The nested form wins over the flat one regardless of position, so flat keys come last.
     if (name.find('.') == name.npos) walk(name == "bfloat16" ? "bf16" : name, value, /*flat=*/false);
   }
   for (const auto& [name, value] : root.items()) {

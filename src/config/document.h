@@ -12,14 +12,14 @@ namespace zeroshard {
 // A value of the file, under the canonical path of its key.
 struct Given {
   Json value;
-  std::string written_as;  // the path in the file, where it is not the canonical one; else empty
+  std::string written_as;  // the path as written in the file, if it is not the canonical one
 };
 
 // The file's values by path. Aliases, the boolean form of zero_optimization and flat keys such as
-// "zero_optimization.stage" are translated here; keys that are not in the table are noted, to be refused together.
+// "zero_optimization.stage" are translated here. Keys that are not in the table are collected and refused together.
 class Document {
  public:
-  // Throws ConfigError for keys given under two names and for what is not an object but should be.
+  // Throws ConfigError for keys given under two names and for a value that should be an object.
   Document(const Json& root, std::span<const Key> keys);
 
   const Given* find(const std::string& path) const;
@@ -30,7 +30,7 @@ class Document {
   // Throws one ConfigError that names all unknown keys noted so far, if there are any.
   void refuse_unknown() const;
 
-  // Flat keys that lost against the nested form of the same key.
+  // Flat keys that were overridden by the nested form of the same key.
   const std::vector<std::string>& overridden() const { return overridden_; }
 
  private:
@@ -46,11 +46,11 @@ class Document {
 
   std::map<std::string, std::string> canonical_;  // paths and aliases to paths
   std::set<std::string> blocks_;
-  std::vector<std::string> known_;  // both
+  std::vector<std::string> known_;  // paths and aliases
   std::map<std::string, Given> given_;
   std::set<std::string> flat_;  // the given ones that were written flat
   std::vector<std::string> overridden_;
-  std::vector<UnknownKey> unknown_;  // the first ones
+  std::vector<UnknownKey> unknown_;  // the first unknown keys
   size_t unknown_count_ = 0;
 };
 

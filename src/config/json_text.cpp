@@ -30,8 +30,8 @@ Position position_of(std::string_view text, size_t offset) {
   throw ConfigError(concat("line ", position.line, ", column ", position.column, ": ", problem));
 }
 
-constexpr size_t kMaxKeys = 4096;         // of one object: finding one takes as long as there are others
-constexpr size_t kMaxProblemBytes = 200;  // of what the parser says, which quotes the text
+constexpr size_t kMaxKeys = 4096;         // of one object: the time to find a key grows with their number
+constexpr size_t kMaxProblemBytes = 200;  // of the parser's message, which quotes the text
 
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -40,7 +40,7 @@ bool is_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// Rewrites the text as strict JSON of the same length, but for quoted Infinity and NaN, so that lines stay as they are.
+// Rewrites the text as strict JSON of the same length, except for quoted Infinity and NaN, so that line numbers stay.
 class StrictText {
  public:
   explicit StrictText(std::string_view text) : text_(text) { out_.reserve(text.size() + 16); }
@@ -121,7 +121,7 @@ class StrictText {
   char last_mark_ = '\0';  // 'v': a value ended
 };
 
-// Follows the parser: where it is, and whether a key is given twice in one object.
+// Follows the parser: tracks its position, and finds repeated keys in one object.
 class Follower {
  public:
   bool operator()(Json::parse_event_t event, const Json& parsed) {
@@ -147,7 +147,7 @@ class Follower {
     return true;
   }
 
-  // Of the value that is being read: "optimizer.params.betas[0]". Empty for the whole text.
+  // The path of the current value: "optimizer.params.betas[0]". Empty for the whole text.
   std::string path() const {
     std::string path;
     for (const auto& each : open_) {
@@ -188,7 +188,7 @@ class Follower {
   std::vector<std::variant<Object, Array>> open_;  // the innermost last
 };
 
-// The parser says the number in quotes, and not where it stands.
+// The parser's message has the number in quotes, but not its position.
 [[noreturn]] void fail_number(const std::string& path, const std::string& message) {
   const size_t begin = message.find('\''), end = message.rfind('\'');
   const bool quoted = begin != message.npos && end > begin;

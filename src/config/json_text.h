@@ -12,8 +12,8 @@ inline constexpr int kMaxConfigDepth = 64;
 
 // Parses JSON as people write it by hand: with //, /* */ and # comments, and commas before a closing bracket. Infinity
 // and NaN, which Python writes, become the strings "Infinity", "-Infinity" and "NaN". Throws ConfigError with line and
-// column for a syntax error, with the path for a key given twice and for a number that is too large, and for a text too
-// long, too deep, or with too many keys.
+// column for a syntax error, with the path for a repeated key or a number that is too large, and for a text that is too
+// long, too deep, or has too many keys.
 Json read_json(std::string_view text);
 
 // `value` as JSON on one line, cut to a length that fits an error message.

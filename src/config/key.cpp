@@ -64,7 +64,7 @@ std::string describe_one(const NothingEnabled&) {
   return "an object in which nothing is enabled";
 }
 
-// The checks return the canonical value, or nothing when `value` is not allowed.
+// The checks return the canonical value, or nothing if `value` is not allowed.
 std::optional<Json> check_one(const Bool&, const Json& value) {
   return value.is_boolean() ? std::optional(value) : std::nullopt;
 }

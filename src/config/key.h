@@ -11,7 +11,7 @@
 // One row of the table of configuration keys.
 namespace zeroshard {
 
-// What a key may hold. null is allowed everywhere and means "not given".
+// The values that a key may have. null is allowed everywhere and means "not given".
 struct Bool {};
 struct Integer {
   int64_t min = std::numeric_limits<int64_t>::min(), max = std::numeric_limits<int64_t>::max();
@@ -26,7 +26,7 @@ struct Number {
 struct Choice {
   std::vector<std::string> names;  // compared without case
 };
-struct Only {  // false, or another single value: the one that changes nothing
+struct Only {  // false, or another single value: the one that has no effect
   Json value;
 };
 struct Betas {};  // two numbers in [0, 1)
@@ -48,7 +48,7 @@ inline Integer size_in_elements() {
 // How "auto" is resolved.
 enum class Auto : uint8_t {
   kDefault,               // as if the key were not given
-  kRefuse,                // only whoever calls zeroshard can know the value
+  kRefuse,                // only the caller of zeroshard can know the value
   kHiddenSquaredTimes09,  // 0.9 h h
   kTenHidden,             // 10 h
 };
@@ -56,8 +56,8 @@ enum class Auto : uint8_t {
 struct Key {
   enum class Effect : uint8_t {
     kYes,
-    kNone,         // understood; `help` says why it changes nothing here
-    kUnsupported,  // `allowed` are the values that ask for nothing; `help` names what is missing
+    kNone,         // understood; `help` says why it has no effect here
+    kUnsupported,  // `allowed` are the values that switch the feature off; `help` names the missing feature
   };
   using Apply = std::function<void(Config&, const Json&)>;
 
@@ -74,7 +74,7 @@ struct Key {
 
 std::string describe(const Allowed& allowed);
 
-// `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with path, value and what is allowed.
+// `value` in its canonical form (3.0 as 3, "FP16" as "fp16"). Throws ConfigError with path, value and allowed values.
 Json check_value(const Key& key, const Json& value);
 
 [[noreturn]] void fail_value(const std::string& path, const Json& value, const std::string& problem);
@@ -93,7 +93,7 @@ void set(Config& config, const Json& value) {
 }
 
 std::string lower(std::string text);
-// fp32, fp16 or bf16, as the table's choices have it.
+// fp32, fp16 or bf16, as spelled in the table's choices.
 DType to_dtype(const Json& name);
 
 }  // namespace zeroshard

@@ -11,12 +11,12 @@ namespace zeroshard {
 std::vector<Key> training_keys();        // batch, precision, gradients, optimizer.type, scheduler.type
 std::vector<Key> zero_keys();            // zero_optimization
 std::vector<Key> own_keys();             // zeroshard
-std::vector<Key> keys_of_other_parts();  // understood, but about parts that zeroshard has not or does otherwise
+std::vector<Key> keys_of_other_parts();  // understood, but for features that zeroshard lacks or implements otherwise
 std::vector<Key> always_known_keys();    // all of the above
 
 // "Adam", "AdamW", ...; in the order of OptimizerConfig::Type.
 std::span<const std::string_view> optimizer_names();
-// Of DeepSpeed's, not of ours.
+// Types of DeepSpeed that zeroshard does not have.
 std::span<const std::string_view> unsupported_optimizer_names();
 std::vector<Key> optimizer_keys(OptimizerConfig::Type type);
 

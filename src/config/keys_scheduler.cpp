@@ -35,7 +35,7 @@ Key param(const char* name, Allowed allowed, Json default_value, const char* hel
   return key;
 }
 
-// Without a default: whoever calls must say it.
+// Has no default: the caller must give it.
 Key required(Key key) {
   key.required = true;
   key.when_auto = Auto::kRefuse;

@@ -79,7 +79,7 @@ std::vector<Key> gradient_keys() {
       unsupported("data_types.param_dtype", Only{nullptr}, nullptr,
                   "the dtype of parameters follows fp16.enabled and bf16.enabled"),
       unsupported("data_types.buffer_dtype", Only{nullptr}, nullptr, "buffers keep their dtype"),
-      // The two below meet in resolve: prescaling by the world size wins over the factor.
+      // resolve combines the two below: prescaling by the world size wins over the factor.
       {"prescale_gradients", Bool{}, false, "divide gradients by the world size before the sum instead of after it"},
       {"gradient_predivide_factor", Number{.min = 0, .above_min = true}, 1.0,
        "divide gradients by this before the sum, by the rest after it", Effect::kYes, set<&Config::prescale>},

@@ -104,7 +104,7 @@ class Resolver {
     }
   }
 
-  // All of the file at once, those of the optimizer and the scheduler too where it is known which they are.
+  // All unknown keys of the file at once, including those of optimizer and scheduler if their types are known.
   void refuse_unknown_keys() {
     if (const auto index = given_type("optimizer.type", optimizer_names())) {
       document_.check_block("optimizer.params", optimizer_keys(OptimizerConfig::Type(*index)));
@@ -193,7 +193,7 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
-  // What one row cannot say alone.
+  // Checks that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
       if (config().compute_dtype == DType::kBFloat16) {

@@ -34,7 +34,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string suggest_path(const std::string& path, const std::vector<std::string>& known) {
-  constexpr size_t kLongestCompared = 100;  // longer keys are no typing mistakes
+  constexpr size_t kLongestCompared = 100;  // longer keys are not typing mistakes
   if (path.size() > kLongestCompared) return "";
   const Split wanted = split(path);
   const size_t limit = std::max<size_t>(1, std::min<size_t>(4, wanted.name.size() / 3));

@@ -12,7 +12,7 @@ size_t edit_distance(std::string_view a, std::string_view b);
 // the last parts of the paths, so that a key in the wrong block is found too.
 std::string suggest_path(const std::string& path, const std::vector<std::string>& known);
 
-// "; did you mean 'plan'?", to follow what is wrong with `word`, or "".
+// "; did you mean 'plan'?", to append to an error about `word`, or "".
 std::string suggest_word(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace zeroshard

@@ -58,7 +58,7 @@ double ExactSum::value() const {
   if (!is_finite()) return std::numeric_limits<double>::quiet_NaN();
   ExactSum carried = *this;
   carried.normalize();
-  const bool negative = carried.limbs_[kNonFinite - 1] < 0;  // then the lower limbs count upwards from far below
+  const bool negative = carried.limbs_[kNonFinite - 1] < 0;  // then the lower limbs count up from far below
   if (negative) {
     for (size_t i = 0; i < kNonFinite; ++i) carried.limbs_[i] = -carried.limbs_[i];
     carried.normalize();

@@ -14,7 +14,7 @@ namespace zeroshard {
 class FlatBuffer {
  public:
   FlatBuffer() = default;
-  // Ordinary memory of `device`. `writer`, which outlives it: whose collectives write to it; see Comm::still_writes.
+  // Ordinary memory of `device`. `writer` writes to it by collectives (Comm::still_writes) and must outlive it.
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
   // Memory that peers can read directly. Collective: see Comm::allocate.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
@@ -44,7 +44,7 @@ class FlatBuffer {
 // A 1-D tensor over memory it does not own.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
-// Cuts 1-D tensors off one allocation: fewer segments for peers to map, larger pages.
+// Cuts 1-D tensors from one allocation: peers map fewer segments, and pages are larger.
 class Carver {
  public:
   Carver() = default;

@@ -3,7 +3,7 @@
 
 namespace zeroshard {
 
-// Leaves the memory of a tensor to the process, until it ends: something may write to it yet.
+// Never frees the memory of a tensor in this process: a collective may still write to it.
 void keep_for_ever(at::Tensor memory) noexcept;
 
 }  // namespace zeroshard

@@ -4,8 +4,8 @@
 
 namespace zeroshard {
 
-// Runs `allocate`. Where there is no memory for it on the CPU, throws OutOfMemory with the reason and `what` behind it:
-// LibTorch's own error names neither a parameter nor a way out.
+// Runs `allocate`. If it fails for lack of memory on the CPU, throws OutOfMemory with the reason and then `what`:
+// LibTorch's own error names neither a parameter nor a remedy.
 void tell_missing_memory(const std::function<void()>& allocate, const std::function<std::string()>& what);
 
 }  // namespace zeroshard

@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// A fixed set of persistent buffers, lent out one at a time, so that no allocator runs in a step. Buffers come in
-// size classes: one class per distinct number of bytes that is asked for.
+// A fixed set of persistent buffers, each used by one user at a time, so that no allocator runs in a step. Buffers come
+// in size classes: one class per distinct number of bytes.
 class SlotRing {
  public:
   class Slot {
@@ -25,12 +25,12 @@ class SlotRing {
   };
   using Allocate = std::function<FlatBuffer(int64_t bytes)>;
 
-  // Slots by size: bytes -> how many. `allocate` is called once per slot, smallest class first.
+  // Slots by size: bytes -> count. `allocate` is called once per slot, smallest class first.
   SlotRing(const std::map<int64_t, int>& slots, Allocate allocate);
 
-  // A free slot of exactly this size class, or null when all are lent.
+  // A free slot of exactly this size class, or null when all are in use.
   Slot* try_acquire(int64_t bytes);
-  // A free slot, or beyond the ring a new one that is freed at its release: for users who hold more units unsharded
+  // A free slot, or a new one beyond the ring, which is freed at its release. For users who hold more units unsharded
   // at a time than the ring has slots (the ledger's peak shows it).
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);

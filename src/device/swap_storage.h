@@ -21,10 +21,10 @@ void set_memory(const c10::Storage& storage, void* data, at::Device device);
 // A storage without memory; reading a tensor that points at it throws an error with `message`.
 c10::Storage make_guard_storage(int64_t bytes, at::Device device, const std::string& message);
 
-// For a tensor that gets its values from elsewhere: no engine's, and it never gets memory.
+// Storage for a tensor that gets its values from elsewhere: it belongs to no engine and never gets memory.
 c10::Storage make_storage_without_memory(int64_t bytes, at::Device device);
 
-// Whether the memory of `tensor` comes and goes: it is behind an empty or a guard storage, and an engine has it.
+// Whether the memory of `tensor` comes and goes: an engine has it, behind an empty or a guard storage.
 bool is_swapped(const at::Tensor& tensor);
 
 // Points `tensor` at `storage` from element `offset` on. Its shape, dtype and device stay.

@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// A thread that runs one job at a time; it is started by the first.
+// A thread that runs one job at a time; the first job starts it.
 class Background {
  public:
   ~Background() {
@@ -20,13 +20,13 @@ class Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  // After wait() alone.
+  // Only after wait().
   void start(std::function<void()> job) {
     if (!thread_.joinable()) {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        return job();  // the process may have no more threads: slower, but written
+        return job();  // the process may not get another thread: this is slower, but the data are written
       }
     }
     {
@@ -34,10 +34,10 @@ class Background {
       job_ = std::move(job);
     }
     changed_.notify_all();
-    std::this_thread::yield();  // on a shared core, the device gets its work before the caller goes on
+    std::this_thread::yield();  // on a shared core, the device gets its work before the caller continues
   }
 
-  // Until the job is done. Throws what it threw, each time.
+  // Waits until the job is done. Throws the job's exception, each time.
   void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !job_; });
@@ -66,7 +66,7 @@ class Background {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> job_;  // empty: none
+  std::function<void()> job_;  // empty: no job
   std::exception_ptr error_;
   bool stopping_ = false;
   std::thread thread_;

@@ -7,9 +7,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxDepth = 128;  // of a tree that is deleted: each level holds a descriptor and stack
+constexpr int kMaxDepth = 128;  // of a tree that is deleted: each level needs a descriptor and stack
 
-// Of a path that cannot be opened because it, or something above it, is missing.
+// For a path that cannot be opened because it, or a directory above it, is missing.
 std::string parent_of(const std::string& path) {
   const size_t last = path.find_last_not_of('/');
   const size_t slash = last == std::string::npos ? last : path.rfind('/', last);
@@ -18,7 +18,7 @@ std::string parent_of(const std::string& path) {
   return end == std::string::npos ? "/" : path.substr(0, end + 1);
 }
 
-// What is wrong with a name below a directory, for any file system; empty: nothing.
+// The reason why a name below a directory is refused on any file system; empty: it is valid.
 std::string_view flaw_of(std::string_view name) {
   if (name.empty()) return "the name is empty";
   if (name.front() == '/') return "the name is absolute";
@@ -40,7 +40,7 @@ Directory Directory::create(Io& io, const std::string& path) {
   if (path == ".") throw_io_error("open the directory", path, -ENOENT);  // the parent of nothing
   Directory parent = create(io, parent_of(path));
   const int result = retry_interrupted([&] { return io.mkdir(path); });
-  if (result != -EEXIST) check_io(result, "create the directory", path);  // another rank may have been faster
+  if (result != -EEXIST) check_io(result, "create the directory", path);  // another rank may have created it
   parent.sync();
   return open(io, path);
 }

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMaxTextBytes = 4096;
 constexpr int kMaxTries = 100;
 
-// Who has a lock, as its file says. Empty: it does not say.
+// The holder of a lock, according to the file. Empty: the file does not say.
 struct Holder {
   std::string host, pid, process;  // `process` as process_name() has it
 };
@@ -37,7 +37,7 @@ std::string text_of_this_process() {
   return concat(host_name(), "\n", ::getpid(), "\n", process_name(), "\n");
 }
 
-// The text may be of anybody, and half written.
+// The text may come from any program and be half written.
 Holder read_holder(Io& io, int fd) {
   std::string text(size_t(kMaxTextBytes), '\0');
   const int64_t bytes = retry_interrupted([&] { return io.pread(fd, text.data(), text.size(), 0); });
@@ -64,7 +64,7 @@ bool is_unsupported(int result) {
 
 }  // namespace
 
-// The one lock that this process has of a directory.
+// The one lock that this process has on a directory.
 struct DirectoryLock::Held {
   Held(Directory where, OpenFd locked, FileStatus file, bool sure)
       : directory(std::move(where)), fd(std::move(locked)), status(file), is_sure(sure) {}
@@ -72,24 +72,24 @@ struct DirectoryLock::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  // Unless it is another's by now.
+  // Deletes the file unless it belongs to another process by now.
   void delete_file() const;
   bool is_file(const FileStatus& other) const { return other.device == status.device && other.inode == status.inode; }
 
   Directory directory;
   OpenFd fd;
-  FileStatus status;  // of the file when it was locked
+  FileStatus status;  // of the file at the time it was locked
   bool is_sure;
   pid_t process = ::getpid();
   std::mutex using_it;
   int64_t turns = 0;
 };
 
-// All locks of this process: the kernel's are its own, too, whoever in it asks.
+// All locks of this process: kernel locks also belong to the process, not to a user in it.
 class HeldLocks {
  public:
   static HeldLocks& of_this_process() {
-    static HeldLocks& all = *new HeldLocks;  // never destroyed: others may go after it
+    static HeldLocks& all = *new HeldLocks;  // never destroyed: users may be destroyed after it
     return all;
   }
 
@@ -100,7 +100,7 @@ class HeldLocks {
     throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
   }
 
-  // Under the mutex, so that nobody of this process opens the file that is about to go.
+  // Under the mutex, so that no thread of this process opens the file that is about to be deleted.
   void drop(std::shared_ptr<DirectoryLock::Held> held) {
     const std::lock_guard lock(mutex_);
     held.reset();
@@ -110,9 +110,9 @@ class HeldLocks {
   void delete_files();
 
  private:
-  // A forked child has copies of the descriptors: with them it would keep the locks when its parent dies.
+  // A forked child has copies of the descriptors, which would keep the locks after its parent's death.
   HeldLocks() {
-    std::atexit([] { of_this_process().delete_files(); });  // of what nobody destroys, as at the end of an interpreter
+    std::atexit([] { of_this_process().delete_files(); });  // some locks are never destroyed
     ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
                      [] {
                        HeldLocks& all = of_this_process();
@@ -149,7 +149,7 @@ class HeldLocks {
     FileStatus named;
     const int found = retry_interrupted([&] { return io.stat_at(directory.fd(), name, named); });
     if (found == -ENOENT || (found == 0 && (named.device != status.device || named.inode != status.inode)))
-      return nullptr;  // who had it before has deleted it since it was opened
+      return nullptr;  // its previous owner has deleted it since it was opened
     check_io(found, "look up", file);
     std::shared_ptr<DirectoryLock::Held> held;
     try {
@@ -164,7 +164,7 @@ class HeldLocks {
     return held;
   }
 
-  // Where the kernel has the lock the text is but for messages: a full disk does not take it away.
+  // With a kernel lock the text is only used in messages: a full disk does not end the lock.
   static void write_text(DirectoryLock::Held& held, const std::string& file) {
     Io& io = held.directory.io();
     const std::string text = text_of_this_process();
@@ -187,7 +187,7 @@ void HeldLocks::delete_files() {
 }
 
 DirectoryLock::Held::~Held() {
-  delete_file();  // before the descriptor is closed: from then on it may be another process's
+  delete_file();  // before the descriptor is closed: afterwards it may belong to another process
 }
 
 void DirectoryLock::Held::delete_file() const {

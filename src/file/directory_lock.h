@@ -9,29 +9,29 @@
 
 namespace zeroshard {
 
-// Keeps a directory for this process: while one lives, no other process gets one of the same directory. It is a lock of
-// the kernel on the file kName there, which ends with the process, however that ends, and not with its forked children;
-// on NFS it is the server's. Where a file system has no locks, the text in that file decides: a holder on this host
-// that is no more is passed over, one on another host is not. In one process any number of them share the directory.
-// The file goes with the last one; a killed process leaves it, and it stands in nobody's way. Any thread may use it.
+// Reserves a directory for this process: while such an object lives, no other process gets a lock of the same
+// directory. It is a kernel lock on the file kName in it. The lock ends with the process, however that ends, and forked
+// children do not keep it; on NFS the server holds it. Where a file system has no locks, the text in that file decides:
+// a dead holder on this host is ignored, one on another host is not. A process may have any number of locks of a
+// directory. The last one deletes the file; the file of a killed process does no harm. Thread-safe.
 class DirectoryLock {
  public:
   static constexpr std::string_view kName = ".lock";
 
-  // Takes the lock without waiting, and makes the directory where it is missing. Throws IoError with the host and
-  // number of the process that has it, followed by `way_out`: a sentence. `io` outlives the lock.
+  // Takes the lock without waiting, and creates the directory if it is missing. If another process has the lock, throws
+  // IoError with that process's host and number, followed by the sentence `advice`. `io` must outlive the lock.
   DirectoryLock(Io& io, const std::string& path, std::string_view way_out);
   ~DirectoryLock();
   DirectoryLock(DirectoryLock&&) noexcept;
   DirectoryLock& operator=(DirectoryLock&&) = delete;
 
   const std::string& path() const;
-  // False where the file system has no locks: another process may have thought the same at the same time.
+  // False where the file system has no locks: another process may have taken the directory at the same time.
   bool is_sure() const;
-  // Whether it keeps that directory still: not one that has been deleted and made anew, or whose file kName was.
+  // Whether this lock still protects the directory: not if the directory or its file kName was deleted and made anew.
   bool keeps(const Directory& directory) const;
-  // For users in one process that must not mix: only one has the turn, until it drops what is returned; the next waits.
-  // Throws StateError, followed by `way_out`, when another lock of this process has had a turn since this one's last.
+  // For users in one process that must not mix: one has the turn until it drops the returned lock; the next waits.
+  // Throws StateError, followed by `advice`, if another lock of this process had a turn since this one's last.
   std::unique_lock<std::mutex> take_turn(std::string_view way_out);
 
  private:
@@ -39,10 +39,10 @@ class DirectoryLock {
   friend class HeldLocks;
 
   std::shared_ptr<Held> held_;
-  int64_t turn_ = 0;  // its last; 0: none yet
+  int64_t turn_ = 0;  // this lock's last turn; 0: none yet
 };
 
-// The directories that one user has locked, until it is gone.
+// The directories that one user has locked, unlocked on destruction.
 class DirectoryLocks {
  public:
   DirectoryLock& of(const Directory& directory, std::string_view way_out);

@@ -29,7 +29,7 @@ std::string temporary_name(std::string_view name) {
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents) {
   const size_t slash = name.rfind('/');
   const size_t last = slash == name.npos ? 0 : slash + 1;
-  if (last > 0) {  // the directory that changes is the one to make durable
+  if (last > 0) {  // the directory that changes must be made durable
     Directory parent = directory.open_directory(name.substr(0, slash));
     return write_small_file(parent, name.substr(last), contents);
   }
@@ -43,7 +43,7 @@ void write_small_file(Directory& directory, const std::string& name, std::string
     if (closed != -EINTR) check_io(closed, "close", path);
     directory.rename(temporary, name);
   } catch (...) {
-    io.unlink_at(directory.fd(), temporary);  // as far as possible: the first error is the one to report
+    io.unlink_at(directory.fd(), temporary);  // best effort: the first error is reported
     throw;
   }
   directory.sync();

@@ -7,14 +7,14 @@
 
 #include "file/io.h"
 
-// Files that are whole or absent after a crash. Everything here throws IoError, which names the path.
+// Files that are whole or absent after a crash. All functions throw IoError that names the path.
 namespace zeroshard {
 
-// An open directory. Names are relative to it and may have several components, but never lead out of it: "..",
-// absolute names and symbolic links on the way are refused. What it changes is durable only after sync().
+// An open directory. Names are relative to it and may have several components, but never lead out of it: "..", absolute
+// names and symbolic links on the way are refused. Changes are durable only after sync().
 class Directory {
  public:
-  // Opens `path`, and creates it (mode 0700) with its parents, durably, where it is missing.
+  // Opens `path`; if it is missing, creates it (mode 0700) with its parents, durably.
   static Directory create(Io& io, const std::string& path);
   static Directory open(Io& io, const std::string& path);
   static std::optional<Directory> open_if_there(Io& io, const std::string& path);
@@ -24,19 +24,19 @@ class Directory {
   Io& io() const { return *io_; }
   int fd() const { return fd_.get(); }
 
-  void create_directory(const std::string& name);  // mode 0700; an error when it is there
+  void create_directory(const std::string& name);  // mode 0700; an error if it exists
   Directory open_directory(const std::string& name) const;
-  OpenFd create_file(const std::string& name);      // for writing; mode 0600; an error when it is there
+  OpenFd create_file(const std::string& name);      // for writing; mode 0600; an error if it exists
   OpenFd open_file(const std::string& name) const;  // for reading; only a regular file
 
-  std::vector<std::string> list() const;  // sorted; files, directories and whatever else there is
+  std::vector<std::string> list() const;  // sorted; files, directories and everything else
   bool exists(const std::string& name) const;
   int64_t file_size(const std::string& name) const;  // of a regular file
 
   void rename(const std::string& from, const std::string& to);  // replaces a file or an empty directory `to`
   void exchange(const std::string& one, const std::string& other);
-  void remove(const std::string& name);  // a file or a link itself
-  // Deletes `name` and what is below it; follows no link. Nothing happens when it is not there.
+  void remove(const std::string& name);  // a file; a link itself
+  // Deletes `name` and everything below it; follows no link. Does nothing if it does not exist.
   void remove_tree(const std::string& name);
   void sync();
 
@@ -57,20 +57,20 @@ class FileWriter {
  public:
   static constexpr int64_t kBufferBytes = int64_t{8} << 20;
 
-  // Reserves `expected_bytes`, so that a full disk is noticed here. The file ends where append() stopped, nevertheless.
+  // Reserves `expected_bytes`, so that a full disk is noticed here. The file still ends where append() stopped.
   FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes);
   // Without finish(), closes the file and leaves it as it is.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
-  // Takes a copy. Also throws what went wrong in the background.
+  // Copies the data. Also throws errors from the background.
   void append(const void* data, int64_t bytes);
-  // The same for memory that does not change before finish() or destruction: what begins at a multiple of 4096 in
-  // memory and in the file, and goes on in memory from call to call, is written from where it lies.
+  // The same for memory that does not change before finish() or destruction. Stretches that begin at a multiple of 4096
+  // in memory and in the file, and continue in memory from call to call, are written directly.
   void append_stable(const void* data, int64_t bytes);
   // Writes the rest, makes the file durable (its name needs Directory::sync()) and closes it. After an error of this
-  // or of append() the file is of no use: the system may have dropped pages that it could not write.
+  // function or of append() the file is unusable: the system may have dropped pages that it could not write.
   void finish();
 
  private:

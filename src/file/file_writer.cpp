@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kRunBytes = int64_t{16} << 20;  // of one write: larger ones are no faster
+constexpr int64_t kRunBytes = int64_t{16} << 20;  // for one write: larger writes are no faster
 
 }  // namespace
 
@@ -64,7 +64,7 @@ class FileWriter::Impl {
     if (reserved_ == 0) return;
     const int result = retry_interrupted([&] { return io_.fallocate(fd_.get(), reserved_); });
     if (result == -EOPNOTSUPP || result == -ENOSYS) {
-      // The file system cannot reserve, but it can tell whether there is hope.
+      // The file system cannot reserve space, but it can tell whether there is enough.
       const int64_t free = io_.free_bytes(fd_.get());
       if (free >= 0 && free < reserved_) fail_reserve(-ENOSPC);
       reserved_ = 0;
@@ -78,7 +78,7 @@ class FileWriter::Impl {
     throw_io_error("reserve space for", path_, result, full.empty() ? concat("it needs ", reserved_, " bytes") : full);
   }
 
-  // The run is what comes next in the file and lies in one stretch of the caller's memory: written from there.
+  // The run: the next bytes of the file, contiguous in the caller's memory, which are written from there.
   void lengthen_run(const std::byte* data, int64_t bytes) {
     if (run_bytes_ == 0 || data != run_ + run_bytes_) {
       end_run();
@@ -118,7 +118,7 @@ class FileWriter::Impl {
     }
   }
 
-  // Gives the filled buffer to the thread, as soon as that is done with what it writes.
+  // Gives the filled buffer to the thread, once it has finished its current write.
   void hand_over() {
     background_.wait();
     std::swap(filling_, writing_);
@@ -150,11 +150,11 @@ class FileWriter::Impl {
   DirectBuffer filling_, writing_;
   int64_t filled_ = 0;
   const std::byte* run_ = nullptr;
-  int64_t run_bytes_ = 0;  // not both this and filled_ are above 0
-  int64_t offset_ = 0;     // in the file, of the first byte of filling_ or of the run
-  bool direct_ = false;    // of fd_; the thread's while it has a job
+  int64_t run_bytes_ = 0;  // run_bytes_ and filled_ are never both above 0
+  int64_t offset_ = 0;     // in the file, for the first byte of filling_ or of the run
+  bool direct_ = false;    // for fd_; used by the thread while it has a job
   State state_ = State::kOpen;
-  Background background_;  // last: its thread ends before what it uses
+  Background background_;  // last: its thread ends before the members that it uses
 };
 
 FileWriter::FileWriter(Directory& directory, const std::string& name, int64_t expected_bytes) {

@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// Of the operations that cannot fail for want of the right to write.
+// The operations that cannot fail for lack of write permission.
 bool reads(std::string_view operation) {
   for (const std::string_view each : {"open", "open the directory", "read", "list", "look up", "map"})
     if (operation == each) return true;

@@ -14,14 +14,14 @@ struct FileStatus {
   enum class Kind { kRegular, kDirectory, kOther };
   Kind kind = Kind::kOther;
   int64_t size = 0;
-  uint64_t device = 0, inode = 0;  // together: which file it is, whatever its name
+  uint64_t device = 0, inode = 0;  // together they identify the file, whatever its name
 };
 
-// The system calls that files need, so that tests can make any of them fail. Each does what the call of its name does,
-// once, and returns its result or -errno: retrying, continuing and throwing is up to the callers (Directory,
-// FileWriter, FileReader). Any number of threads may call it.
+// The system calls for files, so that tests can make any of them fail. Each makes the call of its name once and returns
+// its result or -errno. Retrying, continuing and throwing is up to the callers (Directory, FileWriter, FileReader). Any
+// number of threads may call it.
 //
-// Names that end up in *_at are relative and stay below the directory: a name that is absolute, contains "..", or
+// Names passed to *_at functions are relative and stay below the directory: a name that is absolute, contains "..", or
 // crosses a symbolic link is refused (-EXDEV or -ELOOP). Everything is closed on exec.
 class Io {
  public:
@@ -31,7 +31,7 @@ class Io {
   virtual int open_dir_at(int dir, const std::string& name) = 0;
   virtual int open_at(int dir, const std::string& name) = 0;    // for reading; a regular file, else -EINVAL at once
   virtual int create_at(int dir, const std::string& name) = 0;  // for writing; mode 0600, -EEXIST when it is there
-  // For reading and writing, made with mode 0600 where it is missing; a regular file, else -EINVAL at once.
+  // For reading and writing; created with mode 0600 if it is missing. A regular file, else -EINVAL at once.
   virtual int open_or_create_at(int dir, const std::string& name) = 0;
   virtual int mkdir(const std::string& path) = 0;              // mode 0700
   virtual int mkdir_at(int dir, const std::string& name) = 0;  // mode 0700
@@ -44,7 +44,7 @@ class Io {
   virtual int fdatasync(int fd) = 0;
   virtual int fsync(int fd) = 0;
   // Locks the file for this descriptor, without waiting: -EAGAIN while another descriptor has the lock. It ends when
-  // the descriptor is closed, as by the death of the process. -ENOLCK, -ENOSYS or -EOPNOTSUPP where there are no locks.
+  // the descriptor is closed, also by the process's death. -ENOLCK, -ENOSYS or -EOPNOTSUPP: there are no locks.
   virtual int lock(int fd) = 0;
   virtual int set_direct(int fd, bool direct) = 0;  // O_DIRECT on or off; -EINVAL where the file system has none
   virtual int advise_sequential(int fd) = 0;
@@ -62,12 +62,12 @@ class Io {
 // The operating system's own.
 Io& posix_io();
 
-// How a name is kept below its directory: by the kernel (openat2), or component by component, which posix_io() falls
-// back to where the kernel has no openat2.
+// How names are confined to their directory: by the kernel (openat2), or component by component. posix_io() uses the
+// latter if the kernel has no openat2.
 enum class Confinement { kKernel, kByComponent };
 std::unique_ptr<Io> make_posix_io(Confinement confinement);
 
-// Calls again while a signal interrupts; not for ever.
+// Repeats the call while a signal interrupts it; not for ever.
 template <typename Call>
 auto retry_interrupted(const Call& call) {
   constexpr int kMaxTries = 1000;
@@ -76,7 +76,7 @@ auto retry_interrupted(const Call& call) {
   return result;
 }
 
-// An open file descriptor of an Io; closes it when it goes.
+// An open file descriptor of an Io; closed on destruction.
 class OpenFd {
  public:
   OpenFd() = default;
@@ -102,11 +102,11 @@ class OpenFd {
   int fd_ = -1;
 };
 
-// Throws IoError "cannot OPERATION PATH: reason[, way out]" for the -errno that a call returned.
+// Throws IoError "cannot OPERATION PATH: reason[, advice]" for the -errno that a call returned.
 [[noreturn]] void throw_io_error(std::string_view operation, std::string_view path, int64_t result,
                                  std::string_view details = {});
 
-// Throws IoError unless `result` is one of success.
+// Throws IoError if `result` is negative.
 inline void check_io(int64_t result, std::string_view operation, std::string_view path) {
   if (result < 0) throw_io_error(operation, path, result);
 }

@@ -27,7 +27,7 @@ int64_t result_of(ssize_t result) {
   return result < 0 ? -errno : int64_t{result};
 }
 
-// Asked beforehand, because the kernel answers a write beyond the limit with a signal that ends the process.
+// Checked beforehand, because the kernel answers a write beyond the limit with a signal that ends the process.
 bool exceeds_limit(int64_t end) {
   struct rlimit limit;
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && rlim_t(end) > limit.rlim_cur;
@@ -57,7 +57,7 @@ class RawFd {
   int fd_;
 };
 
-// Each component is opened below the one before, and none may be a link.
+// Opens each component below the one before; none may be a link.
 int open_by_component(int dir, const std::string& name, int flags, mode_t mode) {
   RawFd parent(-1);
   size_t begin = 0;
@@ -82,7 +82,7 @@ class PosixIo final : public Io {
   int open_dir_at(int dir, const std::string& name) override { return open_beneath(dir, name, kOpenDirectory); }
 
   int open_at(int dir, const std::string& name) override {
-    // Not blocking: opening a FIFO would wait for a writer, for ever.
+    // O_NONBLOCK: opening a FIFO would wait for a writer for ever.
     return regular(open_beneath(dir, name, O_RDONLY | O_NONBLOCK | kNotFollowed));
   }
 
@@ -115,7 +115,7 @@ class PosixIo final : public Io {
   int fsync(int fd) override { return result_of(::fsync(fd)); }
 
   int lock(int fd) override {
-    // Of the open file, not of the process: closing another descriptor of the same file does not end it.
+    // The lock belongs to the open file, not to the process: closing another descriptor of the file does not end it.
     struct flock whole {};
     whole.l_type = F_WRLCK;
     const int result = result_of(::fcntl(fd, F_OFD_SETLK, &whole));
@@ -180,7 +180,7 @@ class PosixIo final : public Io {
   }
 
  private:
-  // The opened descriptor, unless it is of something else than a regular file.
+  // Returns the opened descriptor if it is a regular file.
   static int regular(int fd) {
     if (fd < 0) return fd;
     struct stat found;
@@ -198,13 +198,13 @@ class PosixIo final : public Io {
       how.mode = mode;
       how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
       const int fd = result_of(int(::syscall(SYS_openat2, dir, name.c_str(), &how, sizeof(how))));
-      // Sandboxes answer a call that they do not know with -EPERM.
+      // Sandboxes answer unknown calls with -EPERM.
       if (fd != -ENOSYS && fd != -EPERM) return fd;
     }
     return open_by_component(dir, name, flags, mode);
   }
 
-  // Calls `call(directory, last component)`, the directory being the one that the components before lead to.
+  // Calls `call(directory, last component)`; the preceding components lead to the directory.
   template <typename Call>
   int in_parent(int dir, const std::string& name, const Call& call) {
     const size_t slash = name.rfind('/');

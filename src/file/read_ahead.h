@@ -14,20 +14,20 @@
 
 namespace zeroshard {
 
-// Reads stretches of files one after the other: while the caller works on one, a second thread reads the next, past
-// the page cache where the file system allows. It holds two buffers of the longest stretch, and one open file; so
-// stretches of a file belong together.
+// Reads stretches of files one after the other. While the caller works on one, a second thread reads the next, past the
+// page cache if the file system allows. It holds two buffers of the longest stretch and only one open file, so pass the
+// stretches of a file together.
 class ReadAhead {
  public:
   struct Stretch {
     std::string_view file;          // a name in the directory
     int64_t offset = 0, bytes = 0;  // bytes > 0
   };
-  // `directory` and the names outlive it.
+  // `directory` and the names must outlive it.
   ReadAhead(const Directory& directory, std::vector<Stretch> stretches);
 
-  // The next stretch's bytes, until the next call. Throws IoError when it cannot be read whole; those after it still
-  // can be.
+  // The next stretch's bytes, valid until the next call. Throws IoError when it cannot be read whole; later stretches
+  // can still be read.
   std::span<const std::byte> next();
 
  private:
@@ -45,11 +45,11 @@ class ReadAhead {
   int64_t capacity_ = 0;  // of a slot
   std::array<Slot, 2> slots_;
   size_t taken_ = 0;
-  // The thread's while it has a job.
+  // Used by the thread while it has a job.
   std::string open_name_;
   OpenFd fd_;
   bool direct_ = false;
-  Background background_;  // last: its thread ends before what it uses
+  Background background_;  // last: its thread ends before the members that it uses
 };
 
 }  // namespace zeroshard

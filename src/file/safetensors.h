@@ -7,7 +7,7 @@
 #include <vector>
 
 // The header of a safetensors file: 8 bytes of length (little-endian), JSON of that length, then the tensors' bytes.
-// Torch-free. Files come from anywhere: nothing is allocated by what a file claims before the claim is checked.
+// Torch-free. Files are untrusted: every claim of a file is checked before memory is allocated according to it.
 namespace zeroshard {
 
 class FileReader;
@@ -27,7 +27,7 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;  // bytes, from the start of the file
 };
 
-// What a reader accepts: tighter than the format in name and number, so that memory stays within a few times the
+// Limits of the reader: tighter than the format in names and counts, so that memory stays within a few times the
 // header.
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr int64_t kMaxSafetensorsEntries = 1'000'000;  // tensors, and metadata
@@ -37,20 +37,20 @@ inline constexpr int kMaxSafetensorsDims = 1024;
 // Bits of one element; 0 for a dtype that the format does not have.
 int safetensors_dtype_bits(std::string_view dtype);
 
-// The length of the JSON, from the first 8 bytes of a file. Throws ValueError naming `source` when the file or the
-// limit is smaller.
+// The length of the JSON, from the first 8 bytes of a file. Throws ValueError naming `source` if the file or the limit
+// is smaller.
 int64_t safetensors_header_bytes(std::string_view first_bytes, int64_t file_size, const std::string& source);
 
-// Checks and reads the JSON of a file of `file_size` bytes. Throws ValueError naming `source`, the tensor and what is
-// wrong unless the tensors, by offset, fill the rest of the file without gap or overlap, each with exactly the bytes
-// that its shape needs. Also refused: duplicate keys, text that is not UTF-8, and more than the limits above.
+// Checks and reads the JSON of a file of `file_size` bytes. The tensors, by offset, must fill the rest of the file
+// without gap or overlap, each with exactly the bytes of its shape. Throws ValueError naming `source`, the tensor and
+// the reason otherwise, and for duplicate keys, text that is not UTF-8, and more than the limits above.
 SafetensorsHeader parse_safetensors_header(std::string_view header_json, int64_t file_size, const std::string& source);
 
 // Throws ValueError as above, or IoError.
 SafetensorsHeader read_safetensors_header(const FileReader& file);
 
 // The bytes before the data, padded so that the data starts at a multiple of `alignment` (a power of two, at least 8).
-// Throws ValueError for what parse_safetensors_header() would refuse.
+// Throws ValueError for input that parse_safetensors_header() would refuse.
 std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
                                     const std::map<std::string, std::string>& metadata, int64_t alignment = 64);
 

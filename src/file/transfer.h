@@ -5,15 +5,15 @@
 
 namespace zeroshard {
 
-// All of it: continues after short writes and interruptions. Throws IoError.
+// Writes all of it: continues after short writes and interruptions. Throws IoError.
 void write_all(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset);
 
-// For a descriptor that may have O_DIRECT: turns that off, and `direct` too, where the file system does not take it.
+// If the file system does not accept this access with O_DIRECT, turns that off for the descriptor, and `direct` too.
 void write_all_direct(Io& io, int fd, std::string_view path, const void* data, int64_t bytes, int64_t offset,
                       bool& direct);
 
-// From `offset`, at least `needed` bytes and at most `bytes`: continues after short reads and interruptions, and as
-// above where O_DIRECT does not work. Throws IoError, also when the file ends too early.
+// Reads at least `needed` and at most `bytes` bytes from `offset`: continues after short reads and interruptions, and
+// turns off O_DIRECT as above. Throws IoError, also when the file ends too early.
 void read_at_least(Io& io, int fd, std::string_view path, void* data, int64_t needed, int64_t bytes, int64_t offset,
                    bool& direct);
 

@@ -13,7 +13,7 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// Of either kind of GradHook::NodePtr.
+// For either kind of GradHook::NodePtr.
 template <typename T>
 std::weak_ptr<T> weakly(const std::shared_ptr<T>& node) {
   return node;
@@ -53,8 +53,8 @@ void GradHook::renew() const {
 }
 
 void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback) {
-  // What is written in place to a view (as a Linear returns) starts anew from the view's base: the node that is hooked
-  // here drops out. A base that others hold may be of another unit.
+  // A write in place to a view (as a Linear returns) starts anew from the view's base: the node that is hooked here
+  // drops out. A base that other tensors share may belong to another unit.
   if (output.is_view() && output._base().grad_fn() && output._base().use_count() == 1) {
     const auto passed = std::make_shared<bool>(false);
     add(at::Tensor(output._base()), [passed, callback] {
@@ -83,7 +83,7 @@ void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback
   entries_.insert_or_assign(impl, Entry{weak, node, callbacks});
 }
 
-// Who calls modules and never the engine forgets nothing.
+// A program that calls modules but never the engine forgets nothing.
 void BackwardHooks::sweep() {
   std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
   sweep_at_ = std::max(kFewEntries, 2 * entries_.size());

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-// The library's only place that touches torch/csrc/autograd.
+// The only module of the library that uses torch/csrc/autograd.
 namespace zeroshard {
 
-// Calls back each time autograd has accumulated a gradient into a leaf; the gradient is handed over and the leaf's
-// .grad is empty again. It hooks the leaf's AccumulateGrad node, as DistributedDataParallel does, so the tensor's own
-// hooks stay the user's. The hook is removed when the object goes. `leaf` must require a gradient.
+// Calls back each time autograd has accumulated a gradient into a leaf; passes the gradient and empties the leaf's
+// .grad. It hooks the leaf's AccumulateGrad node, as DistributedDataParallel does, so the tensor's own hooks remain the
+// user's. The destructor removes the hook. `leaf` must require a gradient.
 class GradHook {
  public:
   using Callback = std::function<void(const at::Tensor& grad)>;
@@ -23,7 +23,7 @@ class GradHook {
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
 
-  // A cast of the leaf, and back, gives it another node: from now on it has the one with the hook again.
+  // Casting the leaf to another dtype and back gives it another node: this restores the node with the hook.
   void renew() const;
 
  private:
@@ -31,29 +31,29 @@ class GradHook {
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
   NodePtr node_;
-  c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;  // weak: a parameter does not live on that its module has dropped
+  c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;  // weak: a parameter that its module has dropped must not stay alive
   uintptr_t key_ = 0;
 };
 
-// Calls back when the gradient of a tensor is known, which is before the backward of what computed it.
+// Calls back when the gradient of a tensor is known, which is before the backward of the function that computed it.
 class BackwardHooks {
  public:
   // `output` must require a gradient. Modules may return a tensor that they were given, or that an inner module
-  // returned: of one tensor, what was added last is called first, in the order in which backward passes them.
+  // returned. Hooks of one tensor are called in reverse order of addition, as backward passes the modules.
   void add(const at::Tensor& output, std::function<void()> callback);
 
-  // What was added stays, but what will be added is called after it.
+  // Existing hooks stay, but hooks added later are called after them.
   void forget() { entries_.clear(); }
-  // How many tensors are known, of those that are gone at most as many as of those that are not, and a few.
+  // The number of known tensors. Those that no longer exist are at most as many as those that do, and a few.
   size_t size() const { return entries_.size(); }
 
  private:
   static constexpr size_t kFewEntries = 64;
   using Callbacks = std::vector<std::function<void()>>;
   struct Entry {
-    // Weak: no graph is kept alive, and the address is not used again.
+    // Weak: keeps no graph alive, but the address is not reused.
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    const torch::autograd::Node* node;  // an operation in place gives the tensor another
+    const torch::autograd::Node* node;  // an operation in place gives the tensor another node
     std::weak_ptr<Callbacks> callbacks;
   };
 

@@ -4,8 +4,8 @@
 
 #include "zeroshard/dtype.h"
 
-// The 16-bit element types and their scalar conversions, which define what every instruction set must give:
-// round to nearest even, subnormals kept, every NaN becomes the one positive quiet NaN.
+// The 16-bit element types and their scalar conversions, which define the results of every instruction set: round to
+// nearest even, subnormals kept, every NaN becomes the one positive quiet NaN.
 namespace zeroshard::kernels {
 // Internal linkage: each *_<isa>.cpp compiles its own copy with its own flags, and none may leak into another.
 namespace {

@@ -5,10 +5,10 @@
 #include "zeroshard/dtype.h"
 
 // One-pass CPU kernels over flat memory. Each runs on the calling thread over the given range; callers split ranges
-// among threads. Results depend on the elements alone: not on the instruction set, nor on how a range was split.
-// `DType` arguments are fp32, bf16 or fp16; others throw ValueError. Pointers may be unaligned; alignment only makes
-// them faster. Rounding is to nearest even; 16-bit NaNs are written as 0x7fc0 (bf16) and 0x7e00 (fp16), while the sign
-// and payload of an fp32 NaN are whatever the processor gives.
+// among threads. Results depend only on the elements, not on the instruction set or on how a range was split. `DType`
+// arguments are fp32, bf16 or fp16; others throw ValueError. Pointers may be unaligned; alignment only makes kernels
+// faster. Rounding is to nearest even. 16-bit NaNs are written as 0x7fc0 (bf16) and 0x7e00 (fp16); the sign and payload
+// of an fp32 NaN depend on the processor.
 namespace zeroshard::kernels {
 
 // dst[i] = round(float(src[i]) * scale). src and dst do not overlap (or are identical with equal dtypes).
@@ -21,18 +21,18 @@ void pack_add(const void* src, DType src_dtype, void* dst, DType dst_dtype, floa
 void sum_in_order(std::span<const void* const> pieces, DType dtype, float scale, void* out, DType out_dtype,
                   bool accumulate, int64_t numel);
 
-// A sum in fp64, and beside it the sum of what its additions have rounded away.
+// A sum in fp64, and the sum of the rounding errors of its additions.
 struct TwofoldSum {
   double sum = 0, rest = 0;
 };
-// Sum of squares. Squares are rounded to a grid on which their sums are exact, and what is rounded away is summed
-// beside (as in Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008): 70 to 80
-// bits of a range of 2^15 elements are right, at least 57 of any. So parts of a range that is cut elsewhere add up to
-// the same double but once in millions of times. The order of additions does not depend on the instruction set.
-// Non-finite when an element is.
+// Sum of squares. Squares are rounded to a grid on which their sums are exact, and the rounding errors are summed
+// separately (as in Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008). 70 to
+// 80 bits of a range of 2^15 elements are right, at least 57 of any range. So the parts of a range that is cut
+// elsewhere add up to the same double, except once in millions of times. The order of additions does not depend on the
+// instruction set. Not finite if an element is not finite.
 TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
-// What every optimizer kernel needs besides its own hyper-parameters.
+// The inputs of every optimizer kernel besides its own hyper-parameters.
 struct StepBuffers {
   float* master = nullptr;     // fp32 weights, updated in place
   const void* grad = nullptr;  // `grad_dtype`
@@ -72,8 +72,8 @@ struct AdagradArgs {
 };
 void adagrad(const StepBuffers& buffers, float* sum, const AdagradArgs& args);
 
-// The instruction set that run-time dispatch chose: "avx512", "avx2", "neon" or "scalar". ZEROSHARD_ISA, when set to
-// one of these that the processor has, overrides it (tests compare their bits).
+// The instruction set that run-time dispatch chose: "avx512", "avx2", "neon" or "scalar". ZEROSHARD_ISA overrides it if
+// it names one of these that the processor has (tests compare their bits).
 const char* instruction_set();
 
 }  // namespace zeroshard::kernels

@@ -23,10 +23,10 @@ inline void for_each_weight(const StepBuffers& buffers, const Step& step) {
   }
 }
 
-// Divides by one divisor, with the bits of a division, by multiplications: a processor's divider takes as long for 16
-// elements as its multipliers for some hundred. The product with the reciprocal is at most 1.5 units of the last place
-// off; a correction by the remainder, which fma gives without a rounding of its own, leaves less than one, and the
-// next, whose remainder is exact then, the rounded quotient. Neither the reciprocal nor what is divided may lie below
+// Divides by one divisor with multiplications, with the bits of a division: a processor's divider takes as long for 16
+// elements as its multipliers for some hundred. The product with the reciprocal is off by at most 1.5 units of the last
+// place. A correction by the remainder, which fma computes without rounding, leaves less than one unit; a second
+// correction, whose remainder is exact, gives the rounded quotient. The reciprocal and the dividend must not lie below
 // 2^-100, where the remainder would lose bits (0 may); quotients that are infinite or NaN are kept. Source: P.
 // Markstein, "IA-64 and Elementary Functions" (2000), chapter 8.
 template <class V>

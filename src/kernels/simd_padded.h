@@ -6,8 +6,8 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Tails for instruction sets without masks: through a zero-filled vector on the stack, so that the arithmetic of the
-// tail is the body's. Derived is the vector type.
+// Tails for instruction sets without masks: a zero-filled vector on the stack, so that the tail uses the body's
+// arithmetic. Derived is the vector type.
 template <typename Derived, int kLanes>
 struct PaddedTails {
   template <typename T>

@@ -6,8 +6,8 @@
 #include "kernels/kernels.h"
 #include "kernels/rows.h"
 
-// What an instruction set provides: one function per kernel and dtype pair (rows: fp32 alone), and the constants that
-// those functions need, computed once per call in fp64 by code that is the same for all.
+// The kernels of one instruction set: one function per kernel and dtype pair (rows: only fp32), and the constants that
+// they need, computed once per call in fp64 by code that is the same for all.
 namespace zeroshard::kernels {
 
 struct AdamConstants {
@@ -59,15 +59,15 @@ struct KernelTable {
   decltype(&kernels::rotate) rotate;
 };
 
-// Null where the code was not compiled for this architecture. The processor is not asked.
+// Null if the code was not compiled for this architecture. Does not check the processor.
 const KernelTable* avx512_table();
 const KernelTable* avx2_table();
 const KernelTable* neon_table();
 const KernelTable* scalar_table();
 
-// The tables that this processor can run, best first; the last is scalar.
+// The tables that this processor supports, best first; the last is scalar.
 std::vector<const KernelTable*> available_tables();
-// The table of that name, or with a warning, or when `wanted` is null or empty, the best one.
+// The table named `wanted`; the best one if `wanted` is null or empty or, with a warning, unknown.
 const KernelTable& choose_table(const char* wanted);
 // The table in use by the functions of kernels.h.
 const KernelTable& active_table();

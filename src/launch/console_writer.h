@@ -6,13 +6,13 @@
 
 namespace zeroshard {
 
-// Writes to a terminal, pipe or file from a thread of its own, so that a reader that has stopped never stops the
-// supervisor. For one thread's use; create it after the last fork.
+// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the supervisor. For
+// use by one thread; create it after the last fork.
 //
-// Note [Slow consoles]: while the reader makes progress, however slowly, nothing is lost: full() asks the caller to
-// read no more from the ranks, which then wait in their own writes, as they would without a launcher. A reader that
-// takes nothing for `patience` (a terminal halted with Ctrl-S, a pager left open) must not halt a training run:
-// from then on lines are dropped and counted until it reads again.
+// Note [Slow consoles]: while the reader makes progress, however slowly, nothing is lost. full() asks the caller to
+// stop reading from the ranks, which then wait in their own writes, as they would without a launcher. A reader that
+// takes nothing for `patience` (a terminal halted with Ctrl-S, a pager left open) must not halt a training run: from
+// then on lines are dropped and counted until it reads again.
 class ConsoleWriter {
  public:
   using Seconds = std::chrono::duration<double>;
@@ -23,8 +23,8 @@ class ConsoleWriter {
 
   void write(std::string_view lines);
   bool full() const;
-  bool idle() const;  // all is written
-  // Waits until all is written, at most until the reader has taken nothing for `patience`.
+  bool idle() const;  // everything is written
+  // Waits until everything is written, or until the reader has taken nothing for `patience`.
   void drain(Seconds patience);
 
  private:

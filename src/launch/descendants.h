@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// The children of `root` and theirs, from /proc, without those of `except` and their descendants.
+// The descendants of `root`, from /proc, without those in `except` and their descendants.
 std::vector<pid_t> descendants(pid_t root, const std::vector<pid_t>& except = {});
 
 // The direct children of `root`.

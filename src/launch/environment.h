@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// What differs between the starts of one job.
+// The values that differ between the starts of one job.
 struct Start {
   int port = 0;  // of rank 0's store
   int restarts = 0;
@@ -16,7 +16,7 @@ struct Start {
 // "NAME=value" for one rank: the launcher's own environment with torchrun's variables of this rank.
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start);
 
-// How many threads OMP_NUM_THREADS gives each rank; 0: the user has set it, or there is one rank on this host.
+// The threads that OMP_NUM_THREADS gives each rank; 0: the user has set it, or there is one rank on this host.
 int omp_num_threads(const LaunchOptions& options);
 
 }  // namespace zeroshard

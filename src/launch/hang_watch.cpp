@@ -16,7 +16,7 @@
 namespace zeroshard {
 namespace {
 
-// A rank that has met the others may end at once, while they have a moment left until they know.
+// A rank that has met the others may end at once, before they have noticed.
 constexpr double kAbsenceS = 8;
 
 }  // namespace
@@ -50,7 +50,7 @@ std::vector<WatchedRank> HangWatch::look(const std::vector<RankProcess>& ranks) 
   const std::vector<pid_t> ours = descendants(::getpid());
   for (const RankProcess& rank : ranks) {
     result.push_back({rank, board_->read(rank.rank - first_rank_)});
-    pid_t& owner = result.back().heart.owner;  // anything may be written there, also a number in another namespace
+    pid_t& owner = result.back().heart.owner;  // untrusted: may be any number, also one in another namespace
     if (owner != 0 && std::find(ours.begin(), ours.end(), owner) == ours.end()) owner = rank.pid;
   }
   return result;

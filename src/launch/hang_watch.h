@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// Gives the ranks of this host memory to beat in, finds out when they hang and asks them for their stacks.
+// Gives the ranks of this host memory for heartbeats, notices when they hang and requests their stacks.
 class HangWatch {
  public:
   struct Finding {
@@ -18,30 +18,30 @@ class HangWatch {
     std::string report;
   };
 
-  // Without shared memory from the kernel there are no heartbeats: throws Error if --hang-timeout needs them.
+  // If the kernel has no shared memory for it there are no heartbeats: throws Error if --hang-timeout needs them.
   explicit HangWatch(const LaunchOptions& options);
 
   int heartbeat_fd() const { return board_ ? board_->fd() : -1; }
   bool any_step() const { return board_ && board_->any_step(); }
   std::optional<int64_t> last_step(int rank) const;
-  // Silence up to now does not count.
+  // Ignores silence up to now.
   void forgive();
 
-  // Looks a few times per --hang-timeout; never finds anything when that is 0.
+  // Checks a few times per --hang-timeout; never finds anything when that is 0.
   std::optional<Finding> check(const std::vector<RankProcess>& ranks);
 
-  // A rank that has ended with 0, and so will never come, though another waits for all ranks. `elapsed_s` as in
+  // A rank that ended with 0, and so will never arrive, while another one waits for all ranks. `elapsed_s` as in
   // find_absence().
   std::optional<Finding> check_absence(const std::vector<RankProcess>& ranks, double elapsed_s) const;
 
-  // Asks all ranks that can for the stacks of their first thread and of the one that waits: they come as their stderr.
+  // Asks all ranks that support it to print the stacks of their first and of their waiting thread to stderr.
   void ask_for_stacks(const std::vector<RankProcess>& ranks);
   bool stacks_printed() const;
 
  private:
   struct Asked {
     int local_rank;
-    uint32_t dumps;  // of the rank once it has printed them
+    uint32_t dumps;  // the rank's count once it has printed them
   };
   std::vector<WatchedRank> look(const std::vector<RankProcess>& ranks) const;
 

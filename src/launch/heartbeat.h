@@ -11,17 +11,17 @@ namespace heartbeat {
 struct Slot;
 }
 
-// Tells `zeroshard run` that this rank makes progress, and where it waits, through memory shared with it: no system
-// call but getpid, no network, no locks. All methods may be called from any thread; in a forked child they do nothing.
+// Reports to `zeroshard run` that this rank makes progress, and where it waits, through shared memory. It needs no
+// system call but getpid, no network and no locks. Any thread may call the methods; in a forked child they do nothing.
 class Heartbeat {
  public:
   // Connects to the launcher that ZEROSHARD_HEARTBEAT_FD names, in the slot LOCAL_RANK, and installs the stack dump of
-  // stack_dump.h. Without a launcher, with wrong variables, or when another living process already speaks for this
+  // stack_dump.h. Without a launcher, with invalid variables, or when another living process already reports for this
   // rank, the result does nothing. Never throws.
   static Heartbeat from_environment() noexcept;
 
   Heartbeat() = default;  // does nothing
-  ~Heartbeat();           // from here on no progress is expected of this rank
+  ~Heartbeat();           // from here on no progress is expected from this rank
   Heartbeat(Heartbeat&&) noexcept = default;
   Heartbeat& operator=(Heartbeat&& other) noexcept;
 
@@ -29,10 +29,10 @@ class Heartbeat {
 
   // Step `step` is done.
   void beat(int64_t step) noexcept;
-  // This thread waits for other ranks from here on: `where` names the collective and its parameter; the first 200 bytes
-  // are kept. Of several threads that wait the latest is shown.
+  // From here on this thread waits for other ranks: `where` names the collective and its parameter; the first 200 bytes
+  // are kept. If several threads wait, the latest is shown.
   void waiting(std::string_view where) noexcept;
-  // It waits no more, which is progress too.
+  // The wait has ended, which is progress too.
   void done_waiting() noexcept;
 
  private:
@@ -42,9 +42,9 @@ class Heartbeat {
   pid_t pid_ = 0;
 };
 
-// While it lives, `zeroshard run` knows that this rank waits for all of `world_size` ranks to come: where these are the
-// ranks of the job, none of them may end before. Without a launcher, and where Heartbeat would do nothing, neither does
-// this.
+// While it lives, `zeroshard run` knows that this rank waits for all of `world_size` ranks to arrive. If these are all
+// ranks of the job, none of them may end before that. Does nothing without a launcher, and where Heartbeat would do
+// nothing.
 class MeetingSign {
  public:
   explicit MeetingSign(int world_size) noexcept;

@@ -19,7 +19,7 @@ namespace zeroshard {
 namespace {
 
 constexpr int kReadAttempts = 1000;
-constexpr int kLowestFd = 100;  // shell scripts use small numbers for files of their own
+constexpr int kLowestFd = 100;  // shell scripts use small numbers for their own files
 
 UniqueFd make_memory_file() {
 #ifdef MFD_NOEXEC_SEAL
@@ -27,7 +27,7 @@ UniqueFd make_memory_file() {
 #else
   constexpr unsigned kNoExec = 0x0008U;
 #endif
-  // Kernels before 6.3 do not know the flag; later ones may insist on it.
+  // Kernels before 6.3 do not know the flag; later ones may require it.
   UniqueFd file(::memfd_create("zeroshard-heartbeat", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExec));
   if (!file) file = UniqueFd(::memfd_create("zeroshard-heartbeat", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw_errno("cannot make shared memory for heartbeats");
@@ -38,7 +38,7 @@ UniqueFd make_memory_file() {
   throw_errno("cannot make shared memory for heartbeats");
 }
 
-// A rank may write anything.
+// A rank may write anything into its slot.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -61,8 +61,8 @@ Wait load_wait(const heartbeat::Slot& slot) {
   return wait;
 }
 
-// The reader's side of Note [Sequence lock]. A rank that died while it wrote leaves the lock closed: then what is there
-// has to do. One that writes all the time, or lost its core meanwhile, does not hang: its text does not matter.
+// The reader's side of Note [Sequence lock]. A rank that died while it wrote leaves the lock closed: then the current
+// contents must do. A rank that writes all the time, or just lost its core, does not hang: its text does not matter.
 Wait read_wait(const heartbeat::Slot& slot) {
   Wait wait;
   const uint32_t first = slot.sequence.load(std::memory_order_acquire);
@@ -81,7 +81,7 @@ Wait read_wait(const heartbeat::Slot& slot) {
 
 HeartbeatBoard::HeartbeatBoard(int slots) : fd_(make_memory_file()), slots_(slots) {
   const size_t bytes = heartbeat::board_bytes(static_cast<size_t>(slots));
-  // Allocated here, lest a rank die of a missing page when there is no memory left.
+  // Allocated here, so that a rank does not die of a missing page when there is no memory left.
   if (const int error = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(bytes)); error != 0) errno = error;
   struct stat file {};
   const bool allocated = ::fstat(fd_.get(), &file) == 0 && file.st_size == static_cast<off_t>(bytes);

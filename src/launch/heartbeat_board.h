@@ -8,21 +8,21 @@
 
 namespace zeroshard {
 
-// What a rank last said through its Heartbeat.
+// The last report of a rank through its Heartbeat.
 struct HeartbeatState {
   enum class Activity { kNone, kBeating, kFinished } activity = Activity::kNone;  // kNone: no step yet
   pid_t owner = 0;                                                                // 0: it has not connected
   uint32_t dumps = 0;                                                             // stacks printed
   int64_t step = 0;
   int64_t progress_ns = 0;       // CLOCK_MONOTONIC
-  int64_t meeting_since_ns = 0;  // 0: it does not wait for ranks to come
-  int32_t meeting_size = 0;      // for so many, itself included
+  int64_t meeting_since_ns = 0;  // 0: not waiting for ranks to arrive
+  int32_t meeting_size = 0;      // the number of ranks it waits for, itself included
   pid_t waiting_thread = 0;
-  int64_t waiting_since_ns = 0;  // 0: it does not wait
-  std::string where;             // it waits; printable
+  int64_t waiting_since_ns = 0;  // 0: not waiting
+  std::string where;             // where it waits; printable
 };
 
-// The launcher's side of the memory that its ranks beat in.
+// The launcher's side of the memory into which its ranks write heartbeats.
 class HeartbeatBoard {
  public:
   // Throws Error when the kernel has no sealed memory files.

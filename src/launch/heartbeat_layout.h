@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-// The memory that a launcher shares with the ranks of its host: a header, then one slot per local rank. All is
-// lock-free and zero at first; a slot is written by one process, its rank, and read by the launcher.
+// The memory that a launcher shares with the ranks of its host: a header, then one slot per local rank. Everything is
+// lock-free and initially zero. A slot is written by one process, its rank, and read by the launcher.
 namespace zeroshard::heartbeat {
 
 constexpr const char* kVariable = "ZEROSHARD_HEARTBEAT_FD";
@@ -15,7 +15,7 @@ constexpr size_t kTextBytes = 200;
 
 struct alignas(64) Header {
   uint64_t magic;
-  uint64_t inode;  // of the memfd: a descriptor with the number of another file is found out
+  uint64_t inode;  // of the memfd: detects a descriptor with the number of another file
   uint32_t slots, slot_bytes;
 };
 
@@ -28,8 +28,8 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> dumps;  // stacks printed: see stack_dump.h
   std::atomic<int64_t> step;
   std::atomic<int64_t> progress_ns;
-  std::atomic<int64_t> meeting_since_ns;  // 0: it does not wait for ranks to come
-  std::atomic<int32_t> meeting_size;      // for so many, itself included
+  std::atomic<int64_t> meeting_since_ns;  // 0: not waiting for ranks to arrive
+  std::atomic<int32_t> meeting_size;      // the number of ranks it waits for, itself included
 
   // Note [Sequence lock]: `sequence` is odd while the fields below change. All of them are atomics that are stored with
   // release and loaded with acquire, so a reader that sees any new field also sees that `sequence` has moved.

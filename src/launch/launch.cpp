@@ -1,9 +1,9 @@
-// Note [Two processes]: `launch` forks a supervisor, which starts the ranks. Each is the other's insurance. Both are
+// Note [Two processes]: `launch` forks a supervisor, which starts the ranks. Each cleans up for the other. Both are
 // "subreapers": a process below them that loses its parent becomes the child of the nearest one. If the launcher is
 // killed, even by SIGKILL, the supervisor sees the end of the lifeline pipe and kills everything below itself. If the
-// supervisor is killed, the kernel kills the ranks (PR_SET_PDEATHSIG), what they had started becomes the launcher's,
-// and the launcher kills it. The supervisor has a process group of its own, so that Ctrl-C reaches it once: from the
-// launcher, which forwards every signal it gets.
+// supervisor is killed, the kernel kills the ranks (PR_SET_PDEATHSIG), the processes they had started become the
+// launcher's, and the launcher kills them. The supervisor has a process group of its own, so that Ctrl-C reaches it
+// once: from the launcher, which forwards every signal it gets.
 #include "zeroshard/launch.h"
 
 #include <limits.h>
@@ -65,7 +65,7 @@ void make_log_dir(const std::string& folder) {
            "': ", error ? error.message() : "it is read-only");
 }
 
-// Signals that the launcher takes instead of dying from them. Restores all on destruction.
+// Signals that the launcher handles instead of dying from them. Restores all on destruction.
 class TakenSignals {
  public:
   TakenSignals() {
@@ -75,9 +75,9 @@ class TakenSignals {
     }
     struct sigaction hangup {};
     ::sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup means it
+    if (hangup.sa_handler != SIG_IGN) ::sigaddset(&taken_, SIGHUP);  // nohup has set it to be ignored
     struct sigaction standard {};
-    standard.sa_handler = SIG_DFL;  // ignored, children would vanish without an exit code
+    standard.sa_handler = SIG_DFL;  // if SIGCHLD were ignored, children would vanish without an exit code
     ::sigaction(SIGCHLD, &standard, &child_action_);
     ::sigprocmask(SIG_BLOCK, &taken_, &old_mask_);
   }
@@ -105,7 +105,7 @@ class Subreaper {
   ~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_); }
   Subreaper(const Subreaper&) = delete;
 
-  // Kills all processes below this one, save those that were there before.
+  // Kills all processes below this one, except those that existed before.
   void kill_all() const {
     for (;;) {
       const std::vector<pid_t> found = descendants(::getpid(), before_);
@@ -123,7 +123,7 @@ class Subreaper {
   int was_ = 0;
 };
 
-// What follows when a rank could not be started.
+// The next step when a rank could not be started.
 Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, const RankStartError& error) {
   std::cerr << "zeroshard: " << error.what() << std::endl;
   const JobFailure failure{.kind = JobFailure::Kind::kNoStart, .rank = error.rank(), .code = 1};
@@ -132,10 +132,10 @@ Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, c
   return {1, decision.next};
 }
 
-// Writes the Conclusion to `result` and exits; without one it has failed.
+// Writes the Conclusion to `result` and exits; if it writes none, it has failed.
 [[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs, int result) {
   ::setpgid(0, 0);
-  ::signal(SIGTTOU, SIG_IGN);  // in the background, and yet it writes
+  ::signal(SIGTTOU, SIG_IGN);  // it may write to the terminal from the background
   ::signal(SIGPIPE, SIG_IGN);
   ::prctl(PR_SET_NAME, "zs-supervisor");  // `killall -9 zeroshard` must not take both
   Conclusion conclusion{.code = 1, .next = {}};
@@ -152,7 +152,7 @@ Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, c
   ::_exit(conclusion.code);
 }
 
-// What became of the supervisor, once it has ended.
+// How the supervisor ended.
 std::optional<int> exit_of(pid_t supervisor, const Subreaper& subreaper) {
   siginfo_t info{};
   if (::waitid(P_PID, static_cast<id_t>(supervisor), &info, WEXITED | WNOHANG) != 0) throw_errno("waitid");
@@ -184,7 +184,7 @@ int forward_signals(pid_t supervisor, const TakenSignals& signals, const Subreap
   }
 }
 
-// A signal that asks the job to end and that nobody has taken yet; 0: none.
+// A signal that asks the job to end and was not handled yet; 0: none.
 int pending_stop(const TakenSignals& signals) {
   const timespec now{};
   for (;;) {
@@ -226,7 +226,7 @@ Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, int
   result.write_end.reset();
   const int code = forward_signals(supervisor, signals, subreaper, stop_signal);
   Conclusion conclusion;
-  // A killed supervisor leaves nothing to read, and nothing that could start again.
+  // A killed supervisor has written nothing and cannot restart the job.
   if (::read(result.read_end.get(), &conclusion, sizeof conclusion) != sizeof conclusion) conclusion = {};
   conclusion.code = code;
   return conclusion;

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Cuts what one rank writes into lines and puts a prefix before each. Of a line that rewrites itself with carriage
-// returns (a progress bar) the last state is kept, as a terminal would show it.
+// Cuts the output of one rank into lines and puts a prefix before each. If a line rewrites itself with carriage returns
+// (a progress bar), its last state is kept, as a terminal would show it.
 class LineBuffer {
  public:
   explicit LineBuffer(std::string prefix) : prefix_(std::move(prefix)) {}
@@ -29,7 +29,7 @@ class LineBuffer {
 class Tail {
  public:
   void append(std::string_view bytes);
-  // At most `count`, without newlines; longer ones are cut after 500 bytes, and end with "...".
+  // At most `count`, without newlines; longer lines are cut after 500 bytes and end with "...".
   std::vector<std::string> lines(size_t count) const;
 
  private:

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// Those that ranks wait in.
+// The system calls that ranks wait in.
 constexpr std::pair<long, std::string_view> kSystemCalls[] = {
     {SYS_read, "read"},
     {SYS_write, "write"},
@@ -79,7 +79,7 @@ std::string system_call(const std::string& text) {
 
 std::string kernel_state(pid_t pid) {
   const std::string stat = read_process_file(pid, "stat");
-  const size_t end = stat.rfind(") ");  // of the name, which may hold anything
+  const size_t end = stat.rfind(") ");  // of the name, which may contain anything
   if (end == stat.npos || end + 2 >= stat.size()) return "gone";
   const char state = stat[end + 2];
   std::string result{state};

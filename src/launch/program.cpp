@@ -59,7 +59,7 @@ std::string find_program(const std::string& script) {
   return path;
 }
 
-// How many devices CUDA_VISIBLE_DEVICES names: CUDA stops at the first that is not one.
+// How many devices CUDA_VISIBLE_DEVICES names: CUDA stops at the first invalid one.
 int count_entries(const std::string& list) {
   std::istringstream entries(list);
   int count = 0;
@@ -80,7 +80,7 @@ int count_gpus() {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return devices;
   const int entries = count_entries(visible);
-  const bool slices = std::string_view(visible).find("MIG") != std::string_view::npos;  // several of one device
+  const bool slices = std::string_view(visible).find("MIG") != std::string_view::npos;  // parts of a device
   return devices > 0 && !slices ? std::min(entries, devices) : entries;
 }
 
@@ -100,7 +100,7 @@ std::vector<std::string> resolve(const Program& program) {
     argv = {find_python(), "-u", "-m", script};
   } else if (!program.no_python && script.ends_with(".py")) {
     ZS_CHECK(std::filesystem::exists(script), "no such file: '", script, "'");
-    argv = {find_python(), "-u", script[0] == '-' ? "./" + script : script};  // never an option of Python's
+    argv = {find_python(), "-u", script[0] == '-' ? "./" + script : script};  // never an option for Python
   } else {
     argv = {find_program(script)};
   }

@@ -55,7 +55,7 @@ std::optional<Value> read(const Variable& variable, const char* name) {
   return Value{name, value};
 }
 
-// The script of a Slurm batch job has SLURM_PROCID=0 and SLURM_NTASKS of the whole job, but is no rank of it.
+// The script of a Slurm batch job has SLURM_PROCID=0 and the job's SLURM_NTASKS, but is not a rank of the job.
 bool is_batch_script(const Source& source, const Variable& variable) {
   return std::string_view(source.rank) == "SLURM_PROCID" && variable("SLURM_JOB_ID") && !variable("SLURM_STEP_ID");
 }

@@ -50,7 +50,7 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
   try {
     for (; local_rank < options.nproc; ++local_rank) start(options, local_rank, how, signal_mask);
   } catch (const std::exception& error) {
-    streams_.clear();  // descriptors to read /proc with, if it was for want of them
+    streams_.clear();  // frees descriptors for reading /proc, if the start failed for lack of them
     for (const RankProcess& rank : ranks_) ::kill(-rank.pid, SIGKILL);
     signal_descendants(SIGKILL);
     while (::waitpid(-1, nullptr, 0) > 0) {
@@ -61,7 +61,7 @@ RankGroup::RankGroup(const LaunchOptions& options, const Start& how, const sigse
 
 void RankGroup::start(const LaunchOptions& options, int local_rank, const Start& how, const sigset_t& signal_mask) {
   const int rank = options.node_rank * options.nproc + local_rank;
-  // A terminal cannot be read from a process group in the background; a file or pipe goes to one reader.
+  // A process group in the background cannot read from a terminal; a file or pipe goes to one reader.
   const bool has_stdin = local_rank == 0 && ::isatty(STDIN_FILENO) != 1 && ::fcntl(STDIN_FILENO, F_GETFD) >= 0;
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::array<int, 3> stdio{has_stdin ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
@@ -71,7 +71,7 @@ void RankGroup::start(const LaunchOptions& options, int local_rank, const Start&
     Pipe& pipe = pipes[static_cast<size_t>(stream)];
     if (mode != OutputMode::kDirect) {
       pipe = make_pipe();
-      ::fcntl(pipe.read_end.get(), F_SETPIPE_SZ, 1 << 20);  // fewer waits; the default size will do as well
+      ::fcntl(pipe.read_end.get(), F_SETPIPE_SZ, 1 << 20);  // fewer waits; the default size works, too
       stdio[static_cast<size_t>(stream)] = pipe.write_end.get();
     }
     streams_.push_back({rank, stream, mode, std::move(pipe.read_end)});

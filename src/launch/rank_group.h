@@ -11,8 +11,8 @@
 
 namespace zeroshard {
 
-// Tells which children ended, in the order in which they did: waitid(2) has no order, and the first to end is the one
-// that the others' errors follow from.
+// Tells which children ended, in the order in which they ended. waitid(2) has no order, and the first end is the one
+// that caused the others' errors.
 class ExitOrder {
  public:
   ExitOrder();
@@ -34,30 +34,30 @@ class RankStartError : public Error {
   int rank_;
 };
 
-// The processes of this host's ranks, and all that they start: this process becomes their "subreaper", so that whatever
-// loses its parent becomes its child. Use it in a process without other children.
+// The processes of this host's ranks and everything they start. This process becomes their "subreaper", so that
+// processes which lose their parent become its children. Use it in a process without other children.
 class RankGroup {
  public:
-  // Starts the ranks. When one cannot be started, kills the others and throws RankStartError.
+  // Starts the ranks. If one cannot be started, kills the others and throws RankStartError.
   RankGroup(const LaunchOptions& options, const Start& how, const sigset_t& signal_mask);
 
-  // What the ranks write, to be read by the caller: once.
+  // The ranks' output streams, for the caller to read. Call it once.
   std::vector<RankStream> take_streams() { return std::move(streams_); }
   const std::vector<RankProcess>& ranks() const { return ranks_; }
   double elapsed_s() const;
 
-  // Notes which ranks ended, stopped or went on, and reaps other processes. Returns the ranks that ended, in order.
+  // Notes which ranks ended, stopped or continued, and reaps other processes. Returns the ranks that ended, in order.
   std::vector<RankProcess> reap();
   bool all_exited() const;
-  // True when there is no process left, not even one that a rank left behind.
+  // True when no process is left, not even one that a rank left behind.
   bool empty() const;
 
   // True while there is a process in the group of any rank.
   bool has_group_members() const;
 
-  // To all ranks alive, as options.signal_whole_group says.
+  // To all living ranks, according to options.signal_whole_group.
   void signal(int signal) const;
-  // To the whole groups of all ranks alive; stopped ones go on, to take it.
+  // To the whole groups of all living ranks; stopped processes are continued so that they receive it.
   void end(int signal) const;
   // To every process below this one.
   void signal_descendants(int signal) const;

@@ -14,7 +14,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
-constexpr int kReadsPerRound = 4;  // a rank that floods must not keep the others, or a signal, waiting
+constexpr int kReadsPerRound = 4;  // a rank that floods must not delay the others, or a signal
 constexpr std::chrono::seconds kShowIncompleteAfter{10};
 constexpr ConsoleWriter::Seconds kConsolePatience{5}, kLastPatience{2};
 
@@ -39,7 +39,7 @@ OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream)
   const bool unchanged = single || (stream == STDOUT_FILENO && !options.prefix_stdout);
   const bool terminal = ::isatty(stream) == 1;
   if (!unchanged && !(terminal && local_rank == 0)) return OutputMode::kPrefixed;
-  // Without a terminal, stderr is read along for the report of a failure.
+  // stderr is read along for the failure report unless it is a terminal.
   return options.log_dir.empty() && (terminal || stream == STDOUT_FILENO) ? OutputMode::kDirect : OutputMode::kRaw;
 }
 
@@ -143,7 +143,7 @@ void RankOutput::notice(std::string_view text) {
 
 void RankOutput::drain() {
   for (Stream& stream : streams_) {
-    // At most what pipes hold, however full the console is.
+    // Reads at most what pipes hold, even if the console is full.
     while (read_once(stream)) {
     }
     std::string rest;

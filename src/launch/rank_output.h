@@ -22,10 +22,10 @@ enum class OutputMode {
   kPrefixed,  // through a pipe, line by line, with the rank before each
 };
 
-// `stream` is 1 or 2. Local rank 0 gets a terminal unchanged, for its progress bars; a job of one rank has no prefixes.
+// `stream` is 1 or 2. Local rank 0 gets a terminal directly, for its progress bars; a job of one rank has no prefixes.
 OutputMode output_mode(const LaunchOptions& options, int local_rank, int stream);
 
-// One stream of a rank, as its supervisor reads it.
+// One stream of a rank, from its supervisor's side.
 struct RankStream {
   int rank = 0;
   int stream = 1;
@@ -33,26 +33,26 @@ struct RankStream {
   UniqueFd source;  // empty when kDirect
 };
 
-// Carries what ranks write to the console, to log files and to the tails kept for the report. Never blocks, whoever
-// stops reading: see Note [Slow consoles].
+// Carries the ranks' output to the console, to log files and to the tails kept for the report. Never blocks, even if a
+// reader stops: see Note [Slow consoles].
 class RankOutput {
  public:
-  // Starts threads: construct it after the ranks. Appends to logs that are there if asked to.
+  // Starts threads: construct it after the ranks. Appends to existing logs if asked to.
   RankOutput(const LaunchOptions& options, std::vector<RankStream> streams, bool append_logs);
 
   // The streams to wait for; none while the console is full.
   void add_to(std::vector<pollfd>& fds) const;
-  // Reads what is there, a bounded amount of each stream.
+  // Reads the available data, a bounded amount of each stream.
   void read_some();
   // True while a full console keeps the streams out of add_to(): try again soon.
   bool throttled() const;
   // Shows incomplete lines that are older than a few seconds.
   void flush_stale();
-  // Writes one or several lines of the launcher's own to stderr.
+  // Writes the launcher's own lines to stderr.
   void notice(std::string_view text);
-  // Reads all that is left, once nobody writes any more.
+  // Reads everything that is left, once no process writes any more.
   void drain();
-  // Returns when all is written, or when nobody reads it.
+  // Returns when everything is written, or when the reader has stopped.
   void finish();
 
   // The last lines that `rank` wrote to stderr; none if they went to the terminal directly.
@@ -71,7 +71,7 @@ class RankOutput {
     UniqueFd file;
   };
 
-  // False at the end of the stream or when there is nothing more at present.
+  // False at the end of the stream or when nothing more is available at present.
   bool read_once(Stream& stream);
   void take(Stream& stream, std::string_view bytes);
   void write_log(int rank, std::string_view bytes);
@@ -79,7 +79,7 @@ class RankOutput {
 
   std::vector<Stream> streams_;
   std::vector<Log> logs_;
-  std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;  // of stdout; of stderr unless it is the same file
+  std::array<std::unique_ptr<ConsoleWriter>, 2> consoles_;  // for stdout; for stderr unless it is the same file
   std::vector<char> buffer_;
 };
 

@@ -23,7 +23,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }
 
 bool place_stdio(std::array<int, 3> stdio) {
-  // First out of the way of 0, 1 and 2, so that no dup2 overwrites what a later one needs.
+  // First moves them away from 0, 1 and 2, so that no dup2 overwrites one that is still needed.
   for (int& fd : stdio) {
     fd = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0) return false;
@@ -38,7 +38,7 @@ bool place_stdio(std::array<int, 3> stdio) {
 void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* const* environment) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it died before the line above
+  if (::getppid() != parent) ::_exit(1);  // the parent died before the line above
   if (!place_stdio(spec.stdio)) return;
   if (spec.inherited_fd >= 0) ::fcntl(spec.inherited_fd, F_SETFD, 0);
   for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD, SIGPIPE}) {
@@ -52,7 +52,7 @@ void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* cons
 
 pid_t spawn(const ProcessSpec& spec) {
   const std::vector<char*> argv = pointers(spec.argv), environment = pointers(spec.environment);
-  Pipe failure = make_pipe();  // closed by a successful execve, else it carries errno
+  Pipe failure = make_pipe();  // a successful execve closes it, otherwise it carries errno
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) throw_errno("cannot start a process");
   if (pid == 0) {

@@ -19,8 +19,8 @@ struct LaterFailure {
   std::string last_line;  // of its stderr
 };
 
-// Several lines, the first with the last step that the rank has reported, if any: what happened first, what followed
-// from it, and the last lines that the first rank wrote.
+// Several lines: what happened first (with the last step that the rank reported, if any), what followed from it, and
+// the last lines that the first rank wrote.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const std::vector<std::string>& last_lines);
 

@@ -8,7 +8,7 @@
 namespace zeroshard {
 namespace {
 
-// Loading a model takes minutes, an error in the script a second.
+// Loading a model takes minutes; an error in the script shows within seconds.
 constexpr double kFirstMomentsS = 60;
 
 bool early(const JobFailure& failure) {
@@ -20,8 +20,8 @@ bool crash_loop(const JobFailure& last, const JobFailure& failure) {
          last.signal == failure.signal;
 }
 
-// It answered a signal that was sent to it, and not to the launcher, by ending in good order: a rank that a signal has
-// killed has no exit code.
+// It received a signal that was not sent to the launcher, and answered by ending cleanly. (A rank that a signal has
+// killed has no exit code.)
 bool was_asked_to_stop(const JobFailure& failure) {
   return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 &&
          (failure.code == 128 + SIGTERM || failure.code == 128 + SIGINT);
@@ -48,7 +48,7 @@ RestartDecision decide_restart(const LaunchOptions& options, const Attempt& atte
   }
   const bool twice = attempt.last_failure && attempt.last_failure->rank == failure.rank;
   const bool no_start = failure.kind == JobFailure::Kind::kNoStart;
-  // Where the first rank cannot be started, fewer ranks do not help.
+  // If the first rank cannot be started, fewer ranks do not help.
   const bool may_drop = twice || (no_start && failure.rank > 0);
   const bool fewer = may_drop && options.min_ranks > 0 && attempt.nproc > options.min_ranks;
   if (no_start && !fewer) return {{}, concat("not started again: ", what)};

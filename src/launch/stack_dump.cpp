@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMaxFrames = 64;
 
-// A signal handler has no arguments of ours. Set once, never freed: the handler may run until the process is gone.
+// A signal handler gets no arguments from us. Set once, never freed: the handler may run until the process is gone.
 struct Target {
   std::shared_ptr<heartbeat::Slot> slot;
   struct sigaction previous {};
@@ -28,8 +28,8 @@ struct Target {
 };
 std::atomic<const Target*> target{nullptr};
 
-// True in a thread that runs the handler. In a process forked from another rank handlers may call each other in a
-// circle. In static memory, since a signal handler must not allocate.
+// True in a thread that runs the handler. In a process forked from another rank, handlers may call each other in a
+// cycle. In static memory, since a signal handler must not allocate.
 [[gnu::tls_model("initial-exec")]] thread_local volatile sig_atomic_t inside = 0;
 
 void append(std::array<char, 160>& line, size_t& size, std::string_view text) {
@@ -44,7 +44,7 @@ void append(std::array<char, 160>& line, size_t& size, long number) {
   append(line, size, std::string_view(digits.data(), static_cast<size_t>(end - digits.data())));
 }
 
-// Only calls that are allowed in a signal handler; backtrace() is one once it has run before, see install_stack_dump().
+// Only calls that are allowed in a signal handler; backtrace() is, once it has run before, see install_stack_dump().
 void print_stack() {
   std::array<char, 160> line;
   std::array<char, 16> name{};
@@ -90,7 +90,7 @@ int stack_dump_signal() {
 
 void install_stack_dump(const std::shared_ptr<heartbeat::Slot>& slot) {
   const Target* old = target.load();
-  if (old != nullptr && old->pid == ::getpid()) return;  // else it is that of the process that forked this one
+  if (old != nullptr && old->pid == ::getpid()) return;  // else it belongs to the process that forked this one
   std::array<void*, 1> frame;
   ::backtrace(frame.data(), 1);  // loads libgcc, which needs malloc
   auto mine = std::make_unique<Target>(Target{slot, {}, ::getpid()});

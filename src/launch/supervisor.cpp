@@ -14,12 +14,12 @@ namespace zeroshard {
 namespace {
 
 constexpr double kFailureGraceS = 5;  // from a rank's failure to SIGKILL for the others
-constexpr double kLingerS = 2;        // what a job that ended well leaves behind may take to end by itself
-constexpr double kEndS = 1;           // and then, once told
-constexpr double kDumpS = 2;          // for ranks that hang to print their stacks
+constexpr double kLingerS = 2;        // how long leftovers of a job that ended well may take to end by themselves
+constexpr double kEndS = 1;           // and then, after a signal
+constexpr double kDumpS = 2;          // for hanging ranks to print their stacks
 constexpr double kGiveUpS = 20;       // for processes that even SIGKILL does not end (waiting for a device)
 constexpr double kLaterFailureS = 1;  // how long after the first failure others are still reported
-constexpr double kTwiceS = 0.25;      // one that arrives twice so soon was sent once: to the launcher and its group
+constexpr double kTwiceS = 0.25;      // two so close were sent once: to the launcher and its group
 constexpr size_t kReportedLines = 20;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -58,7 +58,7 @@ void Supervisor::wait() {
   output_.add_to(fds);
   const double now = group_.elapsed_s();
   double wait_s = std::min({1.0, deadline_s_ - now, output_.throttled() ? 0.02 : 1.0});
-  if (phase_ != Phase::kRunning) wait_s = std::min(wait_s, 0.02);  // orphans' ends are not always signalled to us
+  if (phase_ != Phase::kRunning) wait_s = std::min(wait_s, 0.02);  // not every end of an orphan is signalled to us
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
   if (options_.hang_timeout_s > 0) wait_s = std::min(wait_s, options_.hang_timeout_s / 8);
   ::poll(fds.data(), fds.size(), static_cast<int>(std::max(0.0, wait_s) * 1000) + 1);
@@ -75,7 +75,7 @@ void Supervisor::handle_signals() {
 void Supervisor::handle_signal(int signal, bool forwarded) {
   switch (signal) {
     case SIGCHLD:
-      break;  // reap() looks at every round
+      break;  // reap() checks in every round
     case SIGTSTP:
       suspend();
       break;
@@ -91,8 +91,8 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
   }
 }
 
-// `forwarded`: by the launcher. Slurm and systemd signal all processes of a job, and so this one twice, at any
-// distance.
+// `forwarded`: by the launcher. Slurm and systemd signal all processes of a job, so this process gets the signal twice,
+// with any delay between.
 void Supervisor::stop_for(int signal, bool forwarded) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
@@ -113,7 +113,7 @@ void Supervisor::stop_for(int signal, bool forwarded) {
   }
 }
 
-// SIGSTOP, since a program may ignore SIGTSTP.
+// SIGSTOP, because a program may ignore SIGTSTP.
 void Supervisor::suspend() {
   suspended_ = true;
   group_.signal_descendants(SIGSTOP);
@@ -142,7 +142,7 @@ void Supervisor::handle_exits() {
   }
   if (!group_.all_exited()) return;
   if (phase_ == Phase::kRunning) enter(Phase::kLingering, kLingerS);
-  // A shell that ran the rank may die of the signal at once, while the rank itself, told as well, still saves.
+  // A shell that ran the rank may die of the signal at once, while the rank itself, which got it too, still saves.
   const bool still_ending =
       cause_.kind == Cause::Kind::kSignal && options_.signal_whole_group && group_.has_group_members();
   if ((phase_ == Phase::kStopping || phase_ == Phase::kDumping) && !still_ending) enter(Phase::kEnding, kEndS);
@@ -199,7 +199,7 @@ void Supervisor::enter(Phase phase, double seconds) {
 
 void Supervisor::check_deadline() {
   if (phase_ == Phase::kKilling) {
-    // Again and again: processes may start others while they are being killed.
+    // Repeatedly: processes may start others while they are being killed.
     group_.signal_descendants(SIGKILL);
     return;
   }
@@ -249,12 +249,12 @@ bool Supervisor::leave_ranks_behind() {
   return !left.empty();
 }
 
-// Of those that a signal was forwarded to, the first that ended with a code of its own: it may have failed to save.
+// The first of the ranks that a signal was forwarded to which ended with a code of its own: it may have failed to save.
 const RankProcess* Supervisor::failed_after_signal() const {
   const RankProcess* first = nullptr;
   for (const RankProcess& rank : group_.ranks()) {
     const int code = rank.exit && rank.exit->signal == 0 ? rank.exit->code : 0;
-    if (code == 0 || code > 128) continue;  // 128 + n: of that signal
+    if (code == 0 || code > 128) continue;  // 128 + n: ended by that signal
     if (first == nullptr || rank.exit->at_s < first->exit->at_s) first = &rank;
   }
   return first;

@@ -16,21 +16,21 @@
 namespace zeroshard {
 
 struct SupervisorInputs {
-  int lifeline;  // readable at its end when the launcher is gone
+  int lifeline;  // at its end when the launcher is gone
   int port;      // of rank 0's store
   Attempt attempt;
   sigset_t handled;    // signals to act on; blocked
   sigset_t rank_mask;  // the mask ranks start with
 };
 
-// How the ranks ended. Travels between processes as bytes: no pointers.
+// How the ranks ended. Sent between processes as bytes: no pointers.
 struct Conclusion {
   int code = 0;                 // of the job, if it ends here
-  std::optional<Attempt> next;  // it starts again
+  std::optional<Attempt> next;  // the next start, if the job is restarted
 };
 
-// Starts the ranks and stays until none of their processes is left. Runs in a process of its own: see
-// Note [Two processes] in launch.cpp.
+// Starts the ranks and stays until none of their processes is left. Runs in a process of its own: see Note [Two
+// processes] in launch.cpp.
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const SupervisorInputs& inputs);
@@ -39,13 +39,13 @@ class Supervisor {
  private:
   enum class Phase {
     kRunning,
-    kDumping,    // ranks that hang print their stacks
+    kDumping,    // hanging ranks print their stacks
     kStopping,   // ranks were told to end; the deadline is when they are killed
-    kLingering,  // all ranks have ended, something they started has not
-    kEnding,     // that was told to end
+    kLingering,  // all ranks have ended, but a process that they started has not
+    kEnding,     // that process was told to end
     kKilling,    // everything is being killed
   };
-  // Why the job ends, if not because every rank has ended well.
+  // Why the job ends, unless every rank ended with 0.
   struct Cause {
     enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone } kind = Kind::kNone;
     int rank = -1;     // kFailure, kStall, kHang, kAbsence

@@ -15,8 +15,8 @@ struct Range {
 // The elements in both ranges; empty {0, 0} when there are none.
 Range intersect(Range a, Range b);
 
-// Shards are cut at multiples of so many elements: whole cache lines of every rank. Where LibTorch sums the gradient
-// norm, it does so per block, whose sum then does not depend on the number of ranks.
+// Shards are cut at multiples of this many elements: whole cache lines on every rank. Where LibTorch computes the
+// gradient norm, it sums per block, so that block sums do not depend on the number of ranks.
 inline constexpr int64_t kBlockNumel = 1024;
 
 // Maps parameters to a flat buffer cut into equal shards, one per rank. All padding is at the tail, so the flat

@@ -8,7 +8,7 @@
 
 namespace zeroshard {
 
-// What the layout needs to know of one parameter. `names` has every name under which a tied parameter is reached.
+// The facts about one parameter that the layout needs. `names` has every name under which a tied parameter is reached.
 struct ParamSpec {
   std::vector<std::string> names;
   std::vector<int64_t> shape;
@@ -19,7 +19,7 @@ struct ParamSpec {
   const std::string& name() const { return names.front(); }
 };
 
-// Parameters of a unit that share a flat buffer: one (dtype, requires_grad).
+// Parameters of a unit that share a flat buffer: all with one (dtype, requires_grad).
 struct FlatGroup {
   DType dtype;
   bool requires_grad;
@@ -27,7 +27,7 @@ struct FlatGroup {
   ShardLayout layout;
 };
 
-// What is gathered, reduced and freed together: normally one transformer block.
+// The parameters that are gathered, reduced and freed together: normally one transformer block.
 struct UnitLayout {
   std::string name;
   std::vector<ParamSpec> params;

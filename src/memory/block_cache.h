@@ -7,17 +7,17 @@
 
 namespace zeroshard {
 
-// Memory straight from the system, of which freed blocks are kept for the next of their size.
+// Memory directly from the system. Freed blocks are kept for the next block of their size.
 //
 // For large tensors that come and go in every training step. In a heap, small blocks that stay lie between them, and
-// what they leave fits nobody. Here, what is in use and what is kept are together never more than the most that was
-// in use at one time in this step and the last. A process that ends no step for kStepSeconds has ended one: what it
-// keeps goes back when it next takes or frees a block. Thread-safe.
+// the gaps fit no other tensor. Here, used and kept memory together never exceed the largest amount in use at one time
+// in this step and the last. If a process ends no step for kStepSeconds, a step counts as ended: kept blocks are then
+// returned when it next takes or frees one. Thread-safe.
 class BlockCache {
  public:
   struct Block {
     void* start = nullptr;  // of a page; null: the system has no memory
-    size_t bytes = 0;       // whole pages, at most 1/8 more than asked for
+    size_t bytes = 0;       // whole pages, at most 1/8 more than requested
   };
 
   static constexpr int64_t kStepSeconds = 60;
@@ -29,18 +29,18 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  // At least `bytes`, of any contents. When the system refuses, what is kept goes back to it first.
+  // At least `bytes` of uninitialised memory. If the system refuses, kept blocks are returned to it first.
   Block take(size_t bytes) noexcept;
   void give_back(Block block) noexcept;
 
-  // A step has ended: what only the one before needed is kept no longer.
+  // A step has ended: blocks that only the step before needed are no longer kept.
   void end_step() noexcept;
-  // Keeps nothing of what has been freed so far.
+  // Returns all blocks that are kept so far.
   void trim() noexcept;
 
   size_t kept_bytes() const;
 
-  // Around fork(), so that a child gets the cache in a whole state.
+  // Around fork(), so that a child gets the cache in a consistent state.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
@@ -57,13 +57,13 @@ class BlockCache {
   void release_oldest() noexcept;
 
   mutable std::mutex mutex_;
-  std::multimap<size_t, Kept> kept_;  // by bytes
+  std::multimap<size_t, Kept> kept_;  // by size in bytes
   size_t kept_bytes_ = 0;
   size_t used_bytes_ = 0;
-  size_t peak_ = 0;       // of used_bytes_, in this step
-  size_t last_peak_ = 0;  // and in the one before
+  size_t peak_ = 0;       // highest value of used_bytes_ in this step
+  size_t last_peak_ = 0;  // in the step before
   uint64_t clock_ = 0;
-  Clock now_ = nullptr;  // null: the system's
+  Clock now_ = nullptr;  // null: the system's clock
   int64_t step_ended_ = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// What a byte is held for. The order is the order of printed tables.
+// The purpose of a byte. The order is the order of printed tables.
 enum class Category : uint8_t {
   kParameters,     // full parameters that are never freed (stages 0-2), or shards (stage 3), in the compute dtype
   kGradients,      // reduced gradients (full at stages 0-1, shards at 2-3), and fp32 accumulation
@@ -37,7 +37,7 @@ struct Bytes {
   bool operator==(const Bytes&) const = default;
 };
 
-// Counts every byte zeroshard holds: planner and runtime fill the same table, and tests hold them equal. Thread-safe.
+// Counts every byte that zeroshard holds. Planner and runtime fill the same table, and tests compare them. Thread-safe.
 class Ledger {
  public:
   void add(Category category, Tier tier, int64_t bytes);

@@ -12,7 +12,7 @@ AppendFile AppendFile::replace(Directory& directory, const std::string& name, st
     file.sync();
     directory.rename(temporary, name);
   } catch (...) {
-    directory.io().unlink_at(directory.fd(), temporary);  // as far as possible: the first error is the one to report
+    directory.io().unlink_at(directory.fd(), temporary);  // best effort: the first error is reported
     throw;
   }
   file.path_ = directory.path_of(name);

@@ -7,17 +7,17 @@
 
 namespace zeroshard {
 
-// A file that grows by whole records. A record is in the file when append() returns, and survives the end of the
-// process; a power failure may take what came after the last sync(). Everything throws IoError.
+// A file that grows by whole records. When append() returns, the record is in the file and survives the end of the
+// process; a power failure may lose everything after the last sync(). All functions throw IoError.
 class AppendFile {
  public:
-  // `name` has its old contents or `contents`, whatever happens. The change is durable after directory.sync(), which is
-  // left to the caller: when that fails, the file is in its place already.
+  // Afterwards `name` has its old contents or `contents`, whatever fails. The change is durable after directory.sync(),
+  // which the caller must call: if that fails, the file is already in place.
   static AppendFile replace(Directory& directory, const std::string& name, std::string_view contents);
-  // A file that is not there yet.
+  // Creates a file that does not exist yet.
   static AppendFile create(Directory& directory, const std::string& name, std::string_view contents);
 
-  // When it throws, the file is as it was: a part of the record that reached a full disk is cut off again.
+  // If it throws, the file is unchanged: a part of the record that reached a full disk is cut off again.
   void append(std::string_view record);
   void sync();
 
@@ -28,8 +28,8 @@ class AppendFile {
   Io* io_;
   OpenFd fd_;
   std::string path_;
-  int64_t size_ = 0;   // of the whole records
-  bool torn_ = false;  // there may be more behind them
+  int64_t size_ = 0;   // of the complete records
+  bool torn_ = false;  // the file may continue after them
 };
 
 }  // namespace zeroshard

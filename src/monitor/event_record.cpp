@@ -56,11 +56,11 @@ class ProtoMessage {
 };
 
 uint32_t masked_crc(std::string_view data) {
-  // So that the checksum of data that contains checksums is no special one.
+  // So that the checksum of data that contain checksums is not a special value.
   return std::rotr(crc32c(data), 15) + 0xA282EAD8;
 }
 
-// A conversion of what is out of float's range would be undefined.
+// Converting a value outside of float's range would be undefined.
 float to_float(double value) {
   constexpr double kMax = std::numeric_limits<float>::max();
   if (std::isfinite(value) && std::abs(value) > kMax)

@@ -13,8 +13,8 @@ std::string tfrecord(std::string_view data);
 
 // The first message of a file.
 std::string version_event(double time);
-// TensorBoard drops what earlier files have of `step` and later steps. It takes the first such message of a run for the
-// run's begin and drops nothing: each file needs one.
+// Makes TensorBoard drop `step` and later steps of earlier files. TensorBoard takes the first such message of a run for
+// the beginning of the run and drops nothing, so each file needs one.
 std::string session_start_event(double time, int64_t step);
 // Values as scalars, in single precision.
 std::string scalars_event(double time, int64_t step, const MetricValues& values);

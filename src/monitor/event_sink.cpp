@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
-// TensorBoard reads the files of a directory in the order of their names, which begin with a time in seconds: that of
-// a new file has to be later than any other.
+// TensorBoard reads the files of a directory in the order of their names, which begin with a time in seconds. The time
+// of a new file must be later than all others.
 std::string new_name(const Directory& directory, double time) {
   auto seconds = int64_t(time);
   for (const std::string& name : directory.list()) {

@@ -44,7 +44,7 @@ KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std:
     if (verdict == LineVerdict::kDamaged) ++kept.damaged;
     text.remove_prefix(end + 1);
   }
-  return kept;  // what is left has no end: the process died while it wrote
+  return kept;  // the rest has no newline: the process died while writing it
 }
 
 std::string read_metrics_file(const Directory& directory, const std::string& name) {

@@ -6,9 +6,9 @@
 // Numbers as text, the same in every locale.
 namespace zeroshard {
 
-// The shortest decimal text of the same double; "NaN", "Infinity" or "-Infinity". Any but these is a JSON number.
+// The shortest decimal text of the same double, a JSON number; otherwise "NaN", "Infinity" or "-Infinity".
 std::string exact_text(double value);
-// What exact_text() gave, and other decimal numbers; nothing for any other text.
+// Reads the result of exact_text(), and other decimal numbers; nothing for any other text.
 std::optional<double> parse_number(std::string_view text);
 
 std::string fixed_text(double value, int decimals);

@@ -38,7 +38,7 @@ struct Interval {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  // Never a point, so that it can be divided by.
+  // Never a single point, so that one can divide by it.
   void widen(double part) {
     const double size = high - low;
     const double more = size > 0 ? size * part : low == 0 ? 1 : std::max(std::abs(low) * 0.05, 1e-300);
@@ -114,7 +114,7 @@ std::string axes(const Panel& panel, const char* title, bool step_labels) {
   return svg;
 }
 
-// A piece of a line without gaps; one point alone is a dot.
+// A piece of a line without gaps; a single point becomes a dot.
 std::string piece(const Panel& panel, const Line& line, const std::vector<Series::Point>& points) {
   if (points.empty()) return {};
   const std::string css = std::string(" class=\"") + line.css_class + "\"";
@@ -240,7 +240,7 @@ std::string plot_svg(const SeriesByName& series, int64_t total_steps) {
   }
   if (!rates.empty()) {
     Panel panel = panel_of(rates, kTop + loss_height + kGap / 2, kRateHeight, steps);
-    panel.values.low = std::min(panel.values.low, 0.0);  // from zero, lest noise looks like much
+    panel.values.low = std::min(panel.values.low, 0.0);  // from zero, so that noise does not look large
     svg += axes(panel, "tokens per second", true);
     for (const Line& line : rates) svg += curve(panel, line);
   }

@@ -15,8 +15,8 @@ struct ProgressState {
 // step 20/500  loss 3.2101  grad_norm 0.930  lr 3.0e-04  12.3k tok/s  eta 1m20s
 std::string progress_text(const ProgressState& state);
 
-// [====>     ]  40% 20/500  loss 3.2101 ... in at most `columns` columns: the bar shrinks first, then goes, then the
-// text is cut.
+// [====>     ]  40% 20/500  loss 3.2101 ... in at most `columns` columns. If there is no room, the bar first shrinks,
+// then disappears, then the text is cut.
 std::string progress_bar(const ProgressState& state, size_t columns);
 
 }  // namespace zeroshard

@@ -7,9 +7,9 @@ namespace zeroshard {
 
 // One metric over a run of any length, in bounded memory, for a plot.
 //
-// Up to kMaxPoints records are kept as they are. Beyond that neighbours are merged two by two, again and again, and of
-// each group its lowest and its highest value stay: a spike of one step is never lost, and there are at most
-// kMaxPoints points.
+// Up to kMaxPoints records are kept unchanged. Beyond that, neighbours are merged two by two, repeatedly, and each
+// group keeps its lowest and its highest value: a spike of one step is never lost, and there are at most kMaxPoints
+// points.
 class Series {
  public:
   static constexpr size_t kMaxPoints = 2000;

@@ -17,7 +17,7 @@ struct MetricsRecord {
   const MetricValues& values;
 };
 
-// One file of metrics. Everything throws IoError; after an error of record() the file is as it was.
+// One metric file. All functions throw IoError; after an error of record() the file is unchanged.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -34,30 +34,30 @@ struct MetricsStart {
   Directory& directory;
   std::optional<int64_t> resume_step;
   double time = 0;                                  // seconds since 1970
-  SeriesByName* series = nullptr;                   // those in it get what a file keeps of the run; may be null
-  std::function<void(const std::string&)> warning;  // about damage that was found
+  SeriesByName* series = nullptr;                   // filled with the earlier records that a file keeps; may be null
+  std::function<void(const std::string&)> warning;  // called for damage that was found
 };
 
 std::unique_ptr<MetricsSink> make_jsonl_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_csv_sink(const MetricsStart& start);
 std::unique_ptr<MetricsSink> make_event_sink(const MetricsStart& start);
 
-// Renames those of `names` that hold anything: NAME.ext becomes NAME.1.ext, with the first number at which none of them
-// is in the way. Returns the number.
+// Renames the files of `names` that are not empty: NAME.ext becomes NAME.1.ext, with the first number that is free for
+// all of them. Returns the number.
 int set_aside(Directory& directory, const std::vector<std::string>& names);
 
-// What is left of a text file when a run goes on: whole lines, without those that are no records.
+// The valid part of a text file when a run resumes: whole lines, without invalid ones.
 struct KeptLines {
   std::string text;
-  int64_t damaged = 0;  // lines that were left out and are no records; an unfinished last line does not count
+  int64_t damaged = 0;  // invalid lines that were left out; an unfinished last line does not count
 };
 enum class LineVerdict { kKeep, kCut, kDamaged };
 KeptLines keep_lines(std::string_view text, const std::function<LineVerdict(std::string_view)>& judge);
 
-// The contents of a file that goes on; empty where it is missing.
+// The contents of a file to continue; empty if it is missing.
 std::string read_metrics_file(const Directory& directory, const std::string& name);
 
-// Opens a text file of metrics with what `kept` has. A file with damage is set aside as it was, with a warning.
+// Opens a text file of metrics with the contents of `kept`. A damaged file is renamed unchanged, with a warning.
 class AppendFile;
 AppendFile go_on_with(const MetricsStart& start, const std::string& name, const KeptLines& kept);
 

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Defaults that transformers takes for absent fields, and where the families differ from Llama.
+// Defaults of transformers for absent fields, and the differences of the families from Llama.
 struct Family {
   std::string_view model_type;
   int64_t vocab, hidden, intermediate, layers, heads;
@@ -139,7 +139,7 @@ class Fields {
   std::vector<std::string> defaulted_;
 };
 
-// Appends parameters of a unit, which has a module's name.
+// Appends parameters of a unit under the name of a module.
 class UnitBuilder {
  public:
   explicit UnitBuilder(std::string module) : unit_{std::move(module), {}} {}

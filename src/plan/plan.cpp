@@ -16,8 +16,8 @@ double ideal_bytes(const Held& held, int64_t numel, int world_size) {
   return held.extent == Extent::kShard ? whole / double(world_size) : whole;
 }
 
-// Smallest world size for which fits(world_size) holds, found by doubling and then bisection: bytes per rank fall with
-// the world size, but for padding.
+// Smallest world size for which fits(world_size) holds, found by doubling and then bisection. Apart from padding, bytes
+// per rank fall with the world size.
 std::optional<int> smallest_world_size(const std::function<bool(int)>& fits) {
   int high = 1;
   while (!fits(high)) {

@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-// The ledger of a run, where its state lies, and what its rings consist of.
+// The ledger of a run, where its state lies, and the sizes of its rings.
 struct PlanReport {
   Bytes bytes;                            // what Ledger::current() shows between steps
   std::vector<UnitPlacement> placements;  // by unit
@@ -19,11 +19,11 @@ struct PlanReport {
   int64_t exchange_scratch_bytes = 0;  // counted in kReduceRing
 };
 
-// What the runtime holds for these units. The layouts must have been made for options.world_size; their dtypes are
-// taken as they are, options.compute_dtype is not read. Throws ValueError when world sizes differ, and as place().
+// The bytes that the runtime holds for these units. The layouts must have been made for options.world_size. Their own
+// dtypes are used; options.compute_dtype is ignored. Throws ValueError when world sizes differ, and like place().
 PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& options);
 
-// The layouts that the engine makes of the model's units, everything trainable and in the compute dtype.
+// The layouts that the engine makes for the model's units, with everything trainable and in the compute dtype.
 std::vector<UnitLayout> make_unit_layouts(const ModelShapes& model, const PlanOptions& options);
 
 }  // namespace zeroshard

@@ -14,8 +14,8 @@ std::vector<RingClass> ring_of(const std::map<int64_t, int>& units_by_size, cons
   return ring;
 }
 
-// Of small slots there are as many as fit into 8 MiB, up to 8. Eight ranks on two cores trained a model of 64 units of
-// 0.8 MB in 155 ms of processor time a step and rank with them, and in 180 with the least number.
+// Small slots: as many as fit into 8 MiB, up to 8. Eight ranks on two cores trained a model of 64 units of 0.8 MB in
+// 155 ms of processor time per step and rank with them, and in 180 with the minimum.
 int slots_of_size(int least, int64_t bytes) {
   constexpr int64_t kRingBytes = int64_t{8} << 20;
   constexpr int kMost = 8;

@@ -7,8 +7,8 @@
 #include "placement/placement.h"
 #include "zeroshard/plan.h"
 
-// How many bytes the runtime holds beside what the table of placements says: the rings. The engine sizes its buffers by
-// these functions and the planner sums them, so the two cannot drift apart.
+// The bytes that the runtime holds beyond the table of placements: the rings. The engine sizes its buffers with these
+// functions and the planner sums them, so the two cannot drift apart.
 namespace zeroshard {
 
 // Slots of one size that units of that size share.
@@ -21,12 +21,12 @@ struct RingClass {
   bool operator==(const RingClass&) const = default;
 };
 
-// How many units of `unit_bytes` are gathered ahead: one, and more of small units, so that ranks need not wait for one
-// another at each.
+// How many units of `unit_bytes` are gathered ahead: one, and more for small units, so that ranks need not wait for one
+// another at each unit.
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options);
 // One slot for the unit that computes, one for the unit before it that may still be read, one per unit prefetched.
 int gather_slots(int units, int64_t unit_bytes, const PlanOptions& options);
-// One slot that fills while the other is reduced; more small ones, as above.
+// One slot that fills while the other is reduced; small groups have more, as above.
 int reduce_slots(int units, int64_t bytes);
 
 // Bytes of a group's gradients as they are packed for the reduction, padding included; 0 for a frozen group. Groups of
@@ -38,11 +38,11 @@ using PlacementTable = std::span<const UnitPlacement>;
 std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementTable table);
 // Where pieces of the peers' gradients arrive: the largest group's wire bytes, twice when reductions overlap. Every
-// stage exchanges, so every stage has it; 0 when the transport needs none or there are no peers.
+// stage exchanges gradients and needs it; 0 if the transport needs none or there are no peers.
 int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
-// Held on the host from the first asynchronous save on: a copy of what a rank saves, which is its shard of the weights
-// (fp32 where they are trained) and of the optimizer's states, at every stage. Buffers of the model are not counted.
+// Held on the host from the first asynchronous save on: a copy of what a rank saves. That is its shard of the weights
+// (fp32 if they are trained) and of the optimizer's states, at every stage. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError for options that no run can have.

@@ -62,7 +62,7 @@ void LossScaler::load(const LossScalerState& state) {
            "a saved loss scaler has its last overflow at iteration ", state.last_overflow, " of ", state.iteration);
   ZS_CHECK(state.hysteresis_left >= 1, "a saved hysteresis must be at least 1, got ", state.hysteresis_left);
   state_ = state;
-  // The hysteresis may have been configured smaller since.
+  // The hysteresis may be configured smaller than when it was saved.
   state_.hysteresis_left = std::min(state_.hysteresis_left, config_.hysteresis);
 }
 

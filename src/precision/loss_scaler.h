@@ -5,19 +5,19 @@
 
 namespace zeroshard {
 
-// What a checkpoint keeps of a LossScaler.
+// The state of a LossScaler in a checkpoint.
 struct LossScalerState {
   double scale = 1;
   int64_t iteration = 0;       // calls of update
-  int64_t last_overflow = -1;  // the iteration of the last one; -1: none yet
+  int64_t last_overflow = -1;  // the iteration of the last overflow; -1: none yet
   int hysteresis_left = 1;     // overflows until the scale is halved, at least 1
   bool operator==(const LossScalerState&) const = default;
 };
 
 // Chooses the factor by which an fp16 loss is multiplied so that small gradients do not vanish. Without fp16 the factor
-// is 1; with a fixed fp16.loss_scale it never changes. Dynamic: halved by overflows, once the hysteresis is used up,
-// and doubled after every full window of good steps. At the minimum it stays there; whoever drives it bounds how many
-// steps in a row are skipped. All ranks must pass the same verdicts.
+// is 1; with a fixed fp16.loss_scale it never changes. A dynamic factor is halved by overflows, once the hysteresis is
+// used up, and doubled after every full window of good steps. It stays at the minimum; the caller bounds how many steps
+// in a row are skipped. All ranks must pass the same verdicts.
 class LossScaler {
  public:
   // Throws ValueError when the configured scale is not positive and finite.
@@ -30,8 +30,8 @@ class LossScaler {
   void update(bool found_inf);
 
   const LossScalerState& state() const { return state_; }
-  // Throws ValueError for a state that no LossScaler of this configuration can have; the present one is then kept. A
-  // scaler that is not dynamic keeps its configured scale.
+  // Throws ValueError for a state that is impossible in this configuration, and keeps the current state. A scaler that
+  // is not dynamic keeps its configured scale.
   void load(const LossScalerState& state);
 
  private:

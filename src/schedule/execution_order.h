@@ -6,26 +6,26 @@
 namespace zeroshard {
 
 // The order in which a pass (forward and backward of one micro-batch, or one evaluation) needs its units. The first
-// pass records it; later passes are predicted from it. When a pass deviates, the rest of it runs on demand and the
+// pass records it, and later passes are predicted from it. When a pass deviates, the rest of it runs on demand and the
 // order is recorded anew: never an error, never a hang.
 class ExecutionOrder {
  public:
   void begin_pass();
-  // The pass needs its units for backward from now on; only the first call in a pass counts.
+  // From now on the pass needs its units for backward; only the first call in a pass counts.
   void begin_backward();
-  // `unit` is needed now. Returns false when that was not predicted.
+  // `unit` is needed now. Returns false if that was not predicted.
   bool advance(size_t unit);
-  // `unit` is needed, and there in any case: ranks may differ in it, and nothing is predicted.
+  // `unit` is needed, and is always present: ranks may differ in it, and it is not predicted.
   void note(size_t unit);
   void end_pass();
-  // The pass that runs or ended last is as if it had not been: what it was predicted from is recorded still.
+  // Discards the current or last pass; the order from which it was predicted stays recorded.
   void forget();
 
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
-  // The units needed so far in this pass, or between passes in the last one, in order. A unit is in it once per use.
+  // The units needed so far in this pass (between passes: in the last one), in order, each once per use.
   std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
-  // What is recorded of one pass at most: a program that calls modules and never the engine ends none.
+  // The maximum that is recorded of one pass: a program that calls modules but never the engine ends no pass.
   static constexpr size_t kMaxLength = size_t{1} << 16;
   bool is_recording() const { return !following_; }
 
@@ -40,7 +40,7 @@ class ExecutionOrder {
   size_t recorded_backward_ = kNone, backward_ = kNone;  // where backward began in each
   bool following_ = false;                               // current_ is a prefix of recorded_
   bool in_pass_ = false;
-  bool has_ended_ = false;  // a pass, and current_ and backward_ are of the one before it
+  bool has_ended_ = false;  // a pass has ended: current_ and backward_ belong to it
 };
 
 }  // namespace zeroshard

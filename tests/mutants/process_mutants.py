@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         "fork-frees-memory-of-the-rank",
         "src/comm/shm_memory.cpp",
-        "  if (!process_.is_own()) return;  // peers still read what is the rank's, not the forked child's\n",
+        "  if (!process_.is_own()) return;  // peers still read the rank's memory; its child must not unmap it\n",
         "",
         "comm",
         "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",

@@ -15,25 +15,25 @@
 // Language models of Hugging Face model directories. This header needs LibTorch's C++ API.
 namespace zeroshard {
 
-// Rows of token ids, each of one document, of several packed behind each other, or padded.
+// Rows of token ids. A row has one document, several packed one after another, or one that is padded.
 struct TokenBatch {
   at::Tensor ids;  // int64, [batch, length]
-  // int64, [batch, length]: which document of its row a token belongs to. Tokens see those of their own document only;
-  // those with 0 are padding. Undefined: every row is one document.
+  // int64, [batch, length]: which document of its row a token belongs to. Tokens see only tokens of their own document;
+  // 0 is padding. Undefined: every row is one document.
   at::Tensor documents;
   // int64, [batch, length]: a token's position in its document. Undefined: counted from `documents`.
   at::Tensor positions;
 };
 
-// The keys and values of the tokens that a model has seen, so that those that follow need no more than themselves.
+// The cached keys and values of the tokens that a model has seen, so that later tokens need no second pass over them.
 class KvCache {
  public:
   // For rows of up to `capacity` tokens.
   explicit KvCache(int64_t capacity) : capacity_(capacity) {}
 
-  int64_t length() const { return length_; }  // tokens of a row
+  int64_t length() const { return length_; }  // tokens of a row so far
   int64_t capacity() const { return capacity_; }
-  // Those of a layer's new tokens, each [batch, kv_heads, length, head_dim]; returns those of all its tokens.
+  // Appends a layer's new tokens, each [batch, kv_heads, length, head_dim]; returns those of all its tokens.
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key, const at::Tensor& value);
   void advance(int64_t tokens) { length_ += tokens; }  // once every layer has appended
 
@@ -42,7 +42,7 @@ class KvCache {
   std::map<int64_t, std::pair<at::Tensor, at::Tensor>> layers_;
 };
 
-// Runs the parts of a model. A part is a module with parameters of its own; sharded ones must be whole meanwhile.
+// Runs the parts of a model. A part is a module with its own parameters; sharded ones must be whole while it runs.
 class PartRunner {
  public:
   // May be called again with the same input, in a backward pass.
@@ -50,7 +50,7 @@ class PartRunner {
 
   virtual ~PartRunner() = default;
   virtual at::Tensor run(const torch::nn::Module& part, const at::Tensor& input, const Forward& forward) const;
-  // One of the like blocks that a model consists of mostly.
+  // One of the equal blocks that most of the model consists of.
   virtual at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
                                const Forward& forward) const;
 };
@@ -58,21 +58,21 @@ class PartRunner {
 // A decoder that predicts each next token. Parameters have the names of the tensors in the directory's files.
 class CausalLM : public torch::nn::Module {
  public:
-  // [batch, length, vocabulary], in the dtype of the parameters. What stands at padding means nothing.
-  // With a cache the batch goes on where it ends, and joins it; `documents` and `positions` must not be given then, and
-  // only the last token's logits are returned: [batch, 1, vocabulary].
-  // Throws ValueError when a shape or dtype is not as said above, or an id is outside the vocabulary.
+  // [batch, length, vocabulary], in the dtype of the parameters. Values at padding have no meaning. With a cache the
+  // batch continues where the cache ends and is added to it; `documents` and `positions` must then be undefined, and
+  // only the last token's logits are returned: [batch, 1, vocabulary]. Throws ValueError for a wrong shape or dtype, or
+  // an id outside the vocabulary.
   at::Tensor logits(const TokenBatch& batch, const PartRunner& runner = {}, KvCache* cache = nullptr);
 
   int64_t vocab_size() const { return vocab_size_; }
   int64_t max_length() const { return max_length_; }
-  // Draws the parameters as the architecture does before training.
+  // Draws initial values for the parameters, as the architecture defines them.
   void initialize(uint64_t seed);
-  // Of one parameter the elements [begin, end), in row-major order, as initialize() draws them: a number depends on
-  // `seed`, its place and the parameter's name alone. `out`: fp32, on the host.
+  // Elements [begin, end) of one parameter, in row-major order, as initialize() draws them: a value depends only on
+  // `seed`, its position and the parameter's name. `out`: fp32, on the host.
   void initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out);
-  // A parameter beside the architecture's own, as adapters have: drawn uniformly from [-bound, bound], and in no file
-  // of the model's.
+  // A parameter beside the architecture's own, such as an adapter's: drawn uniformly from [-bound, bound], and in none
+  // of the model's files.
   void add_parameter(const std::string& name, double bound) { added_[name] = bound; }
   bool is_added(const std::string& name) const { return added_.contains(name); }
 
@@ -92,20 +92,20 @@ class CausalLM : public torch::nn::Module {
 std::vector<std::string> causal_lm_types();
 
 // The model that the text of a config.json describes. Its parameters are fp32 and have no memory: a ModuleEngine gives
-// them some, with the values of one of the two below, or allocate(). `source` is named in errors. Throws ValueError for
-// an architecture, a field or a value that is not supported, naming it and what is.
+// them memory, with the values of one of the two functions below, or allocate() does. `source` is named in errors.
+// Throws ValueError naming an unsupported architecture, field or value, and what is supported.
 std::shared_ptr<CausalLM> make_causal_lm(const std::string& config_json, const std::string& source);
-// The same, of a directory's config.json.
+// The same for the config.json of a directory.
 std::shared_ptr<CausalLM> make_causal_lm_of(const std::string& directory);
 
-// Those of initialize(seed). `model` must live as long as they are read.
+// The values of initialize(seed). `model` must live as long as they are read.
 ParameterValues initial_values(CausalLM& model, uint64_t seed);
-// Those in the safetensors files of a directory, of any floating-point dtype; of added parameters none. Throws as
-// load_causal_lm().
+// The values in the safetensors files of a directory, of any floating-point dtype; added parameters have none. Throws
+// like load_causal_lm().
 ParameterValues stored_values(const CausalLM& model, const std::string& directory);
-// Gives parameters without memory their whole size, without values.
+// Gives parameters without memory their whole size. Their values are undefined.
 void allocate(CausalLM& model);
-void allocate(CausalLM& model, const ParameterValues& values);  // with these
+void allocate(CausalLM& model, const ParameterValues& values);  // with these values
 
 // The model of a Hugging Face directory with its weights, in memory. Throws ValueError or IoError naming the file, and
 // the tensor when one is missing, has another shape, or belongs to no parameter.

@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-// Text from a trained model: what `zeroshard generate` does.
+// Text from a trained model: the functions behind `zeroshard generate`.
 namespace zeroshard {
 
 class World;
 
 struct SamplingOptions {
   double temperature = 1;  // 0: always the likeliest token
-  int64_t top_k = 0;       // only that many of the likeliest; 0: all
-  double top_p = 1;        // only the likeliest that together have this probability
+  int64_t top_k = 0;       // only this many of the likeliest; 0: all
+  double top_p = 1;        // only the likeliest tokens that together have this probability
   uint64_t seed = 0;
 };
 
@@ -23,16 +23,16 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// A model of a Hugging Face directory, its blocks dealt to the ranks: rank after rank computes its own, and hands on
-// one vector per token. Nothing is gathered. Each method is collective.
+// A model of a Hugging Face directory whose blocks are distributed over the ranks: each rank computes its own blocks
+// and passes on one vector per token. Nothing is gathered. Each method is collective.
 class Generator {
  public:
-  // `dtype`: F32 or BF16, of parameters and arithmetic. Throws ValueError or IoError as load_causal_lm() does.
+  // `dtype`: F32 or BF16, of parameters and arithmetic. Throws ValueError or IoError like load_causal_lm().
   Generator(const std::string& directory, World& world, const std::string& dtype = "F32");
   ~Generator();
 
-  // The tokens that follow `prompt`, each told to `on_token` at once. The same on every rank. Throws ValueError for an
-  // empty prompt, an id outside the vocabulary, options that make no sense, or more tokens than the model has
+  // The tokens that follow `prompt`; `on_token` is called with each at once. The same on every rank. Throws
+  // ValueError for an empty prompt, an id outside the vocabulary, invalid options, or more tokens than the model has
   // positions.
   std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
                                 const std::function<void(int32_t)>& on_token = {});

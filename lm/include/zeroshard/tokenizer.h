@@ -6,28 +6,28 @@
 #include <string_view>
 #include <vector>
 
-// Text to token ids and back, as Hugging Face's `tokenizers` and SentencePiece do it.
+// Text to token ids and back, equal to Hugging Face's `tokenizers` and SentencePiece.
 namespace zeroshard {
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // `text` is UTF-8; invalid bytes are read as U+FFFD, one for each maximal ill-formed part (Unicode's
-  // recommendation, and Python's errors="replace"). Names of special tokens in `text` become those tokens only with
-  // `parse_special`; with `add_special` the ids that the tokenizer puts around a sequence, such as <s>, are there.
+  // `text` is UTF-8; invalid bytes are read as U+FFFD, one for each maximal ill-formed part (Unicode's recommendation,
+  // and Python's errors="replace"). Names of special tokens in `text` become those tokens only with `parse_special`.
+  // `add_special` adds the ids that the tokenizer puts around a sequence, such as <s>.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
-  // Bytes that end inside a character stay as they are. Throws ValueError for an id outside the vocabulary.
+  // Bytes that end inside a character stay unchanged. Throws ValueError for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
 
   virtual int64_t vocab_size() const = 0;  // largest id + 1, added tokens included
   virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
   virtual const std::string& token(int32_t id) const = 0;
 
-  // From tokenizer_config.json beside it, or special_tokens_map.json; of a SentencePiece model its own.
+  // From tokenizer_config.json beside it, or special_tokens_map.json; a SentencePiece model has its own.
   const std::optional<int32_t>& bos() const { return bos_; }
   const std::optional<int32_t>& eos() const { return eos_; }
-  // Identifies what encode() gives: equal for equal tokenizers. 16 hexadecimal digits.
+  // Identifies the results of encode(): equal for equal tokenizers. 16 hexadecimal digits.
   const std::string& digest() const { return digest_; }
 
  protected:

@@ -26,7 +26,7 @@ at::Tensor make_mask(const TokenBatch& batch, int64_t past, int64_t window) {
   return seen.logical_and(same.unsqueeze(1));
 }
 
-// Scores that are capped have no fused kernel.
+// Capped scores have no fused kernel.
 at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& mask, const AttentionOptions& options) {
   const int64_t groups = query.size(1) / key.size(1);
@@ -41,7 +41,7 @@ at::Tensor attend_capped(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 
-// A window that holds the whole row is none.
+// A window that spans the whole row is no window.
 int64_t AttentionContext::effective(int64_t window) const {
   return window < past_ + batch_.ids.size(1) ? window : 0;
 }
@@ -67,7 +67,7 @@ at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, Att
   } else {
     const at::Tensor& mask = context.mask(options.window);
     const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
-    const bool causal = !given && context.past() == 0;  // a single token with a past sees all
+    const bool causal = !given && context.past() == 0;  // a single token with a past sees everything
     mixed = at::scaled_dot_product_attention(query, key, value, given, options.dropout, causal, options.scale,
                                              query.size(1) != key.size(1));
   }

@@ -11,26 +11,26 @@ namespace zeroshard {
 
 struct AttentionOptions {
   double scale = 1;
-  double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: they do not
-  int64_t window = 0;  // tokens that a token sees, itself among them; 0: all before it
-  double dropout = 0;  // of the probabilities, now
-  int64_t layer = 0;   // whose keys and values these are
+  double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: unchanged
+  int64_t window = 0;  // tokens that a token sees, itself included; 0: all before it
+  double dropout = 0;  // of the probabilities; 0 outside of training
+  int64_t layer = 0;   // index of the layer, for the cache
 };
 
-// What the attention layers of one forward pass share: who sees whom, as one mask per window, made when first asked
-// for; and the keys and values of earlier tokens.
+// State shared by the attention layers of one forward pass: the masks, one per window, made when first needed; and the
+// keys and values of earlier tokens.
 class AttentionContext {
  public:
   // `cache` may be null.
   AttentionContext(TokenBatch batch, KvCache* cache)
       : batch_(std::move(batch)), cache_(cache), past_(cache ? cache->length() : 0) {}
 
-  // Tokens before the batch's: columns of a mask are those, then the batch's.
+  // Tokens before the batch's tokens: a mask has columns for these first, then for the batch's.
   int64_t past() const { return past_; }
   KvCache* cache() const { return cache_; }
 
-  // Bool, [batch or 1, 1, length, past + length]: true where the row's token sees the column's. Undefined when each
-  // sees all that come before it.
+  // Bool, [batch or 1, 1, length, past + length]: true if the row's token sees the column's. Undefined if each token
+  // sees all tokens before it.
   const at::Tensor& mask(int64_t window);
   // Never undefined.
   const at::Tensor& explicit_mask(int64_t window);

@@ -31,7 +31,7 @@ const std::vector<std::pair<std::string, Make>>& architectures() {
   return all;
 }
 
-// What transformers keeps in every config.json without a bearing on the model.
+// Fields that transformers writes to every config.json and that do not change the model.
 void ignore_common_fields(Fields& fields) {
   fields.ignore({"model_type",
                  "architectures",
@@ -78,7 +78,7 @@ at::Tensor count_positions(const TokenBatch& batch) {
 
 constexpr int64_t kInitialBlock = int64_t{1} << 16;
 
-// So that nobody who counts bytes needs to look for overflows.
+// So that code which computes byte counts need not check for overflows.
 void check_count(const CausalLM& model, const std::string& source) {
   constexpr double kMost = int64_t{1} << 53;
   double count = 0;
@@ -128,7 +128,7 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
              least.item<int64_t>() < 0 ? least.item<int64_t>() : greatest.item<int64_t>(),
              " is outside the model's vocabulary of ", vocab_size_,
              ": the text was made with another tokenizer than the model's");
-    // Counted ones lie within the row: they need no look, for which a device would have to be waited for.
+    // Computed positions lie within the row: checking them would only wait for the device.
     const bool within = !batch.positions.defined() && past + batch.ids.size(1) <= max_length_;
     const int64_t last = within ? 0 : whole.positions.max().item<int64_t>();
     ZS_CHECK(last < max_length_, "position ", last, " is outside the model's ", max_length_,
@@ -139,7 +139,7 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
   return logits;
 }
 
-// In blocks with a generator each, so that any stretch can be drawn without what stands before it.
+// In blocks with a generator each, so that any stretch can be drawn without the values before it.
 void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t begin, int64_t end, float* out) {
   const at::NoGradGuard no_grad;
   at::Tensor block = at::empty({kInitialBlock}, at::kFloat);
@@ -160,7 +160,7 @@ void CausalLM::initial_values(uint64_t seed, const std::string& name, int64_t be
 }
 
 void CausalLM::initialize(uint64_t seed) {
-  std::set<const void*> drawn;  // a tied one by its first name
+  std::set<const void*> drawn;  // tied parameters are drawn by their first name
   for (auto& item : named_parameters()) {
     if (drawn.insert(item.value().unsafeGetTensorImpl()).second)
       initial_values(seed, item.key(), 0, item.value().numel(), item.value().data_ptr<float>());

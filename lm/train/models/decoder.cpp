@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMostHeadDim = int64_t{1} << 16;
 
-// What the layers of one forward pass share.
+// State shared by the layers of one forward pass.
 struct Pass {
   Rope::Angles angles;
   AttentionContext attention;
@@ -107,7 +107,7 @@ class Layer final : public torch::nn::Module {
   std::shared_ptr<RmsNorm> before_attention_, after_attention_, before_feed_forward_, after_feed_forward_;
 };
 
-// The part of the files under "model.".
+// The tensors under "model." in the files.
 class Trunk final : public torch::nn::Module {
  public:
   explicit Trunk(const DecoderOptions& options) {

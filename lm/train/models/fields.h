@@ -11,7 +11,7 @@ namespace zeroshard {
 
 inline constexpr int64_t kMostSize = int64_t{1} << 28, kMostLayers = int64_t{1} << 14;
 
-// The fields of a config.json. Remembers which were asked for, so that none that would change the model is overlooked.
+// The fields of a config.json. Remembers which were read, so that no field that would change the model is overlooked.
 // null counts as not given. Every error is a ValueError that names the file, the field and its value.
 class Fields {
  public:
@@ -19,11 +19,11 @@ class Fields {
   Fields(nlohmann::json object, std::string source, std::string path = "");
 
   bool has(std::string_view name) const;
-  bool written(std::string_view name) const;                                     // has(), or null
+  bool written(std::string_view name) const;                                     // has(), or the value is null
   int64_t integer(std::string_view name, std::optional<int64_t> fallback = {});  // at least 0
   int64_t positive(std::string_view name, std::optional<int64_t> fallback = {});
-  // Of a model's dimension, or of its layers: from 1 to `most`, which no real one reaches, and with which no product of
-  // two overflows.
+  // A dimension or the number of layers: from 1 to `most`. No real model reaches that limit, and below it no product of
+  // two such values overflows.
   int64_t size(std::string_view name, std::optional<int64_t> fallback = {}, int64_t most = kMostSize);
   double number(std::string_view name, std::optional<double> fallback = {});
   double probability(std::string_view name, double fallback);  // in [0, 1)
@@ -35,18 +35,18 @@ class Fields {
   std::vector<std::string> text_or_texts(std::string_view name);  // a string counts as a list of one
   std::optional<Fields> object(std::string_view name);
 
-  // The field is known; any value but `only` (or none) is not supported.
+  // The field is known, but only the value `only` (or none) is supported.
   void require(std::string_view name, const nlohmann::json& only);
   // The field does not change the model.
   void ignore(std::initializer_list<const char*> names);
-  // Throws when there are fields that nobody asked for. In a model's config.json those with null or false, or a name
-  // that begins with "_", are none; with `strict` they are.
+  // Throws if there are fields that were not read. In a model's config.json, fields with null or false, or a name that
+  // begins with "_", are allowed; with `strict` they are not.
   void finish(bool strict = false) const;
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 
  private:
-  // Null when there is none. Throws then unless it is `optional`.
+  // Null if there is none; throws then unless it is `optional`.
   const nlohmann::json* find(std::string_view name, bool optional = true);
   void check_path(std::string_view name, const std::string& path) const;
 

@@ -10,8 +10,8 @@
 
 #include "train/models/fields.h"
 
-// Modules whose parameters have neither memory nor values: where those come from depends on what the model is for.
-// Shapes are [..., features] in and out.
+// Modules whose parameters have neither memory nor values: their source depends on the use of the model. Shapes are
+// [..., features] in and out.
 namespace zeroshard {
 
 // y = x W^T + b, as torch.nn.Linear; `transposed` keeps W as [in, out], as GPT-2 does. With an adapter,
@@ -21,12 +21,12 @@ class Linear final : public torch::nn::Module {
   Linear(int64_t in, int64_t out, bool bias, bool transposed = false);
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
-  void tie(const at::Tensor& weight);  // takes another module's
+  void tie(const at::Tensor& weight);  // uses another module's weight
   int64_t in_features() const { return weight_.size(transposed_ ? 0 : 1); }
   int64_t out_features() const { return weight_.size(transposed_ ? 1 : 0); }
   bool transposed() const { return transposed_; }
 
-  // Once: the parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
+  // Call it once. The parameters are lora_A.weight [rank, in] and lora_B.weight [out, rank].
   void adapt(int64_t rank, double scale, double dropout);
   bool adapted() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return scale_; }
@@ -74,7 +74,7 @@ class LayerNorm final : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-// The activation that a field names, as Hugging Face does.
+// The activation for a name of Hugging Face's.
 using Activation = std::function<at::Tensor(const at::Tensor&)>;
 Activation read_activation(Fields& fields, std::string_view name, const std::string& fallback);
 

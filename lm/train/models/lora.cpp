@@ -17,7 +17,7 @@ std::string last_component(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-// As PEFT does.
+// Like PEFT.
 bool matches(std::string_view path, std::string_view target) {
   return path == target || (path.ends_with(target) && path.substr(0, path.size() - target.size()).ends_with('.'));
 }
@@ -53,7 +53,7 @@ std::vector<std::string> spelled_out(const std::vector<std::string>& targets, co
   return {names.begin(), names.end()};
 }
 
-// Those that the targets name.
+// The modules that the targets name.
 Linears chosen(const std::vector<std::string>& targets, const Linears& linears) {
   Linears found;
   for (const std::string& target : targets) {

@@ -9,9 +9,9 @@
 
 namespace zeroshard {
 
-// In a model's paths.
+// Suffixes of the adapters' parameter names in a model.
 constexpr std::string_view kLoraA = ".lora_A.weight", kLoraB = ".lora_B.weight";
-// What PEFT has before them.
+// PEFT's prefix to these names.
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 
 // The linear modules with adapters, by their paths.

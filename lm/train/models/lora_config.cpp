@@ -13,13 +13,13 @@
 namespace zeroshard {
 namespace {
 
-// Fields of PEFT that only say how the adapter was made, or belong to features that others switch on.
+// Fields of PEFT that only describe how the adapter was made, or configure features that other fields switch on.
 void ignore_fields_without_bearing(Fields& fields) {
   fields.ignore({"base_model_name_or_path", "revision", "peft_version", "inference_mode", "fan_in_fan_out",
                  "auto_mapping", "megatron_core", "qalora_group_size"});
 }
 
-// Those that make the adapter, or the model below it, something else than LoraOptions can say.
+// Fields with which the adapter, or its base model, would be something that LoraOptions cannot express.
 void require_plain_lora(Fields& fields) {
   if (fields.text("peft_type") != "LORA") fields.fail("peft_type", "is not supported; only \"LORA\" is");
   fields.require("task_type", "CAUSAL_LM");

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kMostExperts = int64_t{1} << 18;  // of all layers
 
-// down(act(gate(x)) * up(x)), under the names that Mixtral's files have.
+// down(act(gate(x)) * up(x)), with the names in Mixtral's files.
 class Expert final : public torch::nn::Module {
  public:
   explicit Expert(const DecoderOptions& options) : activation_(options.activation) {
@@ -31,7 +31,7 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
-// Each token goes through the `chosen` experts that the router gives it the greatest shares of (Jiang et al. 2024).
+// Each token goes through the `chosen` experts to which the router gives the greatest shares (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
   Experts(const DecoderOptions& options, int64_t count, int64_t chosen) : chosen_(chosen) {
@@ -47,8 +47,8 @@ class Experts final : public FeedForward {
     shares = shares / shares.sum(-1, /*keepdim=*/true);
     at::Tensor sum = at::zeros_like(tokens);
     for (size_t i = 0; i < experts_->size(); ++i) {
-      // Of each choice that fell on this expert: the token, and which of the token's choices it was. An expert that
-      // nobody chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
+      // For each choice that fell on this expert: the token, and which of the token's choices it was. An expert that no
+      // token chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
       const at::Tensor choices = indices.eq(static_cast<int64_t>(i)).nonzero();
       const at::Tensor token = choices.select(1, 0), place = choices.select(1, 1);
       const at::Tensor share = shares.index({token, place}).unsqueeze(-1);

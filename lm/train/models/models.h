@@ -4,7 +4,7 @@
 #include "train/models/fields.h"
 #include "zeroshard/causal_lm.h"
 
-// One function per architecture, each in a file of its own: reads the fields it knows and makes the model.
+// One function per architecture, each in its own file: reads the fields it knows and makes the model.
 namespace zeroshard {
 
 // " for parameter ...": what there was no memory for.

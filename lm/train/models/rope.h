@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// Rotary position embedding (Su et al. 2021), with the frequencies that a config.json asks for.
+// Rotary position embedding (Su et al. 2021), with the frequencies that a config.json specifies.
 class Rope {
  public:
   struct Angles {

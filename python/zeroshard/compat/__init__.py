@@ -1,1 +1,1 @@
-"""What scripts for other libraries expect of zeroshard."""
+"""Interfaces that scripts written for other libraries expect of zeroshard."""

@@ -10,24 +10,24 @@ from ..engine import Engine
 
 
 class DeepSpeedEngine(Engine):
-    """What ``zeroshard.initialize`` returns. Names and results are those of DeepSpeed's engine."""
+    """The engine that ``zeroshard.initialize`` returns. Names and results are those of DeepSpeed's engine."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-batch is the last of its step."""
         return self._run.is_boundary()
 
-    def _updates(self) -> bool:  # what a script has put in its place counts
+    def _updates(self) -> bool:  # a script may have replaced the method: its answer counts
         return self.is_gradient_accumulation_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """From now on the caller says which micro-batch ends a step."""
+        """Lets the caller decide from now on which micro-batch ends a step."""
         self._run.boundary = is_boundary
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """From the next step on it takes as many micro-batches as make ``train_batch_size`` samples of all ranks.
+        """Makes the next steps take as many micro-batches as make ``train_batch_size`` samples of all ranks.
 
-        Every rank calls it, between steps. ``micro_steps`` becomes what it were had all steps been of that size, as in
-        ``load_checkpoint``. Raises ``ValueError`` for what is no multiple of the micro-batches of all ranks.
+        Every rank calls it, between steps. ``micro_steps`` becomes the value it would have if all steps had been of
+        that size, as in ``load_checkpoint``. Raises ``ValueError`` for a size that no number of micro-batches makes.
         """
         run = self._run
         batch = run.batch.with_train(train_batch_size)
@@ -41,7 +41,7 @@ class DeepSpeedEngine(Engine):
         run.micro_steps = run.global_steps * batch.accumulation
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Says how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
+        """Sets how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
         if self._run.loader is not None:
             raise ValueError(
                 f"the loader that zeroshard.initialize made gives micro-batches of {self._run.batch.micro}: pass no "
@@ -54,7 +54,7 @@ class DeepSpeedEngine(Engine):
         return self._is_compiled
 
     def get_global_grad_norm(self) -> float | None:
-        """The norm before clipping of the last step's averaged gradients; None before the first."""
+        """The norm of the last step's averaged gradients before clipping; None before the first step."""
         return self._run.grad_norm
 
     def get_lr(self) -> list[float]:
@@ -68,7 +68,7 @@ class DeepSpeedEngine(Engine):
             group["lr"] = float(lr)
 
     def get_type(self) -> list[str]:
-        """The name of the optimizer, once per param group; nothing without one."""
+        """The name of the optimizer, once per param group; empty without an optimizer."""
         if not self._run.trains:
             return []
         inner = self.optimizer.optimizer
@@ -76,7 +76,7 @@ class DeepSpeedEngine(Engine):
         return [name] * len(self.optimizer.param_groups)
 
     def get_mom(self) -> list[Any]:
-        """Of each param group the betas, or the momentum of SGD and RMSprop."""
+        """The betas of each param group, or the momentum of SGD and RMSprop."""
         name = "momentum" if self.optimizer.name in ("SGD", "RMSprop") else "betas"
         return [group.get(name, 0.0) for group in self.optimizer.param_groups]
 
@@ -95,7 +95,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def local_rank(self) -> int:
-        """Among the ranks of this host."""
+        """This rank's number among the ranks of its host."""
         return _C.rank_environment().local_rank
 
     def train_batch_size(self) -> int:

@@ -1,1 +1,1 @@
-"""Checkpoints of others, read without running anything that is in them."""
+"""Reads checkpoints of other programs without running anything in them."""

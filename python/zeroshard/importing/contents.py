@@ -1,4 +1,4 @@
-"""What an import found, whatever it came from."""
+"""The result of an import, whichever format it came from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass
 class Contents:
-    source: str  # what wrote it, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
+    source: str  # the program that wrote it, such as "DeepSpeed 0.19.8, ZeRO 2, 4 ranks"
     step: int
     entries: list[Entry] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)  # counts, param_groups, lr_scheduler: not encoded

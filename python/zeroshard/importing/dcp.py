@@ -15,7 +15,7 @@ from .files import open_regular
 from .pickles import Archive, Placeholder, load_pickle
 
 _MODEL_KEYS = ("model", "module", "state_dict", "model_state_dict")
-_REPEATED = 64  # how often a byte of the files may be in a piece
+_REPEATED = 64  # how many pieces may contain one byte of the files
 _STEP_KEYS = ("step", "global_step", "global_steps", "iteration")
 
 
@@ -55,7 +55,7 @@ class _Store:
         self._check_lengths(path)
 
     def _check_lengths(self, path: str) -> None:
-        """Raises ``ValueError`` when much more is to be read than the files have."""
+        """Raises ``ValueError`` when the pieces need much more than the files have."""
         lengths = [place.get("length") for place in self._places.values()]
         names = {place.get("relative_path") for place in self._places.values()}
         files = [os.path.join(self.directory, name) for name in names if isinstance(name, str) and _is_inside(name)]
@@ -65,7 +65,7 @@ class _Store:
             raise ValueError(f"{path} names {wanted} bytes of pieces, and their files have {size}: damaged or hostile")
 
     def check(self, key: str) -> None:
-        """Raises ``ValueError`` unless the pieces of a tensor can make it up. Nothing is read."""
+        """Raises ``ValueError`` unless the pieces of a tensor can cover it. Reads nothing."""
         begins, count = set(), 0
         for chunk in self.items[key].get("chunks"):
             sizes, offsets = tuple(chunk.get("sizes")), tuple(chunk.get("offsets"))
@@ -107,7 +107,7 @@ class _Store:
         raise ValueError(f"{self.directory}: '{key}' has no pieces")
 
     def fill(self, key: str, out: torch.Tensor) -> None:
-        """Copies the pieces of a tensor to where they belong in ``out``."""
+        """Copies the pieces of a tensor to their positions in ``out``."""
         self.check(key)
         for chunk in self.items[key].get("chunks"):
             if 0 in chunk.get("sizes"):
@@ -166,7 +166,7 @@ class _Import:
         self._contents = Contents("PyTorch DCP", 0)
 
     def _sort_in(self, key: str, path: tuple[Any, ...]) -> bool:
-        """Whether an item is the optimizer's."""
+        """Returns whether an item belongs to the optimizer."""
         kind, flattened = path[-1], str(path[-1])
         if len(path) >= 3 and path[-3] == "state" and isinstance(kind, str):
             self._states.setdefault(path[-2], {})[kind] = key
@@ -202,7 +202,7 @@ class _Import:
         return contents
 
     def _weights(self) -> dict[str, str]:
-        """Parameters and buffers, by name: the tensors below the same key as those that the optimizer knows."""
+        """Parameters and buffers, by name: the tensors under the same key as those that the optimizer knows."""
         roots: dict[tuple[Any, ...], dict[str, str]] = {}
         for key in self._rest:
             path = self._store.paths[key]
@@ -241,7 +241,7 @@ class _Import:
         return lambda out: self._store.fill(key, out)
 
     def _find_ties(self, weights: dict[str, str]) -> None:
-        """DCP keeps a tied parameter under each of its names, the optimizer's states under one of them."""
+        """DCP keeps a tied parameter under each of its names, but the optimizer's states under only one."""
         store, contents = self._store, self._contents
         if not self._states:
             return

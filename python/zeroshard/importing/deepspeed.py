@@ -30,7 +30,7 @@ _OWN_KEYS = {
 
 
 def find(source: str) -> str | None:
-    """The directory of one checkpoint: ``source``, or what its ``latest`` names; None when there is none."""
+    """The directory of one checkpoint: ``source``, or the one that its ``latest`` names; None if there is none."""
     if _optimizer_files(source):
         return source
     try:
@@ -94,7 +94,7 @@ def _read_optimizers(directory: str) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> Any:
-    """An enumeration's value."""
+    """The value of an enumeration's member."""
     return value.arguments[0] if isinstance(value, Placeholder) and value.arguments else value
 
 
@@ -191,7 +191,7 @@ class _Import:
         return vectors
 
     def _moments(self, kind: str) -> list[list[torch.Tensor]] | None:
-        """By rank and vector; None when the optimizer has no such state."""
+        """Indexed by rank and vector; None when the optimizer has no such state."""
         found = [[base["state"].get(index, {}).get(kind) for index in range(len(own))]
                  for base, own in zip(self._bases, self._weights(), strict=False)]  # fmt: skip
         flat = [moment for own in found for moment in own]
@@ -214,7 +214,7 @@ class _Import:
         return fill
 
     def _check(self, index: int, used: int, vectors: dict[str, list[list[torch.Tensor]]]) -> None:
-        """The parameters must use up the vectors, but for the padding."""
+        """The parameters must use up the vectors, except for the padding."""
         for kind, flats in vectors.items():
             sizes = [_Flat(own if self._stage == 3 else [own[index]]).numel for own in flats]
             have, slack = (min(sizes), 0) if self._stage == 3 else (sum(sizes), 2 * self._world_size)
@@ -227,7 +227,7 @@ class _Import:
         if not self._bases:
             return 0
         base, index = self._bases[0], group
-        if self._stage == 3:  # the vector in which the parameter starts
+        if self._stage == 3:  # finds the vector in which the parameter starts
             begin = 0
             for index, vector in enumerate(self._weights()[0]):  # noqa: B007
                 begin += vector.numel()
@@ -240,7 +240,7 @@ class _Import:
         return self._contents.step if step is None else count(step)
 
     def _add_frozen(self) -> None:
-        """Stage 3 keeps them cut; stages 1 and 2 whole among the module's tensors."""
+        """Frozen parameters: stage 3 keeps them cut; stages 1 and 2 keep them whole among the module's tensors."""
         module, entries = self._model["module"], self._contents.entries
         shapes = self._model.get("frozen_param_shapes") or {}
         known = {entry.name for entry in entries} | set(self._model["buffer_names"] or [])

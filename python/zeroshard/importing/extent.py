@@ -1,7 +1,7 @@
-"""What the values of a pickle come to when they are written out, each as often as it is referred to.
+"""Computes the size of a pickle's values as if every reference to a value were written out.
 
-Ten lists, each of ten times the one before, take a hundred bytes, and are ten thousand million values for whoever walks
-through them. So they are counted before anybody does, with one look at each.
+Ten lists, each holding the one before ten times, take a hundred bytes, but expand to ten thousand million values
+for code that walks through them. So the values are counted first, looking at each object only once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 from .unpickling import Placeholder
 
-_VALUES_PER_BYTE, _VALUES = 16, 100_000  # of the pickle; and what any pickle may have
-_CHARACTERS_PER_BYTE, _CHARACTERS = 64, 1 << 20  # of texts and numbers
-_BYTES_PER_BYTE, _BYTES = 64, 64 << 20  # of tensors, of a file
+_VALUES_PER_BYTE, _VALUES = 16, 100_000  # limits per byte of the pickle, and for any pickle
+_CHARACTERS_PER_BYTE, _CHARACTERS = 64, 1 << 20  # the same for texts and numbers
+_BYTES_PER_BYTE, _BYTES = 64, 64 << 20  # the same for tensors, per byte of the file
 
 
 class _Visit:
@@ -29,7 +29,7 @@ class _Visit:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each with a label."""
+    """The parts of a value, each with a label."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key, key
@@ -57,9 +57,9 @@ def _characters(value: Any) -> int:
 
 
 def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
-    """Raises ``ValueError`` when the values of a pickle come to much more than its file.
+    """Raises ``ValueError`` when the values of a pickle expand to much more than its file.
 
-    An object of a class that is not loaded counts as one value: nobody walks through it.
+    An object of a class that is not loaded counts as one value, because no code walks through it.
     """
     most = (
         _VALUES_PER_BYTE * pickle_bytes + _VALUES,
@@ -79,7 +79,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
                 _add(visit, known[id(part)], most)
             elif not isinstance(part, (dict, list, tuple, set, frozenset, Placeholder)):
                 _add(visit, [1, _characters(part), 0], most)
-            elif id(part) not in begun:  # else it lies in itself
+            elif id(part) not in begun:  # else the part contains itself
                 begun.add(id(part))
                 visits.append(_Visit(part, visit, label))
                 break
@@ -92,7 +92,7 @@ def check_extent(root: Any, pickle_bytes: int, file_bytes: int) -> None:
 
 
 def _add(visit: _Visit, extent: list[int], most: tuple[int, int, int]) -> None:
-    """Not far above what is allowed: the numbers could have as many digits as there are values."""
+    """Adds up to a little above the limits: otherwise the numbers could get as many digits as there are values."""
     visit.extent = [min(a + b, limit + 1) for a, b, limit in zip(visit.extent, extent, most, strict=True)]
 
 
@@ -107,9 +107,9 @@ def _check(extent: list[int], most: tuple[int, int, int], pickle_bytes: int) -> 
 
 
 def _tensor_bytes(tensor: torch.Tensor, visit: _Visit, label: Any, most: int) -> int:
-    """Raises ``ValueError`` for one whose elements are not in the file.
+    """Raises ``ValueError`` for a tensor whose elements are not all in the file.
 
-    ``expand`` makes tensors of more elements than their storage has, with steps of 0, and ``torch.save`` keeps them so.
+    ``expand`` makes tensors with more elements than their storage (with stride 0), and ``torch.save`` keeps them so.
     """
 
     def what() -> str:

@@ -1,4 +1,4 @@
-"""Opens files that others wrote."""
+"""Opens files written by other programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Opens a regular file for reading; raises ``ValueError`` for anything else: reading it may have no end."""
+    """Opens a regular file for reading. Raises ``ValueError`` for anything else: reading it might never end."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

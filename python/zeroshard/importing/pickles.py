@@ -1,7 +1,7 @@
-"""Reads what ``torch.save`` wrote, and pickles, without running what they ask for.
+"""Reads files of ``torch.save`` and pickles without running the code they ask for.
 
-Of what a pickle names, tensors, storages, dtypes and plain containers are known here. Tensors are views of the mapped
-file: reading one costs memory when its elements are read.
+Of the names in a pickle, only tensors, storages, dtypes and plain containers are known here. Tensors are views of the
+mapped file: reading one costs memory only when its elements are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DTYPES = {
 }  # fmt: skip
 _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
 
-_MOST_DIMENSIONS = 64  # torch has no more
+_MOST_DIMENSIONS = 64  # torch allows no more
 
 
 class _Storage:
@@ -96,7 +96,7 @@ def _storage_of(pid: Any, archive: Archive | None) -> _Storage:
 
 
 def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
-    """The value of a pickle. Raises ``ValueError`` naming ``where`` when it is damaged or not of a known form."""
+    """The value of a pickle. Raises ``ValueError`` naming ``where`` if it is damaged or has an unknown form."""
     try:
         value = Unpickler(data, _known_names(), lambda pid: _storage_of(pid, archive)).load()
         check_extent(value, len(data), archive.length if archive else 0)
@@ -108,7 +108,7 @@ def load_pickle(data: bytes, where: str, archive: Archive | None = None) -> Any:
 
 
 class _Window(io.RawIOBase):
-    """A stretch of bytes as a file."""
+    """A stretch of bytes, readable as a file."""
 
     def __init__(self, view: memoryview) -> None:
         self._view, self._at = view, 0
@@ -134,11 +134,11 @@ class _Window(io.RawIOBase):
 
 
 class Archive:
-    """A file of ``torch.save`` (the zip format of torch >= 1.6), or a stretch of one that holds such a file."""
+    """A file of ``torch.save`` (the zip format of torch >= 1.6), or a part of a file that contains one."""
 
     def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
         self.where = path
-        self._copies: dict[int, torch.Tensor] = {}  # of records, by where they begin
+        self._copies: dict[int, torch.Tensor] = {}  # copied records, by their position
         self._copied = 0  # bytes
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -148,7 +148,7 @@ class Archive:
             if begin < 0 or length <= 0 or begin + length > size:
                 raise ValueError(f"{path} has {size} bytes, not those from {begin} to {begin + length}")
             self.length = length
-            # Copy on write: torch wants memory it may write to, and the file stays as it is.
+            # Copy on write: torch needs writable memory, but the file must not change.
             self._bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[begin : begin + length]
         try:
             with zipfile.ZipFile(_Window(self._bytes)) as archive:
@@ -176,7 +176,7 @@ class Archive:
         return whole[: storage.numel * storage.dtype.itemsize].view(storage.dtype)
 
     def _aligned(self, record: torch.Tensor) -> torch.Tensor:
-        """A copy, once for all tensors in a record."""
+        """A copy that is made once for all tensors in a record."""
         copy = self._copies.get(record.data_ptr())
         if copy is None or copy.numel() != record.numel():
             self._copied += record.numel()

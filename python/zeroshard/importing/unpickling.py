@@ -1,9 +1,9 @@
-"""Builds the values of a pickle without running what it asks for, and with work in proportion to its length.
+"""Builds the values of a pickle without running what it asks for, with work in proportion to its length.
 
-A pickle names callables and has them called. Here a name stands for what its reader says; every other name is a
-``Placeholder`` class, which records its arguments and state and does nothing. And a few bytes can ask for much: a
-list of lists of one and the same list, or a key that takes for ever to hash. So whatever takes more than a look at a
-value is counted.
+A pickle names callables and has them called. Here each allowed name stands for a function of the reader; every other
+name is a ``Placeholder`` class, which records its arguments and state and does nothing else. A few bytes can also
+request much work: a list of lists of one and the same list, or a key that takes for ever to hash. So every operation
+that takes more than one look at a value is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _STEPS_PER_BYTE, _STEPS = 16, 100_000  # to build the values of a pickle
-_MOST_NAMES = 10_000  # a class is made for each
+_MOST_NAMES = 10_000  # a class is made for each name
 _MOST_IN_A_KEY = 1_000
 _KEY_BITS = 64
 
@@ -41,12 +41,12 @@ class Placeholder:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Its attributes, as far as its state is a dict."""
+        """Its attributes, if its state is a dict."""
         return self._fields
 
     @property
     def items(self) -> list[Any]:
-        """What the pickle appended to it."""
+        """The items that the pickle appended to it."""
         return self._items
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -81,7 +81,7 @@ class Dict(dict):
 
 
 class Fixed:
-    """What a name of a pickle stands for. The pickle cannot change it."""
+    """The object that a name of a pickle stands for. The pickle cannot change it."""
 
     __slots__ = ("value", "function")
 
@@ -105,8 +105,8 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, (tuple, list, dict, set, frozenset)) else 0
 
 
-class Unpickler(pickle._Unpickler):  # that of Python: the one in C calls what it likes
-    """Of the pickle ``data``; ``names`` are what it may name, ``storage`` makes what it keeps elsewhere."""
+class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls anything
+    """Reads the pickle ``data``; ``names`` are the allowed names, ``storage`` makes objects kept outside of it."""
 
     def __init__(self, data: bytes, names: dict[str, Any], storage: Callable[[Any], Any]) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
@@ -132,7 +132,7 @@ class Unpickler(pickle._Unpickler):  # that of Python: the one in C calls what i
         raise ValueError(f"it names a class by the number {code}, which says nothing outside of its writer")
 
     def _check_numbers(self) -> None:
-        """Lengths and memo numbers must fit the pickle: the unpickler gets memory by them."""
+        """Lengths and memo numbers must fit the pickle: the unpickler allocates memory according to them."""
         for opcode, argument, _ in pickletools.genops(self._data):
             if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(self._data):
                 raise ValueError(f"it remembers a value under the number {argument}, and has {len(self._data)} bytes")
@@ -156,7 +156,7 @@ class Unpickler(pickle._Unpickler):  # that of Python: the one in C calls what i
         return function(*arguments, **(named or {}))
 
     def _check_key(self, key: Any) -> None:
-        """Of a tuple neither the hash nor a comparison remembers that a part has been looked at."""
+        """Hashing or comparing a tuple does not remember which parts were already visited."""
         waiting, seen = [key], 0
         while waiting:
             part = waiting.pop()
