@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks every #include against the module table and what CMake links, that Python modules import one another in one
-direction, and that no source file or front has outgrown its limit.
+direction, and that no source file, class or front has outgrown its limit.
 
 Usage: check_layers.py [REPOSITORY]. Prints one line per violation, with file and line; exits 1 if there are any.
 """
@@ -9,6 +9,9 @@ import ast
 import re
 import sys
 from pathlib import Path
+
+from class_limits import check_classes
+from python_imports import find_cycle, imports_of
 
 MAX_LINES = 600
 MAX_ENGINE_METHODS = 15  # public ones of Python's Engine: what training needs
@@ -72,24 +75,6 @@ def names_of(node: ast.AST) -> set[str]:
     """Of the variables and attributes in an expression."""
     found = [child for child in ast.walk(node) if isinstance(child, ast.Name | ast.Attribute)]
     return {child.id if isinstance(child, ast.Name) else child.attr for child in found}
-
-
-def find_cycle(imports: dict[str, set[str]]) -> list[str]:
-    """A chain of imports that ends where it begins, or nothing."""
-    done: set[str] = set()
-
-    def visit(module: str, chain: list[str]) -> list[str]:
-        if module in chain:
-            return [*chain[chain.index(module) :], module]
-        if module in done:
-            return []
-        for other in sorted(imports.get(module, ())):
-            if cycle := visit(other, [*chain, module]):
-                return cycle
-        done.add(module)
-        return []
-
-    return next((cycle for module in imports if (cycle := visit(module, []))), [])
 
 
 class Checker:
@@ -178,7 +163,8 @@ class Checker:
         for path in sorted((self.root / PACKAGE).rglob("*.py")):
             where, tree = path.relative_to(self.root), ast.parse(path.read_text(encoding="utf-8"))
             foreign = {"compat", "importing"} & set(where.parts)  # of other libraries: they speak of stages
-            imports[str(where)] = set(self.imported(path, tree)) - {str(where)}
+            others = imports_of(self.root / PACKAGE, path, tree)
+            imports[str(where)] = {str(other.relative_to(self.root)) for other in others}
             for node in ast.walk(tree):
                 if not foreign and isinstance(node, ast.Compare) and "stage" in names_of(node):
                     self.problems.append(f"{where}:{node.lineno}: a stage is compared: ask the core for placements")
@@ -192,27 +178,19 @@ class Checker:
         if cycle := find_cycle(imports):
             self.problems.append(f"{cycle[0]} imports itself: {' -> '.join(cycle)}")
 
-    def imported(self, path: Path, tree: ast.Module):
-        """The files of the package that a file imports."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.level > 0:
-                folder = path.parents[node.level - 1]
-                for name in [node.module] if node.module else [alias.name for alias in node.names]:
-                    found = folder / (name.replace(".", "/") + ".py")
-                    if found.is_file():
-                        yield str(found.relative_to(self.root))
-
     def run(self) -> list[str]:
         def files(*folders):
             found = (p for folder in folders for p in (self.root / folder).rglob("*") if p.suffix in SOURCES)
             return sorted(p.resolve() for p in found if p.is_file())
 
-        for path in files(*TREES, "include", "cli", "cli_torch", "python"):
+        product = files(*TREES, "include", "cli", "cli_torch", "python")
+        for path in product:
             if path.suffix != ".py":
                 self.check_file(path)
         for tree in TREES:
             self.check_links(tree)
         self.check_python()
+        self.problems += check_classes(self.root, product)
         for path in files(
             *TREES, "include", "cli", "cli_torch", "python", "tests", "bench", "examples", "fuzz", "tools"
         ):

@@ -364,6 +364,12 @@ class Engine(nn.Module):
                     digest.update(param.tensors[0].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(getattr(type(self), name, None), property):  # nn.Module would make a module a part of this one
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

@@ -3,7 +3,8 @@
     python tests/mutants/run.py [--only NAME ...] [--workers N] [--list]
 
 Slow (each mutant is a build): not part of `make test`. Exits with 1 when a mutant survives or no longer applies.
-Each worker has a copy of its own. The compiler's cache makes a second run much faster than the first.
+Each worker has a copy of its own; Ctrl-C ends all at once, and removes them. The compiler's cache makes a second run
+much faster than the first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import pathlib
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import async_mutants
@@ -300,10 +303,51 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__nam
 """
 
 
-def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
-    )
+class Programs:
+    """Those that run now. Once told to stop, it ends them and starts no other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen] = set()
+        self._stopped = False
+
+    def run(self, command: list[str], timeout: float | None = None, **options) -> subprocess.CompletedProcess[str]:
+        options |= {"text": True, "errors": "replace", "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with self._lock:
+            if self._stopped:
+                raise InterruptedError
+            process = subprocess.Popen(command, start_new_session=True, **options)
+            self._running.add(process)
+        try:
+            output = process.communicate(timeout=timeout)[0]
+        except BaseException:
+            self._end(process)
+            raise
+        finally:
+            with self._lock:
+                self._running.remove(process)
+        if self._stopped:
+            raise InterruptedError
+        return subprocess.CompletedProcess(command, process.returncode, output)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                self._kill(process)
+
+    def _end(self, process: subprocess.Popen) -> None:
+        self._kill(process)
+        process.communicate()  # until all that it had started has ended, too
+
+    @staticmethod
+    def _kill(process: subprocess.Popen) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+PROGRAMS = Programs()
+run = PROGRAMS.run
 
 
 class Tree:
@@ -429,7 +473,11 @@ def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
             raise
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        return sum(pool.map(work, trees))
+        try:
+            return sum(pool.map(work, trees))
+        except BaseException:
+            PROGRAMS.stop()
+            raise
 
 
 def main() -> int:
@@ -452,4 +500,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

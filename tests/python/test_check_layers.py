@@ -25,6 +25,38 @@ def plant(root, files):
 
 ENGINE = "class Engine:\n" + "".join(f"    def f{n}(self): ...\n" for n in range(15)) + "    def _f(self): ...\n"
 
+# Twelve members in every form that the code has, and all that is none.
+CPP_CLASS = """class Part final : public Base<int> {
+ public:
+  explicit Part(int a) : a_(a), list_{1, 2}, call_([] { return 1; }) {}
+  ~Part();
+  int a() const { return a_; }
+  template <typename T>
+  void take(std::vector<T>&& values);
+  bool operator==(const Part&) const = default;
+  static constexpr int kSize = 3;
+  using Names = std::map<std::string, std::pair<int, int>>;
+  friend class Other;
+  enum class Kind { kOne, kTwo };
+
+ private:
+  struct Inner {
+    int first = 0, second = 0;
+  };
+  void go(int a, int b = 2);  // int no, member;
+  int a_, b_ = 0;
+  std::function<int(int, char)> call_;
+  std::map<int, std::pair<int, int>> pairs_;
+  std::vector<int> list_{1, 2};
+  mutable std::mutex mutex_;
+  const char* text_ = "; int b; }";
+  int (*pointer_)(int, int) = nullptr;
+  Kind kind_ = Kind::kOne;
+  std::function<int()> other_ = [] { return 1; };
+  Inner inner_;
+  [[maybe_unused]] char separator_ = '"';
+"""
+
 
 def test_repository_is_clean():
     assert check(ROOT) == (0, "layers: clean\n")
@@ -51,6 +83,11 @@ def test_allowed_includes_are_clean(tmp_path):
             "cli/main.cpp": '#include "layout/layout.h"\n#include "zeroshard/data.h"\n',
             "python/zeroshard/engine.py": ENGINE + "    @property\n    def f15(self): ...\n",
             "python/zeroshard/compat/a.py": "from ..engine import Engine\n\nsharded = config.stage == 3\n",
+            "src/unit/part.h": CPP_CLASS + "};\n",
+            "src/unit/options.h": "struct AnyOptions {\n" + "".join(f"  int a{n} = 0;\n" for n in range(13)) + "};\n",
+            "python/zeroshard/__init__.py": "from ._C import Error\nfrom .other import f\n",
+            "python/zeroshard/other.py": "from . import _C\nfrom .third import f\nimport torch\n",
+            "python/zeroshard/third.py": "from zeroshard import _C\n",
         },
     )
     assert check(tmp_path) == (0, "layers: clean\n")
@@ -145,6 +182,45 @@ def test_allowed_includes_are_clean(tmp_path):
             },
             "python/zeroshard/b.py imports itself: "
             "python/zeroshard/b.py -> python/zeroshard/c.py -> python/zeroshard/b.py",
+        ),
+        (
+            {
+                "python/zeroshard/__init__.py": "from .a import f\n",
+                "python/zeroshard/a.py": "def g():\n    from . import f\n",
+            },
+            "python/zeroshard/__init__.py imports itself: "
+            "python/zeroshard/__init__.py -> python/zeroshard/a.py -> python/zeroshard/__init__.py",
+        ),
+        (
+            {"python/zeroshard/a.py": "import zeroshard.b\n", "python/zeroshard/b.py": "from zeroshard import a\n"},
+            "python/zeroshard/a.py imports itself: "
+            "python/zeroshard/a.py -> python/zeroshard/b.py -> python/zeroshard/a.py",
+        ),
+        (
+            {
+                "python/zeroshard/a.py": "from zeroshard.sub.b import f\n",
+                "python/zeroshard/sub/__init__.py": "",
+                "python/zeroshard/sub/b.py": "from ..a import g\n",
+            },
+            "python/zeroshard/a.py imports itself: "
+            "python/zeroshard/a.py -> python/zeroshard/sub/b.py -> python/zeroshard/a.py",
+        ),
+        (
+            {"src/unit/part.h": CPP_CLASS + "  bool one_more_ = false;\n};\n"},
+            "src/unit/part.h:1: Part has 13 data members, the limit is 12: split its state, or give the reason in "
+            "tools/class_limits.py",
+        ),
+        (
+            {"src/unit/unit.h": "class Unit {\n  int a_ = 0;\n};\n"},
+            "src/unit/unit.h:1: Unit has 1 data members, so tools/class_limits.py need not list it",
+        ),
+        (
+            {
+                "python/zeroshard/a.py": "class A:\n    def __init__(self):\n        self.a = self.b = 1\n"
+                + "".join(f"        self.a{n} = {n}\n" for n in range(11))
+            },
+            "python/zeroshard/a.py:1: A has 13 data members, the limit is 12: split its state, or give the reason in "
+            "tools/class_limits.py",
         ),
         (
             {"python/zeroshard/engine.py": ENGINE + "    def f15(self): ...\n"},

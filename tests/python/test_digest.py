@@ -2,6 +2,9 @@
 
 import itertools
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import models
 import pytest
@@ -164,3 +167,19 @@ def test_digest_sees_a_changed_bit():
     one = world.run(2, digests_of, clip=0.5, **arguments)
     other = world.run(2, digests_of, clip=0.5000001, **arguments)
     assert one[0][0][0] == one[1][0][0] != other[0][0][0]
+
+
+def test_digests_for_comparing_builds(tmp_path):
+    """tests/matrix/digest_matrix.py: a line per run, and a checkpoint loads as the build that wrote it loads it."""
+
+    def lines(*options):
+        script = Path(__file__).parents[1] / "matrix" / "digest_matrix.py"
+        command = [sys.executable, script, "--stages", "0", "3", "--dtypes", "bf16", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    runs = lines("--ranks", "2", "--models", "tied", "groups")
+    assert len(runs) == 16 and len({line.split()[-1] for line in runs}) == 8  # those of both stages are the same
+    saved = lines("--ranks", "1", "--save", str(tmp_path))
+    assert len(saved) == 2 and lines("--ranks", "1", "--load", str(tmp_path)) == saved
