@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/format.h"
 #include "checkpoint/async_saver.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
@@ -20,11 +21,11 @@ SaveRequest request_of(const std::string& root, std::vector<float>& values) {
   const auto data = std::make_shared<testing::Elsewhere>(values);
   SaveRequest request;
   request.root = root;
-  request.tag = "a";
+  request.tag = std::string("a");
   const std::vector<Range> stretches = {{0, 1000}, {1000, kNumel - 5000}, {kNumel - 4000, kNumel}};
   for (const Range& stretch : stretches) {
     StateSlice slice;
-    slice.name = "x" + std::to_string(stretch.begin);
+    slice.name = concat("x", stretch.begin);
     slice.kind = "weight";
     slice.dtype = "F32";
     slice.shape = {stretch.size()};
@@ -43,7 +44,7 @@ std::vector<float> loaded(const std::string& root, std::vector<float>& values) {
   for (StateSlice& slice : slices) slice.data = host_data(result.data());
   LoadRequest request;
   request.root = root;
-  request.tag = "a";
+  request.tag = std::string("a");
   request.wanted = [&](const Manifest&, const TensorIndex&) { return slices; };
   load_checkpoint(request, *make_single_comm(), posix_io());
   return result;
