@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "zeroshard/rank_environment.h"
+
 namespace zeroshard {
 
 // Where ranks leave notes for one another before they are connected: calls of a c10d store.
@@ -17,14 +19,15 @@ struct NoteBoard {
 
 // The ranks of a run come together, before there is a process group that could tell who is missing. Until it ends they
 // watch one another: of a rank of the same host that dies all learn within a second, of any other when the time is
-// over. `zeroshard run`, if it started this rank, learns that it waits. For one thread.
+// over. The observer, which may be null, learns that this rank waits. For one thread.
 class Meeting {
  public:
   // Tells the others that this rank has come. Every rank makes equally many with a board, not counting those that a
   // rank has left: who comes again comes to the next one, as do ranks that come late. `purpose`: what they meet for, if
   // that may differ after a try that failed. Whatever the board's calls throw passes through here and through
   // all_here().
-  Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {});
+  Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {},
+          std::shared_ptr<RankObserver> observer = launcher_observer());
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

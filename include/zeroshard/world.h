@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zeroshard/config.h"
+#include "zeroshard/rank_environment.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -17,6 +18,7 @@ namespace zeroshard {
 
 class Comm;
 class Meeting;
+class RankObserver;
 
 // The ranks of a run, connected, with the communicators that an Engine needs. Ranks of one host exchange tensors
 // on the CPU through shared memory, others through their process groups (see Config::transport). Collective to make;
@@ -25,17 +27,20 @@ class World {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  // CPU ranks, as the launcher's variables say (see rank_environment.h): they meet at MASTER_ADDR:MASTER_PORT, over
-  // Gloo. When that is a loopback address, or unset, nothing listens on any other. Throws ValueError when the variables
-  // are wrong or `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could
-  // not make its own: it may then be made again, on every rank.
-  explicit World(const Config& config);
+  // CPU ranks, as the launcher's variables say: they meet at MASTER_ADDR:MASTER_PORT, over Gloo. When that is a
+  // loopback address, or unset, nothing listens on any other. Throws ValueError when the variables are wrong or
+  // `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could not make its
+  // own: it may then be made again, on every rank. `observer`, which may be null, hears of waits, and of the steps of
+  // engines that are given it.
+  explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
+                 std::shared_ptr<RankObserver> observer = launcher_observer());
   // Over process groups of the caller's, such as NCCL's. Two, so that ranks may interleave gathers and reductions
   // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
   // several ranks: no checkpoints. `meeting`, of the same ranks: lets them name one that dies while they are connected,
   // and ends then.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
-        const Group& checkpoint = nullptr, Meeting* meeting = nullptr);
+        const Group& checkpoint = nullptr, Meeting* meeting = nullptr,
+        std::shared_ptr<RankObserver> observer = launcher_observer());
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -43,6 +48,7 @@ class World {
   int rank() const;
   int world_size() const;
   c10::Device device() const { return device_; }
+  const std::shared_ptr<RankObserver>& observer() const { return observer_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
   // That of gathers, of reductions and of checkpoints ("": there are none). With "shm" its process group is needed no
   // more.
@@ -65,6 +71,7 @@ class World {
   void connect(const Config& config, const Groups& groups, Meeting* meeting);
 
   c10::Device device_;
+  std::shared_ptr<RankObserver> observer_;
   std::unique_ptr<Comm> gather_, reduce_, checkpoint_;
 };
 

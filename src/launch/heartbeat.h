@@ -21,14 +21,13 @@ class Heartbeat {
   static Heartbeat from_environment() noexcept;
 
   Heartbeat() = default;  // does nothing
-  ~Heartbeat();           // from here on no progress is expected of this rank
-  Heartbeat(Heartbeat&&) noexcept = default;
-  Heartbeat& operator=(Heartbeat&& other) noexcept;
 
   bool connected() const { return slot_ != nullptr; }
 
   // Step `step` is done.
   void beat(int64_t step) noexcept;
+  // From here on no progress is expected of this rank, until the next step.
+  void finish() noexcept;
   // This thread waits for other ranks from here on: `where` names the collective and its parameter; the first 200 bytes
   // are kept. Of several threads that wait the latest is shown.
   void waiting(std::string_view where) noexcept;

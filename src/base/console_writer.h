@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// Writes to a terminal, pipe or file from a thread of its own, so that a reader that has stopped never stops the
-// supervisor. For one thread's use; create it after the last fork.
+// Writes to a terminal, pipe or file from a thread of its own, so that a reader that has stopped never stops
+// the caller. For one thread's use; create it after the last fork.
 //
 // Note [Slow consoles]: while the reader makes progress, however slowly, nothing is lost: full() asks the caller to
 // read no more from the ranks, which then wait in their own writes, as they would without a launcher. A reader that
