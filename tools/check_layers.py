@@ -18,11 +18,11 @@ MAX_ENGINE_METHODS = 15  # public ones of Python's Engine: what training needs
 PACKAGE = "python/zeroshard"
 LEVELS = [
     ["base"],
-    ["layout", "config", "file", "schedule", "launch", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
+    ["layout", "config", "file", "schedule", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
     ["precision", "offload", "checkpoint", "placement", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
     ["hooks", "ops"],
-    ["engine"],
+    ["engine", "launch"],
     ["train", "cli", "python"],
     ["cli_torch"],
 ]
@@ -30,7 +30,7 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 TREES = ("src", "lm")  # the library, and the component that its users need not build
 LM = {"tokenizer", "data", "parquet_plugin", "ops", "train"}  # modules in lm/
 WITHOUT_LM = {"src", "include", "python"}  # folders that include nothing of lm/
-APART = {3, 6}  # modules of these levels never include each other
+APART = {3, 5, 6}  # modules of these levels never include each other
 WITH_TORCH = {
     "comm_c10d",
     "device",

@@ -15,6 +15,7 @@
 namespace zeroshard {
 
 class Comm;
+class RankObserver;
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
@@ -52,6 +53,7 @@ struct EngineOptions {
   // before anything is allocated.
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // of the model, by name: on `device`
+  std::shared_ptr<RankObserver> observer = nullptr;         // hears of steps: World::observer(); null: nobody does
 };
 
 struct StepResult {

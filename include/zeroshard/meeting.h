@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "zeroshard/rank_environment.h"
+
 namespace zeroshard {
 
 // Where ranks leave notes for one another before they are connected: the operations of a c10d store.
@@ -17,14 +19,15 @@ struct NoteBoard {
 
 // Lets the ranks of a run meet before there is a process group that could tell which rank is missing. Until it ends the
 // ranks watch one another: all learn of a death on the same host within a second, and of any other death on time-out.
-// If `zeroshard run` started this rank, it learns that the rank waits. For one thread.
+// The observer, which may be null, learns that this rank waits. For one thread.
 class Meeting {
  public:
   // Announces that this rank has arrived. Every rank makes equally many meetings with a board, not counting those that
   // a rank has left: a rank that tries again, or arrives late, joins the next one. `purpose`: what they meet for,
   // which may differ after a try that failed. Exceptions of the board's calls pass through here and through
   // all_here().
-  Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {});
+  Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose = {},
+          std::shared_ptr<RankObserver> observer = launcher_observer());
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

@@ -1,9 +1,12 @@
 #pragma once
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 namespace zeroshard {
+
+class RankObserver;
 
 // Which rank this process is, according to its launcher.
 struct RankEnvironment {
@@ -18,5 +21,8 @@ struct RankEnvironment {
 RankEnvironment rank_environment();
 // The same, with `variable` returning the value of a variable if it is set.
 RankEnvironment rank_environment(const std::function<std::optional<std::string>(const char*)>& variable);
+
+// Tells `zeroshard run` how this rank gets on; without one, nobody. Not null. Each World and each Meeting has its own.
+std::shared_ptr<RankObserver> launcher_observer();
 
 }  // namespace zeroshard

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zeroshard/config.h"
+#include "zeroshard/rank_environment.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -17,6 +18,7 @@ namespace zeroshard {
 
 class Comm;
 class Meeting;
+class RankObserver;
 
 // The connected ranks of a run, with the communicators that an Engine needs. CPU ranks of one host exchange tensors
 // through shared memory, others through their process groups (see Config::transport). The constructors are collective.
@@ -28,14 +30,17 @@ class World {
   // CPU ranks, from the launcher's variables (see rank_environment.h). They meet at MASTER_ADDR:MASTER_PORT, over Gloo.
   // If that is a loopback address, or unset, they listen only there. Throws ValueError when the variables are wrong or
   // `config` was resolved for another number of ranks, CommError when a rank is missing, has died or could not make its
-  // world; every rank may then try again.
-  explicit World(const Config& config);
+  // world; every rank may then try again. `observer`, which may be null, hears of waits, and of the steps of engines
+  // that are given it.
+  explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
+                 std::shared_ptr<RankObserver> observer = launcher_observer());
   // Over the caller's process groups, such as NCCL's. Two, so that ranks may interleave gathers and reductions
   // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
   // several ranks: no checkpoints. `meeting`, of the same ranks: names a rank that dies while they are connected, and
   // ends afterwards.
   World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
-        const Group& checkpoint = nullptr, Meeting* meeting = nullptr);
+        const Group& checkpoint = nullptr, Meeting* meeting = nullptr,
+        std::shared_ptr<RankObserver> observer = launcher_observer());
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -43,6 +48,7 @@ class World {
   int rank() const;
   int world_size() const;
   c10::Device device() const { return device_; }
+  const std::shared_ptr<RankObserver>& observer() const { return observer_; }
   std::string_view transport() const;  // "shm", "gloo", "nccl", ...
   // The transports of gathers, of reductions and of checkpoints ("": there are none). With "shm" its process group is
   // no longer needed.
@@ -65,6 +71,7 @@ class World {
   void connect(const Config& config, const Groups& groups, Meeting* meeting);
 
   c10::Device device_;
+  std::shared_ptr<RankObserver> observer_;
   std::unique_ptr<Comm> gather_, reduce_, checkpoint_;
 };
 

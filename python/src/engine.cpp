@@ -41,6 +41,7 @@ std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, Eng
   auto owner = std::make_unique<OwningEngine>();
   owner->world = std::make_unique<World>(options.config, options.device, find_group(gather_group),
                                          find_group(reduce_group), find_group(checkpoint_group), meeting);
+  options.observer = owner->world->observer();
   owner->engine = std::make_unique<Engine>(std::move(units), std::move(options), owner->world->gather(),
                                            owner->world->reduce(), owner->world->checkpoint());
   return owner;

@@ -11,6 +11,7 @@
 #include "engine/agreement.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
+#include "zeroshard/rank_observer.h"
 
 namespace zeroshard {
 
@@ -86,6 +87,9 @@ Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& g
 Engine::~Engine() {
   // A forked child has neither the threads nor the peers that parts of the engine end with: the child's end frees all.
   if (impl_ && !impl_->process.is_own()) static_cast<void>(impl_.release());
+  const auto observer = impl_ ? impl_->options.observer : nullptr;
+  impl_.reset();  // may wait for a save that is under way
+  if (observer) observer->engine_ended();
 }
 
 void Engine::begin_forward(bool training) {
@@ -238,7 +242,8 @@ void Engine::Impl::finish_step(const StepResult& result, const Update& update) {
   reducer->end_step();
   unapplied = false;
   end_cpu_memory_step();
-  heartbeat.beat(++steps);
+  ++steps;
+  if (options.observer) options.observer->step_finished(steps);
   if (!result.applied) report_skip(result.loss_scale);
 }
 

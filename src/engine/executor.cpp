@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "schedule/prefetch.h"
+
 namespace zeroshard {
 namespace {
-
-// How far ahead in the order demand() looks for units to gather. A model of many small units that are whole has none
-// for thousands of places, and each of them would be looked at for each unit.
-constexpr size_t kLookAhead = 16;
 
 // How far behind an update its refresh is awaited: soon, while the values are in the processor's cache, but not at
 // once, as other ranks may need longer for a unit.
@@ -43,14 +41,9 @@ void Executor::demand(size_t index) {
   const bool is_replicated = units_[index]->placement() == Placement::kReplicated;
   is_replicated ? order_->note(index) : void(order_->advance(index));
   units_[index]->unshard();
-  int depth = 0;
-  const auto upcoming = order_->upcoming();
-  for (const size_t next : upcoming.first(std::min(upcoming.size(), kLookAhead))) {
-    if (depth >= prefetch_depth_[next]) break;
-    if (next == index || units_[next]->is_unsharded()) continue;
-    if (!units_[next]->prefetch()) break;
-    ++depth;
-  }
+  gather_ahead(
+      order_->upcoming(), index, prefetch_depth_, [&](size_t next) { return units_[next]->is_unsharded(); },
+      [&](size_t next) { return units_[next]->prefetch(); });
   units_[index]->wait();
 }
 
@@ -91,9 +84,7 @@ void Executor::post_forward(size_t index, bool recomputing) {
   const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
   if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
   if (std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end()) return;
-  const auto upcoming = order_->upcoming();
-  if (!upcoming.empty() && upcoming.front() == index) return;
-  reshard(index);
+  if (!order_->is_next(index)) reshard(index);
 }
 
 void Executor::pre_backward(size_t index, const void* output) {
@@ -151,11 +142,9 @@ void Executor::end_whole_units(std::ptrdiff_t first) {
 void Executor::let_others_pass(size_t index) {
   begin_backward();
   if (!callbacks_.max_over_ranks || units_[index]->placement() != Placement::kSharded) return;
-  if (const auto upcoming = order_->upcoming(); !upcoming.empty()) {
-    const auto found = std::find(upcoming.begin(), upcoming.end(), index);
-    if (found == upcoming.end()) return;
-    const std::vector<size_t> before(upcoming.begin(), found);
-    for (const size_t other : before) skip(other);
+  if (!order_->upcoming().empty()) {
+    const auto before = order_->upcoming_before(index);
+    for (const size_t other : std::vector(before.begin(), before.end())) skip(other);
     return;
   }
   while (units_[index]->is_sharded() && agree_on_next(index) != index) {

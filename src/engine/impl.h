@@ -17,7 +17,6 @@
 #include "engine/write_watch.h"
 #include "group/groups.h"
 #include "hooks/autograd_hooks.h"
-#include "launch/heartbeat.h"
 #include "memory/ledger.h"
 #include "optim/sharded_optimizer.h"
 #include "plan/plan_ledger.h"
@@ -110,7 +109,6 @@ struct Engine::Impl {
   std::vector<at::Tensor> trainable;         // as the engine was made
   BackwardHooks backward_hooks;
   LossScaler scaler;
-  Heartbeat heartbeat = Heartbeat::from_environment();
   int64_t steps = 0;              // finished, with those before the checkpoint
   bool pending_backward = false;  // gradients have come since the last end_backward()
   bool unapplied = false;         // gradients have come since the last step

@@ -197,7 +197,8 @@ void check_purposes(Meeting::State& state) {
 
 }  // namespace
 
-Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose)
+Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, std::string purpose,
+                 std::shared_ptr<RankObserver> observer)
     : state_(new State{.board = std::move(board),
                        .rank = rank,
                        .world_size = world_size,
@@ -215,7 +216,7 @@ Meeting::Meeting(NoteBoard board, int rank, int world_size, int64_t timeout_ms, 
                        .sign = {}}) {
   ZS_CHECK(world_size > 0 && rank >= 0 && rank < world_size, "rank is ", rank, ", world_size ", world_size);
   State& state = *state_;
-  state.sign.emplace(world_size);
+  if (observer) state.sign.emplace(std::move(observer), world_size);
   while (true) {
     state.number = state.board.count(concat(state.meetings, "rank/", rank));
     state.prefix = concat(state.meetings, state.number, "/");

@@ -1,14 +1,29 @@
 #pragma once
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/peer_watch.h"
-#include "launch/heartbeat.h"
 #include "zeroshard/meeting.h"
+#include "zeroshard/rank_observer.h"
 
 namespace zeroshard {
+
+// While it lives, the observer knows that this rank waits for all to come.
+class ObservedMeeting {
+ public:
+  ObservedMeeting(std::shared_ptr<RankObserver> observer, int world_size) : observer_(std::move(observer)) {
+    observer_->meeting_began(world_size);
+  }
+  ~ObservedMeeting() { observer_->meeting_ended(); }
+  ObservedMeeting(const ObservedMeeting&) = delete;
+
+ private:
+  std::shared_ptr<RankObserver> observer_;
+};
 
 struct Meeting::State {
   using Clock = std::chrono::steady_clock;
@@ -33,7 +48,7 @@ struct Meeting::State {
   bool over = false;       // the board says so
   bool left = false;
   std::string earlier = {};  // why the latest meeting was over to which this rank came too late, if it did to one
-  std::optional<MeetingSign> sign;
+  std::optional<ObservedMeeting> sign;
 };
 
 }  // namespace zeroshard

@@ -13,6 +13,7 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   EngineOptions options;
   options.config = parsed.config;
   options.device = world.device();
+  options.observer = world.observer();
   options.agreement = {{"versions", {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}}}, {"configuration", {}}};
   for (const ConfigValue& value : parsed.values) options.agreement.back().second.emplace_back(value.path, value.value);
   options.agreement.push_back({"values of the parameters", {{"source", values.identity}}});

@@ -19,25 +19,25 @@
 #include "device/cpu_allocator.h"
 #include "device/dtype.h"
 #include "engine/meeting_state.h"
-#include "launch/heartbeat.h"
-#include "zeroshard/rank_environment.h"
+#include "zeroshard/rank_observer.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kCheckpointTimeoutMs = 3'600'000;
 
-// Tells `zeroshard run` where this rank waits.
-class HeartbeatListener final : public WaitListener {
+// Tells the observer where this rank waits.
+class ObservedWaits final : public WaitListener {
  public:
-  void waiting(std::string_view where) noexcept override { heartbeat_.waiting(where); }
-  void done_waiting() noexcept override { heartbeat_.done_waiting(); }
+  explicit ObservedWaits(std::shared_ptr<RankObserver> observer) : observer_(std::move(observer)) {}
+  void waiting(std::string_view where) noexcept override { observer_->waiting(where); }
+  void done_waiting() noexcept override { observer_->done_waiting(); }
 
  private:
-  Heartbeat heartbeat_ = Heartbeat::from_environment();
+  std::shared_ptr<RankObserver> observer_;
 };
 
-CommOptions comm_options(const Config& config) {
+CommOptions comm_options(const Config& config, const std::shared_ptr<RankObserver>& observer) {
   using Transport = CommOptions::Transport;
   CommOptions options;
   options.transport = config.transport == Config::Transport::kShm            ? Transport::kShm
@@ -45,7 +45,7 @@ CommOptions comm_options(const Config& config) {
                                                                              : Transport::kAuto;
   options.timeout_ms = config.timeout_ms;
   options.stall_timeout_ms = config.stall_timeout_ms;
-  options.wait_listener = std::make_shared<HeartbeatListener>();
+  if (observer) options.wait_listener = std::make_shared<ObservedWaits>(observer);
   return options;
 }
 
@@ -83,10 +83,10 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
 
 // Over a connection of its own: a call that waits keeps others on the same one waiting, too.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
-                              int64_t timeout_ms) {
+                              int64_t timeout_ms, const std::shared_ptr<RankObserver>& observer) {
   std::unique_ptr<Meeting> meeting;
   try {
-    meeting = std::make_unique<Meeting>(note_board(store->clone()), env.rank, env.world_size, timeout_ms);
+    meeting = std::make_unique<Meeting>(note_board(store->clone()), env.rank, env.world_size, timeout_ms, "", observer);
     for (int64_t nap_ms = 1; !meeting->all_here(); nap_ms = std::min<int64_t>(nap_ms * 2, 20))
       std::this_thread::sleep_for(std::chrono::milliseconds(nap_ms));
   } catch (const c10::Error& error) {
@@ -129,8 +129,8 @@ std::string attempt() {
 
 }  // namespace
 
-World::World(const Config& config) : device_(c10::kCPU) {
-  const RankEnvironment env = rank_environment();
+World::World(const Config& config, const RankEnvironment& env, std::shared_ptr<RankObserver> observer)
+    : device_(c10::kCPU), observer_(std::move(observer)) {
   ZS_CHECK(config.world_size == env.world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but ", env.source.empty() ? "without a launcher" : env.source + " says that", " there are ",
            env.world_size, ": set ConfigContext::world_size to rank_environment().world_size for load_config");
@@ -144,7 +144,7 @@ World::World(const Config& config) : device_(c10::kCPU) {
   if (!store) store = make_env_store(env.rank, env.world_size, config.timeout_ms);
   std::unique_ptr<Meeting> meeting;
   try {
-    meeting = meet(store, env, config.timeout_ms);
+    meeting = meet(store, env, config.timeout_ms, observer_);
     const std::string prefix = concat(attempt(), meeting->number(), "/");
     const auto group = [store, prefix, rank = env.rank, size = env.world_size](const char* name, int64_t timeout_ms) {
       const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);
@@ -163,8 +163,8 @@ World::World(const Config& config) : device_(c10::kCPU) {
 }
 
 World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
-             const Group& checkpoint, Meeting* meeting)
-    : device_(device) {
+             const Group& checkpoint, Meeting* meeting, std::shared_ptr<RankObserver> observer)
+    : device_(device), observer_(std::move(observer)) {
   ZS_CHECK(bool(gather) == bool(reduce), "one of the two process groups is null");
   ZS_CHECK(gather.get() != reduce.get() || !gather, "gathers and reductions need a process group each");
   const int world_size = gather ? gather->getSize() : 1;
@@ -180,7 +180,7 @@ World::~World() = default;
 void World::connect(const Config& config, const Groups& groups, Meeting* meeting) {
   const auto& [gather, reduce, checkpoint] = groups;
   use_compact_cpu_allocator();
-  CommOptions options = comm_options(config);
+  CommOptions options = comm_options(config, observer_);
   if (meeting != nullptr) options.processes = meeting->state().processes;
   // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
   options.wait_graph = std::make_shared<WaitGraph>();

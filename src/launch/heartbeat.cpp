@@ -135,25 +135,13 @@ Heartbeat Heartbeat::from_environment() noexcept {
     const pid_t pid = ::getpid();
     std::shared_ptr<Slot> slot = connect(pid);
     if (!slot) return {};
-    Heartbeat result;  // created last: its destruction is a message
+    Heartbeat result;
     result.slot_ = std::move(slot);
     result.pid_ = pid;
     return result;
   } catch (...) {  // out of memory
     return {};
   }
-}
-
-Heartbeat::~Heartbeat() {
-  if (!mine()) return;
-  Activity beating = Activity::kBeating;
-  slot_->activity.compare_exchange_strong(beating, Activity::kFinished);
-}
-
-Heartbeat& Heartbeat::operator=(Heartbeat&& other) noexcept {
-  std::swap(slot_, other.slot_);
-  std::swap(pid_, other.pid_);
-  return *this;
 }
 
 bool Heartbeat::mine() const noexcept {
@@ -165,6 +153,12 @@ void Heartbeat::beat(int64_t step) noexcept {
   slot_->step = step;
   slot_->progress_ns = heartbeat::now_ns();
   slot_->activity.store(Activity::kBeating, memory_order_release);
+}
+
+void Heartbeat::finish() noexcept {
+  if (!mine()) return;
+  Activity beating = Activity::kBeating;
+  slot_->activity.compare_exchange_strong(beating, Activity::kFinished);
 }
 
 void Heartbeat::waiting(std::string_view where) noexcept {

@@ -21,14 +21,13 @@ class Heartbeat {
   static Heartbeat from_environment() noexcept;
 
   Heartbeat() = default;  // does nothing
-  ~Heartbeat();           // from here on no progress is expected from this rank
-  Heartbeat(Heartbeat&&) noexcept = default;
-  Heartbeat& operator=(Heartbeat&& other) noexcept;
 
   bool connected() const { return slot_ != nullptr; }
 
   // Step `step` is done.
   void beat(int64_t step) noexcept;
+  // From here on no progress is expected of this rank, until the next step.
+  void finish() noexcept;
   // From here on this thread waits for other ranks: `where` names the collective and its parameter; the first 200 bytes
   // are kept. If several threads wait, the latest is shown.
   void waiting(std::string_view where) noexcept;

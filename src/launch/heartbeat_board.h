@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace zeroshard {
 

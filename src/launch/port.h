@@ -1,5 +1,5 @@
 #pragma once
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace zeroshard {
 

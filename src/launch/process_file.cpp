@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace zeroshard {
 

@@ -2,10 +2,10 @@
 #include <chrono>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launch/environment.h"
 #include "launch/rank_output.h"
 #include "launch/rank_process.h"
-#include "launch/unique_fd.h"
 #include "zeroshard/error.h"
 #include "zeroshard/launch.h"
 

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/console_writer.h"
+#include "base/console_writer.h"
+#include "base/unique_fd.h"
 #include "launch/line_buffer.h"
-#include "launch/unique_fd.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard {

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "base/format.h"
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launch/hang_watch.h"
 #include "launch/rank_group.h"
 #include "launch/rank_output.h"
 #include "launch/report.h"
 #include "launch/restart.h"
-#include "launch/unique_fd.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard {

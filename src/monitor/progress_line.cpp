@@ -9,7 +9,7 @@
 #include <deque>
 
 #include "base/check.h"
-#include "launch/console_writer.h"
+#include "base/console_writer.h"
 #include "monitor/progress_text.h"
 #include "zeroshard/metrics.h"
 

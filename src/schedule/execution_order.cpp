@@ -1,5 +1,6 @@
 #include "schedule/execution_order.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace zeroshard {
@@ -55,6 +56,17 @@ void ExecutionOrder::forget() {
 std::span<const size_t> ExecutionOrder::upcoming() const {
   if (!following_) return {};
   return std::span(recorded_).subspan(current_.size());
+}
+
+bool ExecutionOrder::is_next(size_t unit) const {
+  const auto units = upcoming();
+  return !units.empty() && units.front() == unit;
+}
+
+std::span<const size_t> ExecutionOrder::upcoming_before(size_t unit) const {
+  const auto units = upcoming();
+  const auto found = std::find(units.begin(), units.end(), unit);
+  return found == units.end() ? units.first(0) : units.first(size_t(found - units.begin()));
 }
 
 }  // namespace zeroshard

@@ -23,6 +23,11 @@ class ExecutionOrder {
 
   // The next needed units, nearest first; empty while recording.
   std::span<const size_t> upcoming() const;
+  // Whether `unit` is predicted to be needed next: then it stays whole after its forward, as does the last unit of a
+  // model, whose backward follows.
+  bool is_next(size_t unit) const;
+  // Those of upcoming() that are needed before `unit` is; nothing when `unit` is not among them.
+  std::span<const size_t> upcoming_before(size_t unit) const;
   // The units needed so far in this pass (between passes: in the last one), in order, each once per use.
   std::span<const size_t> needed() const { return in_pass_ ? needed_ : recorded_needed_; }
   // The maximum that is recorded of one pass: a program that calls modules but never the engine ends no pass.

@@ -82,16 +82,15 @@ void hang_in_a_thread() {
 
 // Slow steps, but none longer than the timeout; then a long end without an engine.
 void slow() {
-  {
-    Heartbeat heart = Heartbeat::from_environment();
-    for (int step = 1; step <= 3; ++step) {
-      heart.beat(step);
-      heart.waiting("all_reduce");
-      std::this_thread::sleep_for(150ms);
-      heart.done_waiting();
-      std::this_thread::sleep_for(150ms);
-    }
+  Heartbeat heart = Heartbeat::from_environment();
+  for (int step = 1; step <= 3; ++step) {
+    heart.beat(step);
+    heart.waiting("all_reduce");
+    std::this_thread::sleep_for(150ms);
+    heart.done_waiting();
+    std::this_thread::sleep_for(150ms);
   }
+  heart.finish();
   std::this_thread::sleep_for(1200ms);
 }
 

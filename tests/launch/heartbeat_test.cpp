@@ -21,6 +21,8 @@
 
 #include "launch/heartbeat_board.h"
 #include "launch/heartbeat_layout.h"
+#include "zeroshard/rank_environment.h"
+#include "zeroshard/rank_observer.h"
 
 namespace zeroshard {
 namespace {
@@ -100,19 +102,48 @@ TEST(Heartbeat, LongAndOddTextsAreCutAndPrintable) {
   EXPECT_EQ(board.read(0).where, "a??[2J?b");
 }
 
-TEST(Heartbeat, WhatEndsIsNotExpectedToBeat) {
+TEST(Heartbeat, WhatHasFinishedIsNotExpectedToBeat) {
   const HeartbeatBoard board(2);
-  {
-    Heartbeat rank = connect(board, 0);
-    rank.beat(7);
-    Heartbeat moved = std::move(rank);
-    rank = Heartbeat();
-    EXPECT_EQ(board.read(0).activity, Activity::kBeating);
-  }
+  Heartbeat rank = connect(board, 0);
+  rank.beat(7);
+  rank.finish();
   EXPECT_EQ(board.read(0).activity, Activity::kFinished);
   EXPECT_EQ(board.read(0).step, 7);
-  { const Heartbeat idle = connect(board, 1); }
+  rank.beat(8);  // of another engine
+  EXPECT_EQ(board.read(0).activity, Activity::kBeating);
+  connect(board, 1).finish();
   EXPECT_EQ(board.read(1).activity, Activity::kNone);
+}
+
+TEST(LauncherObserver, ReportsByHeartbeats) {
+  const HeartbeatBoard board(1);
+  const Variable fd(heartbeat::kVariable, std::to_string(board.fd())), local_rank("LOCAL_RANK", "0");
+  const auto observer = launcher_observer();
+  observer->step_finished(7);
+  observer->waiting("barrier");
+  EXPECT_EQ(board.read(0).step, 7);
+  EXPECT_EQ(board.read(0).where, "barrier");
+  observer->done_waiting();
+  EXPECT_EQ(board.read(0).where, "");
+  const auto another = launcher_observer();
+  another->meeting_began(3);
+  EXPECT_EQ(board.read(0).meeting_size, 3);
+  EXPECT_GT(board.read(0).meeting_since_ns, 0);
+  another->meeting_ended();
+  EXPECT_EQ(board.read(0).meeting_since_ns, 0);
+}
+
+// What ends is a meeting, or a World: an engine of another may go on.
+TEST(LauncherObserver, OneThatGoesDoesNotEndTheStepsOfAnother) {
+  const HeartbeatBoard board(1);
+  const Variable fd(heartbeat::kVariable, std::to_string(board.fd())), local_rank("LOCAL_RANK", "0");
+  const auto observer = launcher_observer();
+  observer->step_finished(1);
+  launcher_observer()->meeting_began(2);
+  EXPECT_EQ(board.read(0).activity, Activity::kBeating);
+  EXPECT_EQ(board.read(0).meeting_since_ns, 0);
+  observer->engine_ended();
+  EXPECT_EQ(board.read(0).activity, Activity::kFinished);
 }
 
 TEST(Heartbeat, ARankWaitsForAllToComeWhileItsSignLives) {
@@ -142,7 +173,7 @@ TEST(Heartbeat, OneProcessSpeaksForARank) {
   const int code = in_child([&] {
     rank.beat(2);  // inherited: does nothing
     rank.waiting("child");
-    rank = Heartbeat();
+    rank.finish();
     return connect(board, 0).connected() ? 1 : 0;
   });
   EXPECT_EQ(code, 0);

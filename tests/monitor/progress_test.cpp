@@ -7,7 +7,7 @@
 #include <csignal>
 #include <thread>
 
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 #include "monitor/progress_text.h"
 #include "monitor/support.h"
 

@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "always-resharded",
         "src/engine/executor.cpp",
-        "if (!upcoming.empty() && upcoming.front() == index) return;",
-        "",
+        "if (!order_->is_next(index)) reshard(index);",
+        "reshard(index);",
         "world",
         "Training.CollectivesOfAStepAreAsFewAsCanBe",
     ),

@@ -129,6 +129,10 @@ def test_allowed_includes_are_clean(tmp_path):
             "lm/data/a.cpp:1: includes arrow/array.h: Arrow belongs into lm/parquet_plugin alone",
         ),
         (
+            {"src/engine/a.cpp": '#include "launch/heartbeat.h"\n', "src/launch/heartbeat.h": ""},
+            "src/engine/a.cpp:1: engine (level 5) includes launch/heartbeat.h (level 5): include lower levels only",
+        ),
+        (
             {"src/engine/a.cpp": "#include <torch/csrc/autograd/function.h>\n"},
             "src/engine/a.cpp:1: includes torch/csrc/autograd/function.h: "
             "autograd belongs into src/hooks and lm/ops alone",

@@ -54,6 +54,28 @@ TEST(ExecutionOrder, LaterPassesArePredictedNearestFirst) {
   EXPECT_TRUE(order.upcoming().empty());
 }
 
+TEST(ExecutionOrder, KnowsWhatIsNextAndWhatComesBeforeAUnit) {
+  ExecutionOrder order;
+  const auto before = [&order](size_t unit) {
+    const auto units = order.upcoming_before(unit);
+    return Units(units.begin(), units.end());
+  };
+  run(order, {0, 1, 1, 0});
+  EXPECT_FALSE(order.is_next(0));  // between passes
+  order.begin_pass();
+  EXPECT_TRUE(order.is_next(0));
+  EXPECT_FALSE(order.is_next(1));
+  EXPECT_EQ(before(0), Units());
+  order.advance(0);
+  EXPECT_TRUE(order.is_next(1));
+  EXPECT_EQ(before(0), (Units{1, 1}));
+  EXPECT_EQ(before(1), Units());
+  EXPECT_EQ(before(2), Units());  // it does not come
+  order.advance(2);               // a deviation
+  EXPECT_FALSE(order.is_next(1));
+  EXPECT_EQ(before(0), Units());
+}
+
 TEST(ExecutionOrder, ADeviationEndsPredictionForTheRestOfThePass) {
   ExecutionOrder order;
   run(order, {0, 1, 2});

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the supervisor. For
+// Writes to a terminal, pipe or file from a thread of its own, so that a stopped reader never stops the caller. For
 // use by one thread; create it after the last fork.
 //
 // Note [Slow consoles]: while the reader makes progress, however slowly, nothing is lost. full() asks the caller to

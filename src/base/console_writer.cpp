@@ -1,4 +1,4 @@
-#include "launch/console_writer.h"
+#include "base/console_writer.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "launch/console_writer.h"
+#include "base/console_writer.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <csignal>
 #include <thread>
 
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace zeroshard {
 namespace {

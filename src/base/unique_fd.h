@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// An owned file descriptor of the launcher.
+// An owned file descriptor.
 class UniqueFd {
  public:
   UniqueFd() = default;

@@ -1,4 +1,4 @@
-#include "launch/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <fcntl.h>
 
