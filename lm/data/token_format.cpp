@@ -43,11 +43,11 @@ class FootReader {
   int64_t count(size_t offset, const char* field, int64_t low, int64_t high) const {
     const uint64_t value = number(offset);
     ZS_CHECK(value >= uint64_t(low) && value <= uint64_t(high), source_, ": the foot's ", field, " is ", value,
-             ", must be between ", low, " and ", high, " in a file of ", file_bytes_, " bytes: ", kWayOut);
+             ", must be between ", low, " and ", high, " in a file of ", file_bytes_, " bytes: ", kAdvice);
     return int64_t(value);
   }
 
-  static constexpr const char* kWayOut = "it is damaged, or no file of `zeroshard tokenize`; make it again";
+  static constexpr const char* kAdvice = "it is damaged, or no file of `zeroshard tokenize`; make it again";
 
  private:
   std::string_view foot_;
@@ -98,7 +98,7 @@ TokenFoot parse_token_foot(std::string_view file, const std::string& source) {
   ZS_CHECK(reader.bytes(kMagicAgain, kTokenMagic.size()) == kTokenMagic, source, " does not end with '", kTokenMagic,
            "': it is cut off or was not finished; make it again");
   ZS_CHECK(reader.number(kFootHash) == hash_bytes(reader.bytes(0, kFootHash).data(), kFootHash), source,
-           ": the checksum of its foot is wrong: ", FootReader::kWayOut);
+           ": the checksum of its foot is wrong: ", FootReader::kAdvice);
   TokenFoot foot;
   foot.id_bytes = int32_t(reader.small(kIdBytes));
   ZS_CHECK(foot.id_bytes == 2 || foot.id_bytes == 4, source, ": the foot's id_bytes is ", reader.small(kIdBytes),
@@ -121,9 +121,9 @@ TokenFoot parse_token_foot(std::string_view file, const std::string& source) {
   foot.table_hash = reader.number(kTableHash);
   const TokenSections at = token_sections(foot);
   ZS_CHECK(at.file_bytes == size, source, " has ", size, " bytes, its foot tells of ", at.file_bytes, ": ",
-           FootReader::kWayOut);
+           FootReader::kAdvice);
   ZS_CHECK(foot.table_hash == hash_bytes(file.data() + at.table, at.foot - at.table), source,
-           ": the checksum of its table of checksums is wrong: ", FootReader::kWayOut);
+           ": the checksum of its table of checksums is wrong: ", FootReader::kAdvice);
   return foot;
 }
 

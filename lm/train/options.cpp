@@ -88,10 +88,10 @@ void read_length_of_run(Fields& fields, TrainOptions& options) {
 void read_lora(Fields& fields, TrainOptions& options) {
   options.lora_adapter = fields.path("adapter", "");
   options.lora_merge = fields.boolean("merge", false);
-  const bool goes_on = !options.lora_adapter.empty();
-  const LoraOptions from = goes_on ? read_lora_options(options.lora_adapter) : LoraOptions();
+  const bool from_adapter = !options.lora_adapter.empty();
+  const LoraOptions from = from_adapter ? read_lora_options(options.lora_adapter) : LoraOptions();
   const auto check_same = [&](const char* name, bool same, const auto& value) {
-    if (goes_on && !same) fields.fail(name, concat("the adapter in '", options.lora_adapter, "' has ", value));
+    if (from_adapter && !same) fields.fail(name, concat("the adapter in '", options.lora_adapter, "' has ", value));
   };
   LoraOptions lora = from;
   lora.r = fields.size("r", from.r);

@@ -19,14 +19,14 @@ _KNOWN = frozenset(DTYPES.values())
 _HALVES = "surrogatepass"
 
 
-def check_tensor(tensor: torch.Tensor, what: str, way_out: str) -> None:
+def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
     """Raises ``ValueError`` naming ``what`` when a checkpoint cannot hold the tensor's dtype or layout."""
     if tensor.dtype not in _KNOWN or tensor.layout != torch.strided:
         layout = "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
         raise ValueError(
             f"{what} is {str(tensor.dtype).removeprefix('torch.')}{layout}, and a checkpoint holds dense tensors of "
-            f"{known} only: {way_out}"
+            f"{known} only: {advice}"
         )
 
 

@@ -65,7 +65,7 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if core.post_forward(unit, tensors_in(output)):
-            readers.lend(unit)
+            readers.note_returned(unit)
 
     return [module.register_forward_pre_hook(before, prepend=True), module.register_forward_hook(after)]
 
@@ -134,11 +134,11 @@ class Readers:
             tensors = tensors_in(output) if read else []
             for other in reversed(read):
                 if self._core.post_forward(other, tensors):
-                    self.lend(other)
+                    self.note_returned(other)
             if own == unit:
                 break
 
-    def lend(self, unit: int) -> None:
+    def note_returned(self, unit: int) -> None:
         """A forward has returned the unit's memory: from here on the forward around it reads from the unit."""
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)

@@ -97,10 +97,10 @@ def _unnamed(param: torch.Tensor | tuple[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.Config) -> OptimizerSetup:
-    way_out = "make it from model.parameters() of the model that is passed, or pass a callable that makes it"
+    advice = "make it from model.parameters() of the model that is passed, or pass a callable that makes it"
     params = made_with(optimizer)
     groups = [{**group, "params": own} for group, own in zip(optimizer.param_groups, params, strict=True)]
-    group_of = _index(groups, model, "the optimizer has", way_out)
+    group_of = _index(groups, model, "the optimizer has", advice)
     kind = {
         torch.optim.AdamW: _C.OptimizerType.ADAMW,
         torch.optim.Adam: _C.OptimizerType.ADAM,
@@ -132,7 +132,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
     )
 
 
-def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, way_out: str) -> dict[int, int]:
+def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advice: str) -> dict[int, int]:
     """id(parameter) -> index of its group. Raises ``ValueError`` for a parameter of another model or in two groups."""
     names = {id(param): name for name, param in model.named_parameters()}
     group_of: dict[int, int] = {}
@@ -143,7 +143,7 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, way_o
                 raise ValueError(f"{who} '{names.get(id(param), 'a parameter')}' in two param groups")
             strangers += id(param) not in names
     if strangers:
-        raise ValueError(f"{who} {strangers} parameters that are not the model's: {way_out}")
+        raise ValueError(f"{who} {strangers} parameters that are not the model's: {advice}")
     return group_of
 
 

@@ -49,11 +49,11 @@ Holder read_holder(Io& io, int fd) {
   return {lines[0], lines[1], lines[2]};
 }
 
-[[noreturn]] void throw_in_use(const Directory& directory, const Holder& holder, std::string_view way_out) {
+[[noreturn]] void throw_in_use(const Directory& directory, const Holder& holder, std::string_view advice) {
   const bool known = !holder.pid.empty(), here = known && is_of_this_host(holder.process);
   throw IoError(concat(
       directory.path(), " is in use by ",
-      known ? concat("process ", holder.pid, " on host '", holder.host, "'") : "another process", ". ", way_out,
+      known ? concat("process ", holder.pid, " on host '", holder.host, "'") : "another process", ". ", advice,
       here ? std::string()
            : concat(". When that process or its host is no more, delete ", directory.path_of(DirectoryLock::kName))));
 }
@@ -93,10 +93,10 @@ class HeldLocks {
     return all;
   }
 
-  std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view way_out) {
+  std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view advice) {
     const std::lock_guard lock(mutex_);
     for (int tries = 0; tries < kMaxTries; ++tries)
-      if (auto held = try_once(io, path, way_out)) return held;
+      if (auto held = try_once(io, path, advice)) return held;
     throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
   }
 
@@ -125,7 +125,7 @@ class HeldLocks {
   }
 
   // Null: the file was replaced meanwhile.
-  std::shared_ptr<DirectoryLock::Held> try_once(Io& io, const std::string& path, std::string_view way_out) {
+  std::shared_ptr<DirectoryLock::Held> try_once(Io& io, const std::string& path, std::string_view advice) {
     Directory directory = Directory::create(io, path);
     const std::string name(DirectoryLock::kName), file = directory.path_of(name);
     const int opened = retry_interrupted([&] { return io.open_or_create_at(directory.fd(), name); });
@@ -139,10 +139,10 @@ class HeldLocks {
       if (auto held = each.lock(); held && held->is_file(status)) return held;
     const int locked = retry_interrupted([&] { return io.lock(fd.get()); });
     const bool sure = !is_unsupported(locked);
-    if (locked == -EAGAIN) throw_in_use(directory, read_holder(io, fd.get()), way_out);
+    if (locked == -EAGAIN) throw_in_use(directory, read_holder(io, fd.get()), advice);
     if (!sure) {
       const Holder holder = read_holder(io, fd.get());
-      if (!holder.pid.empty() && !has_ended(holder.process)) throw_in_use(directory, holder, way_out);
+      if (!holder.pid.empty() && !has_ended(holder.process)) throw_in_use(directory, holder, advice);
     } else {
       check_io(locked, "lock", file);
     }
@@ -198,8 +198,8 @@ void DirectoryLock::Held::delete_file() const {
     directory.io().unlink_at(directory.fd(), name);
 }
 
-DirectoryLock::DirectoryLock(Io& io, const std::string& path, std::string_view way_out)
-    : held_(HeldLocks::of_this_process().get(io, path, way_out)) {}
+DirectoryLock::DirectoryLock(Io& io, const std::string& path, std::string_view advice)
+    : held_(HeldLocks::of_this_process().get(io, path, advice)) {}
 
 DirectoryLock::~DirectoryLock() {
   if (held_) HeldLocks::of_this_process().drop(std::move(held_));
@@ -218,10 +218,10 @@ bool DirectoryLock::keeps(const Directory& directory) const {
          held_->is_file(named);
 }
 
-std::unique_lock<std::mutex> DirectoryLock::take_turn(std::string_view way_out) {
+std::unique_lock<std::mutex> DirectoryLock::take_turn(std::string_view advice) {
   std::unique_lock<std::mutex> turn(held_->using_it);
   if (turn_ != 0 && turn_ != held_->turns)
-    throw StateError(concat("another in this process has taken over ", held_->directory.path(), ". ", way_out));
+    throw StateError(concat("another in this process has taken over ", held_->directory.path(), ". ", advice));
   turn_ = ++held_->turns;
   return turn;
 }
@@ -230,11 +230,11 @@ const std::string& DirectoryLock::path() const {
   return held_->directory.path();
 }
 
-DirectoryLock& DirectoryLocks::of(const Directory& directory, std::string_view way_out) {
+DirectoryLock& DirectoryLocks::of(const Directory& directory, std::string_view advice) {
   for (DirectoryLock& each : locks_)
     if (each.keeps(directory)) return each;
   locks_.remove_if([&](const DirectoryLock& each) { return each.path() == directory.path(); });  // deleted since
-  return locks_.emplace_back(directory.io(), directory.path(), way_out);
+  return locks_.emplace_back(directory.io(), directory.path(), advice);
 }
 
 }  // namespace zeroshard

@@ -20,7 +20,7 @@ class DirectoryLock {
 
   // Takes the lock without waiting, and creates the directory if it is missing. If another process has the lock, throws
   // IoError with that process's host and number, followed by the sentence `advice`. `io` must outlive the lock.
-  DirectoryLock(Io& io, const std::string& path, std::string_view way_out);
+  DirectoryLock(Io& io, const std::string& path, std::string_view advice);
   ~DirectoryLock();
   DirectoryLock(DirectoryLock&&) noexcept;
   DirectoryLock& operator=(DirectoryLock&&) = delete;
@@ -32,7 +32,7 @@ class DirectoryLock {
   bool keeps(const Directory& directory) const;
   // For users in one process that must not mix: one has the turn until it drops the returned lock; the next waits.
   // Throws StateError, followed by `advice`, if another lock of this process had a turn since this one's last.
-  std::unique_lock<std::mutex> take_turn(std::string_view way_out);
+  std::unique_lock<std::mutex> take_turn(std::string_view advice);
 
  private:
   struct Held;
@@ -45,7 +45,7 @@ class DirectoryLock {
 // The directories that one user has locked, unlocked on destruction.
 class DirectoryLocks {
  public:
-  DirectoryLock& of(const Directory& directory, std::string_view way_out);
+  DirectoryLock& of(const Directory& directory, std::string_view advice);
 
  private:
   std::list<DirectoryLock> locks_;

@@ -15,7 +15,7 @@ bool reads(std::string_view operation) {
   return false;
 }
 
-const char* way_out(int error, std::string_view operation) {
+const char* advice(int error, std::string_view operation) {
   if ((error == EACCES || error == EPERM) && reads(operation))
     return ". This user may not read it: change its permissions, or those of a directory above it";
   switch (error) {
@@ -45,7 +45,7 @@ const char* way_out(int error, std::string_view operation) {
 void throw_io_error(std::string_view operation, std::string_view path, int64_t result, std::string_view details) {
   const auto error = int(-result);
   throw IoError(concat("cannot ", operation, " ", path, ": ", std::generic_category().message(error),
-                       details.empty() ? "" : "; ", details, way_out(error, operation)));
+                       details.empty() ? "" : "; ", details, advice(error, operation)));
 }
 
 }  // namespace zeroshard

@@ -52,7 +52,7 @@ std::string failure_report(const RankProcess& first, std::optional<int64_t> last
   if (last_step) out << ", last step " << *last_step;
   out << "\n";
   if (first.exit->signal == SIGKILL) {
-    out << "  the launcher did not send it: if nobody did by hand, the kernel did for want of memory (see dmesg)\n";
+    out << "  the launcher did not send it: unless a person did, the kernel did for lack of memory (see dmesg)\n";
   }
   for (const LaterFailure& failure : later) {
     out << "  later: " << describe_exit(failure.rank);

@@ -41,7 +41,7 @@ BlockCache::Block BlockCache::take(size_t bytes) noexcept {
   static const size_t page = size_t(::sysconf(_SC_PAGESIZE));
   const size_t needed = size_t(align_up(int64_t(bytes), int64_t(page)));
   const std::lock_guard lock(mutex_);
-  end_step_of_the_past();
+  end_overdue_step();
   Block block = take_kept(needed);
   if (block.start == nullptr) {
     const size_t limit = std::max({peak_, last_peak_, used_bytes_ + needed});
@@ -70,7 +70,7 @@ BlockCache::Block BlockCache::take_kept(size_t needed) noexcept {
 
 void BlockCache::give_back(Block block) noexcept {
   const std::lock_guard lock(mutex_);
-  end_step_of_the_past();
+  end_overdue_step();
   used_bytes_ -= block.bytes;
   try {
     kept_.insert({block.bytes, {block.start, ++clock_}});
@@ -86,7 +86,7 @@ void BlockCache::end_step() noexcept {
   end_step_locked();
 }
 
-void BlockCache::end_step_of_the_past() noexcept {
+void BlockCache::end_overdue_step() noexcept {
   const int64_t now = seconds(now_);
   if (step_ended_ == 0) step_ended_ = now;
   if (now - step_ended_ < kStepSeconds) return;

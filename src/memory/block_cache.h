@@ -50,7 +50,7 @@ class BlockCache {
     uint64_t freed_at;
   };
 
-  void end_step_of_the_past() noexcept;
+  void end_overdue_step() noexcept;
   void end_step_locked() noexcept;
   Block take_kept(size_t needed) noexcept;
   void shrink_to(size_t bytes) noexcept;

@@ -26,10 +26,10 @@ using ::testing::Not;
 using testing::put;
 using testing::TemporaryDirectory;
 
-constexpr std::string_view kWayOut = "Choose another directory";
+constexpr std::string_view kAdvice = "Choose another directory";
 
 DirectoryLock lock(const TemporaryDirectory& root, Io& io = posix_io()) {
-  return DirectoryLock(io, root.path(), kWayOut);
+  return DirectoryLock(io, root.path(), kAdvice);
 }
 
 std::string refusal(const TemporaryDirectory& root, Io& io = posix_io()) {
@@ -82,7 +82,7 @@ TEST(DirectoryLock, AnotherProcessIsRefusedAndToldWhoHasIt) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   EXPECT_THAT(refusal(root), AllOf(HasSubstr(root.path()), HasSubstr(concat("process ", holder.pid(), " on host '")),
-                                   HasSubstr(host.data()), HasSubstr(std::string(kWayOut))));
+                                   HasSubstr(host.data()), HasSubstr(std::string(kAdvice))));
   holder.end();
   const DirectoryLock mine = lock(root);  // what was killed stands in nobody's way
   EXPECT_TRUE(mine.is_sure());
@@ -136,20 +136,20 @@ TEST(DirectoryLock, IsSharedWithinAProcessUntilTheLastGoes) {
 TEST(DirectoryLock, OneUserInAProcessTakesOverFromAnother) {
   const TemporaryDirectory root;
   DirectoryLock first = lock(root), second = lock(root);
-  for (int i = 0; i < 3; ++i) first.take_turn(kWayOut);
-  for (int i = 0; i < 3; ++i) second.take_turn(kWayOut);
-  EXPECT_THAT(message_of<StateError>([&] { first.take_turn(kWayOut); }),
-              AllOf(HasSubstr(root.path()), HasSubstr(std::string(kWayOut))));
-  second.take_turn(kWayOut);
+  for (int i = 0; i < 3; ++i) first.take_turn(kAdvice);
+  for (int i = 0; i < 3; ++i) second.take_turn(kAdvice);
+  EXPECT_THAT(message_of<StateError>([&] { first.take_turn(kAdvice); }),
+              AllOf(HasSubstr(root.path()), HasSubstr(std::string(kAdvice))));
+  second.take_turn(kAdvice);
 }
 
 TEST(DirectoryLock, ATurnWaitsForTheOneBefore) {
   const TemporaryDirectory root;
   DirectoryLock first = lock(root), second = lock(root);
   bool ended = false;  // guarded by the turn
-  auto turn = first.take_turn(kWayOut);
+  auto turn = first.take_turn(kAdvice);
   std::thread next([&] {
-    const auto mine = second.take_turn(kWayOut);
+    const auto mine = second.take_turn(kAdvice);
     EXPECT_TRUE(ended);
   });
   ended = true;
@@ -161,11 +161,11 @@ TEST(DirectoryLock, ADirectoryThatWasMadeAnewIsAnotherOne) {
   const TemporaryDirectory root;
   DirectoryLocks locks;
   const std::string path = root / "run";
-  const DirectoryLock& before = locks.of(Directory::create(posix_io(), path), kWayOut);
-  EXPECT_EQ(&locks.of(Directory::open(posix_io(), path), kWayOut), &before);
+  const DirectoryLock& before = locks.of(Directory::create(posix_io(), path), kAdvice);
+  EXPECT_EQ(&locks.of(Directory::open(posix_io(), path), kAdvice), &before);
   fs::remove_all(path);
   const Directory made = Directory::create(posix_io(), path);
-  EXPECT_TRUE(locks.of(made, kWayOut).keeps(made));
+  EXPECT_TRUE(locks.of(made, kAdvice).keeps(made));
 }
 
 TEST(DirectoryLock, WithoutLocksTheTextDecides) {

@@ -22,7 +22,7 @@ _TABLE = [
     ("blocks-large-for-small", " || found->first - needed > needed / 8", "", "BlockCache.NothingIsWastedOnASmallOne"),
     (
         "blocks-without-lock",
-        "  const std::lock_guard lock(mutex_);\n  end_step_of_the_past();\n  used_bytes_ -=",
+        "  const std::lock_guard lock(mutex_);\n  end_overdue_step();\n  used_bytes_ -=",
         "  used_bytes_ -=",
         "BlockCache.ThreadsShareOne",
     ),

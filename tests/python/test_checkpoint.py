@@ -241,7 +241,7 @@ def load_into(folder, changes, kwargs):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message", "way_out"),
+    ("changes", "message", "remedy"),
     [
         ("shape", "'frozen' has the shape [7, 12], in the checkpoint [7, 11]", None),
         (
@@ -253,12 +253,12 @@ def load_into(folder, changes, kwargs):
         ("optimizer", "saved with the optimizer AdamW, this engine has SGD", {"load_optimizer_states": False}),
     ],
 )
-def test_a_checkpoint_of_another_model(tmp_path, changes, message, way_out):
+def test_a_checkpoint_of_another_model(tmp_path, changes, message, remedy):
     world.run(2, write, folder=str(tmp_path), stage=2)
     for rank in world.run_ranks(2, load_into, folder=str(tmp_path), changes=changes, kwargs={}):
         assert rank.error is not None and message in rank.error, rank.error
-    if way_out:
-        assert None not in world.run(2, load_into, folder=str(tmp_path), changes=changes, kwargs=way_out)
+    if remedy:
+        assert None not in world.run(2, load_into, folder=str(tmp_path), changes=changes, kwargs=remedy)
 
 
 def save_something_odd(folder, what):

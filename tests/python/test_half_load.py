@@ -85,25 +85,25 @@ def saved_and_trained_on(folder, stage, dtype, error=KeyError):
     return engine, values
 
 
-def hand_on(folder, stage, dtype, way_out):
+def hand_on(folder, stage, dtype, remedy):
     """What another engine for the model says, before and after the way out; and whether it has what that gave."""
     engine, values = saved_and_trained_on(folder, stage, dtype)
     model = engine.module
     config = configuration(stage, dtype)
     with pytest.raises(zeroshard.Error):
         engine.load_checkpoint(folder)
-    if way_out == "destroy":
+    if remedy == "destroy":
         engine.destroy()
     with pytest.raises(zeroshard.StateError) as refused:
         zeroshard.initialize(model=model, config=config)
-    if way_out == "load":  # by the engine before, which is as it was
+    if remedy == "load":  # by the engine before, which is as it was
         engine.lr_scheduler.refuses = False
         engine.load_checkpoint(folder)
         expected = engine.parameter_digest()
     else:
         model.load_state_dict(values)
     other = zeroshard.initialize(model=model, config=config)[0]
-    if way_out != "load":
+    if remedy != "load":
         expected = other.parameter_digest()
         with zeroshard.gathered(model.parameters()):
             same = [torch.equal(value, values[name]) for name, value in model.named_parameters()]
@@ -114,17 +114,17 @@ def hand_on(folder, stage, dtype, way_out):
 
 
 @pytest.mark.row("C1")
-@pytest.mark.parametrize("way_out", ["load", "state_dict", "destroy"])
+@pytest.mark.parametrize("remedy", ["load", "state_dict", "destroy"])
 @pytest.mark.parametrize(("ranks", "stage", "dtype"), [(1, 1, "bf16"), (2, 0, "bf16"), (2, 3, "fp32")])
-def test_no_other_engine_takes_the_model_before_it_is_whole(tmp_path, ranks, stage, dtype, way_out):
-    ends = world.run_ranks(ranks, hand_on, folder=str(tmp_path), stage=stage, dtype=dtype, way_out=way_out)
+def test_no_other_engine_takes_the_model_before_it_is_whole(tmp_path, ranks, stage, dtype, remedy):
+    ends = world.run_ranks(ranks, hand_on, folder=str(tmp_path), stage=stage, dtype=dtype, remedy=remedy)
     for end in ends:
         assert end.error is None, end.log
         assert end.value.startswith(
             f"zeroshard.initialize: load_checkpoint failed when it had read a part of {tmp_path}/global_step2: "
         ), end.value
         assert "'embed.weight'" in end.value and "model.load_state_dict" in end.value, end.value
-        assert ("warning: destroy: load_checkpoint failed when" in end.log) == (way_out == "destroy" and end.rank == 0)
+        assert ("warning: destroy: load_checkpoint failed when" in end.log) == (remedy == "destroy" and end.rank == 0)
 
 
 def interrupt_a_load(folder, stage):

@@ -426,7 +426,7 @@ def error_of_reading():
         return str(error)
 
 
-def test_reading_a_parameter_past_its_module_names_the_way_out():
+def test_reading_a_parameter_without_its_module_says_what_to_do():
     for message in world.run(2, error_of_reading):
         assert "'head.weight' is sharded: outside of forward, read it inside zeroshard.gathered(...)" in message
         assert "name in zeroshard.unit_classes a class of module that contains both" in message
@@ -461,7 +461,7 @@ def train_asides(unit_classes):
     return engine.global_steps
 
 
-def test_what_a_module_gives_unseen_names_the_way_out():
+def test_what_a_module_gives_unseen_says_what_to_do():
     for message in world.run(2, train_asides, unit_classes=[]):
         assert "name in zeroshard.unit_classes a class of module that contains all who use it" in message
     assert world.run(2, train_asides, unit_classes=["Asides"]) == [1, 1]

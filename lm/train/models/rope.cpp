@@ -31,7 +31,7 @@ at::Tensor stretch_long_waves(const at::Tensor& frequencies, Fields& scaling) {
 }  // namespace
 
 Rope::Rope(Fields& fields, int64_t head_dim, double default_theta) {
-  if (head_dim % 2 != 0) fields.fail("head_dim", "must be even: rotary positions turn pairs of features");
+  if (head_dim % 2 != 0) fields.fail("head_dim", "must be even: rotary positions rotate pairs of features");
   double theta = fields.number("rope_theta", default_theta);
   std::optional<Fields> scaling = fields.object("rope_scaling");
   if (auto parameters = fields.object("rope_parameters")) scaling = std::move(parameters);
