@@ -2,12 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
 
 std::string encoded(std::string_view text) {
   return to_base64({reinterpret_cast<const std::byte*>(text.data()), text.size()});
@@ -24,7 +25,7 @@ TEST(Base64, KnownValues) {
 }
 
 TEST(Base64, RoundTrip) {
-  std::mt19937 random(7);
+  SeededRandom random(7);
   for (size_t size = 0; size < 100; ++size) {
     std::vector<std::byte> bytes(size);
     for (std::byte& byte : bytes) byte = std::byte(random() & 255);

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstring>
 #include <latch>
-#include <random>
 #include <stdexcept>
 #include <thread>
 
@@ -169,7 +168,7 @@ TEST(AsyncSaver, ManySavesWhileEverythingElseGoesOn) {
   const auto errors = testing::run_local_world(3, [&](Comm& comm) {
     Ledger ledger;
     AsyncSaver saver(comm, disk, ledger);
-    std::mt19937 random(unsigned(comm.rank()));
+    testing::Random random(uint64_t(comm.rank()));
     for (int number = 1; number <= saves; ++number) {
       testing::VersionShare share(number, comm.rank(), 3);
       const SaveRequest request =

@@ -2,13 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <random>
 #include <set>
 
 #include "base/format.h"
 #include "checkpoint/versions.h"
 #include "file/durable.h"
 #include "support/model_disk.h"
+#include "support/random.h"
 #include "support/release.h"
 
 namespace zeroshard {
@@ -22,6 +22,7 @@ using testing::ModelDisk;
 using testing::PowerFailures;
 using testing::QuietLog;
 using testing::save_version;
+using testing::SeededRandom;
 using testing::Version;
 
 // A first save into a new directory, one more, one that deletes the oldest, one that replaces the newest, one that goes
@@ -141,7 +142,7 @@ TEST_P(PowerFailure, LeavesTheOldOrTheNewCheckpoint) {
   const QuietLog quiet;
   const Recording recording = record(GetParam());
   const int samples = testing::release() ? 40 : 2;
-  std::mt19937_64 random(20261121);
+  SeededRandom random(20261121);
   PowerFailures failures(recording.changes);
   size_t save = 0;
   do {

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <thread>
 
 #include "base/format.h"
@@ -17,10 +16,13 @@
 #include "checkpoint/store.h"
 #include "support/comm_world.h"
 #include "support/faulty_io.h"
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -206,7 +208,7 @@ TEST(Checkpoint, NothingThere) {
 TEST(Checkpoint, DamageIsNamedAndPassedOverByAllRanks) {
   const TempDir dir;
   ASSERT_THAT(save_as(2, dir.path(), 1), Each(""));
-  std::mt19937_64 random(20261121);
+  SeededRandom random(20261121);
   for (const std::string name : {"rank-00000.safetensors", "rank-00001.safetensors", "manifest.json"}) {
     for (int trial = 0; trial < 8; ++trial) {
       ASSERT_THAT(save_as(2, dir.path(), 2), Each(""));

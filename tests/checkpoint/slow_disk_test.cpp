@@ -139,7 +139,7 @@ TEST(SlowDisk, NothingIsLostWhenSavesComeFasterThanTheyAreWritten) {
   std::atomic<int> at_once = 0;
   const auto sleep = [&](IoOp op, const auto& call) {
     if (op == IoOp::kWrite || op == IoOp::kSync || op == IoOp::kRename)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as a slow disk does
     const auto result = call();
     if (op == IoOp::kMkdir) {
       int temporary = 0;

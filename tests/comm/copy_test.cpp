@@ -3,16 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
 #include <vector>
+
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
 
+using testing::SeededRandom;
+
 TEST(CopyBytes, CopiesExactlyTheRangeAtAnyAlignment) {
   // Beyond the threshold of streaming stores: whole blocks of pages, some pages, lines and bytes.
   constexpr int64_t kLarge = (int64_t{4} << 20) + 5 * 4096 + 3 * 64 + 13;
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::vector<unsigned char> source(kLarge + 64), target(kLarge + 256);
   for (auto& byte : source) byte = static_cast<unsigned char>(random());
   const auto sizes = {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{5000}, int64_t{4} << 20, kLarge - 5000, kLarge};

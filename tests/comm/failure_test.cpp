@@ -178,7 +178,8 @@ TEST_F(WaitGraphTest, CommunicatorsFailTogether) {
 TEST_F(WaitGraphTest, RanksThatAreMerelySlowAreNotFound) {
   const auto errors = run(4, [](const std::vector<Comm*>& comms) {
     for (int i = 0; i < 8; ++i) {
-      if (i % 4 == comms[0]->rank()) std::this_thread::sleep_for(std::chrono::milliseconds(350));
+      if (i % 4 == comms[0]->rank())
+        std::this_thread::sleep_for(std::chrono::milliseconds(350));  // some looks of those that wait
       gather(*comms[0], 4, "a");
       comms[1]->barrier("b");
     }
@@ -305,7 +306,7 @@ TEST(Leaving, IsNoErrorForRanksThatNeedNothingMore) {
   const auto errors = testing::run_local_world(3, [](Comm& comm) {
     gather(comm, 100, "last");
     comm.barrier("end");
-    if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the others leave
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
@@ -336,7 +337,7 @@ TEST(SlowPeer, FailsOnlyAfterTheTimeout) {
       },
       [&] {
         std::thread([&] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(700));
+          std::this_thread::sleep_for(std::chrono::milliseconds(700));  // longer than the timeout
           done = true;
         }).detach();
         return options;
@@ -399,7 +400,7 @@ TEST(StoppedPeer, ThatGoesOnInTimeIsForgiven) {
     if (rank == 1) ::raise(SIGSTOP);
     gather(comm, 10, "after");
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));  // it has stopped; the other waits for it
   ::kill(world.pid(1), SIGCONT);
   EXPECT_EQ(world.join(0), "");
   EXPECT_EQ(world.join(1), "");
@@ -413,7 +414,7 @@ TEST(Leaving, ProcessThatExitsEarlyDoesNotHarmItsPeersLastRead) {
     float* own = full.data() + rank * 1000;
     std::fill_n(own, 1000, static_cast<float>(rank + 1));
     const auto work = comm.all_gather(full.span(), full.slice(rank * 1000, 1000), "last");
-    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the other has exited
     work->wait();
     if (rank == 1) ::_exit(0);  // no destructor
     for (int i = 0; i < 1000; ++i) testing::require(full.data()[1000 + i] == 2.0f, "element ", i);

@@ -45,7 +45,7 @@ TEST(PeerWatch, NamesEveryRankInTroubleOnceOneIs) {
   PeerWatch watch({first.id(), second.id(), third.id(), {}}, 60'000);
   EXPECT_EQ(watch.check_all(), "");
   second.stop();
-  ::usleep(150'000);
+  ::usleep(150'000);  // it looks again after 100 ms
   EXPECT_EQ(watch.check_all(), "") << "one that is stopped for a moment is at nobody's expense";
   first.end();
   ::usleep(150'000);

@@ -236,7 +236,7 @@ TEST(C10dEnvironment, ARankAwaitsTheListener) {
   const FreePort free;
   std::atomic<bool> listening{false};
   std::thread other([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is looked for meanwhile, in vain
     listening = true;
     ::listen(free.fd, 1);
   });

@@ -97,7 +97,7 @@ TEST(Divergence, NobodyLeavesBeforeAllHaveFoundOut) {
   EXPECT_FALSE(ranks[0].look());
   std::atomic<bool> last_has_looked{false};
   const auto errors = testing::run_threads(3, [&](int rank) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(350 * rank));
+    std::this_thread::sleep_for(std::chrono::milliseconds(350 * rank));  // more than one look of those before
     if (rank == 2) last_has_looked = true;
     testing::require(ranks[static_cast<size_t>(rank)].look_until_found().has_value(), "no difference found");
     testing::require(last_has_looked, "a rank left before the last one had looked");

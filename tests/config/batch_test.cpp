@@ -1,10 +1,12 @@
-#include <random>
-
 #include "base/format.h"
 #include "support.h"
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
 
 std::string json_of(std::optional<int64_t> train, std::optional<int64_t> micro, std::optional<int64_t> accumulation) {
   std::string json = "{";
@@ -21,9 +23,8 @@ ConfigContext strict(int world_size) {
 }
 
 TEST(Batch, AnyTwoGiveTheThird) {
-  for (unsigned seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
+  for (const uint64_t seed : seeds(300)) {
+    SeededRandom random(seed);
     const auto up_to = [&](int max) { return 1 + int64_t(random() % unsigned(max)); };
     const int64_t micro = up_to(64), accumulation = up_to(16);
     const int world_size = int(up_to(512));
@@ -89,7 +90,7 @@ TEST(Batch, AutoIsInferred) {
       strict(5));
   EXPECT_EQ(parsed.config.train_batch_size, 30);
   EXPECT_EQ(value_of(parsed, "train_batch_size").value, "30");
-  EXPECT_THAT(value_of(parsed, "train_batch_size").origin, testing::StartsWith("auto: derived"));
+  EXPECT_THAT(value_of(parsed, "train_batch_size").origin, ::testing::StartsWith("auto: derived"));
   EXPECT_EQ(value_of(parsed, "train_micro_batch_size_per_gpu").origin, "file");
 }
 

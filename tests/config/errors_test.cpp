@@ -7,7 +7,7 @@
 namespace zeroshard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(ConfigErrors, UnknownKeysNameTheNearest) {
   expect_error(R"({"zero_optimization": {"stge": 3}})",
@@ -23,14 +23,14 @@ TEST(ConfigErrors, UnknownKeysNameTheNearest) {
 TEST(ConfigErrors, NothingNearIsNotSuggested) {
   const std::string message = error_of(R"({"qwertyuiop": 1})");
   EXPECT_THAT(message, HasSubstr("qwertyuiop = 1: unknown key"));
-  EXPECT_THAT(message, testing::Not(HasSubstr("did you mean")));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("did you mean")));
 }
 
 TEST(ConfigErrors, AllUnknownKeysAreToldAtOnce) {
   const std::string message = error_of(R"({"zero_optimization": {"stge": 3, "stage": 7}, "qwertyuiop": 1,
       "optimizer": {"type": "AdamW", "params": {"weight_decai": 0}},
       "scheduler": {"type": "WarmupLR", "params": {"speed": 5}}, "fp16.enable": true})");
-  EXPECT_THAT(message, testing::StartsWith("5 unknown keys; `zeroshard config keys` lists all\n"));
+  EXPECT_THAT(message, ::testing::StartsWith("5 unknown keys; `zeroshard config keys` lists all\n"));
   EXPECT_THAT(message, HasSubstr("\n  zero_optimization.stge = 3: did you mean 'zero_optimization.stage'?\n"));
   EXPECT_THAT(message, HasSubstr("\n  qwertyuiop = 1\n"));
   EXPECT_THAT(message, HasSubstr("\n  fp16.enable = true: did you mean 'fp16.enabled'?\n"));
@@ -43,8 +43,8 @@ TEST(ConfigErrors, OfManyUnknownKeysTheFirstAreTold) {
   std::string json = "{";
   for (int i = 0; i < 4'000; ++i) json += "\"key_without_a_meaning_" + std::to_string(i) + "\": 1,";
   const std::string message = error_of(json + "}");
-  EXPECT_THAT(message, testing::StartsWith("4000 unknown keys;"));
-  EXPECT_THAT(message, testing::EndsWith("\n  and 3980 more"));
+  EXPECT_THAT(message, ::testing::StartsWith("4000 unknown keys;"));
+  EXPECT_THAT(message, ::testing::EndsWith("\n  and 3980 more"));
 }
 
 // Looking for one among them takes longer the more there are: 90,000 took seconds.
@@ -73,7 +73,7 @@ TEST(ConfigErrors, NoTextOfTheFileIsTakenAsItIs) {
                            "{\"a\x1b\": 1}", "{\"a\x7f\": 1}"}) {
     const std::string message = error_of(json);
     EXPECT_NE(message, "");
-    for (const char* code : {"\x1b", "\x7f", "\u009b"}) EXPECT_THAT(message, testing::Not(HasSubstr(code)));
+    for (const char* code : {"\x1b", "\x7f", "\u009b"}) EXPECT_THAT(message, ::testing::Not(HasSubstr(code)));
   }
 }
 
@@ -188,7 +188,7 @@ TEST(ConfigErrors, ContextsThatCannotBe) {
 }
 
 TEST(ConfigErrors, FilesAreNamed) {
-  const std::string path = testing::TempDir() + "zeroshard_config_errors.json";
+  const std::string path = ::testing::TempDir() + "zeroshard_config_errors.json";
   EXPECT_THROW(load_config(path + ".missing"), ConfigError);
   std::ofstream(path) << R"({"train_batch_size": -1})";
   try {
@@ -200,7 +200,7 @@ TEST(ConfigErrors, FilesAreNamed) {
   std::ofstream(path) << R"({"train_batch_size": 3} // comment)";
   EXPECT_EQ(load_config(path).config.train_batch_size, 3);
   std::remove(path.c_str());
-  EXPECT_THROW(load_config(testing::TempDir()), ConfigError);
+  EXPECT_THROW(load_config(::testing::TempDir()), ConfigError);
 }
 
 TEST(Suggest, EditDistance) {

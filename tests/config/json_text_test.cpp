@@ -5,7 +5,7 @@
 namespace zeroshard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(JsonText, CommentsAndTrailingCommas) {
   const Json json = read_json(R"(# a comment

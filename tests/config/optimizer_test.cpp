@@ -4,7 +4,7 @@ namespace zeroshard {
 namespace {
 
 OptimizerConfig optimizer(const std::string& json) {
-  return parse("{\"optimizer\": " + json + "}").config.optimizer.value();
+  return configuration("{\"optimizer\": " + json + "}").config.optimizer.value();
 }
 
 TEST(Optimizer, TypesAreFoundWithoutCase) {
@@ -69,15 +69,15 @@ TEST(Optimizer, Errors) {
 
 TEST(Optimizer, ParamsWithoutEffectAreNamed) {
   const ParsedConfig parsed =
-      parse(R"({"optimizer": {"type": "AdamW", "params": {"torch_adam": true, "max_grad_norm": 1}}})");
+      configuration(R"({"optimizer": {"type": "AdamW", "params": {"torch_adam": true, "max_grad_norm": 1}}})");
   EXPECT_THAT(parsed.without_effect,
-              testing::UnorderedElementsAre(testing::StartsWith("optimizer.params.torch_adam"),
-                                            testing::StartsWith("optimizer.params.max_grad_norm")));
+              ::testing::UnorderedElementsAre(::testing::StartsWith("optimizer.params.torch_adam"),
+                                              ::testing::StartsWith("optimizer.params.max_grad_norm")));
 }
 
 template <typename Schedule>
 Schedule scheduler(const std::string& json) {
-  return std::get<Schedule>(parse("{\"scheduler\": " + json + "}").config.scheduler.value());
+  return std::get<Schedule>(configuration("{\"scheduler\": " + json + "}").config.scheduler.value());
 }
 
 TEST(Scheduler, Kinds) {

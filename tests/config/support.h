@@ -6,22 +6,13 @@
 #include <string_view>
 #include <vector>
 
-#include "zeroshard/config.h"
+#include "support/configuration.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 
-inline ConfigContext ranks(int world_size) {
-  ConfigContext context;
-  context.world_size = world_size;
-  context.default_micro_batch_size = 1;
-  return context;
-}
-
-// Parses for one rank; the batch keys may be missing.
-inline ParsedConfig parse(std::string_view json) {
-  return parse_config(json, ranks(1));
-}
+using testing::configuration;
+using testing::ranks;
 
 // The message of the ConfigError, or "" when there is none.
 inline std::string error_of(std::string_view json, const ConfigContext& context = ranks(1)) {
@@ -38,7 +29,7 @@ inline void expect_error(std::string_view json, const std::vector<std::string>& 
   SCOPED_TRACE(json);
   const std::string message = error_of(json, context);
   EXPECT_NE(message, "");
-  for (const std::string& part : parts) EXPECT_THAT(message, testing::HasSubstr(part));
+  for (const std::string& part : parts) EXPECT_THAT(message, ::testing::HasSubstr(part));
 }
 
 inline ConfigValue value_of(const ParsedConfig& parsed, const std::string& path) {

@@ -52,13 +52,14 @@ TEST(KeyTable, OnlyFewRowsWithAnEffectAreAppliedElsewhere) {
                                    "prescale_gradients", "optimizer.type", "scheduler.type"}));
 }
 
-// A default in the table that differs from the field's initial value would make Config{} and parse("{}") differ.
+// A default in the table that differs from the field's initial value would make Config{} and configuration("{}")
+// differ.
 TEST(KeyTable, DefaultsAreTheFieldsInitialValues) {
   for (size_t i = 0; i < optimizer_names().size(); ++i) {
-    const Config config = parse(concat(R"({"optimizer": {"type": ")", optimizer_names()[i], R"("}})")).config;
+    const Config config = configuration(concat(R"({"optimizer": {"type": ")", optimizer_names()[i], R"("}})")).config;
     EXPECT_EQ(size_t(config.optimizer->type), i);
   }
-  EXPECT_EQ(parse("{}").config.digest(), Config{}.digest());
+  EXPECT_EQ(configuration("{}").config.digest(), Config{}.digest());
 }
 
 TEST(KeyTable, PublicListHasEveryRow) {

@@ -3,10 +3,10 @@
 namespace zeroshard {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // As transformers' Trainer passes it, written by Python's json module.
 constexpr const char* kFromTransformers =
@@ -36,7 +36,7 @@ TEST(Config, TransformersDump) {
 }
 
 TEST(Config, AccelerateDumpWithoutOffload) {
-  const ParsedConfig parsed = parse(R"({"train_micro_batch_size_per_gpu": 1,
+  const ParsedConfig parsed = configuration(R"({"train_micro_batch_size_per_gpu": 1,
       "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none", "nvme_path": null},
                             "offload_param": {"device": "none", "nvme_path": null}}})");
   EXPECT_EQ(parsed.config.stage, 2);
@@ -49,7 +49,7 @@ TEST(Config, AccelerateDumpWithOffloadIsRefused) {
 }
 
 TEST(Config, FlatKeysOfTrl) {
-  const ParsedConfig parsed = parse(R"({"zero_optimization.reduce_bucket_size": 4096,
+  const ParsedConfig parsed = configuration(R"({"zero_optimization.reduce_bucket_size": 4096,
       "zero_optimization.stage3_param_persistence_threshold": 640,
       "zero_optimization.stage3_prefetch_bucket_size": 3686.4,
       "zero_optimization": {"stage": 3, "reduce_bucket_size": 100}})");
@@ -61,7 +61,7 @@ TEST(Config, FlatKeysOfTrl) {
 }
 
 TEST(Config, DefaultsAreThoseOfTheCode) {
-  const Config config = parse("{}").config;
+  const Config config = configuration("{}").config;
   EXPECT_EQ(config.digest(), Config{}.digest());
   EXPECT_EQ(config.prefetch_numel, 50'000'000);
   EXPECT_EQ(config.persistence_threshold, 100'000);
@@ -72,7 +72,7 @@ TEST(Config, DefaultsAreThoseOfTheCode) {
 }
 
 TEST(Config, EveryValueReachesItsField) {
-  const Config config = parse(R"({
+  const Config config = configuration(R"({
     "steps_per_print": 20, "gradient_clipping": 0.5, "communication_data_type": "FP16",
     "data_types": {"grad_accum_dtype": "fp32"}, "gradient_predivide_factor": 4, "gradient_allreduce_op": "Sum",
     "zero_allow_untested_optimizer": true, "dataloader_drop_last": true,
@@ -116,10 +116,10 @@ TEST(Config, EveryValueReachesItsField) {
 }
 
 TEST(Config, AliasesAndOldForms) {
-  EXPECT_EQ(parse(R"({"bfloat16": {"enabled": true}})").config.compute_dtype, DType::kBFloat16);
-  EXPECT_EQ(parse(R"({"zero_optimization": true})").config.stage, 1);
-  EXPECT_EQ(parse(R"({"zero_optimization": false})").config.stage, 0);
-  const ParsedConfig parsed = parse(R"({"zero_optimization": {"prefetch_bucket_size": 5,
+  EXPECT_EQ(configuration(R"({"bfloat16": {"enabled": true}})").config.compute_dtype, DType::kBFloat16);
+  EXPECT_EQ(configuration(R"({"zero_optimization": true})").config.stage, 1);
+  EXPECT_EQ(configuration(R"({"zero_optimization": false})").config.stage, 0);
+  const ParsedConfig parsed = configuration(R"({"zero_optimization": {"prefetch_bucket_size": 5,
                                         "stage3_gather_fp16_weights_on_model_save": true}})");
   EXPECT_EQ(parsed.config.prefetch_numel, 5);
   EXPECT_TRUE(parsed.config.gather_16bit_weights_on_save);
@@ -131,16 +131,17 @@ TEST(Config, AliasesAndOldForms) {
 }
 
 TEST(Config, NullMeansNotGiven) {
-  const ParsedConfig parsed = parse(R"({"fp16": null, "optimizer": null, "communication_data_type": null,
+  const ParsedConfig parsed = configuration(R"({"fp16": null, "optimizer": null, "communication_data_type": null,
       "zero_optimization": {"stage": null, "offload_param": null, "zenflow": null}})");
   EXPECT_EQ(parsed.config.digest(), Config{}.digest());
   EXPECT_THAT(value_of(parsed, "zero_optimization.stage").origin, HasSubstr("null"));
 }
 
 TEST(Config, IntegersMayBeWrittenAsFloats) {
-  EXPECT_EQ(parse(R"({"zero_optimization": {"stage3_prefetch_bucket_size": 5e7}})").config.prefetch_numel, 50'000'000);
-  EXPECT_EQ(parse(R"({"train_batch_size": 4.0})").config.train_batch_size, 4);
-  EXPECT_EQ(parse(R"({"zero_optimization": {"stage3_prefetch_bucket_size": 0.9}})").config.prefetch_numel, 0);
+  EXPECT_EQ(configuration(R"({"zero_optimization": {"stage3_prefetch_bucket_size": 5e7}})").config.prefetch_numel,
+            50'000'000);
+  EXPECT_EQ(configuration(R"({"train_batch_size": 4.0})").config.train_batch_size, 4);
+  EXPECT_EQ(configuration(R"({"zero_optimization": {"stage3_prefetch_bucket_size": 0.9}})").config.prefetch_numel, 0);
 }
 
 TEST(Config, AutoFromTheHiddenSize) {
@@ -156,7 +157,7 @@ TEST(Config, AutoFromTheHiddenSize) {
 }
 
 TEST(Config, AutoElsewhereIsTheDefault) {
-  const ParsedConfig parsed = parse(R"({"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
+  const ParsedConfig parsed = configuration(R"({"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
       "gradient_clipping": "auto", "amp": {"enabled": "auto", "opt_level": "auto"},
       "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
       "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}}})");
@@ -167,14 +168,15 @@ TEST(Config, AutoElsewhereIsTheDefault) {
   EXPECT_THAT(value_of(parsed, "optimizer.params.lr").origin, StartsWith("auto"));
   expect_error(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
                {"scheduler.params.total_num_steps = \"auto\"", "only the caller", "at least 1"});
-  EXPECT_EQ(parse(R"({"zeroshard": {"transport": "auto"}})").config.transport, Config::Transport::kAuto);
+  EXPECT_EQ(configuration(R"({"zeroshard": {"transport": "auto"}})").config.transport, Config::Transport::kAuto);
 }
 
 TEST(Config, KeysWithoutEffectAreNamedWithTheirReason) {
-  const ParsedConfig parsed = parse(R"({"wall_clock_breakdown": true, "tensorboard": {"enabled": true, "x": [1]},
+  const ParsedConfig parsed =
+      configuration(R"({"wall_clock_breakdown": true, "tensorboard": {"enabled": true, "x": [1]},
       "zero_optimization": {"stage": 2, "contiguous_gradients": true, "allgather_bucket_size": 5e8}})");
   EXPECT_THAT(parsed.without_effect,
-              testing::UnorderedElementsAre(
+              ::testing::UnorderedElementsAre(
                   AllOf(StartsWith("wall_clock_breakdown = true: "), HasSubstr("times")), StartsWith("tensorboard = "),
                   AllOf(StartsWith("zero_optimization.contiguous_gradients = true: "), HasSubstr("contiguous")),
                   StartsWith("zero_optimization.allgather_bucket_size")));
@@ -199,7 +201,7 @@ TEST(Config, EveryValueHasAnOriginAndReadsBack) {
 
 TEST(Config, PlacementsKeepTheirOrder) {
   const auto placed = [](const std::string& rules) {
-    return parse(R"({"zero_optimization": {"stage": 3}, "zeroshard": {"placement": [)" + rules + "]}}").config;
+    return configuration(R"({"zero_optimization": {"stage": 3}, "zeroshard": {"placement": [)" + rules + "]}}").config;
   };
   const std::string layers = R"({"units": "layers.0-3", "parameters": "replicated"})",
                     head = R"({"units": "head", "parameters": "sharded"})";
@@ -214,7 +216,7 @@ TEST(Config, PlacementsKeepTheirOrder) {
 }
 
 TEST(ConfigDigest, ChangesWithWhatRanksMustShare) {
-  const uint64_t base = parse(R"({"zero_optimization": {"stage": 1}})").config.digest();
+  const uint64_t base = configuration(R"({"zero_optimization": {"stage": 1}})").config.digest();
   for (const char* json :
        {R"({"zero_optimization": {"stage": 2}})", R"({"zero_optimization": {"stage": 1}, "gradient_clipping": 1})",
         R"({"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}})",
@@ -223,17 +225,18 @@ TEST(ConfigDigest, ChangesWithWhatRanksMustShare) {
         R"({"zero_optimization": {"stage": 1}, "scheduler": {"type": "WarmupLR"}})",
         R"({"zero_optimization": {"stage": 1}, "zeroshard": {"unit_classes": ["A"]}})",
         R"({"zero_optimization": {"stage": 1}, "communication_data_type": "fp32"})"}) {
-    EXPECT_NE(parse(json).config.digest(), base) << json;
+    EXPECT_NE(configuration(json).config.digest(), base) << json;
   }
   EXPECT_NE(parse_config(R"({"zero_optimization": {"stage": 1}})", ranks(2)).config.digest(), base);
 }
 
 TEST(ConfigDigest, IgnoresSpellingAndWhatRanksMayDifferIn) {
-  const uint64_t base = parse(R"({"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}})").config.digest();
+  const uint64_t base =
+      configuration(R"({"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}})").config.digest();
   for (const char* json : {R"({"zero_optimization": true, "optimizer": {"params": {"lr": 1e-3}, "type": "adamw"}})",
                            R"({"zero_optimization": {"stage": 1, "contiguous_gradients": false},
                                "optimizer": {"type": "AdamW"}, "steps_per_print": 3, "zeroshard": {"timeout_s": 5}})"}) {
-    EXPECT_EQ(parse(json).config.digest(), base) << json;
+    EXPECT_EQ(configuration(json).config.digest(), base) << json;
   }
 }
 

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "file/support.h"
 #include "support/around_io.h"
+#include "support/random.h"
 #include "zeroshard/data.h"
 #include "zeroshard/token_file.h"
 
@@ -34,8 +34,7 @@ inline void write_tokens(const std::string& path, const std::vector<Document>& d
   write_tokens(io, path, documents, options);
 }
 
-inline std::vector<Document> random_documents(std::mt19937_64& random, int64_t count, int64_t max_tokens,
-                                              int64_t vocab_size) {
+inline std::vector<Document> random_documents(Random& random, int64_t count, int64_t max_tokens, int64_t vocab_size) {
   std::vector<Document> documents{size_t(count)};
   for (Document& document : documents) {
     for (auto i = int64_t(1 + random() % uint64_t(max_tokens)); i > 0; --i) {

@@ -3,6 +3,7 @@
 #include "data/support.h"
 #include "data/token_format.h"
 #include "file/hash.h"
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
@@ -13,6 +14,8 @@ using testing::contents_of;
 using testing::Document;
 using testing::message_of;
 using testing::put;
+using testing::SeededRandom;
+using testing::seeds;
 using testing::TemporaryDirectory;
 using testing::write_tokens;
 
@@ -37,9 +40,8 @@ std::vector<Document> documents_of(const TokenFile& file) {
 
 TEST(TokenFile, HasWhatWasWritten) {
   const TemporaryDirectory root;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(60)) {
+    SeededRandom random(seed);
     const int64_t vocab_size = random() % 2 ? 65536 - int64_t(random() % 2) * 60000 : 65537 + int64_t(random() % 1000);
     std::vector<Document> documents =
         testing::random_documents(random, int64_t(1 + random() % 50), int64_t(1 + random() % 100), vocab_size);
@@ -75,7 +77,7 @@ TEST(TokenFile, HasWhatWasWritten) {
 
 TEST(TokenFile, LargeOnesHaveSeveralPiecesAndTheDamagedOneIsNamed) {
   const TemporaryDirectory root;
-  std::mt19937_64 random(7);
+  SeededRandom random(7);
   const std::vector<Document> documents = testing::random_documents(random, 30'000, 100, 50'000);
   write_tokens(root / "f", documents, {50'000, true, ""});
   {
@@ -356,7 +358,7 @@ TEST(TokenFileWriter, RefusesWhatIsNotAllowed) {
 }
 
 TEST(TokenFileWriter, AnyFailingCallLeavesTheOldOrTheNewFileAndNothingElse) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   const std::vector<Document> documents = testing::random_documents(random, 40, 20, 100);
   const TemporaryDirectory root;
   const std::string path = root / "f";

@@ -222,7 +222,7 @@ TEST(Tokenize, WrongArgumentsAreNamed) {
 }
 
 std::string many_records(uint64_t seed, int64_t count) {
-  std::mt19937_64 random(seed);
+  testing::Random random(seed);
   std::string lines;
   for (int64_t i = 0; i < count; ++i)
     lines += concat("{\"text\": \"", i, " ", std::string(random() % (random() % 50 == 0 ? 30'000 : 300), 'a'), "\"}\n");

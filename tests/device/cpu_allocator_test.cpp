@@ -15,13 +15,16 @@
 #include <atomic>
 #include <cstdint>
 #include <fstream>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "support/random.h"
+
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
 
 class CpuAllocator : public ::testing::Test {
  protected:
@@ -32,7 +35,7 @@ class CpuAllocator : public ::testing::Test {
 };
 
 TEST_F(CpuAllocator, TensorsAreAlignedAndHoldWhatIsWritten) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::vector<at::Tensor> tensors;
   for (int64_t i = 0; i < 300; ++i) tensors.push_back(at::full({1 + int64_t(random() % 3000)}, i, at::kLong));
   for (int64_t i = 0; i < 300; ++i) {
@@ -64,7 +67,7 @@ TEST_F(CpuAllocator, WhatDoesNotFitIsAnErrorInTorchsWords) {
 
 // Gradients of one size come and go while small tensors stay for a while.
 TEST_F(CpuAllocator, AFreedTensorLeavesRoomForTheNextOfItsSize) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::vector<at::Tensor> gradients(16), others(400);
   const auto train = [&](int count) {
     for (int i = 0; i < count; ++i) {
@@ -92,7 +95,7 @@ int64_t resident_bytes() {
 
 // As a training step: activations that grow layer by layer, then gradients; and small tensors that stay for a while.
 TEST_F(CpuAllocator, LargeTensorsLeaveNothingBetweenSmallOnes) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::vector<at::Tensor> small(4000);
   int64_t used = 0, peak = 0;
   const auto take = [&](std::vector<at::Tensor>& tensors, int64_t kilobytes) {

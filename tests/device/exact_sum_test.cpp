@@ -6,11 +6,16 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <vector>
+
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::Random;
+using testing::SeededRandom;
+using testing::seeds;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kDenormal = std::numeric_limits<double>::denorm_min();
@@ -23,7 +28,7 @@ ExactSum sum_of(const std::vector<double>& values) {
 }
 
 // Terms whose exponents spread over `spread` powers of two around 2^center.
-std::vector<double> random_values(std::mt19937_64& random, size_t count, int center, int spread, bool negative) {
+std::vector<double> random_values(Random& random, size_t count, int center, int spread, bool negative) {
   std::vector<double> values(count);
   for (double& value : values) {
     const double fraction = std::ldexp(double(random() >> 11), -53);
@@ -50,9 +55,8 @@ TEST(ExactSum, OneTermIsGivenBackExactly) {
 }
 
 TEST(ExactSum, OrderAndSplitDoNotMatter) {
-  for (uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(100)) {
+    SeededRandom random(seed);
     std::vector<double> values = random_values(random, 1 + random() % 300, 0, 1 + int(random() % 1000), true);
     const double expected = sum_of(values).value();
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -68,9 +72,8 @@ TEST(ExactSum, OrderAndSplitDoNotMatter) {
 }
 
 TEST(ExactSum, LimbsMayBeAddedAsAnAllReduceDoes) {
-  for (uint64_t seed = 0; seed < 50; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(50)) {
+    SeededRandom random(seed);
     const std::vector<double> values = random_values(random, 500, 0, 600, true);
     std::vector<ExactSum> ranks(7);
     for (const double value : values) ranks[random() % ranks.size()].add(value);
@@ -83,9 +86,8 @@ TEST(ExactSum, LimbsMayBeAddedAsAnAllReduceDoes) {
 }
 
 TEST(ExactSum, AgreesWithQuadPrecision) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(200)) {
+    SeededRandom random(seed);
     // 53 bits, a spread of 40 powers of two and 10 bits of carries fit 113 bits: the quad sum is exact.
     const std::vector<double> values = random_values(random, 1000, int(random() % 1800) - 900, 40, (seed & 1) != 0);
     __float128 expected = 0;
@@ -95,7 +97,7 @@ TEST(ExactSum, AgreesWithQuadPrecision) {
 }
 
 TEST(ExactSum, DenormalsAreIntegers) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   ExactSum sum;
   int64_t expected = 0;
   for (int i = 0; i < 5000; ++i) {

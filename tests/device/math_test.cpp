@@ -9,6 +9,8 @@
 #include <cmath>
 #include <vector>
 
+#include "support/random.h"
+
 namespace zeroshard {
 namespace {
 
@@ -18,10 +20,10 @@ constexpr int64_t kSizes[] = {0, 1, 1023, 1024, 4099, 70'001};
 // Values whose fp32 sums depend on their order, exact in every 16-bit type.
 at::Tensor random_tensor(int64_t numel, at::ScalarType type, uint64_t seed) {
   const at::Tensor values = at::empty({numel}, at::kFloat);
-  uint64_t state = seed * 0x9e3779b97f4a7c15U + 1;
+  testing::Random random(seed);
   for (float& value : std::span(values.data_ptr<float>(), size_t(numel))) {
-    state = state * 6364136223846793005U + 1442695040888963407U;  // Knuth's MMIX generator
-    value = float(int64_t(state >> 40) % 127 - 63) / float(1 << (1 + (state >> 33) % 10));
+    const auto whole = float(random.between(-63, 63));
+    value = whole / float(1 << random.between(1, 10));
   }
   return values.to(type);
 }
@@ -34,7 +36,7 @@ TEST(Math, PackIsOneRoundingOfTheScaledValue) {
   for (const auto from : kTypes) {
     for (const auto to : kTypes) {
       for (const int64_t numel : kSizes) {
-        SCOPED_TRACE(testing::Message() << from << " to " << to << ", " << numel);
+        SCOPED_TRACE(::testing::Message() << from << " to " << to << ", " << numel);
         const at::Tensor in = random_tensor(numel, from, 1), before = random_tensor(numel, to, 2);
         const at::Tensor scaled = in.to(at::kFloat) * 0.3F;
         at::Tensor out = before.clone();
@@ -74,7 +76,7 @@ TEST(Math, SumsInTheOrderOfThePieces) {
   for (const auto from : kTypes) {
     for (const auto to : kTypes) {
       for (const int64_t numel : kSizes) {
-        SCOPED_TRACE(testing::Message() << from << " to " << to << ", " << numel);
+        SCOPED_TRACE(::testing::Message() << from << " to " << to << ", " << numel);
         const Pieces pieces(5, numel, from);
         const at::Tensor before = random_tensor(numel, to, 3), scaled = pieces.sum() * 0.2F;
         for (const bool accumulate : {false, true}) {

@@ -140,7 +140,7 @@ TEST(MeetingTest, RankZeroLeavesOnceThoseThatHaveComeKnowWhy) {
     std::atomic<bool> told{false};
     std::thread rank_1([&] {
       while (!board.calls().has(prefix + (again ? "2" : "1") + "/over")) std::this_thread::yield();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // by then it would have left
       told = true;
       board.calls().write(prefix + (again ? "2" : "1") + "/left/1", "");
     });

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "support/configuration.h"
 #include "zeroshard/error.h"
 #include "zeroshard/nn.h"
 
@@ -33,11 +34,11 @@ struct ModelImpl : nn::Module {
 };
 
 ParsedConfig parsed(int stage, const std::string& optimizer = "AdamW") {
-  return parse_config(R"({"train_batch_size": 1, "optimizer": {"type": ")" + optimizer +
-                      R"(", "params": {"lr": 0.01}},
+  return testing::configuration(R"({"optimizer": {"type": ")" + optimizer +
+                                R"(", "params": {"lr": 0.01}},
                           "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 9}},
                           "zero_optimization": {"stage": )" +
-                      std::to_string(stage) + "}}");
+                                std::to_string(stage) + "}}");
 }
 
 // A model with its engine, in a world of one.

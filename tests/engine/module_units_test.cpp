@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include "support/comm_world.h"
+#include "support/configuration.h"
 #include "zeroshard/error.h"
 #include "zeroshard/nn.h"
 
@@ -95,14 +96,10 @@ TEST(ModuleUnits, WrongCallsSayWhichModuleToCall) {
 }
 
 EngineOptions stage_3() {
-  ConfigContext context;
-  context.world_size = 2;
+  constexpr const char* kJson = R"({"optimizer": {"type": "SGD", "params": {"lr": 0.125}},
+                                    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})";
   EngineOptions options;
-  options.config =
-      parse_config(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.125}},
-                         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})",
-                   context)
-          .config;
+  options.config = testing::configuration(kJson, /*world_size=*/2).config;
   return options;
 }
 

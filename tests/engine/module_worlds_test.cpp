@@ -13,6 +13,7 @@
 #include "comm_c10d/gloo_group.h"
 #include "file/support.h"
 #include "support/comm_world.h"
+#include "support/configuration.h"
 #include "zeroshard/checkpoint_files.h"
 #include "zeroshard/nn.h"
 
@@ -36,11 +37,9 @@ struct TrainingRank {
     const auto other = [&](const char* name) {
       return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size);
     };
-    ConfigContext context;
-    context.world_size = world_size;
-    config = parse_config(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
-                              "zero_optimization": {"stage": 2}, "zeroshard": {"transport": "process_group"}})",
-                          context);
+    config = testing::configuration(R"({"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2},
+                                        "zeroshard": {"transport": "process_group"}})",
+                                    world_size);
     world = std::make_unique<World>(config.config, at::kCPU, group, other("reduce"), other("checkpoint"));
     model = std::make_shared<ModelImpl>();
     engine = std::make_unique<ModuleEngine>(*model, config, *world);

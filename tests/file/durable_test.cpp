@@ -2,12 +2,12 @@
 #include <sys/resource.h>
 
 #include <cstring>
-#include <random>
 
 #include "file/direct_buffer.h"
 #include "file/hash.h"
 #include "file/read_ahead.h"
 #include "file/support.h"
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
@@ -16,7 +16,9 @@ namespace fs = std::filesystem;
 using testing::contents_of;
 using testing::message_of;
 using testing::put;
+using testing::Random;
 using testing::random_bytes;
+using testing::SeededRandom;
 using testing::TemporaryDirectory;
 
 constexpr int64_t kBuffer = FileWriter::kBufferBytes;
@@ -29,7 +31,7 @@ DirectBuffer aligned_copy(const std::string& data) {
 
 // Appends `data` in pieces of random sizes, whole pages or not, some as stable memory.
 void write_file(Directory& directory, const std::string& name, const std::string& data, int64_t expected,
-                std::mt19937_64& random) {
+                Random& random) {
   const DirectBuffer memory = aligned_copy(data);
   FileWriter writer(directory, name, expected);
   for (size_t at = 0; at < data.size();) {
@@ -49,7 +51,7 @@ void write_file(Directory& directory, const std::string& name, const std::string
 TEST(FileWriter, WritesWhatWasAppended) {
   const TemporaryDirectory root;
   Directory directory = Directory::open(posix_io(), root.path());
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   const std::string data = random_bytes(random, 3 * kBuffer + 5000);
   for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{4095}, int64_t{4096}, int64_t{4097}, int64_t{100'000},
                              kBuffer - 1, kBuffer, kBuffer + 1, 2 * kBuffer, 3 * kBuffer + 4999}) {
@@ -68,7 +70,7 @@ TEST(FileWriter, WritesAlignedStableMemoryFromWhereItLies) {
   const TemporaryDirectory root;
   FaultyIo io(posix_io());
   Directory directory = Directory::open(io, root.path());
-  std::mt19937_64 random(5);
+  SeededRandom random(5);
   const std::string data = random_bytes(random, 5 * kBuffer + 4100);
   const DirectBuffer memory = aligned_copy(data);
   FileWriter writer(directory, "file", int64_t(data.size()));
@@ -84,7 +86,7 @@ TEST(FileWriter, ShortWritesAndInterruptionsChangeNothing) {
   const TemporaryDirectory root;
   FaultyIo io(posix_io());
   Directory directory = Directory::open(io, root.path());
-  std::mt19937_64 random(2);
+  SeededRandom random(2);
   const std::string data = random_bytes(random, kBuffer + 77'777);
   for (const int64_t most : {int64_t{3 << 20}, int64_t{1'000'001}, int64_t{4096 * 40}}) {
     io.limit_transfers(most);
@@ -109,7 +111,7 @@ TEST(FileWriter, WritesThroughThePageCacheWhereItMust) {
   const TemporaryDirectory root;
   FaultyIo io(posix_io());
   Directory directory = Directory::open(io, root.path());
-  std::mt19937_64 random(3);
+  SeededRandom random(3);
   const std::string data = random_bytes(random, 2 * kBuffer + 777);
   // No O_DIRECT; O_DIRECT, but the device wants another alignment, from the first write or a later one.
   for (const IoFault& fault : {IoFault{IoOp::kSetDirect, 1, EINVAL, true}, IoFault{IoOp::kWrite, 1, EINVAL, false},
@@ -128,7 +130,7 @@ TEST(FileWriter, ReportsEveryError) {
   const TemporaryDirectory root;
   FaultyIo io(posix_io());
   Directory directory = Directory::open(io, root.path());
-  std::mt19937_64 random(4);
+  SeededRandom random(4);
   const std::string data = random_bytes(random, 2 * kBuffer + 777);
   const auto fails = [&](const IoFault& fault) {
     SCOPED_TRACE(
@@ -237,7 +239,7 @@ TEST(FileWriter, DestructionWithoutFinishEndsQuietly) {
 
 TEST(FileReader, ReadsAnyStretch) {
   const TemporaryDirectory root;
-  std::mt19937_64 random(5);
+  SeededRandom random(5);
   const std::string data = random_bytes(random, 100'003);
   put(root / "file", data);
   FaultyIo io(posix_io());
@@ -273,7 +275,7 @@ TEST(FileReader, NamesFileAndOffsetWhenTheFileIsShort) {
 // Files "a" and "b", and stretches of both in order, some overlapping.
 struct Stretches {
   explicit Stretches(const TemporaryDirectory& root) {
-    std::mt19937_64 random(11);
+    SeededRandom random(11);
     for (std::string* data : {&a, &b}) *data = random_bytes(random, 300'001);
     put(root / "a", a);
     put(root / "b", b);
@@ -428,7 +430,7 @@ TEST(FaultyIo, KnowsWhatAPowerFailureLoses) {
 
 TEST(Hash, IsXxh3) {
   EXPECT_EQ(hash_bytes(nullptr, 0), 0x2D06800538D394C2ULL);
-  std::mt19937_64 random(6);
+  SeededRandom random(6);
   std::string data = random_bytes(random, 1000);
   const uint64_t before = hash_bytes(data.data(), 1000);
   for (size_t bit = 0; bit < 8000; ++bit) {

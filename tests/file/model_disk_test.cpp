@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <random>
 
 #include "base/format.h"
 #include "file/support.h"
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
@@ -16,10 +16,12 @@ namespace {
 using testing::DiskTree;
 using testing::ModelDisk;
 using testing::PowerFailures;
+using testing::Random;
+using testing::SeededRandom;
 using testing::TemporaryDirectory;
 
 // One of many operations below the directory `dir`, by random numbers alone; what it returned.
-std::string operate(Io& io, int dir, std::mt19937_64& random) {
+std::string operate(Io& io, int dir, Random& random) {
   static const std::vector<std::string> kNames = {"a", "b", "c", "a/x", "b/x", "a/y", "c/z/z", "missing/x"};
   const std::string& name = kNames[random() % kNames.size()];
   const std::string plain = kNames[random() % 3], other = kNames[random() % 3];
@@ -80,7 +82,7 @@ TEST(ModelDisk, AnswersLikeTheOperatingSystem) {
   ModelDisk model;
   ASSERT_EQ(model.mkdir("/disk"), 0);
   const int there = posix_io().open_dir(real.path()), here = model.open_dir("/disk");
-  std::mt19937_64 one(20261121), two(20261121);
+  SeededRandom one(20261121), two(20261121);
   for (int i = 0; i < 3000; ++i) ASSERT_EQ(operate(model, here, one), operate(posix_io(), there, two)) << i;
   posix_io().close(there);
   model.close(here);
@@ -124,7 +126,7 @@ TEST(PowerFailures, LoseWhatWasNotMadeDurableAndNothingElse) {
   EXPECT_EQ(shown_tree(failures.all()), "{name:5678 }");
   EXPECT_EQ(shown_tree(failures.only(0)), "{name:5678 safe:1234 }");
   EXPECT_EQ(shown_tree(failures.all_but(0)), "{name: }");
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::set<std::string> seen;
   for (int i = 0; i < 2000; ++i) seen.insert(shown_tree(failures.any(random)));
   for (const std::string text : {"{name: safe:1234 }", "{name:5678 safe:1234 }", "{name:56 }", "{name:5678 }"})

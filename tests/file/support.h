@@ -5,12 +5,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <string>
 
 #include "base/format.h"
 #include "file/durable.h"
 #include "support/faulty_io.h"
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::testing {
@@ -53,7 +53,7 @@ inline void change_last_byte(const std::string& path) {
   put(path, contents);
 }
 
-inline std::string random_bytes(std::mt19937_64& random, int64_t bytes) {
+inline std::string random_bytes(Random& random, int64_t bytes) {
   std::string text(size_t(bytes), '\0');
   for (size_t i = 0; i < text.size(); i += 8) {
     const uint64_t value = random();

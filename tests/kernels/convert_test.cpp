@@ -57,7 +57,7 @@ TEST_P(Convert, RoundsTiesToEven) {
 }
 
 TEST_P(Convert, RoundsRandomBitPatterns) {
-  Random random(20240501);
+  SeededRandom random(20240501);
   for (const DType dtype : k16BitDtypes) {
     std::vector<float> values(1 << 18);
     for (auto& value : values) value = std::bit_cast<float>(static_cast<uint32_t>(random()));

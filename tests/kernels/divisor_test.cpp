@@ -3,13 +3,15 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "kernels/optim_impl.h"
 #include "kernels/simd_scalar.h"
+#include "support/random.h"
 
 namespace zeroshard::kernels {
 namespace {
+
+using testing::SeededRandom;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -30,7 +32,7 @@ TEST(Divisor, EveryMantissaHasTheBitsOfADivision) {
 }
 
 TEST(Divisor, RandomDivisorsHaveTheBitsOfADivision) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   const auto mantissa = [&] { return std::bit_cast<float>(0x3f800000u | static_cast<uint32_t>(random() >> 41)); };
   for (int i = 0; i < 20'000; ++i) {
     const float value = std::ldexp(mantissa(), -int(random() % 30));

@@ -77,7 +77,7 @@ constexpr float kGradScale = 0.43f;
 template <class Args>
 void expect_reference_bits(const KernelTable& table, Args args, DType grad_dtype, const DType* param_dtype,
                            int64_t numel, uint64_t seed) {
-  Random random(seed);
+  SeededRandom random(seed);
   State got(numel, grad_dtype, param_dtype, random);
   State want = got;
   for (int64_t step = 1; step <= 3; ++step) {
@@ -104,7 +104,7 @@ void expect_reference_bits(const KernelTable& table, Args args, DType grad_dtype
 template <class Args>
 void expect_close_to_fp64(const KernelTable& table, Args args, double tolerance) {
   const int64_t numel = 333;
-  Random random(99);
+  SeededRandom random(99);
   State s(numel, DType::kFloat32, nullptr, random);
   std::vector<Element64> want;
   std::normal_distribution<float> normal;
@@ -142,8 +142,8 @@ void expect_right(const KernelTable& table, const std::vector<Args>& variants, d
   }
 }
 
-// fp32 rounds 50 steps of about 1e-2 each on weights near 1: a few ulps, 1.2e-7 each.
-constexpr double kTolerance = 3e-6;
+// In each of 50 steps fp32 rounds a weight, what decays it and what it moves by: half an ulp each, 6e-8 near 1.
+constexpr double kTolerance = 1e-5;
 
 TEST_P(Optim, Adam) {
   AdamArgs plain, decoupled{.lr = 1e-2, .weight_decay = 0.1}, coupled = decoupled, late = decoupled;
@@ -176,8 +176,8 @@ TEST_P(Optim, Adagrad) {
 // All instruction sets and all ways to split, on subnormals, infinities and NaNs too.
 TEST_P(Optim, BitsDoNotDependOnSplitOrInstructionSet) {
   const DType param = DType::kFloat16;
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
-    Random random(seed);
+  for (const uint64_t seed : seeds(20)) {
+    SeededRandom random(seed);
     const int64_t numel = static_cast<int64_t>(random() % 3000);
     State whole(numel, seed % 2 == 0 ? DType::kBFloat16 : DType::kFloat32, &param, random);
     fill(whole.master, random, true);
@@ -195,10 +195,10 @@ TEST_P(Optim, BitsDoNotDependOnSplitOrInstructionSet) {
     };
     AdamArgs adam_args{.weight_decay = 0.01, .step = 7};
     SgdArgs sgd_args{.momentum = 0.9, .weight_decay = 0.01};
-    ASSERT_TRUE(run(adam_args)) << "adam, seed " << seed;
-    ASSERT_TRUE(run(sgd_args)) << "sgd, seed " << seed;
-    ASSERT_TRUE(run(LionArgs{.weight_decay = 0.01})) << "lion, seed " << seed;
-    ASSERT_TRUE(run(AdagradArgs{.weight_decay = 0.01, .step = 3})) << "adagrad, seed " << seed;
+    ASSERT_TRUE(run(adam_args)) << "adam";
+    ASSERT_TRUE(run(sgd_args)) << "sgd";
+    ASSERT_TRUE(run(LionArgs{.weight_decay = 0.01})) << "lion";
+    ASSERT_TRUE(run(AdagradArgs{.weight_decay = 0.01, .step = 3})) << "adagrad";
   }
 }
 
@@ -206,7 +206,7 @@ TEST_P(Optim, BitsDoNotDependOnSplitOrInstructionSet) {
 TEST_P(Optim, LargeRangesStreamTheSameBits) {
   const int64_t numel = (1 << 16) + 37;
   for (const DType& param : kAllDtypes) {
-    Random random(11);
+    SeededRandom random(11);
     State small(numel, DType::kBFloat16, &param, random);
     fill(small.master, random);
     for (const size_t misalignment : {0, 2}) {

@@ -45,7 +45,7 @@ struct RmsNormReference {
 };
 
 TEST_P(Rows, RmsNormMatchesReference) {
-  Random random(21);
+  SeededRandom random(21);
   for (const int64_t features : {1, 3, 16, 31, 32, 33, 64, 100, 1024, 1500}) {
     for (const float offset : {0.0f, 1.0f}) {
       constexpr int64_t kRows = 5;
@@ -64,7 +64,7 @@ TEST_P(Rows, RmsNormMatchesReference) {
 }
 
 TEST_P(Rows, RmsNormHasTheSameBitsAsScalar) {
-  Random random(22);
+  SeededRandom random(22);
   for (const int64_t features : {1, 17, 48, 100, 1056}) {
     constexpr int64_t kRows = 3;
     const auto weight = draw(random, features), x = draw(random, kRows * features), dy = draw(random, kRows * features);
@@ -80,7 +80,7 @@ TEST_P(Rows, RmsNormHasTheSameBitsAsScalar) {
 }
 
 TEST_P(Rows, GradientsThatAreNotWantedAreNotTouched) {
-  Random random(23);
+  SeededRandom random(23);
   const auto weight = draw(random, 40), x = draw(random, 80), dy = draw(random, 80);
   const RmsNorm norm{40, weight.data(), 0, 1e-5};
   std::vector<float> y(80), inverse(2), dx(80), dweight(40), alone(80);
@@ -94,7 +94,7 @@ TEST_P(Rows, GradientsThatAreNotWantedAreNotTouched) {
 }
 
 TEST_P(Rows, RotateMatchesReferenceAndTurnsBack) {
-  Random random(24);
+  SeededRandom random(24);
   for (const int64_t features : {2, 6, 30, 32, 34, 64, 128}) {
     const int64_t half = features / 2, heads = 3, x_stride = features + 5, y_stride = features + 2;
     const auto x = draw(random, heads * x_stride);

@@ -10,7 +10,7 @@ ZS_EACH_TABLE(Sum);
 constexpr float kScale = 0.37f;  // not a power of two: a skipped or repeated rounding shows
 
 TEST_P(Sum, PackMatchesReference) {
-  Random random(1);
+  SeededRandom random(1);
   for (const DType from : kAllDtypes) {
     for (const DType to : kAllDtypes) {
       for (const int64_t numel : lengths()) {
@@ -26,7 +26,7 @@ TEST_P(Sum, PackMatchesReference) {
 }
 
 TEST_P(Sum, PackInPlace) {
-  Random random(2);
+  SeededRandom random(2);
   for (const DType dtype : kAllDtypes) {
     Buffer buffer(dtype, 101, 2), want(dtype, 101);
     fill(buffer, random);
@@ -37,7 +37,7 @@ TEST_P(Sum, PackInPlace) {
 }
 
 TEST_P(Sum, PackAddMatchesReference) {
-  Random random(3);
+  SeededRandom random(3);
   for (const DType from : kAllDtypes) {
     for (const DType to : kAllDtypes) {
       for (const int64_t numel : lengths()) {
@@ -57,7 +57,7 @@ TEST_P(Sum, PackAddMatchesReference) {
 }
 
 TEST_P(Sum, PiecesAreAddedInOrderAndRoundedOnce) {
-  Random random(4);
+  SeededRandom random(4);
   for (const DType from : kAllDtypes) {
     for (const DType to : kAllDtypes) {
       for (int count = 1; count <= 7; ++count) {
@@ -112,7 +112,7 @@ TEST_P(Sum, Bf16PiecesAreSummedInFp32) {
 }
 
 TEST_P(Sum, OutMayBeAnyPiece) {
-  Random random(5);
+  SeededRandom random(5);
   for (const DType dtype : kAllDtypes) {
     for (int count = 1; count <= 5; ++count) {
       for (int target = 0; target < count; ++target) {
@@ -141,7 +141,7 @@ void add_twofold(double term, TwofoldSum& to) {
 }
 
 TEST_P(Sum, SquaresHaveOneAssociation) {
-  Random random(6);
+  SeededRandom random(6);
   for (const DType dtype : kAllDtypes) {
     std::vector<int64_t> numels = lengths();
     numels.insert(numels.end(), {255, 256, 257, 5000, 40077});
@@ -182,7 +182,7 @@ TEST_P(Sum, SquaresOfUnexpectedSizesAreExact) {
 
 // Values of many sizes: plain additions give another double for nearly every order.
 TEST_P(Sum, SquaresDoNotDependOnOrderAndCut) {
-  Random random(7);
+  SeededRandom random(7);
   for (const int64_t numel : {100, 1024, 40000}) {
     std::vector<float> values(static_cast<size_t>(numel));
     std::normal_distribution<float> normal;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/table.h"
+#include "support/random.h"
 
 // References written apart from the kernels: conversions by arithmetic on doubles, buffers with guards around them.
 namespace zeroshard::kernels::test {
@@ -132,7 +133,9 @@ inline ::testing::AssertionResult same(const Buffer& got, const Buffer& want) {
   return ::testing::AssertionSuccess();
 }
 
-using Random = std::mt19937_64;
+using zeroshard::testing::Random;
+using zeroshard::testing::SeededRandom;
+using zeroshard::testing::seeds;
 
 // Mostly numbers of ordinary size; some tiny, huge, subnormal, zero, and when asked non-finite.
 inline float random_value(Random& random, bool non_finite = false) {

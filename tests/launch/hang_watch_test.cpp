@@ -206,12 +206,12 @@ TEST(HangWatch, SuspendedTimeDoesNotCount) {
     if (std::freopen(file.c_str(), "w", stderr) == nullptr) ::_exit(99);
     ::_exit(launch(job(1, "slow", 1)));
   }
-  std::this_thread::sleep_for(500ms);
+  std::this_thread::sleep_for(500ms);  // in the middle of its steps
   ::kill(launcher, SIGTSTP);
   int status = 0;
   ASSERT_EQ(::waitpid(launcher, &status, WUNTRACED), launcher);
   ASSERT_TRUE(WIFSTOPPED(status));
-  std::this_thread::sleep_for(1500ms);
+  std::this_thread::sleep_for(1500ms);  // longer than the timeout
   ::kill(launcher, SIGCONT);
   ASSERT_EQ(::waitpid(launcher, &status, 0), launcher);
   std::ifstream stream(file);

@@ -14,18 +14,20 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "launch/heartbeat_board.h"
 #include "launch/heartbeat_layout.h"
+#include "support/random.h"
 #include "zeroshard/rank_environment.h"
 #include "zeroshard/rank_observer.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
 
 using Activity = HeartbeatState::Activity;
 
@@ -79,7 +81,7 @@ TEST(Heartbeat, TheLauncherSeesStepsAndWaits) {
   EXPECT_EQ(state.step, 41);
   EXPECT_EQ(state.where, "all_gather layer.3.weight");
   EXPECT_EQ(state.waiting_thread, ::gettid());
-  EXPECT_THAT(state.progress_ns, testing::AllOf(testing::Ge(before), testing::Le(heartbeat::now_ns())));
+  EXPECT_THAT(state.progress_ns, ::testing::AllOf(::testing::Ge(before), ::testing::Le(heartbeat::now_ns())));
   EXPECT_EQ(state.waiting_since_ns, state.progress_ns);
 
   rank.done_waiting();
@@ -324,7 +326,7 @@ TEST(HeartbeatBoard, RandomBytesDoNoHarm) {
   const size_t bytes = heartbeat::board_bytes(2);
   auto* memory = static_cast<unsigned char*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, board.fd(), 0));
   ASSERT_NE(memory, MAP_FAILED);
-  std::mt19937 random(7);
+  SeededRandom random(7);
   for (int round = 0; round < 300; ++round) {
     for (size_t i = 0; i < bytes; ++i) memory[i] = static_cast<unsigned char>(random());
     for (const int rank : {0, 1}) {

@@ -102,7 +102,7 @@ TEST(Launch, TheRootCauseComesFirst) {
   EXPECT_THAT(outcome.err, HasSubstr(": lost rank 2\n"));
 }
 
-TEST(Launch, ARankMayEndEarlyAndWell) {
+TEST(Launch, ARankMayEndEarlyAndWell) {  // the other works on for a while
   const Outcome outcome = run(shell(2, "[ $RANK = 0 ] && exit 0; sleep 0.3; echo done"));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.out, "[rank 1] done\n");
@@ -118,6 +118,7 @@ TEST(Launch, AStoppedRankIsNamedAndEndsTheJob) {
   EXPECT_THAT(outcome.err, HasSubstr("has been stopped by SIGSTOP for 0."));
 }
 
+// Stopped for less than the timeout; then it works for longer.
 TEST(Launch, AShortStopIsNoFailure) {
   LaunchOptions options = shell(1, "(sleep 0.2; kill -CONT $$) & kill -STOP $$; sleep 0.8; wait; echo done");
   options.stall_timeout_s = 0.6;
@@ -129,8 +130,9 @@ TEST(Launch, AShortStopIsNoFailure) {
 // What a rank leaves behind ends with the job, even in a session of its own and deaf to SIGTERM.
 TEST(Launch, LeavesNoProcessBehind) {
   const std::string file = testing::TempDir() + "left_behind";
-  const Outcome outcome =
-      run(shell(1, "setsid sh -c 'trap \"\" TERM; echo $$ > " + file + "; sleep 60' & sleep 0.3; exit 3"));
+  std::filesystem::remove(file);
+  const Outcome outcome = run(shell(1, "setsid sh -c 'trap \"\" TERM; echo $$ > " + file +
+                                           "; sleep 60' & while [ ! -s " + file + " ]; do sleep 0.01; done; exit 3"));
   EXPECT_EQ(outcome.code, 3);
   int pid = 0;
   std::ifstream(file) >> pid;

@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <random>
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
 
 std::string prefixed(const std::vector<std::string>& pieces) {
   LineBuffer lines("> ");
@@ -46,9 +49,8 @@ TEST(LineBuffer, CutsEndlessLinesAndLosesNothing) {
 }
 
 TEST(LineBuffer, AnyCutOfAnyTextGivesTheSameLines) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
+  for (const uint64_t seed : seeds(200)) {
+    SeededRandom random(seed);
     std::string text, expected = "> ";
     for (int i = 0; i < 200; ++i) {
       const char c = random() % 5 == 0 ? '\n' : static_cast<char>('a' + random() % 26);
@@ -76,13 +78,13 @@ TEST(Tail, HasTheLastLines) {
   EXPECT_TRUE(tail.lines(3).empty());
   for (int i = 0; i < 20000; ++i) tail.append("line " + std::to_string(i) + "\n");
   tail.append("\r 1%\r 2%\nlast");
-  EXPECT_THAT(tail.lines(3), testing::ElementsAre("line 19999", " 2%", "last"));
+  EXPECT_THAT(tail.lines(3), ::testing::ElementsAre("line 19999", " 2%", "last"));
 }
 
 TEST(Tail, ShortensLongLines) {
   Tail tail;
   tail.append(std::string(100'000, 'x') + "\nend\n");
-  EXPECT_THAT(tail.lines(20), testing::ElementsAre(testing::SizeIs(503), "end"));
+  EXPECT_THAT(tail.lines(20), ::testing::ElementsAre(::testing::SizeIs(503), "end"));
 }
 
 }  // namespace

@@ -4,13 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
-#include <random>
+
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
 
 using Kind = JobFailure::Kind;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
+using testing::SeededRandom;
+using testing::seeds;
 
 LaunchOptions options(int max_restarts, int min_ranks = 0) {
   LaunchOptions result;
@@ -101,9 +104,8 @@ TEST(Restart, ARankThatCannotStartIsLeftOut) {
 
 // Whatever fails: at most max_restarts starts more, never fewer ranks than min_ranks, never more than before.
 TEST(Restart, TheBudgetHolds) {
-  for (unsigned seed = 0; seed < 500; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
+  for (const uint64_t seed : seeds(500)) {
+    SeededRandom random(seed);
     const auto below = [&random](unsigned n) { return static_cast<int>(random() % n); };
     const LaunchOptions asked = options(below(6), below(5));
     Attempt attempt = first();

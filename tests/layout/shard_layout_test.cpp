@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <random>
 
 #include "layout/unit_layout.h"
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
 
 TEST(ShardLayout, PadsOnlyTheTailToWholeBlocks) {
   const ShardLayout layout(std::vector<int64_t>{3, 0, 2050}, /*world_size=*/2);
@@ -31,9 +34,8 @@ TEST(ShardLayout, OneElementMoreThanFullShardsNeedsAnotherBlock) {
 }
 
 TEST(ShardLayout, EveryElementHasOneOwner) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(500)) {
+    SeededRandom random(seed);
     std::vector<int64_t> numels(random() % 20);
     for (int64_t& numel : numels) numel = int64_t(random() % 3000);
     const int world_size = 1 + int(random() % 9);

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <vector>
 
+#include "support/random.h"
+
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
 
 using Block = BlockCache::Block;
 
@@ -17,7 +20,7 @@ constexpr size_t kMegabyte = size_t{1} << 20;
 
 TEST(BlockCache, BlocksAreApartAndHoldWhatIsWritten) {
   BlockCache cache;
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::vector<Block> blocks;
   for (int i = 0; i < 200; ++i) {
     const size_t asked = kMegabyte / 4 + random() % kMegabyte;
@@ -62,7 +65,7 @@ TEST(BlockCache, NothingIsWastedOnASmallOne) {
 // Any sizes in any order, in steps that grow and shrink.
 TEST(BlockCache, InUseAndKeptAreNoMoreThanThePeakOfTwoSteps) {
   BlockCache cache;
-  std::mt19937_64 random(2);
+  SeededRandom random(2);
   std::vector<Block> blocks;
   size_t used = 0, peak = 0, last_peak = 0, most_kept = 0;
   for (int step = 0; step < 60; ++step) {
@@ -135,7 +138,7 @@ TEST(BlockCache, ThreadsShareOne) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&cache, t] {
-      std::mt19937_64 random{unsigned(t)};
+      testing::Random random{uint64_t(t)};
       for (int i = 0; i < 20'000; ++i) {
         const Block block = cache.take(kMegabyte + (random() % 8) * kMegabyte / 8);
         static_cast<int*>(block.start)[0] = t * 1'000'000 + i;

@@ -5,13 +5,16 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <random>
+
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
 
+using testing::SeededRandom;
+
 TEST(NumberText, ExactTextGivesTheSameDouble) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   for (int i = 0; i < 20000; ++i) {
     const auto value = std::bit_cast<double>(random());
     if (!std::isfinite(value)) continue;

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
+
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
 
 std::vector<Series::Point> points_of(const Series& series) {
   std::vector<Series::Point> points;
@@ -26,7 +29,7 @@ TEST(Series, KeepsEveryRecordUpToTheLimit) {
 }
 
 TEST(Series, KeepsExtremesOfAnyNumberOfRecords) {
-  std::mt19937_64 random(2);
+  SeededRandom random(2);
   for (const int64_t count : {2001, 2002, 3999, 4001, 8000, 50000, 131072}) {
     SCOPED_TRACE(count);
     Series series;

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -12,11 +11,13 @@
 #include "device/dtype.h"
 #include "optim/aten_step.h"
 #include "support/piecewise_states.h"
+#include "support/random_tensor.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
 
+using testing::random_tensor;
 using Type = OptimizerConfig::Type;
 
 // Two groups of a unit, in fp32 and bf16; one parameter is larger than the grain of the thread pool.
@@ -55,22 +56,12 @@ std::vector<Case> cases() {
   return result;
 }
 
-at::Tensor random_tensor(int64_t numel, uint64_t seed) {
-  const at::Tensor tensor = at::empty({numel}, at::kFloat);
-  uint64_t state = seed * 0x9e3779b97f4a7c15U + 1;
-  for (float& value : std::span(tensor.data_ptr<float>(), size_t(numel))) {
-    state = state * 6364136223846793005U + 1442695040888963407U;  // Knuth's MMIX generator
-    value = float(int64_t(state >> 40)) * 0x1p-23F - 1;
-  }
-  return tensor;
-}
-
 // Values of group g at its flat positions, followed by padding.
 at::Tensor flat(const FlatGroup& group, uint64_t seed, size_t g) {
   const at::Tensor result = at::zeros({group.layout.padded_numel()}, at::kFloat);
   for (size_t i = 0; i < group.params.size(); ++i) {
     const Range range = group.layout.param(i);
-    result.slice(0, range.begin, range.end).copy_(random_tensor(range.size(), seed * 100 + g * 10 + i));
+    result.slice(0, range.begin, range.end).copy_(random_tensor({range.size()}, seed * 100 + g * 10 + i));
   }
   return result;
 }
@@ -261,7 +252,7 @@ TEST(ShardedOptimizer, SlicesCoverEveryOwnedElementOnce) {
           EXPECT_EQ(slice.master.scalar_type(), at::kFloat);
           const int64_t begin = covered[g][slice.index];
           EXPECT_EQ(slice.begin, begin);
-          const at::Tensor initial = random_tensor(kNumels[g][slice.index], 100 + g * 10 + slice.index);
+          const at::Tensor initial = random_tensor({kNumels[g][slice.index]}, 100 + g * 10 + slice.index);
           EXPECT_TRUE(slice.master.equal(initial.slice(0, begin, begin + slice.master.numel())));
           covered[g][slice.index] += slice.master.numel();
         }

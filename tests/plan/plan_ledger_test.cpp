@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
 
 UnitLayout unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16,
                 bool requires_grad = true) {
@@ -218,10 +220,10 @@ struct RandomPlan {
   std::vector<UnitLayout> units;
   PlanOptions options;
   int64_t numel = 0;
+  SeededRandom random;
 
-  explicit RandomPlan(unsigned seed) {
-    std::mt19937 random(seed);
-    const auto between = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  explicit RandomPlan(uint64_t seed) : random(seed) {
+    const auto between = [&](int low, int high) { return random.between(low, high); };
     options.world_size = between(2, 17);
     options.compute_dtype = between(0, 1) ? DType::kBFloat16 : DType::kFloat32;
     options.optimizer_slots = between(0, 2);
@@ -240,8 +242,7 @@ struct RandomPlan {
 };
 
 TEST(PlanLedgerProperties, ModelStatesDoNotGrowWithTheStage) {
-  for (unsigned seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
+  for (const uint64_t seed : seeds(300)) {
     RandomPlan plan(seed);
     int64_t previous = INT64_MAX;
     for (plan.options.stage = 0; plan.options.stage <= 3; ++plan.options.stage) {
@@ -253,8 +254,7 @@ TEST(PlanLedgerProperties, ModelStatesDoNotGrowWithTheStage) {
 }
 
 TEST(PlanLedgerProperties, AllRanksTogetherHoldEveryState) {
-  for (unsigned seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
+  for (const uint64_t seed : seeds(300)) {
     RandomPlan plan(seed);
     const PlanOptions& options = plan.options;
     const bool fp32 = options.compute_dtype == DType::kFloat32;
@@ -269,8 +269,7 @@ TEST(PlanLedgerProperties, AllRanksTogetherHoldEveryState) {
 
 // A unit's padding is less than one block per rank, so a rank's shard is less than one block more than its part.
 TEST(PlanLedgerProperties, ExceedsTheFormulaByPaddingAlone) {
-  for (unsigned seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
+  for (const uint64_t seed : seeds(300)) {
     RandomPlan plan(seed);
     for (plan.options.stage = 0; plan.options.stage <= 3; ++plan.options.stage) {
       const double exact = double(states_of(plan_ledger(plan.units, plan.options)));

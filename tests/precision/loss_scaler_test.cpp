@@ -4,12 +4,15 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
 
 Fp16Config dynamic_config(int64_t window = 4, int hysteresis = 1) {
   Fp16Config config;
@@ -123,12 +126,11 @@ TEST(LossScaler, StaysFinite) {
 }
 
 TEST(LossScaler, LoadedStateContinuesAsTheSavedOne) {
-  for (unsigned seed = 0; seed < 50; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
+  for (const uint64_t seed : seeds(50)) {
+    SeededRandom random(seed);
     LossScaler original(dynamic_config(/*window=*/3, /*hysteresis=*/2));
     const auto step = [&] { return random() % 5 == 0; };
-    for (unsigned i = 0; i < seed; ++i) original.update(step());
+    for (uint64_t i = 0; i < seed % 50; ++i) original.update(step());
     LossScaler copy(dynamic_config(/*window=*/3, /*hysteresis=*/2));
     copy.load(original.state());
     for (int i = 0; i < 40; ++i) {

@@ -1,4 +1,4 @@
-"""Tiny models and batches for tests; everything is a function of its arguments alone."""
+"""Tiny models, batches and configurations for tests; everything is a function of its arguments alone."""
 
 from __future__ import annotations
 
@@ -133,3 +133,29 @@ def lora_llama():
         layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
         layer.mlp.down_proj = LowRank(layer.mlp.down_proj)
     return model
+
+
+def configuration(stage: int = 3, dtype: str = "fp32", *, accumulation: int = 1, threshold: int = 0, **blocks) -> dict:
+    """Of micro-batches of two samples; at stage 3 units of more than `threshold` elements are sharded.
+
+    `blocks` are added, and merged with those that are here.
+    """
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": threshold},
+        "zeroshard": {"timeout_s": 30},
+    }
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True}
+    for name, value in blocks.items():
+        config[name] = config.get(name, {}) | value if isinstance(value, dict) else value
+    return config
+
+
+def adamw(lr: float = 1e-2, **params) -> dict:
+    return {"type": "AdamW", "params": {"lr": lr, **params}}
+
+
+def sgd(lr: float, **params) -> dict:
+    return {"type": "SGD", "params": {"lr": lr, **params}}

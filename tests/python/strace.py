@@ -41,7 +41,7 @@ def attached(thread, calls, *options):
             yield lambda: lines
         finally:
             if tracer.poll() is None:
-                time.sleep(0.01)
+                time.sleep(0.01)  # what the last calls left has to reach the trace
                 tracer.terminate()  # detaches
             tracer.wait(10)
             with contextlib.suppress(FileNotFoundError), open(out, errors="replace") as trace:

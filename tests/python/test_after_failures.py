@@ -8,27 +8,21 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import models
 import pytest
 import torch
 import world
 import zeroshard
+from waiting import wait_for
 
 STAGES = pytest.mark.parametrize("stage", [0, 3])
 
 
 def initialize(stage, micro_batches=1, model=None, optimizer=None, **blocks):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": micro_batches,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "zeroshard": {"timeout_s": 30, "max_skipped_steps": 2},
-        **blocks,
-    }
+    config = models.configuration(stage, accumulation=micro_batches, **{"zeroshard": {"max_skipped_steps": 2}} | blocks)
     if optimizer is None:
-        config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.1}}
+        config["optimizer"] = models.adamw(0.1)
     return zeroshard.initialize(model=model or models.stack(), optimizer=optimizer, config=config)[0]
 
 
@@ -259,7 +253,7 @@ def free_before_others_come(stage, folder):
 
     freed, came = pathlib.Path(folder) / "freed", [pathlib.Path(folder) / f"came{rank}" for rank in (1, 2)]
     if engine.rank() > 0:
-        wait_until(freed.exists)
+        wait_for(freed.exists, freed, seconds=60)
         with pytest.raises((zeroshard.CommError, RuntimeError)):
             step(engine)
         came[engine.rank() - 1].touch()
@@ -271,13 +265,8 @@ def free_before_others_come(stage, folder):
     gc.collect()
     tensors = [torch.full((size,), 7.0) for size in [*range(8, 70_000, 97)] * 2]
     freed.touch()
-    wait_until(lambda: all(path.exists() for path in came))
+    wait_for(lambda: all(path.exists() for path in came), came, seconds=60)
     return all(bool((tensor == 7).all()) for tensor in tensors)
-
-
-def wait_until(condition):
-    while not condition():
-        time.sleep(0.01)
 
 
 @pytest.mark.fault

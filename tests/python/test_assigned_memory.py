@@ -183,7 +183,7 @@ def return_assigned(stage):
         assign(model, "share")
     assigned = writes.values(model)
     engine.destroy()
-    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}}
+    config = models.configuration(0, optimizer=models.sgd(0.5))
     engine = zeroshard.initialize(model=model, config=config)[0]
     before = writes.values(model)
     writes.step(engine)
@@ -199,9 +199,7 @@ def test_an_engine_that_ends_leaves_what_was_assigned(ranks, stage):
 
 def assign_to_small_ones(assign_while):
     """At stage 3 small parameters are whole from the forward on that needs them until the next update."""
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 10000}
-    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero, "bf16": {"enabled": True}}
-    config["optimizer"] = {"type": "SGD", "params": {"lr": 0.0}}
+    config = models.configuration(3, "bf16", threshold=10000, optimizer=models.sgd(0.0))
     model = models.stack()
     engine = zeroshard.initialize(model=model, config=config)[0]
     writes.step(engine)
@@ -273,8 +271,7 @@ class Tied(torch.nn.Module):
 
 def assign_to_tied(stage):
     """What is assigned to both, to one and differently; and whether both are one afterwards."""
-    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}}
-    config["optimizer"] = {"type": "SGD", "params": {"lr": 0.5}}
+    config = models.configuration(stage, optimizer=models.sgd(0.5))
     model = Tied()
     engine = zeroshard.initialize(model=model, config=config)[0]
 

@@ -200,17 +200,17 @@ def test_the_trunk_alone_has_tensors_without_its_name(tmp_path):
     assert torch.equal(logits_of(tmp_path)[0], whole)
 
 
-def change_config(**fields):
+def change_config(file="config.json", /, **fields):
     def change(directory):
-        path = directory / "config.json"
+        path = directory / file
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
     return change
 
 
-def change_tensors(change):
+def change_tensors(change, file="model.safetensors"):
     def apply(directory):
-        path = directory / "model.safetensors"
+        path = directory / file
         tensors = safetensors.torch.load_file(path)
         change(tensors)
         safetensors.torch.save_file(tensors, path)
@@ -218,8 +218,8 @@ def change_tensors(change):
     return apply
 
 
-def cut(directory):
-    path = directory / "model.safetensors"
+def cut(directory, file="model.safetensors"):
+    path = directory / file
     path.write_bytes(path.read_bytes()[:-100])
 
 

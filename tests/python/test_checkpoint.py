@@ -6,6 +6,7 @@ import os
 import random
 import signal
 
+import models
 import pytest
 import torch
 import world
@@ -17,24 +18,14 @@ WIDTH = 149  # units of four blocks of 1024 elements, by which shards are cut: u
 
 
 def configuration(stage, dtype="fp32", optimizer="AdamW", **own):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": 0.5,
-        "optimizer": {"type": optimizer, "params": {"lr": 3e-3, "weight_decay": 0.01}},
-        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 40, "warmup_num_steps": 5}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 1200},
-        "zeroshard": {"timeout_s": 30, **own},
-    }
-    if optimizer == "SGD":
-        config["optimizer"]["params"]["momentum"] = 0.9
-    if optimizer == "none":
-        del config["optimizer"], config["scheduler"]
-    if dtype != "fp32":
-        config[dtype] = {"enabled": True}
+    blocks = {"gradient_clipping": 0.5, "zeroshard": own}
+    if optimizer != "none":
+        momentum = {"momentum": 0.9} if optimizer == "SGD" else {}
+        blocks["optimizer"] = {"type": optimizer, "params": {"lr": 3e-3, "weight_decay": 0.01, **momentum}}
+        blocks["scheduler"] = {"type": "WarmupCosineLR", "params": {"total_num_steps": 40, "warmup_num_steps": 5}}
     if dtype == "fp16":
-        config["fp16"]["loss_scale_window"] = 3
-        config["fp16"]["initial_scale_power"] = 8
-    return config
+        blocks["fp16"] = {"loss_scale_window": 3, "initial_scale_power": 8}
+    return models.configuration(stage, dtype, threshold=1200, **blocks)
 
 
 class Dropping(nn.Module):

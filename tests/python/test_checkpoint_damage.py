@@ -23,6 +23,7 @@ from saved import checkpoints_in
 from test_checkpoint import facts, make, seed, train
 from test_checkpoint_faults import verified
 from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
+from waiting import wait_for
 
 pytestmark = pytest.mark.fault
 OLD, NEW = "global_step2", "global_step4"
@@ -211,8 +212,7 @@ def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path, name):
 def load_when_told(folder):
     engine = make(3)
     print("ready", flush=True)
-    while not os.path.exists(folder + ".go"):
-        time.sleep(0.002)
+    wait_for(lambda: os.path.exists(folder + ".go"), "the tracer", seconds=60)
     engine.load_checkpoint(folder)
     engine.load_checkpoint(folder, tag=OLD)
     os._exit(0)

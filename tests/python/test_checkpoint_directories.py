@@ -1,7 +1,6 @@
 """Which directory a path means, and who may save there."""
 
 import os
-import time
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import world
 import zeroshard
 from saved import checkpoints_in
 from test_checkpoint import configuration, make, train
+from waiting import wait_for
 
 
 def through_a_link(folder):
@@ -33,8 +33,8 @@ def save_and_wait(folder, steps, until=None):
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
     print(f"saved by {os.getpid()}", flush=True)
-    while until is not None and not os.path.exists(until):
-        time.sleep(0.01)
+    if until is not None:
+        wait_for(lambda: os.path.exists(until), until, seconds=60)
 
 
 @pytest.mark.row("L1")

@@ -16,6 +16,7 @@ import world
 from built import ZEROSHARD, needs
 from test_checkpoint import facts, make, seed, train
 from test_faults import nothing_left  # noqa: F401 (a fixture that is always used)
+from waiting import wait_for
 
 pytestmark = pytest.mark.fault
 END_S = 10  # after a death every other rank has ended by then
@@ -134,17 +135,17 @@ def writer_of(engine, folder):
     before = set(os.listdir("/proc/self/task"))
     engine.save_checkpoint(folder)
     engine.wait_for_checkpoint()
-    deadline = time.monotonic() + 10
-    while len(new := set(os.listdir("/proc/self/task")) - before) != 1:  # who has ended stays listed for a moment
-        assert time.monotonic() < deadline, new
-        time.sleep(0.01)
-    return new.pop()
+
+    def writer():  # who has ended stays listed for a moment
+        new = set(os.listdir("/proc/self/task")) - before
+        return new.pop() if len(new) == 1 else None
+
+    return wait_for(writer, "one more thread")
 
 
 def tell_and_wait(writer, folder):
     print(f"writer {writer}.", flush=True)
-    while not os.path.exists(folder + ".go"):
-        time.sleep(0.002)
+    wait_for(lambda: os.path.exists(folder + ".go"), "the test", seconds=60)
 
 
 def writer_said(saving, rank):
@@ -337,7 +338,7 @@ def test_death_while_loading(tmp_path, release):
         loading = world.World(2, load_for_ever, folder=str(tmp_path))
         try:
             loading.wait_for("ready")
-            time.sleep(generator.uniform(0, 0.05))
+            time.sleep(generator.uniform(0, 0.05))  # a load takes about so long
             loading.processes[victim].kill()
             loading.join(END_S)
             other = loading.results()[1 - victim]

@@ -16,12 +16,7 @@ INDUCTOR_TOLERANCE = 1e-5
 
 
 def configuration(stage, accumulation=1):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": accumulation,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "eps": 1e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-    }
+    return models.configuration(stage, accumulation=accumulation, optimizer=models.adamw(eps=1e-3))
 
 
 def train(model, loss_of, stage, backend, **options):

@@ -11,13 +11,7 @@ STAGES = [0, 1, 2, 3]
 
 
 def configuration(stage, dtype):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": 0.5,
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        **({dtype: {"enabled": True}} if dtype != "fp32" else {}),
-    }
+    return models.configuration(stage, dtype, gradient_clipping=0.5, optimizer=models.adamw(3e-3))
 
 
 def train(engine, steps, first=0):

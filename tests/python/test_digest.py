@@ -42,24 +42,20 @@ def all_variants(seed):
 
 
 def configuration(dtype, accumulation, clip, variant):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": clip,
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "weight_decay": 0.01}},
-        "zero_optimization": {
-            "stage": variant["stage"],
+    return models.configuration(
+        variant["stage"],
+        dtype,
+        accumulation=accumulation,
+        threshold=variant["persistence_threshold"],
+        gradient_clipping=clip,
+        optimizer=models.adamw(3e-3, weight_decay=0.01),
+        zero_optimization={
             "overlap_comm": variant["overlap_comm"],
-            "stage3_param_persistence_threshold": variant["persistence_threshold"],
             "stage3_prefetch_bucket_size": variant["prefetch_numel"],
         },
-        "zeroshard": {"transport": variant["transport"], "unit_classes": variant["unit_classes"], "timeout_s": 30},
-    }
-    if dtype != "fp32":
-        config[dtype] = {"enabled": True}
-    if dtype == "fp16":
-        config[dtype]["initial_scale_power"] = 8  # no step is skipped
-    return config
+        zeroshard={"transport": variant["transport"], "unit_classes": variant["unit_classes"]},
+        fp16={"initial_scale_power": 8},  # no step is skipped
+    )
 
 
 def digests_of(variants, dtype, accumulation, clip, steps):

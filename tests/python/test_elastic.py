@@ -28,16 +28,17 @@ pytestmark = pytest.mark.fault
 
 
 def make(stage, ranks, data=None, dtype="fp32"):
-    config = {
-        **({dtype: {"enabled": True}} if dtype != "fp32" else {}),
-        "train_batch_size": GLOBAL_BATCH,
-        "train_micro_batch_size_per_gpu": MICRO_BATCH[ranks],  # the micro-batches of a step follow from it
-        "gradient_clipping": 0.5,
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "weight_decay": 0.01}},
-        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 400, "warmup_num_steps": 5}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 40},
-        "zeroshard": {"timeout_s": 30},
-    }
+    config = models.configuration(
+        stage,
+        dtype,
+        accumulation="auto",  # it follows from the two sizes
+        threshold=40,
+        train_batch_size=GLOBAL_BATCH,
+        train_micro_batch_size_per_gpu=MICRO_BATCH[ranks],
+        gradient_clipping=0.5,
+        optimizer=models.adamw(3e-3, weight_decay=0.01),
+        scheduler={"type": "WarmupCosineLR", "params": {"total_num_steps": 400, "warmup_num_steps": 5}},
+    )
     engine, _, loader, _ = zeroshard.initialize(model=models.stack(width=WIDTH), config=config, training_data=data)
     return engine, loader
 

@@ -13,13 +13,7 @@ RAMP = (1, 3, 2, 1)  # micro-batches of each step
 
 
 def configuration(accumulation=1, stage=1, **blocks):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": accumulation,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "eps": 1e-3}},
-        "zero_optimization": {"stage": stage},
-        **blocks,
-    }
+    return models.configuration(stage, accumulation=accumulation, **{"optimizer": models.adamw(eps=1e-3)} | blocks)
 
 
 def initialize(accumulation=1, **blocks):
@@ -196,8 +190,8 @@ class Normalised(models.Stack):
 
 def normalise(dtype, stage):
     torch.manual_seed(0)
-    blocks = {dtype: {"enabled": True, "initial_scale_power": 4} if dtype == "fp16" else {"enabled": True}}
-    engine = zeroshard.initialize(model=Normalised(), config=configuration(stage=stage, **blocks))[0]
+    config = configuration(stage=stage, dtype=dtype, fp16={"initial_scale_power": 4})
+    engine = zeroshard.initialize(model=Normalised(), config=config)[0]
     before = engine.module.normal.running_mean.clone()
     micro_step(engine, 0, 0)
     mean = engine.module.normal.running_mean
@@ -226,3 +220,18 @@ def test_attributes_of_the_engine_can_be_patched():
         patch.delattr(engine, "lr_scheduler")
         assert engine.lr_scheduler is None
     assert engine.lr_scheduler is scheduler
+
+
+def test_a_scheduler_that_is_a_module_is_kept():
+    engine = initialize()
+    names = list(engine.state_dict())
+    scheduler = torch.nn.Linear(2, 2)
+    scheduler.step = lambda: steps.append(engine.global_steps)
+    steps = []
+    engine.lr_scheduler = scheduler
+    assert engine.lr_scheduler is scheduler and list(engine.state_dict()) == names
+    engine.backward(engine(models.vectors(0, 0, 2)[0]).square().mean())
+    engine.step()
+    assert steps == [1]
+    engine.lr_scheduler = None
+    assert engine.lr_scheduler is None

@@ -24,13 +24,7 @@ def train_and_save(folder, family, stage, dtype):
     from safetensors.torch import save_file
 
     model = MODELS[family]()
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 30},
-    }
-    if dtype != "fp32":
-        config[dtype] = {"enabled": True}
+    config = models.configuration(stage, dtype, threshold=30, optimizer=models.adamw())
     engine, *_ = zeroshard.initialize(model=model, config=config)
     before = logits_of(engine)
     for step in range(3):

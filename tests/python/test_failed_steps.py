@@ -30,21 +30,15 @@ class Raises(torch.autograd.Function):
         raise Fault("planted")
 
 
-def configuration(stage, dtype="fp32", micro_batches=1, **changes):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": micro_batches,
-        # Without states, so that one engine can train the same steps again.
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "zeroshard": {"timeout_s": 30},
-    }
-    if dtype != "fp32":
-        config[dtype] = {"enabled": True}
-    if dtype == "fp16":
-        config["fp16"] |= {"initial_scale_power": 4}
-    return config | changes
+def configuration(stage, dtype="fp32", micro_batches=1):
+    return models.configuration(
+        stage,
+        dtype,
+        accumulation=micro_batches,
+        optimizer=models.sgd(0.1),  # without states, so that one engine can train the same steps again
+        data_types={"grad_accum_dtype": "fp32"},
+        fp16={"initial_scale_power": 4},
+    )
 
 
 def plant(model, place):

@@ -35,13 +35,8 @@ def nothing_left():
 
 
 def configuration(stage=3, transport="shm", timeout_s=8, **blocks):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "zeroshard": {"transport": transport, "timeout_s": timeout_s, "stall_timeout_s": 3},
-        **blocks,
-    }
+    own = {"transport": transport, "timeout_s": timeout_s, "stall_timeout_s": 3}
+    return models.configuration(stage, optimizer=models.adamw(1e-3), zeroshard=own, **blocks)
 
 
 def train(engine, steps, before_step=lambda step: None):
@@ -297,8 +292,7 @@ def test_errors_over_a_process_group_name_both_sides(case):
 
 def nan_on_one_rank(dtype, stage, transport, bad_steps, max_skipped):
     """NaN reaches the gradient of one block's bias on the last rank alone."""
-    blocks = {dtype: {"enabled": True}} if dtype != "fp32" else {}
-    config = configuration(stage, transport, **blocks)
+    config = configuration(stage, transport, dtype=dtype)
     config["zeroshard"]["max_skipped_steps"] = max_skipped
     engine, *_ = zeroshard.initialize(model=models.stack(), config=config)
     history = []

@@ -16,9 +16,9 @@ from test_launcher import (
     environment,
     forget_pids,
     script,  # noqa: F401 - a fixture
-    wait_for,
 )
 from test_supervisor import first_child, no_process_left
+from waiting import wait_for
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
 CONTAINER = ["unshare", "--user", "--map-root-user", "--kill-child", "--pid", "--mount-proc"]

@@ -12,21 +12,14 @@ import pytest
 import torch
 import world
 import zeroshard
-from models import stack, vectors
+from models import adamw, configuration, stack, vectors
 
 DTYPES = ("fp32", "bf16", "fp16")
 pytestmark = pytest.mark.fault
 
 
 def engine_for(stage, dtype, transport="auto"):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "zero_optimization": {"stage": stage},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "zeroshard": {"transport": transport},
-    }
-    if dtype != "fp32":
-        config[dtype] = {"enabled": True}
+    config = configuration(stage, dtype, optimizer=adamw(), zeroshard={"transport": transport})
     return zeroshard.initialize(model=stack(), config=config)[0]
 
 

@@ -15,12 +15,7 @@ EPS, TOLERANCE = 1e-3, 1e-5
 
 
 def configuration(stage):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "eps": EPS}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "zeroshard": {"timeout_s": 30},
-    }
+    return models.configuration(stage, optimizer=models.adamw(weight_decay=0.1, eps=EPS))
 
 
 def loss_of(model, x, y):

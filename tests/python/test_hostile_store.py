@@ -88,7 +88,7 @@ def test_strangers_at_the_store(tmp_path, release, transport):
         strangers = 1000 if release else 120
         links = attack(port, strangers, random.Random(number))
         assert len(links) == strangers
-        time.sleep(1)
+        time.sleep(1)  # the ranks train on meanwhile
         (tmp_path / "stop").touch()
         ended = ranks.results(90)
     finally:

@@ -16,18 +16,13 @@ NO_VALUE = "gets no value"
 LOST = "the values are lost"
 
 
-def configuration():
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-    return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zeroshard": {"timeout_s": 30}}
-
-
 def context_of(name):
     return zeroshard.Init() if name == "Init" else torch.device("meta")
 
 
 def values_of(model):
     """The parameters after `initialize`: sizes, and the value where all elements have the same."""
-    zeroshard.initialize(model=model, config=configuration())
+    zeroshard.initialize(model=model, config=models.configuration())
     with zeroshard.gathered(model.parameters()):
         assert all(torch.isfinite(param).all() for param in model.parameters())
         return {name: param.unique().tolist() for name, param in model.named_parameters()}
@@ -35,7 +30,7 @@ def values_of(model):
 
 def error_of(model):
     try:
-        zeroshard.initialize(model=model, config=configuration())
+        zeroshard.initialize(model=model, config=models.configuration())
     except ValueError as error:
         return str(error)
     return None
@@ -219,8 +214,7 @@ def train(context, stage):
     torch.manual_seed(3)
     with zeroshard.Init() if context == "Init" else contextlib.nullcontext():
         model = Enclosing()
-    settings = configuration() | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
-    settings["zero_optimization"] = {"stage": stage, "stage3_param_persistence_threshold": 0}
+    settings = models.configuration(stage, optimizer=models.adamw())
     engine = zeroshard.initialize(model=model, config=settings)[0]
     for step in range(2):
         x, y = models.vectors(step, world.rank(), 2)
@@ -276,7 +270,7 @@ def give(how):
             del model.head.bias
             model.head.bias = source.head.bias = expected
     expected = {name: param.detach().clone() for name, param in source.named_parameters()}
-    zeroshard.initialize(model=model, config=configuration())
+    zeroshard.initialize(model=model, config=models.configuration())
     with zeroshard.gathered(model.parameters()):
         same = {name: torch.equal(param, expected[name]) for name, param in model.named_parameters()}
     return all(value for name, value in same.items() if how != "assign" or name.startswith("head"))
@@ -351,7 +345,7 @@ class Weighted(nn.Module):
 def tie(how):
     with zeroshard.Init():
         model = Tied(how)
-    zeroshard.initialize(model=model, config=configuration())
+    zeroshard.initialize(model=model, config=models.configuration())
     with zeroshard.gathered(model.parameters()):
         return model.first.weight is model.second.weight, model.first.weight.float().square().mean().sqrt().item()
 
@@ -376,7 +370,7 @@ def cast():
         model.count = nn.Parameter(torch.arange(3), requires_grad=False)
     built = {str(param.dtype) for param in model.parameters()}
     del model.count
-    zeroshard.initialize(model=model, config=configuration())
+    zeroshard.initialize(model=model, config=models.configuration())
     return built, {str(param.dtype) for param in model.parameters()}, str(model.norm.running_mean.dtype)
 
 

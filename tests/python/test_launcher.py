@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from built import ZEROSHARD, needs
+from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD)
 VARIABLES = re.compile(r"RANK$|_SIZE$|^MASTER_|^TORCHELASTIC|^OMP_NUM_THREADS$|^CUDA_VISIBLE_DEVICES$|_SOCKET_IFNAME$")
@@ -36,14 +37,6 @@ def run(*args, **options):
     process = launch(*args, **options)
     out, err = process.communicate(timeout=30)
     return process.returncode, out.decode(), err.decode()
-
-
-def wait_for(condition, what, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.01)
-    return value
 
 
 def alive(pid):
@@ -86,7 +79,7 @@ def forget_pids(folder):
 
 
 # What a script does to wait for two such notes, to note its own process, to wait for ever, and to start a process that
-# leaves its session and is deaf to SIGTERM.
+# leaves its session and is deaf to SIGTERM. A script's `time.sleep(60)` is a rank that works on until it is ended.
 WAIT_FOR_TWO = "while sum(n[:4] == 'pid.' for n in os.listdir(os.path.dirname(__file__))) < 2: time.sleep(0.01)\n"
 WAIT = "while True: time.sleep(60)\n"
 NOTE = "open(f'{os.path.dirname(__file__)}/pid.{os.getpid()}', 'w').close()\n"
@@ -304,6 +297,7 @@ def test_signals_reach_the_ranks(script, tmp_path, number, code):
 def test_workers_of_a_python_rank_live_while_it_saves(script, tmp_path):
     """A rank may need its data loader's processes until it has written its checkpoint."""
     body = "worker = subprocess.Popen(['sleep', '60'])\n"
+    # Longer than it takes to end the worker, had it been told, too.
     body += "def save(number, frame):\n    time.sleep(0.3)\n    print(worker.poll())\n    sys.exit(0)\n"
     process = launch("--nproc", "1", script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT))
     pids_in(tmp_path, 1)
@@ -315,6 +309,7 @@ def test_workers_of_a_python_rank_live_while_it_saves(script, tmp_path):
 @pytest.mark.row("P1")
 def test_wrappers_pass_signals_on(script, tmp_path):
     """A shell dies of a signal and does not forward it; what it runs is told too, once, and has the grace period."""
+    # Longer than it takes to end the job, did that not await it.
     body = "def save(number, frame):\n    print('told')\n    time.sleep(1.5)\n    print('saved')\n    sys.exit(0)\n"
     path = script(body + "signal.signal(signal.SIGTERM, save)\n" + NOTE + WAIT)
     wrapper = tmp_path / "wrapper.sh"
@@ -349,7 +344,7 @@ def test_a_second_signal_kills_at_once(script, tmp_path, number):
     process.send_signal(number)
     time.sleep(0.5)  # within a quarter of a second it would count as the same key press
     os.kill(supervisor_of(process), number)  # by somebody who signals all processes of the job: not a second one
-    time.sleep(0.3)
+    time.sleep(0.3)  # by then it would have ended them
     assert all(map(alive, pids))
     process.send_signal(number)
     process.communicate(timeout=10)
@@ -360,14 +355,14 @@ def test_a_second_signal_kills_at_once(script, tmp_path, number):
 @pytest.mark.row("P1")
 def test_one_ctrl_c_may_arrive_twice(script, tmp_path):
     """`timeout -s INT`, for one, signals the launcher and then its group."""
-    path = script(
+    path = script(  # it saves for longer than the signals take to come
         "signal.signal(signal.SIGINT, lambda *_: (time.sleep(0.3), print('saved'), os._exit(0)))\n" + NOTE + WAIT
     )
     process = launch("--nproc", "1", path)
     pids_in(tmp_path, 1)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
+        time.sleep(0.01)  # or two would be one to the system
     assert process.communicate(timeout=10)[0] == b"saved\n"
     assert process.returncode == 130
 
@@ -383,7 +378,7 @@ def test_suspending_the_launcher_suspends_the_ranks(script, tmp_path):
     time.sleep(0.6)  # longer than the stall timeout
     process.send_signal(signal.SIGCONT)
     wait_for(lambda: all(state(pid) in "SR" for pid in pids), "all to go on")
-    time.sleep(0.4)
+    time.sleep(0.4)  # longer than the stall timeout again
     assert process.poll() is None
     process.terminate()
     _, err = process.communicate(timeout=10)
@@ -457,7 +452,7 @@ def test_a_flood_arrives_whole(script):
     """4 ranks, 12 MB each, while the console reads slowly at first."""
     path = script("sys.stdout.write(''.join(f'{rank} {i} ' + 'x' * 990 + '\\n' for i in range(12000)))")
     process = launch("--nproc", "4", path)
-    time.sleep(0.5)
+    time.sleep(0.5)  # pipes fill up
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     seen = [0] * 4
@@ -472,7 +467,7 @@ def test_a_flood_arrives_whole(script):
 @pytest.mark.row("L3")
 def test_signals_work_while_nobody_reads(script):
     process = launch("--nproc", "2", script("while True: print('x' * 10000)"))
-    time.sleep(1)
+    time.sleep(1)  # pipes fill up
     process.terminate()
     assert process.wait(timeout=20) == 143
     process.communicate()

@@ -1,10 +1,12 @@
 """Adapters of `zeroshard train` against LoRA by hand on transformers' models, and PEFT where it is installed."""
 
+import functools
 import json
 import math
 
 import pytest
 import safetensors.torch
+import test_causal_lm
 import torch
 import transformers
 from built import BUILD, ZEROSHARD_TORCH, needs
@@ -224,29 +226,10 @@ def test_peft_loads_the_result(tmp_path, tokens, kind, dtype):
 A, B = (f"{PREFIX}model.layers.1.self_attn.q_proj.lora_{name}.weight" for name in "AB")
 
 
-def change_tensors(change):
-    def apply(folder):
-        path = folder / "adapter_model.safetensors"
-        stored = safetensors.torch.load_file(path)
-        change(stored)
-        safetensors.torch.save_file(stored, path)
-
-    return apply
-
-
-def change_config(**fields):
-    def apply(folder):
-        path = folder / "adapter_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-    return apply
-
-
-def cut(folder):
-    path = folder / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-
-
+FILE = "adapter_model.safetensors"
+change_tensors = functools.partial(test_causal_lm.change_tensors, file=FILE)
+change_config = functools.partial(test_causal_lm.change_config, "adapter_config.json")
+cut = functools.partial(test_causal_lm.cut, file=FILE)
 WRONG = {
     "missing": (change_tensors(lambda stored: stored.pop(B)), [B, "in no file"]),
     "too many": (

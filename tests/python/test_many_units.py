@@ -1,5 +1,6 @@
 """Models of many small units: no number of units is too large, and none takes longer because there are many."""
 
+import models
 import pytest
 import torch
 import world
@@ -26,13 +27,8 @@ class Deep(nn.Module):
 
 
 def configuration(stage, transport="shm", threshold=0):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": 0.5,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": threshold},
-        "zeroshard": {"transport": transport, "timeout_s": 30},
-    }
+    blocks = {"gradient_clipping": 0.5, "optimizer": models.adamw(), "zeroshard": {"transport": transport}}
+    return models.configuration(stage, threshold=threshold, **blocks)
 
 
 def batch(step, engine):

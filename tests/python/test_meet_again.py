@@ -11,6 +11,7 @@ import torch.distributed as dist
 import world
 import zeroshard
 from test_start import initialize
+from waiting import wait_for
 from zeroshard import _C, distributed, groups
 
 pytestmark = pytest.mark.fault
@@ -112,8 +113,7 @@ def come_late(folder):
         (Path(folder) / "tried").touch()
         assert kept is not None
     else:
-        while not (Path(folder) / "tried").exists():
-            time.sleep(0.01)
+        wait_for((Path(folder) / "tried").exists, "rank 0 to have tried", seconds=60)
     return initialize().parameter_digest()
 
 

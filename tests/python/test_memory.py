@@ -8,13 +8,8 @@ import zeroshard
 
 
 def configuration(stage, **optimizer):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        # In shared memory, peers' shards would count as resident, too.
-        "zeroshard": {"timeout_s": 30, "transport": "process_group"},
-        **optimizer,
-    }
+    # In shared memory, peers' shards would count as resident, too.
+    return models.configuration(stage, zeroshard={"transport": "process_group"}, **optimizer)
 
 
 def resident_mb(field):
@@ -72,7 +67,7 @@ def resident_beside_planned(width, layers, stage):
     Without the pages of files: the system takes idle ones of the libraries from a process, and they come back when
     their code runs again.
     """
-    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 0.001, "momentum": 0.9}}}
+    sgd = {"optimizer": models.sgd(0.001, momentum=0.9)}
 
     def build(width, layers):
         model = models.Stack(width, layers)

@@ -10,16 +10,6 @@ import zeroshard
 from zeroshard.initialize import parse_config
 
 
-def configuration(stage=1, accumulation=1, **blocks):
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": accumulation,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage},
-        **blocks,
-    }
-
-
 def message_of(call):
     try:
         call()
@@ -28,8 +18,9 @@ def message_of(call):
     return None
 
 
-def initialize(model, groups=None, **blocks):
-    return zeroshard.initialize(model=model, model_parameters=groups, config=configuration(**blocks))[0]
+def initialize(model, groups=None, stage=1, **blocks):
+    config = models.configuration(stage, **{"optimizer": models.adamw(1e-3)} | blocks)
+    return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
 
 
 def loss_of(engine, step=0):
@@ -92,10 +83,9 @@ def test_names_and_ranks_that_are_not_there():
 
 def load_state_dicts(stage, dtype):
     """The mean weight of a model whose load_state_dict rank 0 gave 0.5, and rank 1 0.25, after a step of the rate 0."""
-    blocks = {"optimizer": {"type": "SGD", "params": {"lr": 0}}, dtype: {"enabled": True}}
     model = models.stack(width=40)
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    engine = initialize(model, stage=stage, **(blocks if dtype != "fp32" else {"optimizer": blocks["optimizer"]}))
+    engine = initialize(model, stage=stage, dtype=dtype, optimizer=models.sgd(0))
     given = {name: torch.full(shape, 0.5 / (1 + world.rank())) for name, shape in shapes.items()}
     model.load_state_dict(given)
     x = torch.randn(2, 40, dtype=next(model.parameters()).dtype)
@@ -120,7 +110,9 @@ class Endless(torch.utils.data.IterableDataset):
 
 def make_loaders(dataset):
     data = Endless() if dataset == "iterable" else list(range(4))
-    zeroshard.initialize(model=models.stack(), training_data=data, config=configuration())
+    zeroshard.initialize(
+        model=models.stack(), training_data=data, config=models.configuration(1, optimizer=models.adamw())
+    )
 
 
 @pytest.mark.parametrize("dataset,ranks,told", [("iterable", 2, 1), ("iterable", 1, 0), ("list", 2, 0)])

@@ -36,16 +36,8 @@ def stack_loss(model, step, rank):
 
 
 def configuration(stage, optimizer=None, **blocks):
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-    own = {"timeout_s": 30, "transport": os.environ.get("ZEROSHARD_TEST_TRANSPORT", "auto")}
-    optimizer = optimizer or {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": optimizer,
-        "zero_optimization": zero,
-        "zeroshard": own,
-        **blocks,
-    }
+    own = {"transport": os.environ.get("ZEROSHARD_TEST_TRANSPORT", "auto")}
+    return models.configuration(stage, optimizer=optimizer or models.sgd(0.05, momentum=0.9), zeroshard=own, **blocks)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,6 @@ import world
 import zeroshard
 
 
-def configuration(stage, **blocks):
-    return {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}, **blocks}
-
-
 def loss_of(model, step):
     x, y = models.vectors(step, 0, 2)
     return torch.nn.functional.mse_loss(model(x), y)
@@ -31,7 +27,7 @@ def go_on(name, stage, warm):
             loss_of(one, step).backward()
             optimizer.step()
             optimizer.zero_grad()
-    engine = zeroshard.initialize(model=model, optimizer=mine, config=configuration(stage))[0]
+    engine = zeroshard.initialize(model=model, optimizer=mine, config=models.configuration(stage))[0]
     for step in range(warm, warm + 3):
         engine.backward(loss_of(engine, step))
         engine.step()
@@ -69,7 +65,7 @@ def refuse(what):
     if what == "one rank" and world.rank() == 1:
         loss_of(model, 0).backward()
         optimizer.step()
-    config = configuration(1, zero_allow_untested_optimizer=True)
+    config = models.configuration(1, zero_allow_untested_optimizer=True)
     try:
         zeroshard.initialize(model=model, optimizer=optimizer, config=config)
     except ValueError as error:
@@ -86,7 +82,7 @@ def test_states_that_cannot_be_kept_are_refused_by_name():
 
 def settings(kind):
     params = {"lr": 0.1, **({"momentum": 0.9} if kind == "SGD" else {})}
-    config = configuration(1, optimizer={"type": kind, "params": params})
+    config = models.configuration(1, optimizer={"type": kind, "params": params})
     engine, optimizer, *_ = zeroshard.initialize(model=models.stack(), config=config)
     names = sorted(optimizer.defaults)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10, base_momentum=0.8)
@@ -111,7 +107,7 @@ def test_an_optimizer_of_the_configuration_has_its_own_settings_alone():
 def train_a_part(stage):
     """The norm, the bytes of moments, and whether the rest moved, of an optimizer that has the head alone."""
     model, reference = models.stack(), models.stack()
-    config = configuration(stage, optimizer={"type": "AdamW", "params": {"lr": 0.1}})
+    config = models.configuration(stage, optimizer=models.adamw(0.1))
     engine = zeroshard.initialize(model=model, model_parameters=list(model.head.parameters()), config=config)[0]
     engine.backward(loss_of(engine, 0))
     engine.step()

@@ -22,16 +22,14 @@ class Warming(torch.optim.Optimizer):
                 param -= group["eps"][1] * param.grad
 
 
-def configuration(untested):
-    return {"train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": untested}
-
-
 def make(name, untested):
     model = models.stack()
     params = [param for param in model.parameters() if name != "Muon" or param.dim() == 2]
     optimizer = getattr(torch.optim, name)(params)
     try:
-        zeroshard.initialize(model=model, optimizer=optimizer, config=configuration(untested))
+        zeroshard.initialize(
+            model=model, optimizer=optimizer, config=models.configuration(0, zero_allow_untested_optimizer=untested)
+        )
     except ValueError as error:
         return str(error)
     return None
@@ -54,7 +52,9 @@ def test_optimizers_that_need_whole_parameters_are_refused_by_name():
 
 def train_with_own_settings():
     model, reference = models.stack(), models.stack()
-    engine, optimizer, *_ = zeroshard.initialize(model=model, optimizer=Warming, config=configuration(True))
+    engine, optimizer, *_ = zeroshard.initialize(
+        model=model, optimizer=Warming, config=models.configuration(0, zero_allow_untested_optimizer=True)
+    )
     theirs = Warming(reference.parameters())
     for step in range(3):
         x, y = models.vectors(step, 0, 2)
@@ -80,8 +80,7 @@ def discard_by_the_own_optimizer(name, stage):
     for discards in (True, False):
         model = models.stack()
         own = getattr(torch.optim, name)(model.parameters(), lr=0.05)
-        config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}}
-        engine = zeroshard.initialize(model=model, optimizer=own, config=config)[0]
+        engine = zeroshard.initialize(model=model, optimizer=own, config=models.configuration(stage))[0]
         for step in range(3):
             if discards and step == 1:
                 engine.backward(loss_of(engine, 9))
@@ -110,7 +109,7 @@ def use_the_own_optimizer(name, end):
     own = getattr(torch.optim, name)(model.parameters(), lr=0.05)
     own.zero_grad = lambda set_to_none=True: called.append("own")  # its own already, and so again afterwards
     called, empty = [], own.state_dict()
-    config = {"train_micro_batch_size_per_gpu": 2}
+    config = models.configuration(0)
     engine = zeroshard.initialize(model=model, optimizer=own, config=config)[0]
     engine.backward(loss_of(engine, 0))
     engine.step()

@@ -49,12 +49,6 @@ OPTIMIZERS = {
 }
 
 
-def configuration(stage, accumulation=1, **blocks):
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-    batch = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": accumulation}
-    return {**batch, "zero_optimization": zero, **blocks}
-
-
 def decay_groups(model, decay):
     """Weight decay for matrices alone, and another rate for the rest, as training scripts have it."""
     params = [param for param in model.parameters() if param.requires_grad]
@@ -124,8 +118,13 @@ def compare_one(name, stage, accumulation=1, clip=0.0, groups=False, steps=10, t
     if kind.startswith("Adam") and world.size() > 1:
         params = {**params, "eps": EPS}
     own = {key: value for key, value in params.items() if key != "adam_w_mode"}
-    config = configuration(stage, accumulation, gradient_clipping=clip, optimizer={"type": kind, "params": params})
-    config["zeroshard"] = {"transport": transport}
+    config = models.configuration(
+        stage,
+        accumulation=accumulation,
+        gradient_clipping=clip,
+        optimizer={"type": kind, "params": params},
+        zeroshard={"transport": transport},
+    )
     decay = own.get("weight_decay", 0.0)
     optimizer = reference_class(decay_groups(reference, decay) if groups else reference.parameters(), **own)
     model_parameters = decay_groups(model, decay) if groups else None
@@ -178,8 +177,9 @@ def compare_schedules():
     for kind, params, factor in SCHEDULES:
         model = models.tiny_llama()
         reference, replica = replicate(model)
-        config = configuration(3, optimizer={"type": "AdamW", "params": {"lr": 2e-3, "weight_decay": 0.0, "eps": EPS}})
-        config["scheduler"] = {"type": kind, "params": params}
+        config = models.configuration(
+            optimizer=models.adamw(2e-3, weight_decay=0.0, eps=EPS), scheduler={"type": kind, "params": params}
+        )
         engine, _, _, scheduler = zeroshard.initialize(model=model, config=config)
         optimizer = torch.optim.AdamW(reference.parameters(), lr=engine.get_lr()[0], weight_decay=0.0, eps=EPS)
         rates, applied = [], iter(range(100))
@@ -224,7 +224,7 @@ def compare_user_optimizers(stage, as_callable):
         scheduler = torch.optim.lr_scheduler.ExponentialLR(ours, 0.8)
         expected = torch.optim.lr_scheduler.ExponentialLR(theirs, 0.8)
         given = (lambda _, ours=ours: ours) if as_callable else ours
-        config = configuration(stage, accumulation=2, gradient_clipping=0.5)
+        config = models.configuration(stage, accumulation=2, gradient_clipping=0.5)
         engine, optimizer, _, returned = zeroshard.initialize(
             model=model, optimizer=given, lr_scheduler=scheduler, config=config
         )
@@ -282,7 +282,7 @@ def two_backwards(stage):
     model = BothEnds()
     reference = copy.deepcopy(model)
     engine, *_ = zeroshard.initialize(
-        model=model, config=configuration(stage, optimizer={"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}})
+        model=model, config=models.configuration(stage, optimizer=models.sgd(0.05, momentum=0.9))
     )
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
     for step in range(3):
@@ -380,8 +380,7 @@ def train_beside(reference, engine, steps):
 def compare_bf16(stage, steps=10):
     model = models.tiny_llama()
     reference = Masters(model, torch.bfloat16)
-    config = configuration(stage, gradient_clipping=0.5, bf16={"enabled": True})
-    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
+    config = models.configuration(stage, "bf16", gradient_clipping=0.5, optimizer=models.adamw(1e-3, weight_decay=0.1))
     engine, *_ = zeroshard.initialize(model=model, config=config)
     assert all(param.dtype == torch.bfloat16 for param in model.parameters())
     return train_beside(reference, engine, steps)
@@ -410,8 +409,7 @@ def compare_mixed(stage, dtype, steps=10):
     model = mixed_llama(dtype)
     reference = Masters(model)
     dtypes = [param.dtype for param in model.parameters()]
-    config = configuration(stage, gradient_clipping=0.5)
-    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
+    config = models.configuration(stage, gradient_clipping=0.5, optimizer=models.adamw(1e-3, weight_decay=0.1))
     engine, *_ = zeroshard.initialize(model=model, config=config)
     assert [param.dtype for param in model.parameters()] == dtypes and len(set(dtypes)) == 2
     worst = train_beside(reference, engine, steps)
@@ -439,8 +437,9 @@ def compare_fp16(stage):
     model = models.tiny_llama()
     reference = Masters(model, torch.float16)
     fp16 = {"enabled": True, "initial_scale_power": 26, "hysteresis": 1, "loss_scale_window": 1000}
-    config = configuration(stage, fp16=fp16, gradient_clipping=0.5)
-    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
+    config = models.configuration(
+        stage, fp16=fp16, gradient_clipping=0.5, optimizer=models.adamw(1e-3, weight_decay=0.1)
+    )
     config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 1, "warmup_max_lr": 1e-3}}
     engine, optimizer, _, scheduler = zeroshard.initialize(model=model, config=config)
     reference.optimizer.param_groups[0]["lr"] = engine.get_lr()[0]

@@ -16,26 +16,19 @@ PLACEMENTS = {
     "every other one": [{"units": f"blocks.{block}", "parameters": REPLICATED} for block in (0, 2)],
     "the last counts": [{"units": "blocks.*", "parameters": REPLICATED}, {"units": "blocks.1", "parameters": SHARDED}],
 }
-DTYPES = {
-    "fp32": {},
-    "bf16": {"bf16": {"enabled": True}},
-    "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}},
-}
 
 
 def configuration(rules, stage=3, dtype="fp32", accumulation=1, threshold=300, transport="auto"):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": 0.5,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": threshold},
-        "zeroshard": {"timeout_s": 30, "transport": transport},
-        **DTYPES[dtype],
-    }
-    if rules:
-        config["zeroshard"]["placement"] = rules
-    return config
+    return models.configuration(
+        stage,
+        dtype,
+        accumulation=accumulation,
+        threshold=threshold,
+        gradient_clipping=0.5,
+        optimizer=models.adamw(),
+        zeroshard={"transport": transport, **({"placement": rules} if rules else {})},
+        fp16={"initial_scale_power": 8},
+    )
 
 
 def initialize(*arguments, model=None, **options):

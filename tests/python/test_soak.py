@@ -64,7 +64,7 @@ def kill_at(process, notes, life, step, generator):
         assert process.poll() is None, "the job ended before its time"
         assert time.monotonic() < deadline, (life, step, found)
         time.sleep(0.001)
-    time.sleep(generator.uniform(0, 0.03))
+    time.sleep(generator.uniform(0, 0.03))  # a step and a save take about so long
     os.kill(found[1], signal.SIGKILL)
 
 

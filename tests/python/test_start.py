@@ -19,7 +19,7 @@ from test_launcher import launch, script  # noqa: F401 - a fixture
 from zeroshard import _C, distributed, groups, making
 
 pytestmark = pytest.mark.fault
-DTYPES = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True}}}
+DTYPES = ("fp32", "bf16", "fp16")
 # Until then a rank is not known to the others: they can but wait, for `timeout_s`.
 UNKNOWN = ["it looks for the store", "it has not yet come"]
 KNOWN = [
@@ -62,13 +62,8 @@ def die_at(point):
 
 
 def initialize(stage=3, dtype="fp32", transport="auto", waits_s=60):
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage},
-        "zeroshard": {"timeout_s": waits_s, "transport": transport},
-        **DTYPES[dtype],
-    }
+    own = {"timeout_s": waits_s, "transport": transport}
+    config = models.configuration(stage, dtype, optimizer=models.adamw(1e-3), zeroshard=own)
     return zeroshard.initialize(model=models.stack(), config=config)[0]
 
 

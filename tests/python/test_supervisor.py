@@ -29,8 +29,8 @@ from test_launcher import (
     run,
     script,  # noqa: F401 - a fixture
     supervisor_of,
-    wait_for,
 )
+from waiting import wait_for
 
 pytestmark = [
     needs(ZEROSHARD),
@@ -356,7 +356,7 @@ def test_a_rank_killed_at_any_time(script, tmp_path):  # noqa: F811
         process = launch("--nproc", "4", "--max-restarts", "1", path)
         up = [process.stdout.readline().split() for _ in range(4)]
         pids = {int(words[3]): int(words[4]) for words in up}
-        time.sleep(rng.random() * 0.2)
+        time.sleep(rng.random() * 0.2)  # some of what ranks start is there by then
         victim = rng.randrange(4)
         start = time.monotonic()
         os.kill(pids[victim], signal.SIGKILL)
@@ -386,7 +386,7 @@ def test_a_rank_killed_while_the_job_starts(script, tmp_path):  # noqa: F811
         process = launch("--nproc", "4", path)
         supervisor = wait_for(lambda p=process: first_child(p.pid), "the supervisor")
         rank = wait_for(lambda s=supervisor: first_child(s), "a rank")
-        time.sleep(rng.random() * 0.03)
+        time.sleep(rng.random() * 0.03)  # as long as the start of the others takes
         os.kill(rank, signal.SIGKILL)
         _, err = process.communicate(timeout=20)
         # A child that dies before it has become the program looks as if it could not be started.
@@ -405,7 +405,7 @@ def first_child(pid):
 
 @pytest.mark.row("L1")
 def test_jobs_that_restart_at_once_do_not_collide(script):  # noqa: F811
-    """Each rank 0 listens on its port, in both starts."""
+    """Each rank 0 listens on its port, in both starts, and long enough for the others to come."""
     body = RESTART + ENVIRONMENT
     body += "import socket\ns = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\ntime.sleep(0.1)\n"
     path = script(body + "sys.exit(1 - restart)\n")

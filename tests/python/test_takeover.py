@@ -1,7 +1,6 @@
 """An engine that ends: another takes its module over, or it is destroyed. Its module stays the user's."""
 
 import gc
-import time
 import weakref
 
 import models
@@ -9,18 +8,13 @@ import pytest
 import torch
 import world
 import zeroshard
-
-BLOCKS = {
-    "fp32": {},
-    "bf16": {"bf16": {"enabled": True}},
-    "fp16": {"fp16": {"enabled": True, "initial_scale_power": 4}},
-}
+from waiting import wait_for
 
 
 def configuration(stage, dtype, trains=True, **blocks):
-    optimizer = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}} if trains else {}
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 40}
-    return {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero, **optimizer, **BLOCKS[dtype], **blocks}
+    if trains:
+        blocks["optimizer"] = models.adamw()
+    return models.configuration(stage, dtype, threshold=40, fp16={"initial_scale_power": 4}, **blocks)
 
 
 def initialize(model, stage, dtype="fp32", trains=True, **options):
@@ -301,8 +295,7 @@ def fail_in_a_collective(engine, sign):
     """After a step rank 1 comes too late to the next one: what each rank says."""
     train(engine, range(1))
     if world.rank() == 1:
-        while not sign.exists():
-            time.sleep(0.01)
+        wait_for(sign.exists, sign, seconds=60)
     failed = message_of(lambda: train(engine, range(1, 2)))
     sign.touch()
     return failed

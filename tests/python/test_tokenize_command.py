@@ -7,11 +7,11 @@ import resource
 import signal
 import struct
 import subprocess
-import time
 
 import numpy
 import pytest
 from built import LM, REPOSITORY, ZEROSHARD, needs
+from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD, LM)
 tokenizers = pytest.importorskip("tokenizers")
@@ -276,10 +276,7 @@ def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heed) as process:
         process.stdin.write("some text\n" * 100)
         process.stdin.flush()
-        deadline = time.monotonic() + 20
-        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert list(tmp_path.iterdir())  # it is at work
+        wait_for(lambda: list(tmp_path.iterdir()), "it to be at work", seconds=20)
         process.send_signal(stop)
         assert process.wait(20) == 128 + stop
         assert "interrupted" in process.stderr.read()
@@ -289,9 +286,7 @@ def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
 def test_what_a_killed_one_left_goes_with_the_next(of_bytes, tmp_path):
     command = [ZEROSHARD, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 20
-        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: list(tmp_path.iterdir()), "it to be at work", seconds=20)
         process.kill()
     assert list(tmp_path.iterdir())
     assert not (tmp_path / "out.tokens").exists()

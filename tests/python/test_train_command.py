@@ -19,8 +19,8 @@ import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_causal_lm import CASES
-from test_launcher import wait_for
 from tokenizer_data import train_byte_level
+from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD_TORCH)
 
@@ -568,9 +568,7 @@ def test_a_signal_ends_the_tokenization(tmp_path):
     config = write(tmp_path, train)
     with subprocess.Popen(command(config, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         tokens = tmp_path / "trained" / "tokens"
-        deadline = time.monotonic() + 60
-        while not (tokens.exists() and os.listdir(tokens)) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: tokens.exists() and os.listdir(tokens), "tokens", seconds=60)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err

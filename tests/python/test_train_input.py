@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_launcher import wait_for
 from test_train_command import command, make, metrics, process_of_rank, run, tokens, write
+from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD_TORCH)
 assert tokens  # a fixture

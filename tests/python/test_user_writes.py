@@ -9,7 +9,6 @@ import world
 import zeroshard
 
 DTYPES = ("fp32", "bf16", "fp16")
-HALF = {"bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "initial_scale_power": 4}}}
 SMALL = [(1, 0, "bf16"), (2, 0, "fp16"), (2, 1, "fp32"), (3, 2, "bf16"), (2, 3, "bf16"), (3, 3, "fp32")]
 ALL = [(ranks, stage, dtype) for ranks in (1, 2, 3, 4) for stage in (0, 1, 2, 3) for dtype in DTYPES]
 
@@ -19,10 +18,9 @@ def worlds(release):
 
 
 def initialize(stage, dtype, rate=0.0, optimizer=None, persistent=40):
-    zero = {"stage": stage, "stage3_param_persistence_threshold": persistent}
-    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero, **HALF.get(dtype, {})}
+    config = models.configuration(stage, dtype, threshold=persistent, fp16={"initial_scale_power": 4})
     if optimizer is None:
-        config["optimizer"] = {"type": "SGD", "params": {"lr": rate}}
+        config["optimizer"] = models.sgd(rate)
     model = models.stack()
     return zeroshard.initialize(model=model, config=config, optimizer=optimizer)[0], model
 

@@ -17,7 +17,7 @@ def say_when_it_waits():
     main = threading.main_thread().ident
     last, still = None, 0
     while still < 8:
-        time.sleep(0.05)
+        time.sleep(0.05)  # only time tells that it stands still
         frame = sys._current_frames()[main]
         here = (id(frame), frame.f_lasti)
         last, still = here, still + 1 if here == last else 0

@@ -8,31 +8,23 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <random>
 
 #include "comm/local_comm.h"
 #include "device/math.h"
 #include "reduce/support.h"
 #include "reduce/watching_comms.h"
 #include "support/comm_world.h"
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
 
+using testing::Random;
 using testing::run_local_world;
+using testing::SeededRandom;
+using testing::seeds;
 
 constexpr int kWorlds[] = {1, 2, 3, 4, 7};
-
-// splitmix64: a seed costs nothing, unlike std::mt19937's.
-struct Random {
-  uint64_t state;
-  uint64_t operator()() {
-    uint64_t z = (state += 0x9e3779b97f4a7c15U);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-    return z ^ (z >> 31);
-  }
-};
 
 // What happens in one run. Gradients are functions of (seed, rank, step, backward, unit, parameter, occurrence), so
 // that every rank can compute the sum over ranks by itself.
@@ -95,7 +87,7 @@ class Script {
       }
     }
     if (!scenario_.same_order) {
-      std::mt19937_64 random(scenario_.seed * 31 + uint64_t(rank));
+      Random random(scenario_.seed * 31 + uint64_t(rank));
       std::shuffle(result.begin(), result.end(), random);
     }
     result.insert(result.end(), late.begin(), late.end());
@@ -442,10 +434,11 @@ TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteInTheirOrder) {
 // In the first backward pass too, and also where another rank's forward pass went another way.
 TEST(Reducer, TheRingIsEnoughWhenUnitsCompleteAgainstTheForwardOrderOfRank0) {
   constexpr size_t kUnits = 8, kUnused = 5;
-  for (uint32_t seed = 0; seed < 20; ++seed) {
+  for (const uint64_t seed : seeds(20)) {
+    SeededRandom random(seed);
     std::vector<size_t> order(kUnits);
     std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+    std::shuffle(order.begin(), order.end(), random);
     std::erase(order, kUnused);
     std::vector<size_t> needed = order;
     needed.insert(needed.end(), order.begin(), order.begin() + 3);  // modules called twice

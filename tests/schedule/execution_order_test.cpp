@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
 #include <vector>
+
+#include "support/random.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
 
 using Units = std::vector<size_t>;
 
@@ -179,9 +183,8 @@ TEST(ExecutionOrder, WhatIsNotedIsNeededAndNeverPredicted) {
 }
 
 TEST(ExecutionOrder, PredictsExactlyTheCommonPrefixWithThePassBefore) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
+  for (const uint64_t seed : seeds(200)) {
+    SeededRandom random(seed);
     ExecutionOrder order;
     Units before;
     for (int pass = 0; pass < 6; ++pass) {

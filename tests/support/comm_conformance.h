@@ -3,13 +3,13 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/format.h"
 #include "comm/comm.h"
+#include "support/random.h"
 
 // What every implementation of Comm must do, against plain references. Throws std::runtime_error on a difference, so
 // that it also runs in fork()ed ranks. Host memory only.
@@ -22,7 +22,7 @@ void require(bool condition, const Args&... message) {
 
 // The input of `rank`: the same on every rank that asks. Sums of fp32 values like these depend on their order.
 inline std::vector<float> input_of(int rank, int64_t numel, uint64_t seed) {
-  std::mt19937_64 random(seed * 7919 + static_cast<uint64_t>(rank));
+  Random random(seed * 7919 + static_cast<uint64_t>(rank));
   std::vector<float> values(static_cast<size_t>(numel));
   for (float& value : values)
     value = std::ldexp(static_cast<float>(static_cast<int64_t>(random() % 2001) - 1000),
@@ -170,7 +170,7 @@ inline void check_many_in_flight(Comm& comm, bool direct, uint64_t seed) {
   }
   std::vector<size_t> order(2 * kCount);
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::mt19937_64 random(seed + static_cast<uint64_t>(comm.rank()));
+  Random random(seed + static_cast<uint64_t>(comm.rank()));
   std::shuffle(order.begin(), order.end(), random);
   for (const size_t which : order) {
     const size_t i = which / 2;
@@ -208,7 +208,7 @@ inline void check_any_number_outstanding(Comm& comm, uint64_t seed) {
   }
   std::vector<size_t> order(kCount);
   for (size_t i = 0; i < kCount; ++i) order[i] = i;
-  std::mt19937_64 random(seed + static_cast<uint64_t>(comm.rank()));
+  Random random(seed + static_cast<uint64_t>(comm.rank()));
   std::shuffle(order.begin(), order.end(), random);
   order.resize(kCount / 2);
   for (const size_t i : order) works[i]->wait();

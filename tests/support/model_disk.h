@@ -3,7 +3,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <random>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "file/io.h"
+#include "support/random.h"
 
 // A disk in memory, for what real ones do not show: it remembers every change, and what a power failure may leave of
 // them. Tests on it need no time for a device, and find the same on every machine.
@@ -369,7 +369,7 @@ class PowerFailures {
     return with([&](size_t i) { return i != index; });
   }
   // Any of the disks.
-  DiskTree any(std::mt19937_64& random) const {
+  DiskTree any(Random& random) const {
     DiskTree tree = durable_;
     const uint64_t kept = 1 + random() % 7;  // of 8: few, or most
     for (const DiskChange* change : pending_) {
@@ -388,7 +388,7 @@ class PowerFailures {
   }
 
   // The file is as long as after the write, but what lies there is not what was written; or the write stopped early.
-  static DiskChange torn(DiskChange write, std::mt19937_64& random) {
+  static DiskChange torn(DiskChange write, Random& random) {
     constexpr size_t kSector = 512;
     const uint64_t how = random() % 4;
     if (how == 0) write.bytes.resize(size_t(random() % (write.bytes.size() + 1)));

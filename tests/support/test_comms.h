@@ -1,12 +1,12 @@
 #pragma once
 #include <array>
 #include <chrono>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "support/forwarding_comm.h"
+#include "support/random.h"
 #include "zeroshard/error.h"
 
 // Decorators for tests.
@@ -76,7 +76,7 @@ class DelayComm final : public ForwardingComm {
     std::this_thread::sleep_for(std::chrono::microseconds(us));
   }
 
-  std::mt19937_64 random_;
+  testing::Random random_;
   int max_us_;
 };
 

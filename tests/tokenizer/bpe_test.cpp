@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <random>
 
+#include "support/random.h"
 #include "tokenizer/utf8.h"
 
 namespace zeroshard {
 namespace {
+
+using testing::Random;
+using testing::SeededRandom;
+using testing::seeds;
 
 using Ids = std::vector<int32_t>;
 using Pairs = std::map<std::pair<int32_t, int32_t>, Merge>;
@@ -19,7 +23,7 @@ struct Model {
 };
 
 // Bytes a to `letters`, and merges of tokens drawn at random, some with equal ranks.
-Model random_model(std::mt19937_64& random, int letters, int merges) {
+Model random_model(Random& random, int letters, int merges) {
   Model model;
   model.parts.byte_units = true;
   std::vector<std::string> tokens;
@@ -57,9 +61,8 @@ Ids encode_slowly(const Pairs& pairs, const std::string& word) {
 }
 
 TEST(Bpe, MergesTheLowestRankFirstAndTheLeftmostOfEquals) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(60)) {
+    SeededRandom random(seed);
     Model model = random_model(random, 2 + static_cast<int>(random() % 4), static_cast<int>(random() % 40));
     const int letters = 2;
     const Bpe bpe(std::move(model.parts));
@@ -114,7 +117,7 @@ TEST(WordCache, KeepsWhatFitsAndTellsWordsApart) {
 }
 
 TEST(MergeTable, FindsWhatWasInserted) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::map<std::pair<int32_t, int32_t>, int32_t> wanted;
   MergeTable table(10);  // grows
   for (int32_t i = 0; i < 20000; ++i) {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <random>
 
+#include "support/random.h"
 #include "tokenizer/support.h"
 
 namespace zeroshard::testing {
@@ -46,9 +46,8 @@ double best_sum(const Pieces& pieces, std::string_view text) {
 }
 
 TEST(Unigram, FindsTheBestOfAllWaysToCut) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
+  for (const uint64_t seed : seeds(200)) {
+    SeededRandom random(seed);
     const auto score = [&] { return static_cast<double>(random() % 72) / 8 - 8; };  // of which sums are exact
     const auto text_of = [&](size_t length) {
       std::string text(length, 'a');
@@ -176,7 +175,7 @@ TEST(Unigram, PiecesHaveALimit) {
 }
 
 TEST(PieceTrie, FindsAllPrefixes) {
-  std::mt19937_64 random(1);
+  SeededRandom random(1);
   std::map<std::string, int32_t> wanted;
   std::vector<std::string> texts;
   for (int i = 0; i < 3000; ++i) {

@@ -3,7 +3,6 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
-#include <random>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -13,6 +12,7 @@
 #include "comm_c10d/gloo_group.h"
 #include "file/support.h"
 #include "support/comm_world.h"
+#include "support/random.h"
 #include "zeroshard/token_file.h"
 #include "zeroshard/train.h"
 #include "zeroshard/world.h"
@@ -36,7 +36,7 @@ struct Material {
     TokenFileOptions options;
     options.vocab_size = 61;
     TokenFileWriter writer(tokens(), options);
-    std::mt19937 random(5);
+    SeededRandom random(5);
     for (int document = 0; document < 40; ++document) {
       std::vector<int32_t> ids(1 + random() % 60);
       for (int32_t& id : ids) id = static_cast<int32_t>(random() % 61);

@@ -2,7 +2,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
@@ -19,26 +18,18 @@
 #include "comm/local_comm.h"
 #include "device/dtype.h"
 #include "support/comm_world.h"
+#include "support/random_tensor.h"
 #include "support/test_comms.h"
 #include "zeroshard/engine.h"
 
 // A small model trained by engines whose ranks are threads: CPU autograd runs backward on the calling thread.
 namespace zeroshard::test {
 
+using testing::random_tensor;
+
 inline constexpr int64_t kWidth = 48, kOut = 20, kRows = 6;
 inline constexpr int kBlocks = 4;
 inline constexpr size_t kUnits = kBlocks + 1;  // and the head
-
-// Values in [-1, 1) that depend on the key alone.
-inline at::Tensor values_of(uint64_t key, const std::vector<int64_t>& shape, float scale = 1) {
-  const at::Tensor tensor = at::empty(shape, at::kFloat);
-  uint64_t state = key * 0x9e3779b97f4a7c15U + 1;
-  for (float& value : std::span(tensor.data_ptr<float>(), size_t(tensor.numel()))) {
-    state = state * 6364136223846793005U + 1442695040888963407U;
-    value = scale * (float(int64_t(state >> 40)) * 0x1p-23F - 1);
-  }
-  return tensor;
-}
 
 struct ModelOptions {
   bool frozen = false;  // the bias of block 1 has no gradient
@@ -53,9 +44,9 @@ class Model {
     for (size_t u = 0; u < kUnits; ++u) {
       const int64_t out = u < kBlocks ? kWidth : kOut;
       std::vector<at::Tensor> params = {
-          values_of(seed + u * 10, {out, kWidth}, 0.2F), values_of(seed + u * 10 + 1, {out}, 0.1F),
-          values_of(seed + u * 10 + 2, {kWidth}, 0.1F) + 1, values_of(seed + u * 10 + 3, {kWidth}, 0.1F)};
-      if (options.unused && u == 2) params.push_back(values_of(seed + 99, {77}));
+          random_tensor({out, kWidth}, seed + u * 10, 0.2F), random_tensor({out}, seed + u * 10 + 1, 0.1F),
+          random_tensor({kWidth}, seed + u * 10 + 2, 0.1F) + 1, random_tensor({kWidth}, seed + u * 10 + 3, 0.1F)};
+      if (options.unused && u == 2) params.push_back(random_tensor({77}, seed + 99));
       for (size_t i = 0; i < params.size(); ++i) params[i].set_requires_grad(!(options.frozen && u == 1 && i == 1));
       params_.push_back(std::move(params));
     }
@@ -132,11 +123,11 @@ struct Result {
 
 inline at::Tensor input_of(const Scenario& scenario, int rank, int step, int micro_batch) {
   const float scale = scenario.input_scale ? scenario.input_scale(rank, step) : 1;
-  return values_of(uint64_t(1000 + rank * 100 + step * 10 + micro_batch), {kRows, kWidth}) * scale;
+  return random_tensor({kRows, kWidth}, uint64_t(1000 + rank * 100 + step * 10 + micro_batch)) * scale;
 }
 
 inline at::Tensor target_of(int rank, int step, int micro_batch) {
-  return values_of(uint64_t(5000 + rank * 100 + step * 10 + micro_batch), {kRows, kOut});
+  return random_tensor({kRows, kOut}, uint64_t(5000 + rank * 100 + step * 10 + micro_batch));
 }
 
 inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, int micro_batch,
