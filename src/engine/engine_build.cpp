@@ -118,11 +118,12 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       gather_comm(gather),
       reduce_comm(reduce),
       checkpoint(checkpoint_comm),
-      scaler(options.config.fp16) {
+      scaler(options.config.fp16),
+      progress(options.config, reduce.world_size()) {
   const Config& config = options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
   if (options.param_groups.empty()) {
-    options.param_groups.push_back(ParamGroupOptions::from(config.optimizer.value_or(OptimizerConfig{})));
+    options.param_groups.push_back(config.optimizer.value_or(OptimizerConfig{}));
     if (config.optimizer) options.optimizer = config.optimizer->type;
   }
   layouts = make_layouts(units, config, gather.world_size());
@@ -205,7 +206,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   }
   Executor::Callbacks callbacks;
   callbacks.on_unit_done = [this](size_t unit) {
-    if (sync) reducer->flush(unit);
+    if (progress.syncs()) reducer->flush(unit);
   };
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {
