@@ -61,6 +61,13 @@ struct LoadOptions {
   std::vector<std::string> takes = {};
 };
 
+// LibTorch's random numbers on the CPU, as CheckpointContents::rank_state has them: {"random": {"torch": ...}}.
+std::string random_state();
+// Goes on with the numbers of `rank` among those that saved. A rank that was not there before goes on from another's
+// with a seed of its own, and gets it: for other generators of the process. Throws ValueError, on every rank, when some
+// rank's were saved by a version with another form of them. What was imported has none, and changes nothing.
+std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank);
+
 // Chooses the memory for tensors that the engine does not know, from those in the checkpoint. It must be separate
 // memory: it is partly filled when the load fails, and is requested again for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;

@@ -24,13 +24,38 @@ struct Fp16Config {
   double min_loss_scale = 1;
 };
 
-struct OptimizerConfig {
+// Hyper-parameters of one param group, read anew at every step. Fields that an optimizer does not have are ignored.
+struct ParamGroupOptions {
+  double lr = 1e-3;
+  double weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Lion
+  double momentum = 0, dampening = 0;             // SGD
+  double lr_decay = 0;                            // Adagrad
+  bool nesterov = false, maximize = false, bias_correction = true;
+  bool decoupled_weight_decay = true;  // Adam: AdamW's weight decay
+
+  // Calls visit(name, member) with each field's pointer to member, in this order.
+  template <typename Visit>
+  static constexpr void for_each(Visit&& visit) {
+    visit("lr", &ParamGroupOptions::lr);
+    visit("weight_decay", &ParamGroupOptions::weight_decay);
+    visit("beta1", &ParamGroupOptions::beta1);
+    visit("beta2", &ParamGroupOptions::beta2);
+    visit("eps", &ParamGroupOptions::eps);
+    visit("momentum", &ParamGroupOptions::momentum);
+    visit("dampening", &ParamGroupOptions::dampening);
+    visit("lr_decay", &ParamGroupOptions::lr_decay);
+    visit("nesterov", &ParamGroupOptions::nesterov);
+    visit("maximize", &ParamGroupOptions::maximize);
+    visit("bias_correction", &ParamGroupOptions::bias_correction);
+    visit("decoupled_weight_decay", &ParamGroupOptions::decoupled_weight_decay);
+  }
+};
+
+// The "optimizer" block.
+struct OptimizerConfig : ParamGroupOptions {
   enum class Type : uint8_t { kAdam, kAdamW, kSgd, kLion, kAdagrad };
   Type type = Type::kAdamW;
-  double lr = 1e-3, weight_decay = 0, eps = 1e-8;
-  double beta1 = 0.9, beta2 = 0.999;
-  double momentum = 0, dampening = 0, lr_decay = 0;
-  bool nesterov = false, bias_correction = true, adam_w_mode = true;
 };
 
 // LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` and others are unset: the param group's lr.

@@ -11,11 +11,13 @@
 #include "zeroshard/checkpoint.h"
 #include "zeroshard/config.h"
 #include "zeroshard/optimizer.h"
+#include "zeroshard/progress.h"
 
 namespace zeroshard {
 
 class Comm;
 class RankObserver;
+class World;
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
@@ -42,6 +44,10 @@ struct UnitDefinition {
   std::function<std::vector<std::vector<at::Tensor>>()> tensors;
   ParameterReader values = {};  // set: the tensors need no memory, and their values come from here
 };
+
+// For whoever finds units. Throws ValueError when two parameters have elements in common without being the same tensor:
+// they would become two of their own. What has no memory, or gaps in it, is not looked at.
+void check_apart(const std::vector<std::pair<std::string, at::Tensor>>& params);
 
 struct EngineOptions {
   Config config;
@@ -92,6 +98,8 @@ class Engine {
   // loaded. All outlive the engine. Throws ValueError on every rank when parameters or options differ among ranks.
   Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce,
          Comm* checkpoint = nullptr);
+  // The same over communicators of a world that the engine keeps.
+  Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world);
   ~Engine();
 
   void begin_forward(bool training);
@@ -111,25 +119,39 @@ class Engine {
     return output;
   }
 
-  // loss * loss_scale / micro_batches, of which a step has grad_accumulation_steps unless the caller says otherwise.
+  // loss * loss_scale / micro_batches, which are progress().batch.accumulation unless the caller says otherwise.
   at::Tensor scale_loss(const at::Tensor& loss) const;
   at::Tensor scale_loss(const at::Tensor& loss, int64_t micro_batches) const;
-  // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum. Collective; so is the
-  // first begin_backward() with sync.
+  // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum, until a pass with sync
+  // or the step. Collective; so is the first begin_backward() with sync.
   void begin_backward(bool sync = true);
   void end_backward();
-  // Both, and backward() of the scaled loss in between.
+  // Both, and backward() of the scaled loss in between: of a micro-batch, which ends with the next call or the step
+  // unless end_micro_batch() says so before.
   void backward(const at::Tensor& loss);
   // In place of end_backward() where loss.backward() threw on this rank. All gradients since the last step are
   // discarded on all ranks; those that did not fail throw StateError in end_backward(), with `reason`. The step may
   // then begin again: with the same batches it has the bits of one that did not fail.
   void fail_backward(const std::string& reason) noexcept;
-  // Discards all gradients since the last step. Collective.
+  // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
   void zero_grad();
-  // How often gradients were discarded, by either.
-  int64_t discards() const;
+  // Counts a micro-batch that is over and does not end its step. The step counts its last one.
+  void end_micro_batch();
 
-  // Clips, updates and publishes the parameters. `groups` may differ from step to step (learning rates).
+  // How far training has come. What is set there counts from then on.
+  Progress& progress();
+  const Progress& progress() const;
+  // See Progress::restore(); between steps.
+  void restore_progress(const NamedCounts& saved, int64_t step);
+  // From the next step on it takes as many micro-batches as make `samples` of all ranks; micro_steps become what they
+  // were had all steps been of that size. Throws ValueError where no number of them does, or 16 bits would be summed in
+  // that were not meant to be, StateError within a step.
+  void set_train_batch_size(int64_t samples);
+  // Says how many samples the caller's micro-batches have from now on.
+  void set_micro_batch_size(int64_t samples);
+
+  // Clips, updates and publishes the parameters, and counts the step, wherever Progress::is_boundary() says that it
+  // ends. `groups` may differ from step to step (learning rates).
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
   // The same in three parts, for an optimizer outside, which runs between the last two when `applied` is true.
@@ -141,6 +163,9 @@ class Engine {
   void set_updates(const std::string& param, int64_t updates);
   // Whether a backward pass has left gradients that no step has used yet.
   bool has_pending_gradients() const;
+  // Whether gradients have come since the last step that no begin_backward() came before: of a loss.backward() alone,
+  // and so of a loss that nobody has scaled.
+  bool has_plain_gradients() const;
 
   static constexpr int kReadOnly = -1, kDropWrites = -2;
   // Unshards these units until release(): their parameters can be read. With `modify_rank` >= 0 that rank's values
@@ -202,13 +227,15 @@ class Engine {
   // Whether every rank keeps all of the unit's parameters, so that nobody gathers them.
   bool is_replicated(size_t unit) const;
 
- protected:
   // Which of these tensors have other values on some rank. Collective, after a save that is under way.
   std::vector<bool> differ_among_ranks(const std::vector<at::Tensor>& tensors);
+  // The one that the engine keeps; null when the communicators are the caller's.
+  World* world() { return world_.get(); }
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<World> world_;
+  std::unique_ptr<Impl> impl_;  // destroyed before the world that it uses
 };
 
 }  // namespace zeroshard

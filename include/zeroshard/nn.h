@@ -32,7 +32,8 @@ struct ParameterValues {
 // form a unit. A tied parameter (one tensor, or two over the same memory) belongs to the first unit that has it.
 class ModuleUnits {
  public:
-  // Throws ValueError when a class matches no module, or a parameter is on the meta device.
+  // Throws ValueError when a class matches no module, a parameter is on the meta device, or two share memory without
+  // being one.
   explicit ModuleUnits(const torch::nn::Module& model, std::vector<std::string> unit_classes = {});
 
   // For Engine's constructor. Param groups may be set here before that.
@@ -99,7 +100,7 @@ class ModuleEngine : public Engine {
   // Config::grad_accumulation_steps calls of backward().
   StepResult step();
   double lr() const;  // of the next step
-  int64_t steps() const { return steps_; }
+  int64_t steps() const { return progress().global_steps; }
 
   // Like Engine's, and adds the model's buffers, the schedule and the random numbers of this process. The tag is
   // global_step<N>; `client` is JSON of the caller's. Python's engine can load it, and vice versa.
@@ -117,7 +118,7 @@ class ModuleEngine : public Engine {
   ModuleUnits units_;
   ParamGroupOptions group_;
   std::unique_ptr<LRSchedule> schedule_;  // null: a constant rate
-  int64_t iteration_ = -1, steps_ = 0;
+  int64_t iteration_ = -1;                // of the schedule: updates that were applied, less one
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
   int rank_;
 };

@@ -129,7 +129,7 @@ class Run {
     const int64_t size = config_.micro_batch_size;
     for (int64_t micro = 0; micro < config_.grad_accumulation_steps; ++micro) {
       std::vector<TokenRow> rows;
-      const int64_t first = rows_done_ + (micro * world_.world_size() + world_.rank()) * size;
+      const int64_t first = engine_.progress().global_samples + (micro * world_.world_size() + world_.rank()) * size;
       for (int64_t i = 0; i < size; ++i) rows.push_back(training_->row(first + i));
       batches.push_back(make_batch(rows, world_.device()));
     }
@@ -157,7 +157,6 @@ class Run {
     TrainStep told;
     told.lr = engine_.lr();
     const StepResult result = engine_.step();
-    rows_done_ += config_.train_batch_size;
     told.step = engine_.steps();
     told.total = total_;
     told.loss = sum_over_ranks(sum) / targets;
@@ -230,7 +229,7 @@ class Run {
 
   void save() {
     if (saved_ == engine_.steps()) return;
-    const nlohmann::json client = {{"rows", rows_done_},
+    const nlohmann::json client = {{"rows", engine_.progress().global_samples},
                                    {"data", training_->digest()},
                                    {"adapter_scale", adapter_scale()},
                                    {"evaluated", evaluated_},
@@ -269,7 +268,7 @@ class Run {
     }
     if (!client) return;
     const nlohmann::json state = nlohmann::json::parse(*client);
-    rows_done_ = state.at("rows").get<int64_t>();
+    engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count them
     if (state.at("best").is_number()) best_ = state.at("best").get<double>();
     without_progress_ = state.at("without_progress").get<int64_t>();
     saved_ = engine_.steps();
@@ -301,8 +300,7 @@ class Run {
   ModuleEngine engine_;
   EngineRunner runner_;
   std::unique_ptr<Tokenizer> tokenizer_;  // loaded for the first sample
-  int64_t rows_done_ = 0;
-  int64_t saved_ = 0, evaluated_ = -1;  // the step of the last save, of the last evaluation
+  int64_t saved_ = 0, evaluated_ = -1;    // the step of the last save, of the last evaluation
   double best_ = std::numeric_limits<double>::infinity();
   int64_t without_progress_ = 0;  // evaluations
 };

@@ -57,13 +57,6 @@ void bind_config(py::module_& m) {
       .def_property_readonly("fp16_enabled", [](const Config& c) { return c.fp16.enabled; })
       .def_property_readonly("fp16_auto_cast", [](const Config& c) { return c.fp16.enabled && c.fp16.auto_cast; })
       .def_property_readonly("compute_dtype", [](const Config& c) { return std::string(name_of(c.compute_dtype)); })
-      .def(
-          "reduced_grad_dtype",
-          [](const Config& c, int64_t micro_batches) {
-            const DType wire = c.communication_dtype.value_or(c.compute_dtype);
-            return std::string(name_of(c.reduced_grad_dtype(micro_batches).value_or(wire)));
-          },
-          py::arg("micro_batches"))
       .def_property_readonly(
           "reduction",
           [](const Config& c) { return c.reduction == Config::Reduction::kCanonical ? "canonical" : "native"; })
@@ -72,7 +65,7 @@ void bind_config(py::module_& m) {
       .def("optimizer_type", [](const Config& c) { return c.optimizer.value_or(OptimizerConfig{}).type; })
       .def(
           "param_group_options",
-          [](const Config& c) { return ParamGroupOptions::from(c.optimizer.value_or(OptimizerConfig{})); },
+          [](const Config& c) { return ParamGroupOptions(c.optimizer.value_or(OptimizerConfig{})); },
           "Hyper-parameters of the configuration's optimizer.")
       .def("lr_schedule",
            [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });

@@ -13,38 +13,26 @@
 namespace zeroshard {
 namespace {
 
-// An engine with the communicators it needs, in the order in which they must die.
-struct OwningEngine {
-  OwningEngine() = default;
-  // Threads that end with it may need the interpreter's lock.
-  ~OwningEngine() {
+// Threads that end with an engine may need the interpreter's lock.
+struct DeleteWithoutLock {
+  void operator()(Engine* engine) const {
     std::optional<py::gil_scoped_release> released;
     if (PyGILState_Check() != 0) released.emplace();
-    engine.reset();
-    world.reset();
+    delete engine;
   }
-  OwningEngine(const OwningEngine&) = delete;
-  OwningEngine& operator=(const OwningEngine&) = delete;
-
-  std::unique_ptr<World> world;
-  std::unique_ptr<Engine> engine;
 };
+using EngineHolder = std::unique_ptr<Engine, DeleteWithoutLock>;
 
 // A group that torch.distributed registered; "" is none. Names, so that no pybind type crosses.
 World::Group find_group(const std::string& name) {
   return name.empty() ? World::Group() : c10d::resolve_process_group(name);
 }
 
-std::unique_ptr<OwningEngine> make_engine(std::vector<UnitDefinition> units, EngineOptions options,
-                                          const std::string& gather_group, const std::string& reduce_group,
-                                          const std::string& checkpoint_group, Meeting* meeting) {
-  auto owner = std::make_unique<OwningEngine>();
-  owner->world = std::make_unique<World>(options.config, options.device, find_group(gather_group),
-                                         find_group(reduce_group), find_group(checkpoint_group), meeting);
-  options.observer = owner->world->observer();
-  owner->engine = std::make_unique<Engine>(std::move(units), std::move(options), owner->world->gather(),
-                                           owner->world->reduce(), owner->world->checkpoint());
-  return owner;
+EngineHolder make_engine(std::vector<UnitDefinition> units, EngineOptions options, const std::string& gather_group,
+                         const std::string& reduce_group, const std::string& checkpoint_group, Meeting* meeting) {
+  auto world = std::make_unique<World>(options.config, options.device, find_group(gather_group),
+                                       find_group(reduce_group), find_group(checkpoint_group), meeting);
+  return EngineHolder(new Engine(std::move(units), std::move(options), std::move(world)));
 }
 
 at::ScalarType scalar_type(const py::object& dtype) {
@@ -79,9 +67,9 @@ std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> ca
 }
 
 // A path may hold bytes that are no UTF-8.
-std::vector<std::pair<std::string, py::object>> half_loaded(const OwningEngine& owner) {
+std::vector<std::pair<std::string, py::object>> half_loaded(const Engine& engine) {
   std::vector<std::pair<std::string, py::object>> result;
-  for (const auto& [param, path] : owner.engine->half_loaded()) {
+  for (const auto& [param, path] : engine.half_loaded()) {
     auto* const text = PyUnicode_DecodeUTF8(path.data(), Py_ssize_t(path.size()), "backslashreplace");
     result.emplace_back(param, py::reinterpret_steal<py::object>(text));
   }
@@ -95,20 +83,14 @@ void bind_param_groups(py::module_& m) {
       .value("SGD", OptimizerConfig::Type::kSgd)
       .value("LION", OptimizerConfig::Type::kLion)
       .value("ADAGRAD", OptimizerConfig::Type::kAdagrad);
-  py::class_<ParamGroupOptions>(m, "ParamGroupOptions", "Hyper-parameters of one param group.")
-      .def(py::init<>())
-      .def_readwrite("lr", &ParamGroupOptions::lr)
-      .def_readwrite("weight_decay", &ParamGroupOptions::weight_decay)
-      .def_readwrite("beta1", &ParamGroupOptions::beta1)
-      .def_readwrite("beta2", &ParamGroupOptions::beta2)
-      .def_readwrite("eps", &ParamGroupOptions::eps)
-      .def_readwrite("momentum", &ParamGroupOptions::momentum)
-      .def_readwrite("dampening", &ParamGroupOptions::dampening)
-      .def_readwrite("lr_decay", &ParamGroupOptions::lr_decay)
-      .def_readwrite("nesterov", &ParamGroupOptions::nesterov)
-      .def_readwrite("maximize", &ParamGroupOptions::maximize)
-      .def_readwrite("bias_correction", &ParamGroupOptions::bias_correction)
-      .def_readwrite("decoupled_weight_decay", &ParamGroupOptions::decoupled_weight_decay);
+  py::class_<ParamGroupOptions> options(m, "ParamGroupOptions", "Hyper-parameters of one param group.");
+  options.def(py::init<>());
+  py::list fields;
+  ParamGroupOptions::for_each([&](const char* name, auto member) {
+    options.def_readwrite(name, member);
+    fields.append(name);
+  });
+  options.attr("FIELDS") = py::tuple(fields);
 }
 
 void bind_definitions(py::module_& m) {
@@ -176,130 +158,138 @@ void bind_checkpoints(py::module_& m) {
       .def_readonly("rank_states", &LoadedState::rank_states);
 }
 
+void bind_progress(py::module_& m) {
+  py::class_<BatchSize>(m, "BatchSize", "How many samples a step takes.")
+      .def_readonly("micro", &BatchSize::micro, "Of each rank in each micro-batch.")
+      .def_readonly("accumulation", &BatchSize::accumulation, "Micro-batches in a step.")
+      .def_readonly("world_size", &BatchSize::world_size)
+      .def_property_readonly("train", &BatchSize::train, "Of all ranks in a step.");
+  py::class_<Progress>(m, "Progress", "How far training has come; what is set counts from then on.")
+      .def("__copy__", [](const Progress& progress) { return progress; })
+      .def_readwrite("global_steps", &Progress::global_steps)
+      .def_readwrite("skipped_steps", &Progress::skipped_steps)
+      .def_readwrite("micro_steps", &Progress::micro_steps)
+      .def_readwrite("global_samples", &Progress::global_samples)
+      .def_readonly("batch", &Progress::batch)
+      .def_readwrite("boundary", &Progress::boundary, "As the caller says; None counts micro-batches.")
+      .def_property_readonly("is_boundary", &Progress::is_boundary,
+                             "Whether the current micro-batch is the last of its step.")
+      .def("counts", &Progress::counts, "By the names that checkpoints give them.");
+}
+
+using Release = py::call_guard<py::gil_scoped_release>;
+using EngineClass = py::class_<Engine, EngineHolder>;
+
+void bind_passes(EngineClass& engine) {
+  engine.def("begin_forward", &Engine::begin_forward, Release())
+      .def("pre_forward", &Engine::pre_forward, Release())
+      .def("post_forward", &Engine::post_forward,
+           "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.",
+           Release())
+      .def("scale_loss", py::overload_cast<const at::Tensor&>(&Engine::scale_loss, py::const_), py::arg("loss"))
+      .def("scale_loss", py::overload_cast<const at::Tensor&, int64_t>(&Engine::scale_loss, py::const_),
+           py::arg("loss"), py::arg("micro_batches"))
+      .def("begin_backward", &Engine::begin_backward, Release())
+      .def("end_backward", &Engine::end_backward, Release())
+      .def("fail_backward", &Engine::fail_backward, Release())
+      .def("zero_grad", &Engine::zero_grad, Release())
+      .def("end_micro_batch", &Engine::end_micro_batch)
+      .def("step", py::overload_cast<const std::vector<ParamGroupOptions>&>(&Engine::step), Release())
+      .def("prepare_step", &Engine::prepare_step, Release())
+      .def("slices", &Engine::slices)
+      .def("finish_step", &Engine::finish_step, Release())
+      .def("set_updates", &Engine::set_updates)
+      .def_property_readonly("has_pending_gradients", &Engine::has_pending_gradients)
+      .def_property_readonly("has_plain_gradients", &Engine::has_plain_gradients,
+                             "Whether some since the last step are of a loss.backward() alone.")
+      .def("request_stop", &Engine::request_stop)
+      .def_property_readonly("loss_scale", &Engine::loss_scale)
+      .def_property_readonly("skipped_in_a_row", &Engine::skipped_in_a_row);
+}
+
+void bind_counts(EngineClass& engine) {
+  engine.def_property_readonly("progress", py::overload_cast<>(&Engine::progress))
+      .def("restore_progress", &Engine::restore_progress, py::arg("saved"), py::arg("step"))
+      .def("set_train_batch_size", &Engine::set_train_batch_size)
+      .def("set_micro_batch_size", &Engine::set_micro_batch_size);
+}
+
+void bind_units(EngineClass& engine) {
+  engine.def_readonly_static("READ_ONLY", &Engine::kReadOnly)
+      .def_readonly_static("DROP_WRITES", &Engine::kDropWrites)
+      .def("gather", &Engine::gather, Release())
+      .def("release", &Engine::release, Release())
+      .def("return_unit", &Engine::return_unit, Release(),
+           "Makes the unit's parameters ordinary tensors again. Collective at stage 3; no more training afterwards.")
+      .def_property_readonly("num_units", &Engine::num_units)
+      .def("is_replicated", &Engine::is_replicated, Release(), "Whether every rank keeps all of the unit's parameters.")
+      .def("abort", [](Engine& engine, const std::string& reason) { engine.world()->abort(reason); })
+      .def_property_readonly("transport", [](Engine& engine) { return std::string(engine.world()->transport()); })
+      .def_property_readonly(
+          "transports", [](Engine& engine) { return engine.world()->transports(); },
+          "Of gathers, reductions and checkpoints.")
+      .def(
+          "memory",
+          [](const Engine& engine) {
+            std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
+            for (const MemoryLine& line : engine.memory())
+              lines.emplace_back(line.category, line.planned, line.measured_peak);
+            return lines;
+          },
+          "(category, planned bytes, measured peak) per category.")
+      .def_static("kept_memory", &Engine::kept_memory, "Bytes of freed CPU tensors kept for the next step.");
+}
+
+void bind_saving(EngineClass& engine) {
+  engine
+      .def("save_weights", &Engine::save_weights, py::arg("directory"), py::arg("name"), py::kw_only(),
+           py::arg("exclude_frozen"), py::arg("buffers"), Release())
+      .def(
+          "save_checkpoint",
+          [](Engine& engine, const std::string& root, const std::string& tag, int64_t step,
+             const CheckpointContents& contents, bool latest, bool exclude_frozen) {
+            engine.save_checkpoint(root, tag, step, contents, {latest, exclude_frozen});
+          },
+          py::arg("root"), py::arg("tag"), py::arg("step"), py::arg("contents"), py::kw_only(), py::arg("latest"),
+          py::arg("exclude_frozen"), Release())
+      .def("wait_for_checkpoint", &Engine::wait_for_checkpoint, Release())
+      .def("report_failed_save", &Engine::report_failed_save, Release())
+      .def(
+          "together",
+          [](Engine& engine, const std::function<void()>& step) { engine.run_together(with_own_errors(step)); },
+          Release())
+      .def("differ_among_ranks", &Engine::differ_among_ranks, py::arg("tensors"), Release())
+      .def_property_readonly("half_loaded", &half_loaded)
+      .def(
+          "load_checkpoint",
+          [](Engine& engine, const std::string& root, const std::optional<std::string>& tag, bool strict,
+             bool all_params, bool optimizer, const ChooseTensors& others,
+             const std::function<void(const std::string&)>& accept,
+             const std::function<void(const LoadedState&)>& finish, const std::vector<std::string>& takes) {
+            const LoadOptions options{
+                tag, strict, all_params, optimizer, with_own_errors(accept), with_own_errors(finish), takes};
+            return engine.load_checkpoint(root, options, with_own_errors(others));
+          },
+          py::arg("root"), py::kw_only(), py::arg("tag"), py::arg("strict"), py::arg("all_params"),
+          py::arg("optimizer"), py::arg("others"), py::arg("accept"), py::arg("finish"), py::arg("takes"), Release());
+}
+
 }  // namespace
 
 void bind_engine(py::module_& m) {
   bind_param_groups(m);
   bind_definitions(m);
   bind_checkpoints(m);
-  using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<OwningEngine>(m, "Engine", "Trains parameters whose states are sharded across a process group.")
-      .def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
-           py::arg("reduce_group"), py::arg("checkpoint_group"), py::arg("meeting") = nullptr, Release())
-      .def(
-          "begin_forward", [](OwningEngine& o, bool training) { o.engine->begin_forward(training); }, Release())
-      .def(
-          "pre_forward", [](OwningEngine& o, size_t unit) { o.engine->pre_forward(unit); }, Release())
-      .def(
-          "post_forward",
-          [](OwningEngine& o, size_t unit, const std::vector<at::Tensor>& outputs) {
-            return o.engine->post_forward(unit, outputs);
-          },
-          "Whether an output is memory of the unit, which then is whole until the caller's own forward has ended.",
-          Release())
-      .def(
-          "scale_loss",
-          [](OwningEngine& o, const at::Tensor& loss, int64_t micro_batches) {
-            return o.engine->scale_loss(loss, micro_batches);
-          },
-          py::arg("loss"), py::arg("micro_batches"))
-      .def(
-          "begin_backward", [](OwningEngine& o, bool sync) { o.engine->begin_backward(sync); }, Release())
-      .def(
-          "end_backward", [](OwningEngine& o) { o.engine->end_backward(); }, Release())
-      .def(
-          "fail_backward", [](OwningEngine& o, const std::string& reason) { o.engine->fail_backward(reason); },
-          Release())
-      .def(
-          "zero_grad", [](OwningEngine& o) { o.engine->zero_grad(); }, Release())
-      .def_property_readonly("discards", [](OwningEngine& o) { return o.engine->discards(); })
-      .def(
-          "step", [](OwningEngine& o, const std::vector<ParamGroupOptions>& groups) { return o.engine->step(groups); },
-          Release())
-      .def(
-          "prepare_step", [](OwningEngine& o) { return o.engine->prepare_step(); }, Release())
-      .def("slices", [](OwningEngine& o) { return o.engine->slices(); })
-      .def(
-          "finish_step", [](OwningEngine& o, const StepResult& result) { o.engine->finish_step(result); }, Release())
-      .def(
-          "gather",
-          [](OwningEngine& o, const std::vector<size_t>& units, bool to_modify, bool can_drop) {
-            o.engine->gather(units, to_modify, can_drop);
-          },
-          Release())
-      .def_readonly_static("READ_ONLY", &Engine::kReadOnly)
-      .def_readonly_static("DROP_WRITES", &Engine::kDropWrites)
-      .def("set_updates",
-           [](OwningEngine& o, const std::string& param, int64_t updates) { o.engine->set_updates(param, updates); })
-      .def(
-          "release",
-          [](OwningEngine& o, const std::vector<size_t>& units, int modify_rank) {
-            o.engine->release(units, modify_rank);
-          },
-          Release())
-      .def(
-          "return_unit", [](OwningEngine& o, size_t unit) { o.engine->return_unit(unit); }, Release(),
-          "Makes the unit's parameters ordinary tensors again. Collective at stage 3; no more training afterwards.")
-      .def("abort", [](OwningEngine& o, const std::string& reason) { o.world->abort(reason); })
-      .def_property_readonly("loss_scale", [](OwningEngine& o) { return o.engine->loss_scale(); })
-      .def_property_readonly("skipped_in_a_row", [](OwningEngine& o) { return o.engine->skipped_in_a_row(); })
-      .def_property_readonly("num_units", [](OwningEngine& o) { return o.engine->num_units(); })
-      .def(
-          "is_replicated", [](OwningEngine& o, size_t unit) { return o.engine->is_replicated(unit); },
-          "Whether every rank keeps all of the unit's parameters.")
-      .def_property_readonly("transport", [](OwningEngine& o) { return std::string(o.world->transport()); })
-      .def_property_readonly(
-          "transports", [](OwningEngine& o) { return o.world->transports(); },
-          "Of gathers, reductions and checkpoints.")
-      .def(
-          "memory",
-          [](OwningEngine& o) {
-            std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
-            for (const MemoryLine& line : o.engine->memory())
-              lines.emplace_back(line.category, line.planned, line.measured_peak);
-            return lines;
-          },
-          "(category, planned bytes, measured peak) per category.")
-      .def_static("kept_memory", &Engine::kept_memory, "Bytes of freed CPU tensors kept for the next step.")
-      .def(
-          "save_weights",
-          [](OwningEngine& o, const std::string& directory, const std::string& name, bool exclude_frozen,
-             const std::vector<TensorState>& buffers) {
-            o.engine->save_weights(directory, name, exclude_frozen, buffers);
-          },
-          py::arg("directory"), py::arg("name"), py::kw_only(), py::arg("exclude_frozen"), py::arg("buffers"),
-          Release())
-      .def("request_stop", [](OwningEngine& o) { o.engine->request_stop(); })
-      .def(
-          "save_checkpoint",
-          [](OwningEngine& o, const std::string& root, const std::string& tag, int64_t step,
-             const CheckpointContents& contents, bool latest, bool exclude_frozen) {
-            o.engine->save_checkpoint(root, tag, step, contents, {latest, exclude_frozen});
-          },
-          py::arg("root"), py::arg("tag"), py::arg("step"), py::arg("contents"), py::kw_only(), py::arg("latest"),
-          py::arg("exclude_frozen"), Release())
-      .def(
-          "wait_for_checkpoint", [](OwningEngine& o) { return o.engine->wait_for_checkpoint(); }, Release())
-      .def(
-          "report_failed_save", [](OwningEngine& o) { o.engine->report_failed_save(); }, Release())
-      .def(
-          "together",
-          [](OwningEngine& o, const std::function<void()>& step) { o.engine->run_together(with_own_errors(step)); },
-          Release())
-      .def_property_readonly("half_loaded", &half_loaded)
-      .def_property_readonly("has_pending_gradients", [](OwningEngine& o) { return o.engine->has_pending_gradients(); })
-      .def(
-          "load_checkpoint",
-          [](OwningEngine& o, const std::string& root, const std::optional<std::string>& tag, bool strict,
-             bool all_params, bool optimizer, const ChooseTensors& others,
-             const std::function<void(const std::string&)>& accept,
-             const std::function<void(const LoadedState&)>& finish, const std::vector<std::string>& takes) {
-            const LoadOptions options{
-                tag, strict, all_params, optimizer, with_own_errors(accept), with_own_errors(finish), takes};
-            return o.engine->load_checkpoint(root, options, with_own_errors(others));
-          },
-          py::arg("root"), py::kw_only(), py::arg("tag"), py::arg("strict"), py::arg("all_params"),
-          py::arg("optimizer"), py::arg("others"), py::arg("accept"), py::arg("finish"), py::arg("takes"), Release());
+  bind_progress(m);
+  m.def("check_apart", &check_apart, py::arg("params"));
+  m.def("restore_random_state", &restore_random_state, py::arg("rank_states"), py::arg("rank"));
+  EngineClass engine(m, "Engine", "Trains parameters whose states are sharded across a process group.");
+  engine.def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
+             py::arg("reduce_group"), py::arg("checkpoint_group"), py::arg("meeting") = nullptr, Release());
+  bind_passes(engine);
+  bind_counts(engine);
+  bind_units(engine);
+  bind_saving(engine);
 }
 
 }  // namespace zeroshard

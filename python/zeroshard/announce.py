@@ -21,7 +21,7 @@ def announce(run: Run) -> None:
     log(
         f"stage {config.stage}, {run.world_size} rank(s) over {run.core.transport}, "
         f"{config.compute_dtype}, {config.reduction} reduction, {len(run.units)} units, "
-        f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.ranks}"
+        f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.world_size}"
     )
     log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
     atexit.register(_report_memory, weakref.ref(run))

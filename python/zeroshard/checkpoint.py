@@ -10,11 +10,9 @@ import json
 import os
 import random
 import sys
-import zlib
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import _C
 from .encoding import DTYPES, check_tensor, decode, encode
@@ -49,11 +47,11 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return encode(state, "random", {})
 
 
-def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
+def restore_other_random_state(saved: dict[str, Any], device: torch.device) -> None:
+    """Of the generators that the core does not know."""
     state = decode(saved, {})
     if "python" in state:  # not from a C++ program
         random.setstate(state["python"])
-    torch.set_rng_state(_from_text(state["torch"]))
     if "numpy" in state:
         import numpy
 
@@ -122,10 +120,7 @@ def _collect(run: Run, client_state: dict[str, Any] | None, exclude_frozen: bool
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
     """The state of the run, of which rank 0's is kept."""
     state = {
-        "global_steps": run.global_steps,
-        "micro_steps": run.micro_steps,
-        "global_samples": run.global_samples,
-        "skipped_steps": run.skipped_steps,
+        **dict(run.progress.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
         "lr_scheduler": _state_of(run.lr_scheduler),
         "data": _state_of(run.loader),
@@ -177,16 +172,12 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 def _own_buffers(run: Run) -> list[_C.TensorState]:
     """The buffers that this rank saves: rank 0 all, the others those whose values differ among ranks."""
     buffers = _buffers(run.module)
-    differs = set(range(len(buffers)))
-    if run.world_size > 1 and buffers:
-        hashes = [zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()) for _, tensor in buffers]
-        extremes = torch.tensor(hashes + [-value for value in hashes], device=run.device)
-        dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        highest, lowest = extremes.tolist()[: len(buffers)], extremes.tolist()[len(buffers) :]
-        differs = {index for index in differs if highest[index] != -lowest[index]}
-    if run.rank == 0:
-        return [_whole(name, _BUFFER, tensor) for name, tensor in buffers]
-    return [_whole(*_rank_buffer(run, buffers[index][0]), buffers[index][1]) for index in sorted(differs)]
+    differs = run.core.differ_among_ranks([tensor for _, tensor in buffers])
+    return [
+        _whole(*_rank_buffer(run, name), tensor)
+        for (name, tensor), own in zip(buffers, differs, strict=True)
+        if own or run.rank == 0
+    ]
 
 
 def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
@@ -281,10 +272,8 @@ def load(
         if load_lr_scheduler_states:
             _restore(run.lr_scheduler, state.get("lr_scheduler"))
         _restore(run.loader, state.get("data"))
-        for name in ("global_steps", "global_samples", "skipped_steps"):
-            setattr(run, name, state.get(name, 0))
-        # Not the saved number: this run may accumulate over another number of micro-batches.
-        run.micro_steps = run.global_steps * run.batch.accumulation
+        saved = [(name, int(state[name])) for name, _ in run.progress.counts() if name in state]
+        run.core.restore_progress(saved, step=loaded.step)
         _restore_random(run, loaded.rank_states)
 
     takes = ["buffers"] * bool(buffers)
@@ -375,14 +364,11 @@ def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
 
 def _restore_random(run: Run, rank_states: list[str]) -> None:
     """Each rank goes on with its own numbers; ranks that were not there before start a stream of their own."""
-    rank, saved_ranks = run.rank, len(rank_states)
-    saved = json.loads(rank_states[rank % saved_ranks]).get("random")
-    if saved is None:  # imported: the run's own seed holds
-        return
-    restore_random_state(saved, run.device)
-    if rank >= saved_ranks:
-        seed = torch.randint(2**62, (1,)).item() + rank
+    saved = json.loads(rank_states[run.rank % len(rank_states)]).get("random")
+    if saved is not None:  # not imported: there the run's own seed holds
+        restore_other_random_state(saved, run.device)
+    seed = _C.restore_random_state(rank_states, run.rank)
+    if seed is not None:
         random.seed(seed)
-        torch.manual_seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)

@@ -15,15 +15,12 @@ from typing import Any
 import torch
 
 from . import _C
-from .checkpoint import encode
+from .encoding import DTYPES, encode
 from .importing import dcp, deepspeed
 from .importing.contents import Contents, Entry, whole
 from .importing.pickles import Placeholder
 
-_SAFETENSORS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_SAFETENSORS = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def convert(

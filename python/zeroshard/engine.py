@@ -24,7 +24,7 @@ from .making import make_run
 from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
 from .ownership import destroy
-from .step_progress import StepProgress
+from .passes import backward_pass
 from .stopping import request_stop_on, save_last, wait_at_exit
 
 
@@ -60,7 +60,7 @@ class Engine(nn.Module):
         self.module = module
         self._run, self._readers, self._ownership = make_run(module, parsed, setup, optimizer, device)
         self._run.optimizer.belong_to(self)
-        self._progress = StepProgress(self._run)
+        self._syncs = True  # else inside no_sync
         self._warned_of_plain_backward = False
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
@@ -85,27 +85,29 @@ class Engine(nn.Module):
         """Computes and reduces gradients of ``loss``, divided by the accumulation steps unless told otherwise."""
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
-        scaled = self._run.core.scale_loss(loss, self._run.batch.accumulation if scale_wrt_gas else 1)
-        with self._progress.backward():
+        core = self._run.core
+        scaled = core.scale_loss(loss) if scale_wrt_gas else core.scale_loss(loss, micro_batches=1)
+        with backward_pass(core, self._syncs):
             scaled.backward(retain_graph=retain_graph)
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> None:
         """Updates the parameters when this micro-batch is the last of its step; else only counts it."""
-        if not self._progress.sync:
+        if not self._syncs:
             raise _C.StateError("step() inside no_sync(): gradients of this rank alone must not be applied")
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
-        run, progress = self._run, self._progress
+        run = self._run
         run.parameter_check.check()
-        if not progress.called_backward and not progress.had_gradients and run.core.has_pending_gradients:
+        if run.core.has_plain_gradients:
             self._check_plain_backward()
         run.applied = False
         save_failed = False
         updates = self._updates()
         if updates:
             save_failed = self._take_step()
-        progress.count(updates)
+        else:
+            run.core.end_micro_batch()
         if run.applied and run.lr_scheduler is not None:
             run.lr_scheduler.step(**(lr_kwargs or {}))
         if updates:
@@ -118,7 +120,7 @@ class Engine(nn.Module):
 
     def _updates(self) -> bool:
         """Whether the current micro-batch is the last of its step."""
-        return self._run.is_boundary()
+        return self._run.progress.is_boundary
 
     def _check_plain_backward(self) -> None:
         """For gradients of a ``loss.backward()``, of a loss that ``backward(loss)`` has not scaled."""
@@ -137,26 +139,20 @@ class Engine(nn.Module):
 
     def _take_step(self) -> bool:
         """Returns whether a save in the background has failed."""
-        if self._progress.unsynced:  # the last micro-batch was under no_sync: its gradients still have to travel
-            with self._progress.backward():
-                pass
         run = self._run
-        with self._progress.taking_back():
-            if run.external is None:
-                result = run.core.step(run.optimizer.options())
-            else:
-                result = run.core.prepare_step()
-                if result.applied:
-                    self._step_external()
-                run.core.finish_step(result)
+        if run.external is None:
+            result = run.core.step(run.optimizer.options())
+        else:
+            result = run.core.prepare_step()
+            if result.applied:
+                self._step_external()
+            run.core.finish_step(result)
         run.grad_norm = result.grad_norm
         run.applied = result.applied
         run.optimizer.mark_step()
         run.optimizer.overflow = not result.applied
         run.optimizer.loss_scale = run.core.loss_scale
         run.stop = result.stop
-        run.global_steps += 1
-        run.skipped_steps += not result.applied
         return result.save_failed
 
     def _print_step(self) -> None:
@@ -177,18 +173,18 @@ class Engine(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients computed inside stay on this rank, and join the reduction of the next backward outside."""
-        previous, self._progress.sync = self._progress.sync, False
+        previous, self._syncs = self._syncs, False
         try:
             yield
         finally:
-            self._progress.sync = previous
+            self._syncs = previous
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discards all gradients since the last update, and counts its micro-batches anew. Every rank calls it.
 
         ``step()`` clears what it has used: this is for batches that are not to count.
         """
-        self._progress.zero_grad()
+        self._run.core.zero_grad()
 
     def compile(
         self,

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from . import _C
-from .batch import Batch
 from .buffers import find_buffers, named
 from .gathering import take_loaded_state_dicts
 from .group_life import end_groups_with
@@ -38,7 +37,6 @@ def make_run(
     units = find_units(module, config.unit_classes)
     with taking_over(module) as take_over:
         core = _make_core(module, parsed, units, setup, optimizer, device, take_over)
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
     run = Run(
         module=module,
         device=device,
@@ -49,7 +47,6 @@ def make_run(
         trains=setup.trains,
         external=setup.inner if setup.external else None,
         parameter_check=ParameterCheck(module, units if setup.trains else []),
-        batch=Batch(config.micro_batch_size, config.grad_accumulation_steps, ranks),
     )
     readers = install_hooks(module, units, core)
     readers.handles += take_loaded_state_dicts(module)

@@ -71,18 +71,8 @@ def make_optimizer(
 
 def _from_config(groups: list, model: nn.Module, config: _C.Config) -> OptimizerSetup:
     options = config.param_group_options()
-    values = {
-        "betas": (options.beta1, options.beta2),
-        "eps": options.eps,
-        "momentum": options.momentum,
-        "dampening": options.dampening,
-        "lr_decay": options.lr_decay,
-        "nesterov": options.nesterov,
-        "bias_correction": options.bias_correction,
-        "decoupled_weight_decay": options.decoupled_weight_decay,
-    }
-    defaults = {"lr": options.lr, "weight_decay": options.weight_decay}
-    defaults |= {name: values[name] for name in _SETTINGS[config.optimizer_type()]}
+    values = {"betas": (options.beta1, options.beta2)} | {name: getattr(options, name) for name in options.FIELDS}
+    defaults = {name: values[name] for name in ("lr", "weight_decay", *_SETTINGS[config.optimizer_type()])}
     if groups and not isinstance(groups[0], dict):
         groups = [{"params": groups}]
     param_groups = [{**defaults, **group, "params": [_unnamed(p) for p in group["params"]]} for group in groups]
@@ -164,19 +154,13 @@ def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
     """Reads a param group's current hyper-parameters."""
     options = _C.ParamGroupOptions()
-    options.lr = float(group["lr"])
-    options.weight_decay = float(group.get("weight_decay", 0.0))
-    if "betas" in group:
-        options.beta1, options.beta2 = (float(beta) for beta in group["betas"])
-    options.eps = float(group.get("eps", options.eps))
-    options.momentum = float(group.get("momentum", 0.0))
-    options.dampening = float(group.get("dampening", 0.0))
-    options.lr_decay = float(group.get("lr_decay", 0.0))
-    options.nesterov = bool(group.get("nesterov", False))
-    options.maximize = bool(group.get("maximize", False))
-    options.bias_correction = bool(group.get("bias_correction", True))
-    default = kind == _C.OptimizerType.ADAMW
-    options.decoupled_weight_decay = bool(group.get("decoupled_weight_decay", default))
+    options.decoupled_weight_decay = kind == _C.OptimizerType.ADAMW
+    values = dict(group)
+    if "betas" in group:  # torch's name for two
+        values["beta1"], values["beta2"] = group["betas"]
+    for name in options.FIELDS:
+        if name in values:
+            setattr(options, name, type(getattr(options, name))(values[name]))
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from . import _C
-from .batch import Batch
 from .optimizer import Optimizer
 from .parameter_check import ParameterCheck
 from .units import Unit
@@ -30,6 +30,16 @@ class Ended:
         raise _C.StateError(self.__dict__["why"])
 
 
+def _count(name: str) -> property:
+    def read(run: Run) -> int:
+        return getattr(run.progress, name)
+
+    def write(run: Run, value: int) -> None:
+        setattr(run.progress, name, value)
+
+    return property(read, write)
+
+
 @dataclass
 class Run:
     """The parts of one engine. ``core`` does the work; the rest is what a checkpoint, a scheduler or a getter asks."""
@@ -43,17 +53,26 @@ class Run:
     trains: bool  # else it can only evaluate
     external: torch.optim.Optimizer | None  # the user's own, which updates slices of parameters
     parameter_check: ParameterCheck | Ended
-    batch: Batch
     lr_scheduler: Any = None
     loader: Any = None
-    micro_steps: int = 0
-    global_steps: int = 0
-    global_samples: int = 0
-    skipped_steps: int = 0
-    boundary: bool | None = None  # as the caller says; None counts micro-batches
     applied: bool = False  # the last step
     grad_norm: float | None = None  # of the last step
     stop: bool = False  # some rank has asked for the run to end
+    last_progress: _C.Progress | None = None  # of a core that has ended
+
+    global_steps = _count("global_steps")
+    skipped_steps = _count("skipped_steps")
+    micro_steps = _count("micro_steps")
+    global_samples = _count("global_samples")
+
+    @property
+    def progress(self) -> _C.Progress:
+        """How far training has come: the core's own, which may be set, or after its end what it was."""
+        return self.last_progress if self.last_progress is not None else self.core.progress
+
+    @property
+    def batch(self) -> _C.BatchSize:
+        return self.progress.batch
 
     @property
     def config(self) -> _C.Config:
@@ -72,12 +91,10 @@ class Run:
         return isinstance(self.core, Ended)
 
     def end(self, why: str) -> None:
-        """From now on whoever uses its parts gets a ``StateError`` that says ``why``."""
+        """From now on whoever uses its parts gets a ``StateError`` that says ``why``; counts can still be read."""
+        if not self.has_ended:
+            self.last_progress = copy.copy(self.core.progress)
         self.core = self.units = self.parameter_check = Ended(why)
-
-    def is_boundary(self) -> bool:
-        """Whether the current micro-batch is the last of its step."""
-        return self.boundary if self.boundary is not None else (self.micro_steps + 1) % self.batch.accumulation == 0
 
     def external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
         """The stretches of parameters that the user's own optimizer updates on this rank, as it knows them."""

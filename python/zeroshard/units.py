@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from . import _C
 from .marks import mark_of
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -138,28 +139,9 @@ def _find_params(model: nn.Module) -> list[Param]:
             if not any(tensor is other for other in param.tensors):
                 param.tensors.append(tensor)
     result = list(by_memory.values())
-    _check_apart(result)
+    # Memory of an engine's may be freed.
+    _C.check_apart([(param.names[0], param.tensors[0]) for param in result if mark_of(param.tensors[0]) is None])
     return result
-
-
-def _check_apart(params: Sequence[Param]) -> None:
-    """Raises ``ValueError`` when two parameters share elements: each would get its own copy of them."""
-    spans = []
-    for param in params:
-        tensor = param.tensors[0]
-        if tensor.is_meta or tensor.numel() == 0 or mark_of(tensor) is not None:
-            continue
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if last + 1 == tensor.numel():  # no gaps, in which other parameters may lie
-            begin = tensor.data_ptr()
-            spans.append((str(tensor.device), begin, begin + tensor.nbytes, param.names[0]))
-    spans.sort()
-    for (device, _, end, name), (other_device, begin, _, other_name) in zip(spans, spans[1:], strict=False):
-        if device == other_device and begin < end:
-            raise ValueError(
-                f"parameters '{name}' and '{other_name}' share memory, but are not the same elements in the same order:"
-                " each would train apart. Let one module have the parameter, and compute the other from it in forward"
-            )
 
 
 def _memory_key(tensor: torch.Tensor) -> object:

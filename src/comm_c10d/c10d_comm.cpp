@@ -13,34 +13,13 @@
 #include "comm_c10d/c10d_core.h"
 #include "comm_c10d/c10d_names.h"
 #include "comm_c10d/c10d_work.h"
+#include "device/dtype.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kGatherLimitBytes = 64 << 10;  // larger all_reduces are left to the backend
 constexpr int64_t kCopyBytes = 4 << 20;          // of a broadcast on the host, at a time
-
-at::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return at::kFloat;
-    case DType::kFloat64:
-      return at::kDouble;
-    case DType::kBFloat16:
-      return at::kBFloat16;
-    case DType::kFloat16:
-      return at::kHalf;
-    case DType::kOther1:
-      return at::kByte;
-    case DType::kOther2:
-      return at::kShort;
-    case DType::kOther4:
-      return at::kInt;
-    case DType::kOther8:
-      return at::kLong;
-  }
-  return at::kByte;
-}
 
 at::Tensor tensor_of(const void* data, int64_t numel, at::ScalarType dtype, at::Device device) {
   return at::for_blob(const_cast<void*>(data), {numel})
@@ -87,7 +66,7 @@ at::Tensor C10dComm::bytes_of(const ConstSpan& span) const {
 }
 
 at::Tensor C10dComm::values_of(const ConstSpan& span) const {
-  return tensor_of(span.data, span.numel, scalar_type(span.dtype), core_->device());
+  return tensor_of(span.data, span.numel, to_scalar_type(span.dtype), core_->device());
 }
 
 std::unique_ptr<Work> C10dComm::local_copy(Span to, const ConstSpan& from) {

@@ -32,8 +32,8 @@ class Digest {
         c.consecutive_hysteresis, c.min_loss_scale);
   }
   void add(const OptimizerConfig& c) {
-    all(c.type, c.lr, c.weight_decay, c.eps, c.beta1, c.beta2, c.momentum, c.dampening, c.lr_decay, c.nesterov,
-        c.bias_correction, c.adam_w_mode);
+    add(c.type);
+    ParamGroupOptions::for_each([&](const char*, auto member) { add(c.*member); });
   }
   void add(const WarmupLRConfig& c) { all(c.warmup_min_lr, c.warmup_max_lr, c.warmup_num_steps, c.log_warmup); }
   void add(const WarmupDecayLRConfig& c) {

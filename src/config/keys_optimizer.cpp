@@ -44,8 +44,8 @@ void add_adam(std::vector<Key>& keys, Type type) {
   keys.push_back(
       param<&OptimizerConfig::bias_correction>("bias_correction", Bool{}, true, "correct the moments' bias"));
   if (type == Type::kAdam) {
-    keys.push_back(
-        param<&OptimizerConfig::adam_w_mode>("adam_w_mode", Bool{}, true, "decouple weight decay, as AdamW does"));
+    keys.push_back(param<&OptimizerConfig::decoupled_weight_decay>("adam_w_mode", Bool{}, true,
+                                                                   "decouple weight decay, as AdamW does"));
   } else {
     keys.push_back(no_effect("adam_w_mode", "AdamW always decouples weight decay"));
   }

@@ -12,6 +12,7 @@
 #include "engine/impl.h"
 #include "engine/replica_check.h"
 #include "zeroshard/rank_observer.h"
+#include "zeroshard/world.h"
 
 namespace zeroshard {
 
@@ -29,12 +30,12 @@ void Engine::Impl::renew_hooks(size_t unit) const {
 }
 
 void Engine::Impl::report_skip(double scale) {
-  ++skipped;
   const std::string bad = find_non_finite(reduce_comm, options.device, groups->trained(), reducer->buckets());
   const std::string where = bad.empty() ? "" : concat(" in '", bad, "'");
   const std::string fp16 = options.config.fp16.enabled ? concat(", loss scale ", scale, " -> ", scaler.scale()) : "";
   const std::string message = concat("step skipped on all ranks: the gradient is not finite", where, fp16);
   if (reduce_comm.rank() == 0) log(LogLevel::kWarning, message);
+  const int skipped = progress.skipped_in_a_row();
   if (skipped < options.config.max_skipped_steps) return;
   throw StateError(concat(message, "; ", skipped,
                           " steps in a row were skipped (zeroshard.max_skipped_steps). Lower the "
@@ -61,14 +62,15 @@ void Engine::Impl::check_step() {
   }
   if (consensus.some_have_gradients == consensus.all_have_gradients) return;
   throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
-                          reduce_comm.rank(), unapplied ? " has some" : " has none",
+                          reduce_comm.rank(), progress.is_unapplied() ? " has some" : " has none",
                           ". Every rank calls backward and zero_grad as often as the others"));
 }
 
 // Before the update: afterwards, stages 1 and 2 have overwritten what other ranks own.
 void Engine::Impl::compare_replicas() {
   const int every = options.config.check_replicas_every;
-  if (every == 0 || (steps + 1) % every != 0) return;
+  if (every == 0 || ++uncompared_steps < every) return;
+  uncompared_steps = 0;
   std::vector<std::pair<std::string, at::Tensor>> replicas;
   for (size_t u = 0; u < layouts.size(); ++u) {
     const Unit& unit = executor->unit(u);
@@ -81,8 +83,23 @@ void Engine::Impl::compare_replicas() {
                  "from the last checkpoint");
 }
 
+namespace {
+
+// Without an observer of their own, steps are told to the world's.
+EngineOptions observed(EngineOptions options, const World& world) {
+  if (!options.observer) options.observer = world.observer();
+  return options;
+}
+
+}  // namespace
+
 Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, Comm& gather, Comm& reduce, Comm* checkpoint)
     : impl_(std::make_unique<Impl>(std::move(units), std::move(options), gather, reduce, checkpoint)) {}
+
+Engine::Engine(std::vector<UnitDefinition> units, EngineOptions options, std::unique_ptr<World> world)
+    : world_(std::move(world)),
+      impl_(std::make_unique<Impl>(std::move(units), observed(std::move(options), *world_), world_->gather(),
+                                   world_->reduce(), world_->checkpoint())) {}
 
 Engine::~Engine() {
   // A forked child has neither the threads nor the peers that parts of the engine end with: the child's end frees all.
@@ -130,7 +147,7 @@ void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
 }
 
 at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
-  return scale_loss(loss, impl_->options.config.grad_accumulation_steps);
+  return scale_loss(loss, impl_->progress.counts().batch.accumulation);
 }
 
 at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) const {
@@ -150,7 +167,10 @@ StepResult Engine::prepare_step() {
   Impl& impl = *impl_;
   impl.check_whole();
   impl.check_no_change_begun("step()");
-  if (impl.pending_backward) end_backward();  // loss.backward() was called instead of backward(loss)
+  const bool is_unsynced = impl.progress.is_unsynced();  // gradients of a pass under no_sync still have to travel
+  if (is_unsynced) begin_backward();
+  // Else loss.backward() was called instead of backward(loss).
+  if (is_unsynced || impl.progress.has_open_gradients()) end_backward();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
   for (const GradBucket& bucket : impl.reducer->buckets()) {
@@ -159,7 +179,7 @@ StepResult Engine::prepare_step() {
   }
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
                             impl.watch->any_written()};
-  const StepState state{impl.unapplied, impl.hash_trainable()};
+  const StepState state{impl.progress.is_unapplied(), impl.hash_trainable()};
   impl.consensus = agree_on_step(impl.reduce_comm, impl.options.device, impl.reducer->squares(), std::move(has_grad),
                                  signals, state);
   impl.check_step();
@@ -232,23 +252,19 @@ void Engine::finish_step(const StepResult& result) {
 
 void Engine::Impl::finish_step(const StepResult& result, const Update& update) {
   check_caller();
-  const bool is_empty = !unapplied;  // no backward since the last step: it says nothing of overflows
-  if (!is_empty) scaler.update(!result.applied);
-  if (result.applied) {
-    if (!is_empty) skipped = 0;
-    refresh(update);
-  }
+  // A step that no backward came before says nothing of overflows.
+  if (progress.is_unapplied()) scaler.update(!result.applied);
+  if (result.applied) refresh(update);
   watch->forget_readings();
   reducer->end_step();
-  unapplied = false;
+  progress.end_step(result.applied);
   end_cpu_memory_step();
-  ++steps;
-  if (options.observer) options.observer->step_finished(steps);
+  if (options.observer) options.observer->step_finished(progress.counts().global_steps);
   if (!result.applied) report_skip(result.loss_scale);
 }
 
 bool Engine::has_pending_gradients() const {
-  return impl_->unapplied || impl_->pending_backward;
+  return impl_->progress.is_unapplied() || impl_->progress.has_open_gradients();
 }
 
 void Engine::request_stop() noexcept {
@@ -345,7 +361,7 @@ double Engine::loss_scale() const {
   return impl_->options.config.fp16.enabled ? impl_->scaler.scale() : 1;
 }
 int Engine::skipped_in_a_row() const {
-  return impl_->skipped;
+  return impl_->progress.skipped_in_a_row();
 }
 const Config& Engine::config() const {
   return impl_->options.config;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -29,11 +30,11 @@ std::string share_reason(Comm& comm, at::Device device, int root, const std::str
 std::string Engine::Impl::end_pass(const std::string& failure) {
   try {
     executor->end_backward();
-    reducer->launch_all(sync);
+    reducer->launch_all(progress.syncs());
   } catch (const CommError& error) {
     explain_backward(error, "end its backward pass");
   }
-  const std::vector<int64_t> late = sync ? reducer->late() : std::vector<int64_t>();
+  const std::vector<int64_t> late = progress.syncs() ? reducer->late() : std::vector<int64_t>();
   const bool is_late = std::any_of(late.begin(), late.end(), [](int64_t each) { return each != 0; });
   const int world_size = reduce_comm.world_size();
   std::vector<int64_t> words = {failure.empty() ? 0 : world_size - reduce_comm.rank(), is_late ? 1 : 0};
@@ -50,10 +51,8 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
     reducer->launch_again(
         world_size == 1 ? late : all_reduce(reduce_comm, options.device, late, ReduceOp::kMax, "late gradients"));
   }
-  reducer->end_backward(sync);
-  pending_backward = false;
-  unapplied = true;
-  sync = true;
+  reducer->end_backward(progress.syncs());
+  progress.end_pass();
   return "";
 }
 
@@ -75,9 +74,9 @@ void Engine::Impl::pre_backward(size_t unit, const void* output) {
 }
 
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
-  pending_backward = true;
+  progress.add_gradient();
   try {
-    reducer->add(unit, param, grad, sync);
+    reducer->add(unit, param, grad, progress.syncs());
   } catch (const CommError& error) {
     explain_backward(error, concat("add a gradient of unit '", layouts[unit].name, "'"));
   }
@@ -91,17 +90,15 @@ void Engine::Impl::discard() {
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
     }
   }
-  pending_backward = unapplied = false;
-  sync = true;
-  ++discards;
+  progress.discard();
 }
 
 void Engine::begin_backward(bool sync) {
   impl_->check_whole();
-  impl_->sync = sync;
+  impl_->progress.begin_pass(sync);
   impl_->executor->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
-  if (!impl_->pending_backward) {
+  if (!impl_->progress.has_open_gradients()) {
     impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
   }
 }
@@ -136,20 +133,50 @@ void Engine::backward(const at::Tensor& loss) {
     throw;
   }
   end_backward();
+  impl_->progress.end_own_pass();
 }
 
 void Engine::zero_grad() {
   Impl& impl = *impl_;
   impl.check_caller();
-  if (impl.pending_backward || impl.executor->is_in_backward()) {
+  const int64_t before = impl.progress.micro_batches();
+  if (impl.progress.has_open_gradients() || impl.executor->is_in_backward()) {
     impl.end_pass("zero_grad() was called");
-  } else if (impl.unapplied) {
+  } else if (impl.progress.is_unapplied()) {
     impl.discard();
   }
+  if (before == 0 || impl.progress.micro_batches() > 0 || std::exchange(impl.warned_of_discards, true)) return;
+  log(LogLevel::kWarning,
+      concat("zero_grad() discarded the gradients of ", before, " micro-batch(es) of a step of ",
+             progress().batch.accumulation, ", which begins again: between its micro-batches, leave it out"));
 }
 
-int64_t Engine::discards() const {
-  return impl_->discards;
+void Engine::end_micro_batch() {
+  impl_->check_caller();
+  impl_->progress.end_micro_batch();
+}
+
+Progress& Engine::progress() {
+  return impl_->progress.counts();
+}
+const Progress& Engine::progress() const {
+  return impl_->progress.counts();
+}
+
+void Engine::restore_progress(const NamedCounts& saved, int64_t step) {
+  impl_->progress.restore(saved, step);
+}
+
+void Engine::set_train_batch_size(int64_t samples) {
+  impl_->progress.set_train_batch_size(samples, impl_->options.config);
+}
+
+void Engine::set_micro_batch_size(int64_t samples) {
+  impl_->progress.set_micro_batch_size(samples);
+}
+
+bool Engine::has_plain_gradients() const {
+  return impl_->progress.has_plain_gradients();
 }
 
 }  // namespace zeroshard

@@ -113,7 +113,7 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
 EngineOptions with_param_groups(EngineOptions options) {
   if (!options.param_groups.empty()) return options;
   const std::optional<OptimizerConfig>& optimizer = options.config.optimizer;
-  options.param_groups.push_back(ParamGroupOptions::from(optimizer.value_or(OptimizerConfig{})));
+  options.param_groups.push_back(optimizer.value_or(OptimizerConfig{}));
   if (optimizer) options.optimizer = optimizer->type;
   return options;
 }
@@ -127,7 +127,8 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       reduce_comm(reduce),
       checkpoint(checkpoint_comm),
       optimizer(options.optimizer, options.device),
-      scaler(options.config.fp16) {
+      scaler(options.config.fp16),
+      progress(options.config, reduce.world_size()) {
   const Config& config = options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
   layouts = make_layouts(units, config, gather.world_size());
@@ -192,7 +193,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   }
   Executor::Callbacks callbacks;
   callbacks.on_unit_done = [this](size_t unit) {
-    if (sync) reducer->flush(unit);
+    if (progress.syncs()) reducer->flush(unit);
   };
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {

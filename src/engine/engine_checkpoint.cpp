@@ -233,6 +233,7 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
   request.versions = {{"zeroshard", kVersion}, {"torch", TORCH_VERSION}};
   const LossScalerState& scale = scaler.state();
   const bool trains = !groups->trained().empty();
+  const int skipped = progress.skipped_in_a_row();
   const SavedOptimizer kind{options.optimizer, options.external_optimizer};
   const Json core{{"optimizer", trains ? to_json(kind) : Json()},
                   {"loss_scale", scale.scale},
@@ -318,7 +319,7 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;
-  skipped = core.at("skipped_in_a_row").get<int>();
+  progress.set_skipped_in_a_row(core.at("skipped_in_a_row").get<int>());
   // The scale of a run without a dynamic one says nothing of gradients. Imported checkpoints do not tell: a dynamic one
   // has counted.
   const auto iteration = core.at("loss_scale_iteration").get<int64_t>();
@@ -431,7 +432,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   begin_overwriting(loaded->tag);  // other devices are overwritten now
   uploads.finish();
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
-  if (load.optimizer) impl.steps = loaded->manifest.step;
+  if (load.optimizer) impl.progress.restore({}, loaded->manifest.step);
   LoadedState state{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),
                     loaded->manifest.rank_states, load.optimizer};
   if (load.finish) together(impl.checkpoint_comm(), "checkpoint", [&] { load.finish(state); });

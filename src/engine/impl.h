@@ -14,6 +14,7 @@
 #include "engine/consensus.h"
 #include "engine/executor.h"
 #include "engine/held_values.h"
+#include "engine/step_progress.h"
 #include "engine/write_watch.h"
 #include "group/groups.h"
 #include "hooks/autograd_hooks.h"
@@ -109,12 +110,9 @@ struct Engine::Impl {
   std::vector<at::Tensor> trainable;         // as the engine was made
   BackwardHooks backward_hooks;
   LossScaler scaler;
-  int64_t steps = 0;              // finished, with those before the checkpoint
-  bool pending_backward = false;  // gradients have come since the last end_backward()
-  bool unapplied = false;         // gradients have come since the last step
-  bool sync = true;
-  int64_t discards = 0;
-  int skipped = 0;
+  StepProgress progress;
+  int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
+  bool warned_of_discards = false;
   Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;
   std::atomic<bool> stop_requested = false;

@@ -59,7 +59,7 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, co
     : Engine(with_values(units.definitions(), values), engine_options(model, parsed, world, values), world.gather(),
              world.reduce(), world.checkpoint()),
       units_(std::move(units)),
-      group_(ParamGroupOptions::from(optimizer_of(parsed))),
+      group_(optimizer_of(parsed)),
       rank_(world.rank()) {
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) buffers_.emplace_back(item.key(), item.value());
@@ -84,7 +84,6 @@ void ModuleEngine::apply_schedule() {
 
 StepResult ModuleEngine::step() {
   const StepResult result = Engine::step({group_});
-  ++steps_;
   if (result.applied) {
     ++iteration_;
     apply_schedule();

@@ -34,12 +34,13 @@ std::string join(const std::string& path, const std::string& name) {
 }
 
 // Equal for two tensors that are the same parameter: the same object, or the same elements of one memory.
-using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int>;
+using MemoryKey = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, int, std::string>;
 
 MemoryKey memory_key(const at::Tensor& tensor) {
   if (tensor.numel() == 0 || !tensor.unsafeGetTensorImpl()->storage_initialized())
-    return {tensor.unsafeGetTensorImpl(), {}, {}, -1};
-  return {tensor.const_data_ptr(), tensor.sizes().vec(), tensor.strides().vec(), int(tensor.scalar_type())};
+    return {tensor.unsafeGetTensorImpl(), {}, {}, -1, {}};
+  return {tensor.const_data_ptr(), tensor.sizes().vec(), tensor.strides().vec(), int(tensor.scalar_type()),
+          tensor.device().str()};
 }
 
 }  // namespace
@@ -59,6 +60,9 @@ class UnitFinder {
       throw ValueError(concat("zeroshard.unit_classes names '", *missing_.begin(),
                               "', but the model has no such module; it has ", found));
     }
+    std::vector<std::pair<std::string, at::Tensor>> firsts;
+    for (const Param& param : params_) firsts.emplace_back(param.names.front(), param.tensors.front());
+    check_apart(firsts);
     make_definitions();
     set_parents(model, -1);
   }

@@ -77,22 +77,6 @@ void run_kernel(OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
 
 }  // namespace
 
-ParamGroupOptions ParamGroupOptions::from(const OptimizerConfig& config) {
-  ParamGroupOptions options;
-  options.lr = config.lr;
-  options.weight_decay = config.weight_decay;
-  options.beta1 = config.beta1;
-  options.beta2 = config.beta2;
-  options.eps = config.eps;
-  options.momentum = config.momentum;
-  options.dampening = config.dampening;
-  options.lr_decay = config.lr_decay;
-  options.nesterov = config.nesterov;
-  options.bias_correction = config.bias_correction;
-  options.decoupled_weight_decay = config.type == OptimizerConfig::Type::kAdamW || config.adam_w_mode;
-  return options;
-}
-
 int num_moments(OptimizerConfig::Type type, bool momentum) {
   switch (type) {
     case OptimizerConfig::Type::kAdam:

@@ -18,7 +18,7 @@ TEST(Optimizer, TypesAreFoundWithoutCase) {
 
 TEST(Optimizer, DefaultsPerType) {
   const OptimizerConfig adam = optimizer(R"({"type": "Adam"})");
-  EXPECT_TRUE(adam.adam_w_mode) << "Adam is AdamW unless asked otherwise";
+  EXPECT_TRUE(adam.decoupled_weight_decay) << "Adam is AdamW unless asked otherwise";
   EXPECT_EQ(adam.lr, 1e-3);
   EXPECT_EQ(adam.eps, 1e-8);
   EXPECT_EQ(adam.weight_decay, 0);
@@ -38,7 +38,7 @@ TEST(Optimizer, Params) {
   EXPECT_EQ(adam.eps, 1e-6);
   EXPECT_EQ(adam.weight_decay, 0.1);
   EXPECT_FALSE(adam.bias_correction);
-  EXPECT_FALSE(adam.adam_w_mode);
+  EXPECT_FALSE(adam.decoupled_weight_decay);
   const OptimizerConfig sgd =
       optimizer(R"({"type": "SGD", "params": {"lr": 1, "momentum": 0.9, "nesterov": true, "weight_decay": 1e-4}})");
   EXPECT_EQ(sgd.momentum, 0.9);

@@ -95,6 +95,7 @@ TEST_F(ModuleCheckpoint, AResumedRunGoesOnBitByBit) {
     again.train(1);
     EXPECT_EQ(again.engine->load(path), R"({"epoch":4})");
     EXPECT_EQ(again.engine->steps(), 3);
+    EXPECT_EQ(again.engine->progress().global_samples, 3);
     EXPECT_EQ(again.train(4), expected) << "stage " << stage;
   }
 }

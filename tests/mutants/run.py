@@ -34,6 +34,7 @@ import lora_mutants
 import memory_mutants
 import monitor_mutants
 import process_mutants
+import progress_mutants
 import python_mutants
 import tokenizer_mutants
 import train_mutants
@@ -291,6 +292,7 @@ MUTANTS = [
     *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
     *process_mutants.MUTANTS,
+    *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,

@@ -29,7 +29,7 @@ _TABLE = [
         "    TrainEnd end",
         "InterruptedTraining.ASignalAtAnyStepChangesNoEvaluation",
     ),
-    ("train-position-lost", _TRAINER, 'rows_done_ = state.at("rows").get<int64_t>();', "", _RESUME),
+    ("train-position-lost", _TRAINER, 'state.at("rows").get<int64_t>()', "0", _RESUME),
     (
         "train-other-data-accepted",
         _TRAINER,

@@ -46,6 +46,7 @@ std::string train_step(Rank& rank, int step, const Fault* fault) {
           throw;
         }
         rank.engine->end_backward();
+        rank.engine->end_micro_batch();
       } else {
         rank.engine->backward(loss);
       }
@@ -57,6 +58,10 @@ std::string train_step(Rank& rank, int step, const Fault* fault) {
     }
   }
   rank.result.steps.push_back(rank.engine->step());
+  const Progress& progress = rank.engine->progress();
+  EXPECT_EQ(progress.global_steps, step + 1);
+  EXPECT_EQ(progress.micro_steps, (step + 1) * micro_batches);
+  EXPECT_EQ(progress.global_samples, progress.micro_steps * progress.batch.micro * rank.gather.world_size());
   return thrown;
 }
 

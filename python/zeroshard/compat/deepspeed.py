@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _C
-from ..batch import check_accumulation
 from ..engine import Engine
 
 
@@ -14,14 +13,14 @@ class DeepSpeedEngine(Engine):
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-batch is the last of its step."""
-        return self._run.is_boundary()
+        return self._run.progress.is_boundary
 
     def _updates(self) -> bool:  # a script may have replaced the method: its answer counts
         return self.is_gradient_accumulation_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Lets the caller decide from now on which micro-batch ends a step."""
-        self._run.boundary = is_boundary
+        self._run.progress.boundary = is_boundary
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Makes the next steps take as many micro-batches as make ``train_batch_size`` samples of all ranks.
@@ -29,16 +28,7 @@ class DeepSpeedEngine(Engine):
         Every rank calls it, between steps. ``micro_steps`` becomes the value it would have if all steps had been of
         that size, as in ``load_checkpoint``. Raises ``ValueError`` for a size that no number of micro-batches makes.
         """
-        run = self._run
-        batch = run.batch.with_train(train_batch_size)
-        check_accumulation(run.config, batch.accumulation)
-        if run.core.has_pending_gradients:
-            raise _C.StateError(
-                "set_train_batch_size within a step would average its micro-batches by two numbers: call it after the "
-                "step() that updates"
-            )
-        run.batch = batch
-        run.micro_steps = run.global_steps * batch.accumulation
+        self._run.core.set_train_batch_size(train_batch_size)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Sets how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
@@ -47,7 +37,7 @@ class DeepSpeedEngine(Engine):
                 f"the loader that zeroshard.initialize made gives micro-batches of {self._run.batch.micro}: pass no "
                 "training_data there, and make a loader whose batch size you change with this"
             )
-        self._run.batch = self._run.batch.with_micro(micro_batch_size)
+        self._run.core.set_micro_batch_size(micro_batch_size)
 
     @property
     def is_compiled(self) -> bool:

@@ -1,0 +1,28 @@
+"""A backward pass ends on all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from . import _C
+from .hooks import explaining_sharded_parameters
+
+
+@contextmanager
+def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
+    """Around ``loss.backward()``. What it raises is told to all ranks, which discard the step's gradients.
+
+    So is an interruption just before or after its end: whoever catches it begins the step again.
+    """
+    core.begin_backward(sync)
+    has_ended = False
+    try:
+        with explaining_sharded_parameters():
+            yield
+        has_ended = True
+        core.end_backward()
+    except BaseException as error:
+        if not has_ended or not isinstance(error, Exception):
+            core.fail_backward(f"{type(error).__name__}: {error}")
+        raise

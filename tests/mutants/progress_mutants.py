@@ -1,0 +1,48 @@
+"""What the counts of an engine, and what goes on with them from a checkpoint, could get wrong."""
+
+from mutant import Mutant
+
+_PROGRESS, _RANDOM = "src/engine/step_progress.cpp", "src/engine/random_state.cpp"
+
+_TABLE = [
+    (
+        "engine-micro-steps-as-saved",
+        _PROGRESS,
+        "  micro_steps = global_steps * batch.accumulation;\n",
+        "",
+        "StepProgress.GoesOnWhereAStepBegins",
+    ),
+    (
+        "engine-discarded-micro-batches-count",
+        _PROGRESS,
+        "  counts_.micro_steps -= micro_batches_;\n",
+        "",
+        "StepProgress.WhatIsDiscardedCountsNoMore",
+    ),
+    (
+        "engine-random-state-of-rank-0",
+        _RANDOM,
+        "if (i == size_t(rank) % rank_states.size()) own",
+        "if (i == 0) own",
+        "RandomState.ARankGoesOnWithItsOwnNumbers",
+    ),
+    (
+        "engine-new-ranks-draw-the-same",
+        _RANDOM,
+        "at::manual_seed(uint64_t(seed));",
+        "",
+        "RandomState.ARankThatWasNotThereDrawsItsOwn",
+    ),
+]
+
+MUTANTS = [
+    *(Mutant(name, file, old, new, "engine", test) for name, file, old, new, test in _TABLE),
+    Mutant(
+        "unsynced-gradients-stay",
+        "src/engine/engine.cpp",
+        "if (is_unsynced || impl.progress.has_open_gradients()) end_backward();",
+        "if (impl.progress.has_open_gradients()) end_backward();",
+        "world",
+        "Accumulation.AStepTakesWhatNoSyncHasLeft",
+    ),
+]
