@@ -16,8 +16,8 @@ _TABLE = [
     (
         "async-no-copy",
         _ASYNC,
-        "        copy(stretch.to + at, stretch.from + at, bytes, stretch.on_host);\n",
-        "        if (bytes == 0) copy(nullptr, nullptr, 0, true);\n",
+        "          copy(stretch.to + at, stretch.from + at, bytes);\n",
+        "          if (bytes == 0) copy(nullptr, nullptr, 0);\n",
         "AsyncSaver.TrainingMayChangeTheStateAtOnce",
     ),
     (

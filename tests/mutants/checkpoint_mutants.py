@@ -435,28 +435,40 @@ CHECKPOINT = [
 _GOES_ON = "EngineCheckpoint.TrainingGoesOnBitByBitAtAnyStage"
 
 ENGINE = [
-    ("engine-no-moments", _ENGINE, "for (size_t slot = 0; slot <", "for (size_t slot = 1; slot <", _GOES_ON),
+    ("engine-no-moments", _ENGINE, "for (int slot = 0; slot <", "for (int slot = 1; slot <", _GOES_ON),
     (
         "engine-no-update-counts",
         _ENGINE,
-        "if (saved) steps[j] = saved->updates;",
-        "(void)saved, (void)steps;",
+        "if (saved) group->updates()[i] = saved->updates;",
+        "(void)saved;",
         _GOES_ON,
     ),
-    ("engine-masters-not-published", _ENGINE, "  optimizer->publish_masters();\n", "", _GOES_ON),
-    ("engine-not-refreshed", _ENGINE, "  refresh([](size_t) {});\n", "", _GOES_ON),
+    (
+        "engine-masters-not-published",
+        _ENGINE,
+        "refresh([](ShardedGroup& group) { group.publish_master(); });",
+        "refresh([](ShardedGroup&) {});",
+        _GOES_ON,
+    ),
+    (
+        "engine-not-refreshed",
+        _ENGINE,
+        "  refresh([](ShardedGroup& group) { group.publish_master(); });\n",
+        "  for (ShardedGroup* const group : groups->trained()) group->publish_master();\n",
+        _GOES_ON,
+    ),
     (
         "engine-parameters-without-masters",
         _ENGINE,
-        "master.defined() ? master :",
-        "master.defined() && false ? master :",
+        "if (group.is_trained() && group.has_master())",
+        "if (group.is_trained() && group.has_master() && false)",
         _GOES_ON,
     ),
     (
         "engine-stage-0-loads-its-share",
         _ENGINE,
-        "const bool all = whole && purpose_",
-        "const bool all = whole && false && purpose_",
+        "purpose_ == Purpose::kSave ? group.mine() : state.positions",
+        "group.mine()",
         _GOES_ON,
     ),
     (
