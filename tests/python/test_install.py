@@ -124,7 +124,7 @@ def test_the_library_installs_nothing_of_lm(root):
     assert alone < all_of_it
     names = {path.name for path in all_of_it - alone}
     assert names >= {f"{header}.h" for header in LM_HEADERS} | {"libzeroshard_lm.a", "zeroshard-torch"}
-    result = configure(root, "lm_core", "refused", prefix="library")
+    result = configure(root, "lm_core", "lm_core-refused", prefix="library")
     assert result.returncode != 0
     assert "this zeroshard has no lm: build it with ZEROSHARD_WITH_LM=ON, and" in " ".join(result.stderr.split())
 
