@@ -159,7 +159,8 @@ MUTANTS = [
         "skipped-refresh",
         "src/engine/executor.cpp",
         "    units_[order[started]]->start_refresh();\n",
-        "    if (Unit& unit = *units_[order[started]]; unit.placement() != Placement::kReplicated) unit.start_refresh();\n",
+        "    Unit& unit = *units_[order[started]];\n"
+        "    if (unit.placement() != Placement::kReplicated) unit.start_refresh();\n",
         "world",
         "*EveryStageGivesTheSameBitsInThePlannedMemory/1",
     ),
