@@ -27,7 +27,7 @@ struct ParamDefinition {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
-  int param_group = 0;  // of the optimizer; -1: updated by nobody, as if it were frozen; its gradient is dropped
+  int param_group = 0;  // of the optimizer; -1: never updated, as if it were frozen; its gradient is dropped
 };
 
 // Elements [begin, end) of a floating-point parameter, in row-major order, written to `out` on the host as fp32. Each
@@ -55,8 +55,8 @@ struct EngineOptions {
   std::vector<ParamGroupOptions> param_groups;  // empty: one group, from config.optimizer
   OptimizerConfig::Type optimizer = OptimizerConfig::Type::kAdamW;
   std::string external_optimizer = {};  // the class of a user's torch.optim that updates the master weights: slices()
-  // What must be the same on every rank besides the model, by what an error calls it ("configuration"). It is checked
-  // before anything is allocated.
+  // Values besides the model that must be the same on every rank, each with its name in errors ("configuration"). They
+  // are checked before anything is allocated.
   std::vector<std::pair<std::string, NamedValues>> agreement;
   std::vector<std::pair<std::string, at::Tensor>> buffers;  // of the model, by name: on `device`
   std::shared_ptr<RankObserver> observer = nullptr;         // hears of steps: World::observer(); null: nobody does
@@ -66,8 +66,8 @@ struct StepResult {
   bool applied = true;       // false: skipped on all ranks, because a gradient was not finite
   double grad_norm = 0;      // of the averaged gradients before clipping; not finite when skipped
   double loss_scale = 1;     // that the gradients of this step carried
-  bool stop = false;         // some rank has asked for the run to end: the same on all ranks
-  bool save_failed = false;  // a save in the background has failed: Engine::report_failed_save() tells; as above
+  bool stop = false;         // some rank has asked for the run to end; the same on all ranks
+  bool save_failed = false;  // a background save has failed, see Engine::report_failed_save(); the same on all ranks
 };
 
 // A stretch of one parameter in this rank's shard, for an optimizer outside: `master` is fp32, 1-D.
@@ -104,11 +104,12 @@ class Engine {
 
   void begin_forward(bool training);
   void pre_forward(size_t unit);
-  // `outputs`: the tensors that the unit's module returns. Returns whether one of them is the unit's own memory, a
-  // parameter or a view of one: then the unit stays whole, and its forward goes on until the caller's own ends, where
-  // post_forward is due again.
+  // `outputs`: the tensors that the unit's module returns. Returns whether one of them is a parameter of the unit or a
+  // view of one. The unit then stays whole, and its forward lasts until the caller's own forward ends, when
+  // post_forward must be called again.
   bool post_forward(size_t unit, const std::vector<at::Tensor>& outputs);
-  // The same for a caller that no unit's forward contains: throws StateError where post_forward would be due again.
+  // The same for a caller outside of all units' forwards: throws StateError if post_forward would have to be called
+  // again.
   void end_unit(size_t unit, const std::vector<at::Tensor>& outputs);
   // Runs `forward` (returning a tensor) as the forward of a unit: for modules without hooks, as in C++.
   template <typename Forward>
@@ -158,8 +159,8 @@ class Engine {
   StepResult prepare_step();
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
-  // How many updates the optimizer has made to a parameter, by its first name, in training before this engine's. Every
-  // rank calls it alike; OptimizerSlice::moments take the states that go with it.
+  // Sets how many updates the optimizer made to a parameter (by its first name) before this engine. Every rank makes
+  // the same call; write the matching states to OptimizerSlice::moments.
   void set_updates(const std::string& param, int64_t updates);
   // Whether a backward pass has left gradients that no step has used yet.
   bool has_pending_gradients() const;
@@ -168,11 +169,11 @@ class Engine {
   bool has_plain_gradients() const;
 
   static constexpr int kReadOnly = -1, kDropWrites = -2;
-  // Unshards these units until release(): their parameters can be read. With `modify_rank` >= 0 that rank's values
-  // are taken on every rank when they are released, master weights included. With kReadOnly release() throws
-  // StateError on a rank where they have other values than when they were gathered, unless that was `to_modify`; with
-  // kDropWrites it does not look, and what was gathered `to_modify` has the values from before. For that a unit that is
-  // not sharded is copied to the host, unless gather() is told that nobody `can_drop`.
+  // Unshards these units until release(), so that their parameters can be read. With `modify_rank` >= 0, release()
+  // gives that rank's values to every rank, master weights included. With kReadOnly, release() throws StateError on a
+  // rank whose values have changed, unless they were gathered `to_modify`. With kDropWrites it does not check, and
+  // values gathered `to_modify` are restored. For that, a unit that is not sharded is copied to the host, unless
+  // gather() got `can_drop` = false.
   void gather(const std::vector<size_t>& units, bool to_modify = false, bool can_drop = true);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
@@ -191,10 +192,10 @@ class Engine {
   // Runs `step` on this rank, after a save that is under way. Collective: when it throws on any rank, the first failing
   // rank's error is thrown on every rank, ValueError and StateError as such and anything else as IoError.
   void run_together(const std::function<void()>& step);
-  // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` is asked for
-  // memory for the tensors that the engine does not know. Collective. Nothing is returned when there is no checkpoint
-  // and no tag was given. Throws IoError when none is whole, ValueError when it is not of this model. When a part
-  // was overwritten already, passes, steps and saves throw StateError from then on, until a load of it succeeds.
+  // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` provides
+  // memory for tensors that the engine does not know. Collective. Returns nothing if there is no checkpoint and no tag
+  // was given. Throws IoError if no checkpoint is whole, ValueError if it belongs to another model. If a part was
+  // already overwritten, passes, steps and saves throw StateError until a load of that part succeeds.
   std::optional<LoadedState> load_checkpoint(
       const std::string& root, const LoadOptions& load = {},
       const ChooseTensors& others = [](const auto&) { return std::vector<TensorState>(); });
@@ -211,10 +212,10 @@ class Engine {
   // Lets every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
   void request_stop() noexcept;
 
-  // Makes the parameters of a unit ordinary tensors again, with memory of their own and the values that they have, in
-  // the dtype that they have. The states of the optimizer are freed, and whatever else only training needs: from the
-  // first call on the engine may only return its other units, and be destroyed. What it has not returned by then cannot
-  // be read any more. Collective at stage 3. A module whose units have been returned may be given to another engine.
+  // Makes the parameters of a unit ordinary tensors again, with their own memory, their current values and dtype. Frees
+  // the optimizer's states and everything else that only training needs. After the first call the engine may only
+  // return its other units and be destroyed; units that were not returned by then cannot be read any more. Collective
+  // at stage 3. A module whose units were all returned may be given to another engine.
   void return_unit(size_t unit);
 
   double loss_scale() const;
@@ -224,7 +225,7 @@ class Engine {
   // Bytes of freed CPU tensors that this process keeps for the next step: no more than its operators needed at once.
   static int64_t kept_memory();
   size_t num_units() const;
-  // Whether every rank keeps all of the unit's parameters, so that nobody gathers them.
+  // Whether every rank keeps all of the unit's parameters, so that they are never gathered.
   bool is_replicated(size_t unit) const;
 
   // Which of these tensors have other values on some rank. Collective, after a save that is under way.

@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// How many samples a step takes: `micro` of each rank in each of `accumulation` micro-batches.
+// The samples of a step: every rank takes `accumulation` micro-batches of `micro` samples each.
 struct BatchSize {
   int64_t micro = 1, accumulation = 1, world_size = 1;
   int64_t train() const { return micro * accumulation * world_size; }
@@ -15,12 +15,12 @@ struct BatchSize {
 
 using NamedCounts = std::vector<std::pair<std::string, int64_t>>;
 
-// How far training has come, with what was before the checkpoint that it went on from. An engine counts; whoever drives
-// it may set the counts, as scripts do, and say where steps end.
+// How far training has come, including the time before the checkpoint that it continued from. The engine counts. Its
+// caller may set the counts, as scripts do, and decide where steps end.
 struct Progress {
-  int64_t global_steps = 0;    // updates, with those that were skipped
+  int64_t global_steps = 0;    // updates, skipped ones included
   int64_t skipped_steps = 0;   // updates whose gradients were not finite
-  int64_t micro_steps = 0;     // micro-batches that are over
+  int64_t micro_steps = 0;     // finished micro-batches
   int64_t global_samples = 0;  // of all ranks
   BatchSize batch;
   std::optional<bool> boundary = std::nullopt;  // unset: micro-batches are counted
@@ -29,8 +29,9 @@ struct Progress {
   bool is_boundary() const { return boundary.value_or((micro_steps + 1) % batch.accumulation == 0); }
   // The counts, by the names that checkpoints give them.
   NamedCounts counts() const;
-  // Goes on from a checkpoint's counts: what it does not have is 0, and `step` where it does not tell global_steps.
-  // micro_steps are what they were had all steps been of this run's batch size: it goes on where a step begins.
+  // Continues from a checkpoint's counts. Missing counts become 0; a missing global_steps becomes `step`. micro_steps
+  // become what they would be if all steps had this run's batch size, so that training continues at the start of a
+  // step.
   void restore(const NamedCounts& saved, int64_t step);
 };
 

@@ -1,6 +1,6 @@
 """``engine.save_checkpoint`` and ``engine.load_checkpoint``: what Python adds to the core's state.
 
-Everything that is not a tensor is JSON: nothing in a checkpoint can run code.
+Everything except tensors is JSON, so that nothing in a checkpoint can run code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .together import naming_causes, together
 
 _CLIENT = "client"
 _BUFFER = "buffer"
-_OPTIMIZER = "optimizer."  # kinds of an optimizer outside: "optimizer.exp_avg"
+_OPTIMIZER = "optimizer."  # prefix of the kinds of a user's optimizer: "optimizer.exp_avg"
 
 
 def _check_at_boundary(run: Run, what: str) -> None:
@@ -48,9 +48,9 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_other_random_state(saved: dict[str, Any], device: torch.device) -> None:
-    """Of the generators that the core does not know."""
+    """Restores the generators that the core does not know."""
     state = decode(saved, {})
-    if "python" in state:  # not from a C++ program
+    if "python" in state:  # absent if a C++ program saved
         random.setstate(state["python"])
     if "numpy" in state:
         import numpy
@@ -118,7 +118,7 @@ def _collect(run: Run, client_state: dict[str, Any] | None, exclude_frozen: bool
 
 
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
-    """The state of the run, of which rank 0's is kept."""
+    """The state of the run. The checkpoint has that of rank 0."""
     state = {
         **dict(run.progress.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
@@ -170,7 +170,7 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 
 
 def _own_buffers(run: Run) -> list[_C.TensorState]:
-    """The buffers that this rank saves: rank 0 all, the others those whose values differ among ranks."""
+    """The buffers that this rank saves: rank 0 saves all, others those whose values differ among ranks."""
     buffers = _buffers(run.module)
     differs = run.core.differ_among_ranks([tensor for _, tensor in buffers])
     return [
@@ -186,7 +186,7 @@ def _rank_buffer(run: Run, name: str) -> tuple[str, str]:
 
 
 def _external_states(run: Run) -> tuple[list[_C.TensorState], dict[str, dict[str, Any]]]:
-    """The states of an optimizer of the user's: stretches of parameters, and by parameter what is not a stretch."""
+    """The states of the user's optimizer: those with a value per element, and the others by parameter."""
     slices: list[_C.TensorState] = []
     scalars: dict[str, dict[str, Any]] = {}
     for part, param in run.external_params():
@@ -225,11 +225,11 @@ def load(
     with_optimizer = load_optimizer_states and not load_module_only and run.trains
     tensors: dict[str, torch.Tensor] = {}
     buffers = dict(_buffers(run.module))
-    states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of an optimizer outside
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers: they change when all has been read
+    states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of the user's optimizer
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers, which change only after everything was read
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
-        for of_a_damaged_one in (tensors, states, copies):  # that was tried before
+        for of_a_damaged_one in (tensors, states, copies):  # tried before this one
             of_a_damaged_one.clear()
         chosen = []
         own = {(info.name, info.kind) for info in infos}
@@ -342,7 +342,7 @@ def _restore_optimizer(
     states: list[tuple[torch.Tensor, str, torch.Tensor]],
     rank_states: list[dict[str, Any]],
 ) -> None:
-    if "param_groups" not in state:  # saved by a C++ program, which has one group and no other settings than its file's
+    if "param_groups" not in state:  # from a C++ program: one group, all of its settings are in its file
         return
     for group, saved in zip(run.optimizer.param_groups, state["param_groups"], strict=True):
         group.update(saved)
@@ -358,14 +358,14 @@ def _restore_optimizer(
 
 
 def _own_copies(values: dict[str, Any]) -> dict[str, Any]:
-    """Every parameter needs scalar tensors of its own: optimizers update them in place."""
+    """Copies tensors, because optimizers update the scalars of each parameter in place."""
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 def _restore_random(run: Run, rank_states: list[str]) -> None:
-    """Each rank goes on with its own numbers; ranks that were not there before start a stream of their own."""
+    """Each rank continues its own random numbers. Ranks that the saving run did not have start new streams."""
     saved = json.loads(rank_states[run.rank % len(rank_states)]).get("random")
-    if saved is not None:  # not imported: there the run's own seed holds
+    if saved is not None:  # an imported checkpoint has none: the run's own seed holds
         restore_other_random_state(saved, run.device)
     seed = _C.restore_random_state(rank_states, run.rank)
     if seed is not None:

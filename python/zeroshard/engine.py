@@ -1,4 +1,4 @@
-"""The engine: the user's module, sharded, with what training needs."""
+"""The engine: the user's module, sharded, and everything that training needs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Engine(nn.Module):
         self.module = module
         self._run, self._readers, self._ownership = make_run(module, parsed, setup, optimizer, device)
         self._run.optimizer.belong_to(self)
-        self._syncs = True  # else inside no_sync
+        self._syncs = True  # False inside no_sync
         self._warned_of_plain_backward = False
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
@@ -82,7 +82,7 @@ class Engine(nn.Module):
         return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Computes and reduces gradients of ``loss``, divided by the accumulation steps unless told otherwise."""
+        """Computes and reduces gradients of ``loss``, divided by the accumulation steps by default."""
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         core = self._run.core
@@ -92,7 +92,7 @@ class Engine(nn.Module):
         return loss
 
     def step(self, lr_kwargs: dict | None = None) -> None:
-        """Updates the parameters when this micro-batch is the last of its step; else only counts it."""
+        """Updates the parameters if this micro-batch is the last of its step, else only counts it."""
         if not self._syncs:
             raise _C.StateError("step() inside no_sync(): gradients of this rank alone must not be applied")
         if not self._run.trains:
@@ -115,7 +115,7 @@ class Engine(nn.Module):
         if run.stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
-        if save_failed:  # late: the step was applied, and training may go on
+        if save_failed:  # raised only now: the step was applied, and training may go on
             run.core.report_failed_save()
 
     def _updates(self) -> bool:
@@ -123,7 +123,7 @@ class Engine(nn.Module):
         return self._run.progress.is_boundary
 
     def _check_plain_backward(self) -> None:
-        """For gradients of a ``loss.backward()``, of a loss that ``backward(loss)`` has not scaled."""
+        """Called if ``loss.backward()`` was used directly, so that ``backward(loss)`` has not scaled the loss."""
         if self.loss_scale != 1:
             raise _C.StateError(
                 f"loss.backward() was called on a loss without the loss scale, {self.loss_scale:g}: call "
@@ -138,7 +138,7 @@ class Engine(nn.Module):
             )
 
     def _take_step(self) -> bool:
-        """Returns whether a save in the background has failed."""
+        """Takes one step. Returns whether a background save has failed."""
         run = self._run
         if run.external is None:
             result = run.core.step(run.optimizer.options())
@@ -172,7 +172,7 @@ class Engine(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients computed inside stay on this rank, and join the reduction of the next backward outside."""
+        """Gradients computed inside stay on this rank until the next backward outside, which reduces them too."""
         previous, self._syncs = self._syncs, False
         try:
             yield
@@ -182,7 +182,7 @@ class Engine(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discards all gradients since the last update, and counts its micro-batches anew. Every rank calls it.
 
-        ``step()`` clears what it has used: this is for batches that are not to count.
+        ``step()`` clears the gradients that it has used: this is for batches that must not count.
         """
         self._run.core.zero_grad()
 
@@ -195,8 +195,8 @@ class Engine(nn.Module):
     ) -> None:
         """Compiles the units by ``torch.compile(backend=backend, **compile_kwargs)``; a second call does nothing.
 
-        A unit with others inside runs as before. ``schedule`` and ``compiled_autograd_enabled`` are for DeepSpeed's
-        interface, and refused.
+        A unit that contains other units is not compiled. ``schedule`` and ``compiled_autograd_enabled`` are there
+        because DeepSpeed's interface has them; they are refused.
         """
         check_arguments(schedule, compiled_autograd_enabled)
         if not self._is_compiled:
@@ -204,10 +204,10 @@ class Engine(nn.Module):
             self._is_compiled = True
 
     def destroy(self) -> None:
-        """Ends the engine: frees its states and hooks, and makes the module's parameters ordinary tensors, whole.
+        """Ends the engine: frees its states and hooks, and makes the module's parameters whole, ordinary tensors.
 
-        Collective. Where stage 3 has sharded them and some rank lacks the memory for all, or while an exception is
-        handled, they have no values afterwards. Raises ``IoError`` when the last checkpoint could not be written.
+        Collective. Parameters that stage 3 has sharded lose their values if some rank lacks the memory for all of them,
+        or while an exception is handled. Raises ``IoError`` if the last checkpoint could not be written.
         """
         destroy(self._run, self._ownership)
 
@@ -221,21 +221,21 @@ class Engine(nn.Module):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Saves everything that training needs to go on, as ``save_dir/tag`` (``global_step<N>``). Collective.
+        """Saves everything that training needs to continue as ``save_dir/tag`` (``global_step<N>``). Collective.
 
-        Any number of ranks at any stage can load it. Returns when the state is copied; it is written while training
-        goes on, unless ``zeroshard.checkpoint.async`` is false, and an error is raised by a later ``step()``,
-        ``save_checkpoint`` or ``wait_for_checkpoint()``. A process that ends waits for it.
+        Any number of ranks at any stage can load it. Returns when the state is copied. The copy is written while
+        training goes on, unless ``zeroshard.checkpoint.async`` is false; a later ``step()``, ``save_checkpoint`` or
+        ``wait_for_checkpoint()`` raises an error of the writing. A process that ends waits for it.
 
-        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is kept.
+        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is saved.
         """
         checkpoint.save(self._run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         return True
 
     def wait_for_checkpoint(self) -> bool:
-        """Waits until the last checkpoint is written; raises ``IoError`` when it could not be.
+        """Waits until the last checkpoint is written; raises ``IoError`` if that failed.
 
-        With ``zeroshard.checkpoint.on_error`` "warn" it logs that, and returns False.
+        With ``zeroshard.checkpoint.on_error`` "warn" it logs the error instead, and returns False.
         """
         return self._run.core.wait_for_checkpoint()
 
@@ -250,11 +250,11 @@ class Engine(nn.Module):
         custom_load_fn: Any = None,
         strict: bool = False,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Goes on from a checkpoint, whatever number of ranks and stage wrote it. Collective.
+        """Continues from a checkpoint, whatever number of ranks and stage wrote it. Collective.
 
-        Without a tag the newest whole checkpoint is taken: a damaged one is passed over with a warning, or with
-        ``strict`` raises ``IoError``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` when
-        there is no checkpoint.
+        Without a tag it takes the newest whole checkpoint: it skips a damaged one with a warning, or with ``strict``
+        raises ``IoError``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` if there is no
+        checkpoint.
         """
         if custom_load_fn is not None:
             raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
@@ -275,7 +275,7 @@ class Engine(nn.Module):
         save_filename: str = "model.safetensors",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes the whole model in the dtype it trains in as one safetensors file, unit by unit. Collective.
+        """Writes the whole model as one safetensors file, in its training dtype, unit by unit. Collective.
 
         A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead: no pickle is written.
         """
@@ -283,7 +283,7 @@ class Engine(nn.Module):
         return True
 
     def request_stop(self) -> None:
-        """Lets ``stop_requested`` become true on every rank after the next ``step()``. For signal handlers."""
+        """Makes ``stop_requested`` true on every rank after the next ``step()``. For signal handlers."""
         self._run.core.request_stop()
 
     def save_and_stop_on(
@@ -292,10 +292,10 @@ class Engine(nn.Module):
         client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
         signals: Iterable[signal.Signals] = (signal.SIGTERM,),
     ) -> None:
-        """From now on a signal to any rank ends the run: all save after the same ``step()``, which exits with 143.
+        """From now on a signal to any rank ends the run: all ranks save after the same ``step()`` and exit with 143.
 
-        Call it on every rank, in the main thread. A second signal ends the process at once. A ``client_state`` that is
-        a function is called when it is needed.
+        Call it on every rank, in the main thread. A second signal ends the process at once. If
+        ``client_state`` is a function, it is called for the save.
         """
 
         def save() -> None:
@@ -306,7 +306,7 @@ class Engine(nn.Module):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether some rank asked, before the last step, for the run to end: the same on all ranks."""
+        """Whether some rank asked for the run to end before the last step. The same on all ranks."""
         return self._run.stop
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Engine(nn.Module):
     def memory_report(self) -> dict[str, Any]:
         """Bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals.
 
-        ``kept``: of freed CPU tensors that stay for the next step, at most what operators needed at once in the last.
+        ``kept``: bytes of freed CPU tensors kept for the next step, at most what operators of the last needed at once.
         """
         return memory_report(self._run.core)
 
@@ -361,7 +361,7 @@ class Engine(nn.Module):
         return digest.hexdigest()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), property):  # nn.Module would make a module a part of this one
+        if isinstance(getattr(type(self), name, None), property):  # nn.Module would register a module as a submodule
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)

@@ -29,9 +29,9 @@ from .units import Unit, find_units
 def make_run(
     module: nn.Module, parsed: _C.ParsedConfig, setup: OptimizerSetup, optimizer: Optimizer, device: torch.device
 ) -> tuple[Run, Readers, Ownership]:
-    """Takes the module's parameters over, with the states of its optimizer. Collective.
+    """Takes over the module's parameters and the states of its optimizer. Collective.
 
-    An exception before all ranks have agreed leaves another engine that has them as it was.
+    If it raises before all ranks have agreed, an engine that had the parameters before is unchanged.
     """
     config = parsed.config
     units = find_units(module, config.unit_classes)
@@ -118,7 +118,7 @@ def _make_core(
 def _tensors_of(
     module: nn.Module, unit: Unit, device: torch.device, begin: Callable[[], None] | None
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """What the core calls for each unit in turn, once all ranks have agreed."""
+    """Returns the function that the core calls for each unit in turn, once all ranks have agreed."""
 
     def tensors() -> list[list[torch.Tensor]]:
         if begin is not None:
@@ -131,7 +131,7 @@ def _tensors_of(
 
 
 def _give_slices(run: Run) -> None:
-    """Hands an optimizer of the user's flat slices of the master weights instead of whole parameters."""
+    """Gives the user's optimizer flat slices of the master weights instead of whole parameters."""
     for group in run.external.param_groups:
         group["params"] = []
     for part in run.core.slices():
@@ -140,7 +140,7 @@ def _give_slices(run: Run) -> None:
 
 
 def _versions(module: nn.Module) -> list[tuple[str, str]]:
-    """Of what decides about the numbers: zeroshard, torch and the packages that the model's modules are from."""
+    """The versions that decide about the numbers: of zeroshard, torch and the packages of the model's modules."""
     packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in packages}
     found |= {"zeroshard": _C.__version__, "torch": torch.__version__}

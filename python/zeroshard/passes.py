@@ -1,4 +1,4 @@
-"""A backward pass ends on all ranks alike."""
+"""Makes a backward pass end the same way on all ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .hooks import explaining_sharded_parameters
 
 @contextmanager
 def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
-    """Around ``loss.backward()``. What it raises is told to all ranks, which discard the step's gradients.
+    """Around ``loss.backward()``. All ranks learn of an exception that it raises, and discard the step's gradients.
 
-    So is an interruption just before or after its end: whoever catches it begins the step again.
+    The same holds for an interruption just before or after its end: code that catches it begins the step again.
     """
     core.begin_backward(sync)
     has_ended = False

@@ -1,4 +1,4 @@
-"""The state that the code shares which trains, saves, loads and ends an engine."""
+"""The state of one engine, shared by the code that trains, saves, loads and ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .units import Unit
 
 
 class Ended:
-    """In place of the parts of an engine that has ended: whoever uses them is told why."""
+    """Replaces the parts of an engine that has ended: any use raises a ``StateError`` that says why."""
 
     def __init__(self, why: str) -> None:
         self.__dict__["why"] = why
@@ -42,7 +42,7 @@ def _count(name: str) -> property:
 
 @dataclass
 class Run:
-    """The parts of one engine. ``core`` does the work; the rest is what a checkpoint, a scheduler or a getter asks."""
+    """The parts of one engine. ``core`` does the work; checkpoints, schedulers and getters use the rest."""
 
     module: nn.Module
     device: torch.device
@@ -50,12 +50,12 @@ class Run:
     units: list[Unit] | Ended
     core: _C.Engine | Ended
     optimizer: Optimizer
-    trains: bool  # else it can only evaluate
-    external: torch.optim.Optimizer | None  # the user's own, which updates slices of parameters
+    trains: bool  # False: the engine can only evaluate
+    external: torch.optim.Optimizer | None  # the user's own optimizer, which updates slices of parameters
     parameter_check: ParameterCheck | Ended
     lr_scheduler: Any = None
     loader: Any = None
-    applied: bool = False  # the last step
+    applied: bool = False  # whether the last step was applied
     grad_norm: float | None = None  # of the last step
     stop: bool = False  # some rank has asked for the run to end
     last_progress: _C.Progress | None = None  # of a core that has ended
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def progress(self) -> _C.Progress:
-        """How far training has come: the core's own, which may be set, or after its end what it was."""
+        """How far training has come: the core's counts, which may be set; after its end, its last counts."""
         return self.last_progress if self.last_progress is not None else self.core.progress
 
     @property
@@ -91,13 +91,13 @@ class Run:
         return isinstance(self.core, Ended)
 
     def end(self, why: str) -> None:
-        """From now on whoever uses its parts gets a ``StateError`` that says ``why``; counts can still be read."""
+        """From now on any use of the parts raises a ``StateError`` that says ``why``. Counts can still be read."""
         if not self.has_ended:
             self.last_progress = copy.copy(self.core.progress)
         self.core = self.units = self.parameter_check = Ended(why)
 
     def external_params(self) -> Iterator[tuple[_C.OptimizerSlice, nn.Parameter]]:
-        """The stretches of parameters that the user's own optimizer updates on this rank, as it knows them."""
+        """The parts of parameters that the user's own optimizer updates on this rank, each with its parameter there."""
         if self.external is None:
             return
         params = [iter(group["params"]) for group in self.external.param_groups]

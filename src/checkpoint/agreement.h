@@ -19,8 +19,8 @@ void together(Comm& comm, std::string_view tag, const std::function<void()>& ste
 // Throws ValueError on every rank unless all ask for the same: "rank 1: VERB 'MINE', rank 0 'FIRST': ...".
 void check_same(Comm& comm, std::string_view verb, const std::string& mine, std::string_view tag);
 
-// Runs `all`, which ranks go through together. Whatever it throws but an Error is of this rank alone, such as
-// std::bad_alloc: `comm` is aborted, so that no other rank waits for this one, and it is thrown on.
+// Runs `all`, which ranks go through together. An exception that is no Error, such as std::bad_alloc, happens on this
+// rank alone: then `comm` is aborted, so that no other rank waits for this one, and the exception is rethrown.
 void or_abort(Comm& comm, const auto& all) {  // no std::function: it may need memory
   try {
     all();

@@ -40,10 +40,10 @@ class AsyncSaver {
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();
-  // The same, and leaves the error to others. Throws what interrupts the wait (base/interrupt.h) alone.
+  // The same, but keeps the save's error for a later call. Throws only an interruption of the wait (base/interrupt.h).
   void await_end();
   bool busy() const;
-  // Whether a save has failed that nobody has heard of yet: start() or wait() will throw.
+  // Whether a save has failed and was not reported yet: start() or wait() will throw.
   bool failed() const;
 
  private:

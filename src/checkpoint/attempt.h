@@ -6,8 +6,8 @@
 
 namespace zeroshard {
 
-// For what must not fail what it is a part of: runs `step`; when that throws, `text_of(reason)` is logged, as far as
-// there is memory for a text.
+// Runs a `step` whose failure must not fail its caller: if it throws, logs `text_of(reason)`, if there is memory for
+// the text.
 void attempt(const auto& step, const auto& text_of, LogLevel level = LogLevel::kWarning) noexcept {
   try {
     try {

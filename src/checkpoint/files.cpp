@@ -254,7 +254,8 @@ ExportFiles write_files(Opened& opened, const ExportOptions& options, Directory&
   return files;
 }
 
-// All are written. In an order in which a reader finds one model, the old or the new, or none: never files of both.
+// Renames the written files in an order in which a reader always finds the old model, the new model or none, but never
+// files of both.
 std::vector<std::string> place(ExportFiles& files, const std::string& stem, Directory& out) {
   std::set<std::string> names;
   for (const auto& file : files) names.insert(file->name());

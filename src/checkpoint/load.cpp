@@ -270,7 +270,7 @@ class Load {
     }
   }
 
-  static constexpr size_t kMaxTries = 1000;  // who deletes faster than that can be read is to be told
+  static constexpr size_t kMaxTries = 1000;  // a job that deletes checkpoints faster than they can be read is an error
   static constexpr std::string_view kSameFiles = ": every rank must see the same file system";
 
   const LoadRequest& request_;

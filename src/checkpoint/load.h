@@ -17,9 +17,9 @@ struct LoadRequest {
   // Without a tag: an error when there is no checkpoint, or when one is damaged that may be the newest, instead of a
   // reason to take the newest whole one.
   bool strict = false;
-  // What this rank wants of a checkpoint: memory to fill, at the elements and in the dtype it needs. Throws ValueError
-  // when the checkpoint is not one for this run (other parameters, other shapes). What it throws is no sign of damage:
-  // no older checkpoint is taken instead.
+  // This rank's request: memory to fill, with the elements and the dtype it needs. Throws ValueError if the checkpoint
+  // does not fit this run (other parameters, other shapes). Its exceptions are not treated as damage: no older
+  // checkpoint is taken instead.
   std::function<std::vector<StateSlice>(const Manifest&, const TensorIndex&)> wanted;
   // Called on every rank right before the wanted memory is overwritten with what the checkpoint `tag` has.
   std::function<void(const std::string& tag)> overwriting = {};

@@ -6,19 +6,19 @@
 
 namespace zeroshard {
 
-// Where the bytes of slices are that are saved or loaded: in the memory of the host, of a device, or elsewhere. Several
-// slices may share one.
+// The place of the bytes of slices that are saved or loaded: host memory, device memory, or elsewhere. Several slices
+// may share one SliceData.
 class SliceData {
  public:
   virtual ~SliceData() = default;
-  // Copies `bytes` from position `offset` on to host memory, or from there. They are there when it returns.
+  // Copy `bytes` from position `offset` on to host memory, or from host memory. The copy is complete on return.
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
-  // The first byte, where all of them are in the host's memory and stay there; else null.
+  // The address of the first byte if all bytes are in host memory and stay there, else null.
   virtual std::byte* on_host() const { return nullptr; }
 };
 
-// Memory of the host, which it does not own.
+// Host memory that it does not own.
 class HostData final : public SliceData {
  public:
   explicit HostData(void* memory) : memory_(static_cast<std::byte*>(memory)) {}

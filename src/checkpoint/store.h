@@ -58,8 +58,8 @@ bool has_vanished(const Directory& root, const std::string& tag);
 int64_t peek_sequence(const Directory& root, const std::string& tag);
 // The same, but -1 for one that is not there or cannot be read.
 int64_t sequence_of(const Directory& root, const std::string& tag);
-// Whether a checkpoint that had that sequence_of() has neither been deleted nor replaced by another of its tag since:
-// what could not be read of it is damaged.
+// Whether a checkpoint that had that sequence_of() was neither deleted nor replaced by another of its tag since. If so,
+// the part that could not be read is damaged.
 bool is_as_it_was(const Directory& root, const std::string& tag, int64_t sequence);
 // The sequence of the next commit: one more than any checkpoint has. What cannot be read does not count, nor load.
 int64_t next_sequence(const Directory& root);
@@ -71,11 +71,11 @@ bool replaces(const Directory& root, const std::string& tag);
 // `temporary` is now the checkpoint that was there before. Throws as replaces().
 bool commit(Directory& root, const std::string& temporary, const std::string& tag);
 void write_latest(Directory& root, const std::string& tag);
-// Deletes all but the `keep` newest checkpoints and never `except`; 0 keeps all. Those of later steps than `except`
-// neither count nor go: a run that went back has not come as far yet. Of those it has left behind and come past, none
-// stays in the place of its own.
+// Deletes all but the `keep` newest checkpoints, never `except`; 0 keeps all. Checkpoints of later steps than `except`
+// neither count nor are deleted: a run that went back has not come that far yet. Once it has passed their steps, they
+// do not take the place of its own.
 void retain(Directory& root, int keep, const std::string& except);
-// The same before a save of `step` under the tag `except`: what a process that died did not come to delete.
+// The same before a save of `step` under the tag `except`: deletes what a process that died has not deleted.
 void retain_before(Directory& root, int keep, int64_t step, const std::string& except);
 // Whether processes of a host of this name that this one cannot see (in another container, or before the host was
 // started again) may be saving to `root`: not while this process has it locked.

@@ -25,8 +25,8 @@ std::string share_reason(Comm& comm, at::Device device, int root, const std::str
 
 }  // namespace
 
-// `failure`: why this rank's own pass is not to count; empty when it is. Returns that of the first rank that has one,
-// with its name, on every rank. Then all gradients since the last step are gone.
+// `failure`: why this rank's pass failed; empty if it did not. Returns the failure of the first rank that has one, with
+// its number, on every rank. In that case all gradients since the last step are discarded.
 std::string Engine::Impl::end_pass(const std::string& failure) {
   try {
     executor->end_backward();

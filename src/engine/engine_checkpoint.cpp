@@ -148,7 +148,7 @@ AsyncSaver& Engine::Impl::saver() {
   return *async_saver;
 }
 
-// For a save that is under way. Who saves faster than the disks write should know.
+// Waits for a save under way, and logs it: the user should know that saves come faster than the disks write.
 void Engine::Impl::wait_for_turn() {
   if (!async_saver) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);

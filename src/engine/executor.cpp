@@ -80,7 +80,7 @@ void Executor::post_forward(size_t index, bool recomputing) {
     if (awaited_.size() == ExecutionOrder::kMaxLength) awaited_.clear();  // of forwards without any backward
     awaited_.push_back(index);
   }
-  // With those that it called and that failed, where it went on without them.
+  // Also drops inner forwards that failed, if this forward continued without them.
   const auto call = std::find(in_forward_.rbegin(), in_forward_.rend(), index);
   if (call != in_forward_.rend()) in_forward_.erase(call.base() - 1, in_forward_.end());
   if (std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end()) return;
@@ -105,7 +105,7 @@ void Executor::finish_others(size_t index, const void* output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
     if (contains(other, index) || begun_with == output) {
-      // One that returned its very input gives no gradients, but others' may: they wait for its reduction.
+      // A unit that returned its input gives no gradients here, but may on other ranks, which wait for its reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) && finished_[index] < finished_[other];
       if (is_before) callbacks_.on_unit_done(other);
       ++next;
@@ -122,13 +122,13 @@ void Executor::begin_backward() {
   order_->begin_backward();
 }
 
-// Where the unit's last forward stands whose backward has not come, or the end.
+// The position of the unit's last forward whose backward has not come, or the end.
 std::ptrdiff_t Executor::last_forward(size_t index) const {
   const auto found = std::find(awaited_.rbegin(), awaited_.rend(), index);
   return found == awaited_.rend() ? std::ssize(awaited_) : std::ssize(awaited_) - 1 - (found - awaited_.rbegin());
 }
 
-// Of forwards from `first` on, those of units that stay whole: this rank's backward does not need them.
+// Drops forwards from `first` on, which this backward does not need, and reports those of whole units as done.
 void Executor::end_whole_units(std::ptrdiff_t first) {
   if (first >= std::ssize(awaited_)) return;
   const std::vector<size_t> later(awaited_.begin() + first, awaited_.end());
@@ -151,7 +151,7 @@ void Executor::let_others_pass(size_t index) {
   }
 }
 
-// As if this rank's backward needed a unit: the order goes on, and the gathers are those of ranks whose backward does.
+// Advances the order as if this rank's backward needed the unit: makes the same gathers as ranks whose backward does.
 void Executor::skip(size_t index) {
   if (!in_backward_.contains(index)) {
     const void* const nothing = &units_[index];
@@ -162,8 +162,8 @@ void Executor::skip(size_t index) {
   demand(index);
 }
 
-// The unit that is gathered next: of those that ranks wait for, the one whose forward ended last. None when all ranks
-// are done. Takes part when it is not `mine`.
+// The unit to gather next: of the units that ranks wait for, the one whose forward ended last. None if all ranks are
+// done. Takes part in the gather if the unit is not `mine`.
 std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   constexpr int64_t kStride = int64_t{1} << 32;
   const int64_t next = callbacks_.max_over_ranks(mine ? finished_[*mine] * kStride + int64_t(*mine) + 1 : 0);
@@ -171,7 +171,7 @@ std::optional<size_t> Executor::agree_on_next(std::optional<size_t> mine) {
   if (!agreed || agreed == mine) return agreed;
   order_->advance(*agreed);
   units_[*agreed]->take_part();
-  // At once: its reduction is what the others may wait for before they agree again.
+  // At once, because the other ranks may wait for this unit's reduction before they agree again.
   if (!in_backward_.contains(*agreed)) callbacks_.on_unit_done(*agreed);
   return agreed;
 }

@@ -19,25 +19,26 @@ namespace zeroshard {
 // After forward: at once, unless the recorded order says that it is needed next (the last unit's backward follows its
 // forward). In backward: when the backward of another unit begins. Autograd runs later-created nodes first, so by then
 // nothing of this unit is left to run, frozen parameters included; counting gradients would be too early for those.
-// A unit around the other is not done: one whose modules contain the other's, or in whose forward the other was called
-// (a tied parameter belongs to one unit, and is used within others). Recomputation (activation checkpointing) calls
-// forward hooks inside backward: then a unit stays until another unit is recomputed or its own backward has passed.
+// An enclosing unit is not done: one whose modules contain the other unit's modules, or in whose forward the other was
+// called (a tied parameter belongs to one unit, and is used within others). Recomputation (activation checkpointing)
+// calls forward hooks inside backward: then a unit stays until another unit is recomputed or its own backward has
+// passed.
 //
 // Note [Ranks whose backward passes need other units]
-// A module may enter the loss on some ranks alone, and a backward may fail on one. The others go on, and every gather
-// needs all ranks. Where the order of a pass is known, a rank goes through it whole: before a unit that comes later it
-// takes part in the gathers of those that it does not need itself, and at the end in those that are left. While an
-// order is recorded, ranks agree before each gather of a backward on who is next: one small all-reduce a unit. A rank
-// that has taken part tells the unit's end before it waits again: others may wait for its part in the reduction. It
-// does so, too, for units that stay whole, at every stage: when the backward of a unit begins, those whose forward came
-// after that unit's, and whose backward has not come, are not needed any more. So a bucket of a unit that some rank
-// needs is launched after as many ends at one stage as at another, and sums are rounded alike; one of a unit that no
-// rank needs has them only where it is whole. What is left is a unit that no rank needed in the recorded pass: then the
-// ranks' gathers differ, which is an error.
+// A module may enter the loss on some ranks only, and a backward may fail on one rank. The other ranks continue, and
+// every gather needs all ranks. If the order of a pass is known, a rank goes through all of it: before a later unit it
+// takes part in the gathers of the units that it does not need itself, and at the end in the remaining ones. While an
+// order is recorded, ranks agree before each gather of a backward on the next unit, with one small all-reduce per unit.
+// A rank that has taken part reports the unit's end before it waits again, because others may wait for its part in the
+// reduction. It also reports units that stay whole, at every stage: when the backward of a unit begins, units with a
+// later forward whose backward has not come are no longer needed. So a bucket of a unit that some rank needs is
+// launched after equally many ends at every stage, and sums are rounded alike. A bucket of a unit that no rank needs
+// gets these ends only where the unit is whole. One case remains: a unit that no rank needed in the recorded pass. Then
+// the ranks' gathers differ, which is an error.
 class Executor {
  public:
   struct Callbacks {
-    // Unit u's backward has ended, or other ranks', while this rank's does not need it.
+    // Unit u's backward has ended on this rank; or on other ranks, if this rank does not need u.
     std::function<void(size_t)> on_unit_done;
     // The largest of all ranks' numbers. Collective. Null where no unit is sharded.
     std::function<int64_t(int64_t)> max_over_ranks;
@@ -56,8 +57,9 @@ class Executor {
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
-  // `output`: identifies the tensor whose gradient is known. A unit may return its very input, or what a unit inside it
-  // returned: then several units begin their backward with one tensor, and none of them is done before the others.
+  // `output`: identifies the tensor whose gradient is known. A unit may return its input itself, or the result of an
+  // inner unit. Several units then begin their backward with the same tensor, and none of them is done before the
+  // others.
   void pre_backward(size_t unit, const void* output);
   // Before the first event of a backward: a rank may have none.
   void begin_backward();
@@ -73,9 +75,9 @@ class Executor {
   // Keeps a unit unsharded whatever happens, until as many release() calls.
   void hold(size_t unit);
   void release(size_t unit);
-  // The optimizer writes the shards: `update(u)` those of unit u, in `order`, which has every unit once and is the same
-  // on all ranks. What other ranks need of a unit travels while the next ones are updated. Units that are held have the
-  // new values afterwards.
+  // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which has every unit once and is
+  // the same on all ranks. The updated values of a unit travel to the other ranks while the next units are updated.
+  // Units that are held have the new values afterwards.
   void refresh(std::span<const size_t> order, const std::function<void(size_t)>& update);
 
  private:

@@ -8,9 +8,9 @@
 
 namespace zeroshard {
 
-// Of the units that users hold gathered, one entry per Engine::gather() of each, the innermost last. Where one may be
-// modified, and stays whole afterwards, the entry has its values from before on the host: what fails half way is put
-// back. A unit that is sharded again needs none, as its shards have them.
+// The units that users hold gathered: one entry per Engine::gather() of a unit, innermost last. If the unit may be
+// modified and stays whole afterwards, the entry keeps the earlier values on the host, to restore them after a failure.
+// A unit that is resharded needs no copy, because its shards have the values.
 class HeldValues {
  public:
   enum class Purpose : uint8_t { kRead, kModify, kModifyForGood };
@@ -22,13 +22,13 @@ class HeldValues {
   void begin(size_t unit, Purpose purpose);
   // Ends the innermost entry, and returns its purpose; nothing without one.
   std::optional<Purpose> end(size_t unit);
-  // The same, and the unit has the values from before, if they are still kept.
+  // The same, and restores the unit's earlier values, if they are still kept.
   std::optional<Purpose> end_and_restore(size_t unit);
-  // What a unit has now was taken on all ranks: no entry around takes that back.
+  // All ranks have taken over the unit's current values: enclosing entries no longer restore older ones.
   void accept(size_t unit);
   // Whether the user may be about to change some.
   bool may_change() const;
-  // Nothing is put back any more.
+  // From now on nothing is restored.
   void forget();
 
  private:

@@ -78,7 +78,7 @@ struct Engine::Impl {
   AsyncSaver& saver();
   void wait_for_turn();
   bool report_failed_save();
-  // Throws StateError after a load that failed half way, when what would be used is of two states, and after retire().
+  // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
   void check_whole() const;
   // Throws StateError while parameters are gathered to be modified, and `call` would give them other values.
   void check_no_change_begun(const char* call) const;
@@ -119,7 +119,7 @@ struct Engine::Impl {
   std::shared_ptr<bool> in_use = std::make_shared<bool>(true);  // null from retire() on; backward hooks ask for it
   DirectoryLocks save_locks;                                    // of what this engine has saved to
   std::unique_ptr<AsyncSaver> async_saver;                      // null before the first save; after what it uses
-  // What a load has begun to overwrite, from which checkpoint, until a load of it succeeds.
+  // The parts that a failed load has begun to overwrite, and from which checkpoint, until a load of them succeeds.
   std::map<StateKey, std::string> half_loaded;
 };
 

@@ -40,7 +40,7 @@ std::string names_of(const std::vector<int>& ranks) {
   return ranks.size() > kNamedRanks ? concat(text, " and ", ranks.size() - kNamedRanks, " more") : text;
 }
 
-// What a rank writes when it comes: its host, process, the time at which that started, and what it comes for.
+// A rank's card, written when it arrives: its host, process, the start time of the process, and its purpose.
 std::string own_card(const std::string& purpose) {
   const ProcessId own = this_process();
   const std::string host = this_host();
@@ -155,7 +155,7 @@ bool store_runs(const Meeting::State& state) {
   return state_of(state.processes[0]) != ProcessState::kStopped;
 }
 
-// Of a rank that has ended: perhaps because the meeting was over before, which says more.
+// For a rank that has ended: if the meeting had ended before, that reason says more.
 [[noreturn]] void throw_death(Meeting::State& state, const std::string& text) {
   try {
     if (store_runs(state)) check_over(state);
@@ -183,7 +183,7 @@ void throw_missing(Meeting::State& state) {
   throw CommError(concat("rank ", state.rank, ": ", with_earlier(state, text)));
 }
 
-// After a try that ended on one rank alone, that one begins anew while others are a step further.
+// After a try that failed on only one rank, that rank starts over while the others are one step further.
 void check_purposes(Meeting::State& state) {
   for (size_t rank = 0; rank < state.purposes.size(); ++rank) {
     if (state.purposes[rank] == state.purpose) continue;

@@ -47,7 +47,7 @@ struct Meeting::State {
   bool connected = false;  // all are
   bool over = false;       // the board says so
   bool left = false;
-  std::string earlier = {};  // why the latest meeting was over to which this rank came too late, if it did to one
+  std::string earlier = {};  // if this rank arrived too late for a meeting: why the latest such meeting ended
   std::optional<ObservedMeeting> sign;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kWayOut =
+constexpr std::string_view kAdvice =
     ". Load without optimizer states (load_optimizer_states=False) to take the weights and begin with new states";
 
 std::string name_of(OptimizerConfig::Type type) {
@@ -96,14 +96,14 @@ void check_optimizer(const Manifest& manifest, const SavedOptimizer& mine) {
     const TensorRecord* const foreign = foreign_state(manifest, mine);
     ZS_CHECK(foreign == nullptr, "the checkpoint has the state '", foreign->kind, "' of '", foreign->name,
              "', which this engine's optimizer ", describe(name, outside), " does not keep: it was saved with another",
-             kWayOut);
+             kAdvice);
     return;
   }
   const auto saved_name = saved.at("name").get<std::string>();
   const bool saved_outside = saved.value("outside", Json()) == Json(true);
   ZS_CHECK(saved_outside == outside && same_name(saved_name, name, outside),
            "the checkpoint was saved with the optimizer ", describe(saved_name, saved_outside), ", this engine has ",
-           describe(name, outside), kWayOut);
+           describe(name, outside), kAdvice);
 }
 
 }  // namespace zeroshard

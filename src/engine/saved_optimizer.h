@@ -19,8 +19,8 @@ std::vector<std::string> moment_names(OptimizerConfig::Type type);
 
 nlohmann::json to_json(const SavedOptimizer& optimizer);
 
-// Throws ValueError, naming both, when the states in the checkpoint are of another optimizer than `mine`. Of a
-// checkpoint that does not say (an import, an earlier version) the states that are there tell, as far as they can.
+// Throws ValueError, naming both, when the states in the checkpoint are of another optimizer than `mine`. If the
+// checkpoint does not say (an import, an earlier version), the kinds of its states decide, as far as they can.
 void check_optimizer(const Manifest& manifest, const SavedOptimizer& mine);
 
 }  // namespace zeroshard

@@ -7,10 +7,10 @@
 // What an engine saves and loads, as checkpoints see it.
 namespace zeroshard {
 
-// A contiguous tensor on any device, which it keeps alive.
+// The bytes of a contiguous tensor on any device; keeps the tensor alive.
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 
-// One state of the optimizer for all elements that this rank updates of a group, which outlives it.
+// One optimizer state of a group, for all elements that this rank updates. The group outlives it.
 inline constexpr int kMasterWeights = -1;
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master);
 

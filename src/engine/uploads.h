@@ -9,7 +9,7 @@
 
 namespace zeroshard {
 
-// What is not in the host's memory is filled from files by way of it. The ledger counts the memory for that.
+// Fills memory outside the host from files through host memory, which the ledger counts.
 class Uploads {
  public:
   explicit Uploads(Ledger& ledger) : ledger_(ledger) {}

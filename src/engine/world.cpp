@@ -81,7 +81,7 @@ auto while_all_live(Meeting& meeting, std::string_view what, Connect connect) {
   }
 }
 
-// Over a connection of its own: a call that waits keeps others on the same one waiting, too.
+// Over its own connection: a waiting call would block other calls on the same connection.
 std::unique_ptr<Meeting> meet(const c10::intrusive_ptr<c10d::Store>& store, const RankEnvironment& env,
                               int64_t timeout_ms, const std::shared_ptr<RankObserver>& observer) {
   std::unique_ptr<Meeting> meeting;

@@ -8,9 +8,9 @@
 
 namespace zeroshard {
 
-// Notices what users write to parameters, by the version counters of tensors, and other memory that they give to them.
-// What is written around the counters (tensor.data.mul_) is not seen, but for values that were gathered for reading: of
-// those a checksum is kept.
+// Notices writes of users to parameters through the version counters of tensors, and parameters that are given other
+// memory. Writes around the counters (tensor.data.mul_) are seen only for values gathered for reading, which have a
+// checksum.
 class WriteWatch {
  public:
   // How a parameter was written. kRefused: kMoved, and the values cannot be taken.
@@ -27,8 +27,8 @@ class WriteWatch {
   void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }
   void accept_all();
 
-  // Around reading: `unit` is whole, and must have the same values when end_reading() is called as often. Then
-  // end_reading() returns the names of parameters that have others; those that are in other memory lose it.
+  // Around reading: `unit` is whole, and must have the same values when end_reading() has been called equally often.
+  // Then end_reading() returns the names of changed parameters; parameters that are in other memory lose it.
   void begin_reading(size_t unit);
   std::vector<std::string> end_reading(size_t unit);
   // In place of end_reading(), without looking.

@@ -8,13 +8,13 @@
 
 namespace zeroshard {
 
-// All groups of a run with their memory, but for gradients: the parameters that this rank keeps lie one after another
-// in one allocation that peers can read, master weights in a second and moments of each slot in others.
+// All groups of a run with their memory, except gradients. The parameters that this rank keeps lie one after another in
+// an allocation that peers can read. Master weights are in a second allocation, the moments of each slot in others.
 class Groups {
  public:
   struct Options {
     at::Device device = at::kCPU;
-    // Of each parameter of each unit: its param group, or -1. Empty: all belong to param group 0.
+    // [unit][parameter]: its param group, or -1. Empty: all parameters belong to param group 0.
     std::vector<std::vector<int>> param_groups;
   };
 
@@ -29,7 +29,7 @@ class Groups {
   // In the order of their numbers.
   std::span<ShardedGroup* const> trained() const { return trained_; }
 
-  // Frees the optimizer's states: nothing is trained any more.
+  // Frees the optimizer's states: from then on no group is trained.
   void free_states();
 
  private:

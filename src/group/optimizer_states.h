@@ -16,8 +16,8 @@ struct StateTensors {
   StateTensors slice(int64_t begin, int64_t end) const;
 };
 
-// Keeps the optimizer states of one group: of the elements that this rank updates, which are counted from 0 here. Who
-// needs states borrows a range of them, so that they may lie anywhere. One thread at a time uses it.
+// Keeps one group's optimizer states for the elements that this rank updates. Positions count these elements from 0.
+// Code that needs states borrows a range, so that the states may lie anywhere. Only one thread may use it at a time.
 class OptimizerStates {
  public:
   enum class Access : uint8_t { kRead, kModify };
@@ -25,11 +25,11 @@ class OptimizerStates {
   using Borrower = std::function<void(Range part, const StateTensors& tensors)>;
 
   virtual ~OptimizerStates() = default;
-  // Calls `use` for consecutive parts that make up `range`; how many there are is the keeper's choice. With kModify the
-  // keeper takes back what `use` has written. An exception of `use` passes through; what it wrote to that part then
-  // may be lost or kept.
+  // Calls `use` for consecutive parts that make up `range`. The implementation chooses the number of parts. With
+  // kModify it keeps what `use` has written. An exception of `use` passes through; then the writes to that part may be
+  // lost or kept.
   virtual void lend(Range range, Access access, const Borrower& use) = 0;
-  // All elements, where they are in memory for the whole run; null where they are not. For those who need an address.
+  // All elements, if they are in memory for the whole run, else null. For code that needs an address.
   virtual const StateTensors* in_memory() const { return nullptr; }
 };
 

@@ -10,11 +10,10 @@
 
 namespace zeroshard {
 
-// One flat group of a unit, as this rank holds it: its layout and place, the parameters that the rank keeps and, when
-// the group is trained, the states of its optimizer. Gradients belong to the group's GradBucket, which has the same
-// number().
+// One flat group of a unit, as this rank holds it: its layout and placement, the parameters that the rank keeps and, if
+// the group is trained, its optimizer states. Gradients belong to the group's GradBucket, which has the same number().
 //
-// A position is one in the flat group, padding included. Three ranges of positions matter:
+// Positions are in the flat group, padding included. Three ranges of positions matter:
 //   mine()     this rank's shard
 //   kept()     the parameters in this rank's memory: mine(), or all where the unit is replicated
 //   updated()  what this rank's optimizer updates: mine() from stage 1 on, all at stage 0
@@ -22,9 +21,9 @@ class ShardedGroup {
  public:
   struct Options {
     int rank = 0;
-    size_t number = 0;             // among the trained groups of the run; not used for a frozen one
+    size_t number = 0;             // among the trained groups of the run; unused for a frozen group
     bool is_open = false;          // users may write to the parameters between steps
-    std::vector<int> param_group;  // of each parameter, or -1 for one that nobody updates
+    std::vector<int> param_group;  // of each parameter; -1: it is never updated
   };
 
   // `parameters`: 1-D, kept() elements in the group's dtype. `states` is null for a frozen group. `unit` outlives it.
@@ -46,28 +45,28 @@ class ShardedGroup {
   Range mine() const { return layout().shard(options_.rank); }
   Range kept() const { return kept_; }
   Range updated() const { return updated_; }
-  // Where the states of parameter `index` are among this rank's; empty when the rank updates nothing of it.
+  // The range of parameter `index` in this rank's states; empty if the rank updates no element of it.
   Range state_range(size_t index) const;
 
-  // 1-D views of what is kept, in the group's dtype.
+  // 1-D views of the parameters in this rank's memory, in the group's dtype.
   const at::Tensor& kept_parameters() const { return parameters_; }
   at::Tensor my_shard() const { return parameters(mine()); }
   at::Tensor updated_parameters() const { return parameters(updated_); }
 
-  // Of a trained group. Positions in the states count from updated().begin.
+  // For a trained group. Positions in the states count from updated().begin.
   OptimizerStates& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
   // How many updates each parameter has had.
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }
 
-  // Initial values at full precision: `values` is 1-D fp32 over `positions`. The master weights take those of them that
-  // this rank updates.
+  // Initial values at full precision: `values` is 1-D fp32 over `positions`. Copies those that this rank updates to the
+  // master weights.
   void write_master(Range positions, const at::Tensor& values);
-  // The master weights become what the parameters are, or the other way round. Nothing happens without master weights.
+  // Copies the parameters to the master weights, or the other way round. Does nothing without master weights.
   void take_parameters();
   void publish_master();
-  // Frees the states: the group is not trained any more.
+  // Frees the states: from then on the group is not trained.
   void free_states() { states_.reset(); }
 
  private:

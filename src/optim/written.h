@@ -3,8 +3,8 @@
 
 namespace zeroshard {
 
-// What users have written to parameters in 16 bits counts: where a parameter is not what its fp32 master weight rounds
-// to, the master becomes the parameter's value. Both are 1-D and have as many elements.
+// Takes over the user's writes to 16-bit parameters: where a parameter differs from its rounded fp32 master weight, the
+// master becomes the parameter's value. Both are 1-D with equally many elements.
 void take_written(const at::Tensor& master, const at::Tensor& param);
 
 }  // namespace zeroshard

@@ -8,8 +8,8 @@
 #include "memory/ledger.h"
 #include "zeroshard/placement.h"
 
-// Where the state of a run lies, as data. It is computed once, from configuration, layouts and number of ranks; who
-// plans, allocates, gathers, updates or saves reads it, and asks for no stage.
+// Where the state of a run lies, as data. It is computed once, from configuration, layouts and number of ranks. Code
+// that plans, allocates, gathers, updates or saves reads this table and never checks the stage.
 namespace zeroshard {
 
 // How a unit's full parameters live.
@@ -40,8 +40,8 @@ struct Held {
 struct GroupPlacement {
   Held parameters;  // besides what is gathered of them
   // Of trainable groups only.
-  Held packed_gradients;   // as they travel; nothing: a slot of the reduce ring is lent to them
-  Held reduced_gradients;  // nothing: they take the place of the packed ones, `updated` of them
+  Held packed_gradients;   // in the dtype of communication; kNothing: they use a slot of the reduce ring
+  Held reduced_gradients;  // kNothing: they overwrite the packed ones, to the extent of `updated`
   Held master_weights, moments;
   DType wire_dtype = DType::kFloat32;  // of gradients that travel
   DType grad_dtype = DType::kFloat32;  // of reduced ones

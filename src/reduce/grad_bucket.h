@@ -25,8 +25,8 @@ struct ReduceOptions {
 // The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
 //
 // States: Idle -> add() -> Filling -> launch() -> InFlight -> finish() -> Draining (peers may still read) -> Idle.
-// The buffer being filled is the bucket's own, for the whole run, where its placement keeps packed gradients; otherwise
-// it is lent by a ring.
+// If its placement keeps packed gradients, the bucket owns its filling buffer for the whole run; otherwise a ring lends
+// one.
 class GradBucket {
  public:
   // `full` holds padded_numel packed elements (undefined when a ring lends them), `grads` the reduced gradients that

@@ -93,7 +93,7 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
   if (!sync || basis_ != Basis::kUnits) return;
   ZS_ASSERT(next_ == 0 && completed_.empty(), "the order of launches would change within a backward pass");
-  // A unit's last gradients are those of its first use. What is not used comes last: it would keep the rest waiting.
+  // A unit's last gradients come from its first use. Unused units come last: otherwise all others would wait for them.
   std::vector<size_t> order;
   std::vector<bool> used(num_units(), false);
   const auto append = [&](size_t unit) {
@@ -101,7 +101,7 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
     used[unit] = true;
     for (size_t bucket = first_of_[unit]; bucket < first_of_[unit + 1]; ++bucket) order.push_back(bucket);
   };
-  std::vector<int> uses(num_units(), 0);  // one after the other counts as one: so does their backward
+  std::vector<int> uses(num_units(), 0);  // consecutive uses count as one, because their backward ends once
   for (size_t i = 0; i < needed.size(); ++i) {
     append(needed[i]);
     uses[needed[i]] += i == 0 || needed[i] != needed[i - 1] ? 1 : 0;

@@ -12,18 +12,18 @@ namespace zeroshard {
 // All gradient buckets of a run: decides when each is launched and finished, and lends them buffers.
 //
 // Buckets are launched in one order on all ranks, whatever order their gradients arrive in. In the first backward pass
-// it is the reverse of that in which rank 0's forward pass needed the units, as autograd goes; then the order in which
+// it is the reverse of the order in which rank 0's forward pass needed the units; afterwards it is the order in which
 // rank 0 completed the buckets in that pass. A parameter that gets no gradient on some rank therefore delays its bucket
 // there, but never makes ranks disagree. Reductions run while backward goes on: a bucket is finished when a later one
 // is launched, or when backward ends.
 //
 // Note [Buckets without gradients]
-// A unit's backward may give no gradients on one rank: it failed there, or this rank's forward left the unit's layers
-// out. Ranks with gradients wait for its bucket before they gather what comes next, so this rank launches it at the
-// same point: at the end of the unit at which it was ready in the pass before, in the first pass after as many as the
-// unit has uses. Not earlier: gradients that come after it are late, and need another launch on all ranks. Where units
-// are not sharded nobody waits, and it is done all the same: what one launch sums, and so its rounding, is not to
-// depend on the stage.
+// A unit's backward may give no gradients on one rank: it failed there, or this rank's forward skipped the unit's
+// layers. Ranks with gradients wait for the bucket before their next gather, so this rank launches it at the same
+// point: at the end of the unit at which it was ready in the previous pass; in the first pass, after as many ends as
+// the unit has uses. Not earlier: later gradients would be late and need another launch on all ranks. The same is done
+// where units are not sharded and no rank waits, because the terms of one launch, and so its rounding, must not depend
+// on the stage.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -48,8 +48,9 @@ class Reducer {
   void flush(size_t unit);
   // Launches and finishes every bucket once.
   void launch_all(bool sync);
-  // By bucket, 0, or where gradients came after its launch a number that tells at which end of its unit the bucket had
-  // some. Each needs a second launch on all ranks when some rank has such: launch_again() takes the ranks' largest.
+  // Per bucket: 0, or, if gradients came after its launch, a number that identifies the unit's end at which they came.
+  // If any rank has such gradients, the bucket needs a second launch on all ranks: pass the ranks' maximum to
+  // launch_again().
   std::vector<int64_t> late() const;
   void launch_again(const std::vector<int64_t>& late);
   // Launches and finishes everything; afterwards the reduced gradients can be read.

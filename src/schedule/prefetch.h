@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// How far ahead in the order gather_ahead() looks. A model of many small units that are whole has none to gather for
-// thousands of places, and each of them would be looked at for each unit.
+// How far ahead in the order gather_ahead() looks. In a model of many small whole units, thousands of positions have
+// none to gather, and without the limit all of them would be searched for each unit.
 inline constexpr size_t kLookAhead = 16;
 
 // Begins the gathers of units ahead of their use, while `current` is needed: of those in `upcoming`, nearest first, up

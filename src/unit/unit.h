@@ -69,17 +69,17 @@ class Unit {
   // Makes the tensors ordinary ones again, with memory of their own and the values that they have. Collective where
   // they are sharded. They are not the unit's any more: it is only to be destroyed.
   void return_tensors();
-  // Takes what the user wrote to the parameters of this rank's shard: where it is a copy of what users see, and that is
-  // there (kPersistent). No rank may gather meanwhile.
+  // Copies the user's writes to parameters into this rank's shard, if the shard is a copy of the parameters and these
+  // are present (kPersistent). No rank may gather meanwhile.
   void take_written();
-  // Users may give a tensor other memory (param.data = ..., vector_to_parameters). Then it is left alone, until it is
-  // taken back: whether that of parameter `index` is to be.
+  // Whether a tensor of parameter `index` was given other memory (param.data = ..., vector_to_parameters) that is not
+  // taken back yet. Until then the unit leaves it alone.
   bool is_moved(size_t index) const;
-  // Whether the values of a moved parameter can be taken: it has its shape, and tied tensors have the same. They are
-  // apart from the engine's memory afterwards.
+  // Whether the values of a moved parameter can be taken: it must have the same shape, and its tied tensors the same
+  // values. Afterwards they share no memory with the engine.
   bool prepare_take_back(size_t index);
-  // Makes all tensors views of the unit again. Only while unsharded. With `values`, what moved ones have is copied into
-  // the unit's memory; all of them are prepared.
+  // Makes all tensors views of the unit again. Only while unsharded. With `values`, copies the values of moved tensors
+  // into the unit's memory; call prepare_take_back() for all of them before.
   void take_back(bool values);
   // Makes the tensors of one parameter views again, in whatever state; what they have is dropped.
   void point_back(size_t index);
