@@ -104,6 +104,7 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
   } catch (...) {
     publish(nullptr, std::current_exception());
   }
+  stretches_.clear();  // the data may go
 }
 
 // Gives the slices places in the staging memory, one after the other. Slices that are neighbours in memory stay so: few

@@ -224,9 +224,12 @@ char* Unit::group_memory(char* base, size_t group) const {
   return base;
 }
 
-// The groups of a replicated unit lie one after another, as in a slot of the ring.
+// The groups of a replicated unit lie one after another, as in a slot of the ring. A group without elements has no
+// address.
 char* Unit::replicated_memory() const {
-  return groups_.empty() ? nullptr : static_cast<char*>(groups_.front().kept_parameters().data_ptr());
+  for (const ShardedGroup& group : groups_)
+    if (group.kept().size() > 0) return static_cast<char*>(group.kept_parameters().data_ptr());
+  return nullptr;
 }
 
 at::Tensor Unit::full(size_t g) const {
