@@ -95,9 +95,9 @@ def test_one_rank_may_gather_and_reduce_as_several_do(dtype, accumulation):
     assert rings == {
         (0, False): [],
         (2, False): [],
-        (2, True): ["reduce_ring"],
+        (2, True): ["reduce ring"],
         (3, False): [],
-        (3, True): ["gather_ring", "reduce_ring"],
+        (3, True): ["gather ring", "reduce ring"],
     }
 
 
