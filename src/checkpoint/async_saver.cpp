@@ -50,20 +50,14 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
     staging_bytes_ = 0;
   }
   if (bytes == 0) return nullptr;
+  const auto copied = std::make_shared<HostData>(nullptr);  // what can throw comes before the mapping
   void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
            " bytes of this rank's state: save synchronously (zeroshard.checkpoint.async: false)");
-  auto copied = [&] {
-    try {
-      return host_data(memory);
-    } catch (...) {
-      ::munmap(memory, size_t(bytes));
-      throw;
-    }
-  }();
   ::madvise(memory, size_t(bytes), MADV_HUGEPAGE);
   staging_ = static_cast<std::byte*>(memory);
-  copied_ = std::move(copied);
+  *copied = HostData(memory);
+  copied_ = copied;
   staging_bytes_ = bytes;
   ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes);
   return staging_;

@@ -57,16 +57,15 @@ RankTable write_rank_file(Directory& directory, const std::string& name, const S
       const std::byte* const data = slice.on_host();
       for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
         const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
-        if (data != nullptr) {
-          if (request.wait_for_data) request.wait_for_data(data + at + size);
-          written.hashes.push_back(hash_bytes(data + at, size));
-          writer.append_stable(data + at, size);
-        } else {
+        if (data == nullptr) {
           piece.resize(size_t(size));
           slice.data->read(slice.offset + at, size, piece.data());
-          written.hashes.push_back(hash_bytes(piece.data(), size));
-          writer.append(piece.data(), size);
+        } else if (request.wait_for_data) {
+          request.wait_for_data(data + at + size);
         }
+        const std::byte* const bytes = data != nullptr ? data + at : piece.data();
+        written.hashes.push_back(hash_bytes(bytes, size));
+        data != nullptr ? writer.append_stable(bytes, size) : writer.append(bytes, size);
       }
       offset += slice.bytes();
       record.slices.push_back(std::move(written));

@@ -166,9 +166,7 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions) {
 }
 
 void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
-  std::map<int64_t, int> slots;
-  for (const RingClass& size_class : zeroshard::gather_ring(layouts, placements, plan))
-    slots[size_class.slot_bytes] = size_class.slots;
+  const std::map<int64_t, int> slots = slots_by_size(zeroshard::gather_ring(layouts, placements, plan));
   gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
     return FlatBuffer(size, options.device, ledger, Category::kGatherRing, &gather_comm);
   });
@@ -210,7 +208,7 @@ void Engine::Impl::make_reducer() {
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
   reduce.ring = reduce_ring(layouts, placements);
-  reduce.scratch_bytes = exchange_scratch_bytes(layouts, placements, plan);
+  reduce.scratch = exchange_scratch(layouts, placements, plan);
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
 }
 

@@ -121,7 +121,7 @@ class Engine::Impl::States {
   }
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
-    if (group.is_trained() && group.has_master())
+    if (group.has_master())
       return add(group, {kWeight, DType::kFloat32, state_data(group, kMasterWeights), group.updated()}, to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
     const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();

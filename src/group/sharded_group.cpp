@@ -35,7 +35,7 @@ at::Tensor ShardedGroup::parameters(Range positions) const {
 }
 
 void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
-  if (!is_trained() || !has_master()) return;
+  if (!has_master()) return;
   const Range both = intersect(positions, updated_);
   const Range states{both.begin - updated_.begin, both.end - updated_.begin};
   if (both.size() == 0) return;
@@ -46,14 +46,14 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
 }
 
 void ShardedGroup::take_parameters() {
-  if (!is_trained() || !has_master()) return;
+  if (!has_master()) return;
   const at::Tensor own = updated_parameters();
   states_->lend({0, updated_.size()}, OptimizerStates::Access::kModify,
                 [&](Range part, const StateTensors& lent) { lent.master.copy_(own.slice(0, part.begin, part.end)); });
 }
 
 void ShardedGroup::publish_master() {
-  if (!is_trained() || !has_master()) return;
+  if (!has_master()) return;
   const at::Tensor own = updated_parameters();
   states_->lend({0, updated_.size()}, OptimizerStates::Access::kRead,
                 [&](Range part, const StateTensors& lent) { own.slice(0, part.begin, part.end).copy_(lent.master); });

@@ -24,6 +24,12 @@ int slots_of_size(int least, int64_t bytes) {
 
 }  // namespace
 
+std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring) {
+  std::map<int64_t, int> slots;
+  for (const RingClass& size_class : ring) slots[size_class.slot_bytes] = size_class.slots;
+  return slots;
+}
+
 int prefetch_depth(int64_t unit_bytes, const PlanOptions& options) {
   return options.prefetch ? slots_of_size(3, unit_bytes) - 2 : 0;
 }
@@ -62,13 +68,14 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementT
   return ring_of(groups_by_size, reduce_slots);
 }
 
-int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options) {
-  if (!options.exchange_needs_scratch || options.world_size == 1) return 0;
-  int64_t largest = 0;
+RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options) {
+  RingClass scratch;
+  if (!options.exchange_needs_scratch || options.world_size == 1) return scratch;
   for (size_t u = 0; u < units.size(); ++u)
     for (size_t g = 0; g < units[u].groups.size(); ++g)
-      largest = std::max(largest, wire_bytes(units[u].groups[g], table[u].groups[g]));
-  return largest * (options.overlap ? 2 : 1);
+      scratch.slot_bytes = std::max(scratch.slot_bytes, wire_bytes(units[u].groups[g], table[u].groups[g]));
+  if (scratch.slot_bytes > 0) scratch.slots = options.overlap ? 2 : 1;
+  return scratch;
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct RingClass {
   int64_t bytes() const { return slot_bytes * slots; }
   bool operator==(const RingClass&) const = default;
 };
+// The slots of each size, as a ring is made of them.
+std::map<int64_t, int> slots_by_size(std::span<const RingClass> ring);
 
 // How many units of `unit_bytes` are gathered ahead: one, and more for small units, so that ranks need not wait for one
 // another at each unit.
@@ -39,7 +42,7 @@ std::vector<RingClass> gather_ring(std::span<const UnitLayout> units, PlacementT
 std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementTable table);
 // Where pieces of the peers' gradients arrive: the largest group's wire bytes, twice when reductions overlap. Every
 // stage exchanges gradients and needs it; 0 if the transport needs none or there are no peers.
-int64_t exchange_scratch_bytes(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
+RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
 // Held on the host from the first asynchronous save on: a copy of what a rank saves. That is its shard of the weights
 // (fp32 if they are trained) and of the optimizer's states, at every stage. Buffers of the model are not counted.

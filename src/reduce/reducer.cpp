@@ -1,6 +1,7 @@
 #include "reduce/reducer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -31,22 +32,19 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   options_.native = options_.native && comm.exchange_needs_scratch();
   make_buckets(units, placements);
   if (!options_.ring.empty()) {
-    std::map<int64_t, int> slots;
-    for (const RingClass& size_class : options_.ring) slots[size_class.slot_bytes] = size_class.slots;
-    ring_.emplace(slots, [this](int64_t bytes) {
+    ring_.emplace(slots_by_size(options_.ring), [this](int64_t bytes) {
       // The ring is allocated by all ranks together; a slot beyond it (SlotRing::acquire) by this rank alone.
       if (ring_) return FlatBuffer(bytes, options_.device, ledger_, Category::kReduceRing, &comm_);
       return FlatBuffer(comm_, bytes, options_.device, ledger_, Category::kReduceRing, "reduce ring");
     });
   }
-  if (options_.scratch_bytes > 0) {
-    const int exchanges = options_.overlap ? 2 : 1;
-    for (int i = 0; i < exchanges; ++i)
-      scratch_.emplace_back(options_.scratch_bytes / exchanges, options_.device, ledger, Category::kReduceRing, &comm_);
-  }
+  for (int i = 0; i < options_.scratch.slots; ++i)
+    scratch_.emplace_back(options_.scratch.slot_bytes, options_.device, ledger, Category::kReduceRing, &comm_);
   reset_pass();
   due_at_.assign(buckets_.size(), 1);
-  for (size_t i = buckets_.size(); i-- > 0;) order_.push_back(i);
+  std::vector<size_t> order(buckets_.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  set_order(std::move(order));
 }
 
 void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
@@ -274,7 +272,7 @@ void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, s
   comm.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, tag)->wait();
   const at::Tensor agreed = on_device.cpu();
   const int64_t* const values = agreed.const_data_ptr<int64_t>();
-  order_.assign(values, values + agreed.numel());
+  set_order({values, values + agreed.numel()});
 }
 
 void Reducer::gather_reduced() {
@@ -289,17 +287,17 @@ void Reducer::end_step() {
   for (GradBucket& bucket : buckets_) bucket.end_step();
 }
 
-std::vector<size_t> Reducer::order_of_forward() const {
-  std::vector<size_t> units;
+void Reducer::set_order(std::vector<size_t> order) {
+  order_ = std::move(order);
+  order_of_forward_.clear();
   std::vector<bool> listed(num_units(), false);
   const auto append = [&](size_t unit) {
-    if (!listed[unit]) units.push_back(unit);
+    if (!listed[unit]) order_of_forward_.push_back(unit);
     listed[unit] = true;
   };
   for (auto bucket = order_.rbegin(); bucket != order_.rend(); ++bucket)
     append(size_t(std::upper_bound(first_of_.begin(), first_of_.end(), *bucket) - first_of_.begin()) - 1);
   for (size_t unit = 0; unit < num_units(); ++unit) append(unit);
-  return units;
 }
 
 ExactSum Reducer::squares() const {

@@ -29,7 +29,7 @@ class Reducer {
   struct Options : ReduceOptions {
     bool overlap = true;
     std::vector<RingClass> ring;  // of packed gradients that are not kept: reduce_ring()
-    int64_t scratch_bytes = 0;    // for all exchanges that overlap: exchange_scratch_bytes()
+    RingClass scratch = {};       // a slot for each of the exchanges that overlap: exchange_scratch()
   };
 
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.
@@ -63,7 +63,7 @@ class Reducer {
 
   // Units in the order in which the next forward pass is expected to need them: the reverse of the order of launches,
   // and so the same on all ranks. Units without a bucket come last.
-  std::vector<size_t> order_of_forward() const;
+  const std::vector<size_t>& order_of_forward() const { return order_of_forward_; }
   // One for each trained group, in the order of units and their groups.
   const std::vector<GradBucket>& buckets() const { return buckets_; }
   // Squares of this rank's shards, over all units. The norm of gradients that were multiplied by the loss scale.
@@ -84,6 +84,7 @@ class Reducer {
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
+  void set_order(std::vector<size_t> order);
   void take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag);
 
   Options options_;
@@ -96,6 +97,7 @@ class Reducer {
   std::vector<size_t> first_of_;              // by unit, and the end: where its buckets begin
   std::vector<std::vector<Place>> place_of_;  // [unit][param]
   std::vector<size_t> order_;                 // of launches, the same on all ranks
+  std::vector<size_t> order_of_forward_;      // of units, by order_
   std::vector<size_t> completed_;             // in the first backward pass, in the order of completion
   Basis basis_ = Basis::kUnits;
   size_t launches_ = 0;

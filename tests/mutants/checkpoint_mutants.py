@@ -460,8 +460,8 @@ ENGINE = [
     (
         "engine-parameters-without-masters",
         _ENGINE,
-        "if (group.is_trained() && group.has_master())",
-        "if (group.is_trained() && group.has_master() && false)",
+        "if (group.has_master())",
+        "if (group.has_master() && false)",
         _GOES_ON,
     ),
     (

@@ -185,7 +185,7 @@ Reducer::Options planned(const Scenario& scenario, std::span<const UnitLayout> u
   static_cast<PlacementOptions&>(plan) = scenario.placement;
   plan.overlap = options.overlap;
   plan.exchange_needs_scratch = scenario.scratch && !options.native;
-  options.scratch_bytes = exchange_scratch_bytes(units, table, plan);
+  options.scratch = exchange_scratch(units, table, plan);
   return options;
 }
 
