@@ -33,10 +33,14 @@ enum class ReduceOp : uint8_t { kSum, kMax };
 // A started collective. wait() returns when its output can be used (on CUDA: by work queued on the current stream
 // afterwards). It throws CommError naming the operation, its tag and the rank at fault. Calling it again does nothing.
 // A Work that was never waited for may be destroyed only after an error.
+//
+// drain() also waits until every rank has read this rank's input, which may then be overwritten. It returns only when
+// every rank waits for this collective, or for a later barrier, all_reduce or broadcast.
 class Work {
  public:
   virtual ~Work() = default;
   virtual void wait() = 0;
+  virtual void drain() { wait(); }
 };
 
 // Every rank's piece of a reduction, in rank order, for this rank to sum. Three steps:
@@ -69,8 +73,8 @@ class Allocation {
 //
 // Any number of gathers, reduce_scatters and all_to_alls may be outstanding; a transport with room for fewer completes
 // the oldest within a later call. An output may be used after wait(), and may be written any time before. An input must
-// stay unchanged until the *next* barrier, all_reduce or broadcast has completed, unless it belongs to an Exchange (see
-// drain()). This rule lets a gather be one copy per byte, with no second synchronisation.
+// stay unchanged until drain(), or until the *next* barrier, all_reduce or broadcast has completed. This rule lets a
+// gather be one copy per byte, with no second synchronisation.
 class Comm {
  public:
   virtual ~Comm() = default;

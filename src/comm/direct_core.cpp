@@ -108,15 +108,16 @@ void DirectCore::finish(uint64_t seq) {
   control_.tell_waiters(rank_);
 }
 
-void DirectCore::await_finished(int peer, const Op& mine) {
-  await(mine, {peer, Awaited::Progress::kFinished, mine.seq});
+void DirectCore::await_finished_by_all(const Op& mine) {
+  throw_if_failed();
+  for (int peer = 0; peer < world_size_; ++peer)
+    if (peer != rank_) await(mine, {peer, Awaited::Progress::kFinished, mine.seq});
 }
 
 void DirectCore::synchronise(const Op& mine) {
   read_until(mine.seq);
   finish(mine.seq);
-  for (int peer = 0; peer < world_size_; ++peer)
-    if (peer != rank_) await_finished(peer, mine);
+  await_finished_by_all(mine);
   memory_->sweep();
 }
 

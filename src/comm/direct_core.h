@@ -37,7 +37,8 @@ class DirectCore {
   const void* read(int peer, const Op& theirs) { return memory_->read(peer, theirs.input); }
   // This rank has read everything it needs for `seq`.
   void finish(uint64_t seq);
-  void await_finished(int peer, const Op& mine);
+  // Waits until no peer reads this rank's input of `mine` any more.
+  void await_finished_by_all(const Op& mine);
   // Completes this rank's earlier reads, announces this, and waits until every rank has done so. Afterwards no peer
   // reads an input of a collective before `mine`.
   void synchronise(const Op& mine);

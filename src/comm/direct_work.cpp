@@ -29,6 +29,11 @@ void ReadingWork::wait() {
   read_all();
 }
 
+void ReadingWork::drain() {
+  wait();
+  core_->await_finished_by_all(op_);
+}
+
 void ReadingWork::read_all() {
   read_peers();
   core_->finish(op_.seq);
@@ -132,9 +137,7 @@ void DirectExchange::release() {
 void DirectExchange::drain() {
   if (state_ == State::kDrained) return;
   release();
-  core_->throw_if_failed();
-  for (int rank = 0; rank < core_->world_size(); ++rank)
-    if (rank != core_->rank()) core_->await_finished(rank, op_);
+  core_->await_finished_by_all(op_);
   state_ = State::kDrained;
 }
 

@@ -16,6 +16,7 @@ class ReadingWork : public Work, private DirectCore::Reader {
   ReadingWork(const ReadingWork&) = delete;
   ReadingWork& operator=(const ReadingWork&) = delete;
   void wait() final;
+  void drain() final;
 
  protected:
   virtual void read_peers() = 0;

@@ -262,6 +262,14 @@ MUTANTS = [
         "Reducer.ABufferIsReusedOnlyWhenEveryRankHasReadIt",
     ),
     Mutant(
+        "drained-while-read",
+        "src/comm/direct_work.cpp",
+        "  wait();\n  core_->await_finished_by_all(op_);",
+        "  wait();",
+        "comm",
+        "*Conformance*",
+    ),
+    Mutant(
         "own-launch-order",
         "src/reduce/reducer.cpp",
         "  launch_ready();\n}",

@@ -193,6 +193,47 @@ inline void check_many_in_flight(Comm& comm, bool direct, uint64_t seed) {
   comm.barrier("all done");
 }
 
+// One rank drains a collective and overwrites its input at once; the others read that input last of all.
+inline void check_drained_inputs(Comm& comm, int64_t numel, bool direct, uint64_t seed) {
+  constexpr size_t kCount = 8;
+  const int world_size = comm.world_size();
+  const int64_t total = numel * world_size;
+  std::vector<Buffer> shards, fulls, inputs, transposed;
+  for (size_t i = 0; i < kCount; ++i) {
+    shards.emplace_back(comm, numel, direct);
+    fulls.emplace_back(comm, total, direct);
+    inputs.emplace_back(comm, total, direct);
+    transposed.emplace_back(comm, total, direct);
+  }
+  for (int early = 0; early < world_size; ++early) {
+    std::vector<std::unique_ptr<Work>> gathers, transposals;
+    for (size_t i = 0; i < kCount; ++i) {
+      shards[i].fill(input_of(comm.rank(), numel, seed + i));
+      inputs[i].fill(input_of(comm.rank(), total, seed + 100 + i));
+      gathers.push_back(comm.all_gather(fulls[i].span(), shards[i].span(), concat("gather ", i)));
+      transposals.push_back(comm.all_to_all(transposed[i].span(), inputs[i].span(), concat("transpose ", i)));
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      const size_t which = comm.rank() == early ? i : kCount - 1 - i;
+      if (comm.rank() == early) {
+        gathers[which]->drain();
+        shards[which].fill(std::vector<float>(static_cast<size_t>(numel), -1));
+        transposals[which]->drain();
+        inputs[which].fill(std::vector<float>(static_cast<size_t>(total), -1));
+      }
+      gathers[which]->wait();
+      transposals[which]->wait();
+      for (int rank = 0; rank < world_size; ++rank) {
+        fulls[which].expect(input_of(rank, numel, seed + which), rank * numel, concat("drained gather ", which));
+        const std::vector<float> theirs = input_of(rank, total, seed + 100 + which);
+        transposed[which].expect({theirs.begin() + comm.rank() * numel, theirs.begin() + (comm.rank() + 1) * numel},
+                                 rank * numel, concat("drained all_to_all ", which));
+      }
+    }
+    comm.barrier("all drained");
+  }
+}
+
 // More than any transport has room for: waited for in an order of each rank's own, or never before the barrier.
 inline void check_any_number_outstanding(Comm& comm, uint64_t seed) {
   constexpr size_t kCount = 500;
@@ -247,6 +288,8 @@ inline void check_conformance(Comm& comm, bool rank_order = true) {
     }
   check_many_in_flight(comm, true, ++seed);
   check_many_in_flight(comm, false, ++seed);
+  check_drained_inputs(comm, 300, true, ++seed);
+  check_drained_inputs(comm, 300, false, ++seed);
   check_any_number_outstanding(comm, ++seed);
   check_barrier_protects_inputs(comm, ++seed);
 }
