@@ -3,9 +3,8 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-
 #include "bindings.h"
+#include "process_groups.h"
 #include "zeroshard/error.h"
 #include "zeroshard/meeting.h"
 #include "zeroshard/world.h"
@@ -13,20 +12,7 @@
 namespace zeroshard {
 namespace {
 
-// Threads that end with an engine may need the interpreter's lock.
-struct DeleteWithoutLock {
-  void operator()(Engine* engine) const {
-    std::optional<py::gil_scoped_release> released;
-    if (PyGILState_Check() != 0) released.emplace();
-    delete engine;
-  }
-};
-using EngineHolder = std::unique_ptr<Engine, DeleteWithoutLock>;
-
-// A group that torch.distributed registered; "" is none. Names, so that no pybind type crosses.
-World::Group find_group(const std::string& name) {
-  return name.empty() ? World::Group() : c10d::resolve_process_group(name);
-}
+using EngineHolder = WithoutLock<Engine>;
 
 EngineHolder make_engine(std::vector<UnitDefinition> units, EngineOptions options, const std::string& gather_group,
                          const std::string& reduce_group, const std::string& checkpoint_group, Meeting* meeting) {

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .marks import mark_of
+from .shards import whole
 
 
 @contextmanager
@@ -35,6 +36,13 @@ def _gathered(
     if modify_rank is not None and modify_rank < 0:
         raise ValueError(f"gathered: modify_rank is {modify_rank}, expected a rank >= 0")
     tensors = [params] if isinstance(params, torch.Tensor) else [p for p in params if p is not None]
+    with whole(tensors, modify_rank), _units_gathered(tensors, modify_rank, can_drop=can_drop):
+        yield
+
+
+@contextmanager
+def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
+    """The same for those that belong to engines: their units are made whole."""
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:
         if (mark := mark_of(tensor)) is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -11,9 +12,24 @@ from . import _C
 from .distributed import end_default_group, keep_default_group
 from .forks import check_groups_are_own
 from .group_life import destroy_unused, note_groups
-from .meeting import await_left_behind, meet, while_all_live
+from .meeting import await_left_behind, left_on_error, meet, while_all_live
+
+T = TypeVar("T")
 
 _CHECKPOINT_TIMEOUT = timedelta(hours=1)  # a rank waits while another one writes or reads its whole share
+
+
+def connect(timeout_ms: int, make: Callable[[dict[str, Any]], T]) -> T:
+    """Calls ``make`` with the process groups and the meeting by which the core connects the ranks. Collective."""
+    groups = make_groups(timeout_ms)
+    meeting = groups.get("meeting")
+    with left_on_error(meeting):
+        try:
+            return make(groups)
+        except dist.DistError as error:
+            if meeting is None:
+                raise
+            meeting.explain(str(error))
 
 
 def make_groups(timeout_ms: int) -> dict[str, Any]:

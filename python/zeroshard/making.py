@@ -6,18 +6,16 @@ import sys
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from . import _C
+from . import _C, shards
 from .buffers import find_buffers, named
 from .gathering import take_loaded_state_dicts
 from .group_life import end_groups_with
-from .groups import make_groups
+from .groups import connect
 from .half_load import half_loaded, refuse_half_loaded
 from .hooks import Readers, install_hooks
 from .materialize import materialize
-from .meeting import left_on_error
 from .optimizer import Optimizer, OptimizerSetup
 from .optimizer_states import describe_states, take_states
 from .ownership import Ownership, drop_gradients, take_back, taking_over
@@ -104,15 +102,7 @@ def _make_core(
         ]
         tensors = _tensors_of(module, unit, device, None if definitions else begin)
         definitions.append(_C.UnitDefinition(unit.name, params, unit.parent, tensors))
-    groups = make_groups(parsed.config.timeout_ms)
-    meeting = groups.get("meeting")
-    with left_on_error(meeting):
-        try:
-            return _C.Engine(definitions, options, **groups)
-        except dist.DistError as error:
-            if meeting is None:
-                raise
-            meeting.explain(str(error))
+    return connect(parsed.config.timeout_ms, lambda groups: _C.Engine(definitions, options, **groups))
 
 
 def _tensors_of(
@@ -124,6 +114,7 @@ def _tensors_of(
         if begin is not None:
             begin()
         take_back(tensor for param in unit.params for tensor in param.tensors)
+        shards.take(tensor for param in unit.params for tensor in param.tensors)
         materialize(module, unit, device)
         return [list(param.tensors) for param in unit.params]
 

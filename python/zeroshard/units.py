@@ -10,7 +10,9 @@ from torch import nn
 
 from . import _C
 from .marks import mark_of
+from .shards import shard_of
 
+LEAF = "_z3_leaf"  # set on a module: it is one unit
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -47,7 +49,9 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")
-    uses = _find_uses(model, [block for _, block in _find_blocks(model, unit_classes)])
+    uses = _find_uses(
+        model, _without_blocks_in_leaves(model, [block for _, block in _find_blocks(model, unit_classes)])
+    )
     names_of_modules = {id(module): name for name, module in model.named_modules()}
 
     units: dict[int, Unit] = {}
@@ -119,6 +123,13 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
     return list(_container_elements(model, ""))
 
 
+def _without_blocks_in_leaves(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
+    """Adds the leaf modules (``deepspeed.utils.set_z3_leaf_modules``): each is one unit with all that it contains."""
+    leaves = [module for module in model.modules() if getattr(module, LEAF, False)]
+    inside = {id(inner) for leaf in leaves for inner in leaf.modules() if inner is not leaf}
+    return [block for block in [*leaves, *blocks] if id(block) not in inside]
+
+
 def _container_elements(module: nn.Module, prefix: str) -> Iterable[tuple[str, nn.Module]]:
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
@@ -139,8 +150,9 @@ def _find_params(model: nn.Module) -> list[Param]:
             if not any(tensor is other for other in param.tensors):
                 param.tensors.append(tensor)
     result = list(by_memory.values())
-    # Memory of an engine's may be freed.
-    _C.check_apart([(param.names[0], param.tensors[0]) for param in result if mark_of(param.tensors[0]) is None])
+    # Memory of an engine's, and of shards, may be freed.
+    ordinary = [p for p in result if mark_of(p.tensors[0]) is None and shard_of(p.tensors[0]) is None]
+    _C.check_apart([(param.names[0], param.tensors[0]) for param in ordinary])
     return result
 
 
@@ -148,6 +160,8 @@ def _memory_key(tensor: torch.Tensor) -> object:
     """Equal for two tensors that are the same parameter: the same object, or the same elements of one storage."""
     if (mark := mark_of(tensor)) is not None:
         return mark[:3]
+    if (shard := shard_of(tensor)) is not None:
+        return id(shard)
     if tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
     return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

@@ -1,0 +1,48 @@
+#include "zeroshard/world.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "bindings.h"
+#include "comm/comm.h"
+#include "process_groups.h"
+#include "zeroshard/config.h"
+#include "zeroshard/error.h"
+#include "zeroshard/meeting.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kChunkBytes = 4 << 20;  // of a broadcast at a time: a copy of it lies in shared memory
+
+void broadcast(World& world, const at::Tensor& tensor, int root, const std::string& tag) {
+  if (!tensor.is_contiguous()) throw ValueError("broadcast of '" + tag + "': the tensor is not contiguous");
+  auto* bytes = static_cast<std::byte*>(tensor.data_ptr());
+  const int64_t total = static_cast<int64_t>(tensor.nbytes());
+  for (int64_t begin = 0; begin < total; begin += kChunkBytes) {
+    const Span chunk{bytes + begin, std::min(kChunkBytes, total - begin), DType::kOther1};
+    world.gather().broadcast(chunk, root, tag)->wait();
+  }
+}
+
+}  // namespace
+
+void bind_world(py::module_& m) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<World, WithoutLock<World>>(m, "World", "The ranks of a run, for tensors that no engine has.")
+      .def(py::init([](const Config& config, c10::Device device, const std::string& gather_group,
+                       const std::string& reduce_group, const std::string& checkpoint_group, Meeting* meeting) {
+             return WithoutLock<World>(new World(config, device, find_group(gather_group), find_group(reduce_group),
+                                                 find_group(checkpoint_group), meeting));
+           }),
+           py::arg("config"), py::arg("device"), py::kw_only(), py::arg("gather_group"), py::arg("reduce_group"),
+           py::arg("checkpoint_group"), py::arg("meeting") = nullptr, Release())
+      .def_property_readonly("rank", &World::rank)
+      .def_property_readonly("size", &World::world_size)
+      .def_property_readonly("transports", &World::transports)
+      .def("broadcast", &broadcast, py::arg("tensor"), py::arg("root"), py::arg("tag"), Release())
+      .def("abort", &World::abort, py::arg("reason"), Release());
+}
+
+}  // namespace zeroshard

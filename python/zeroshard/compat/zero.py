@@ -1,0 +1,397 @@
+"""``deepspeed.zero``: sharded parameters before there is an engine, and around what reads or writes them."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _C
+from ..gathering import gathered
+from ..marks import Mark, mark_of
+from ..shards import Shard, cut, is_whole, piece_of, shard_of
+from ..units import LEAF
+
+_EXTERNAL = "_external_params"  # the name that DeepSpeed uses
+
+
+class ZeroParamStatus(enum.Enum):
+    """What ``param.ds_status`` is."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+def _shard_of(param: nn.Parameter) -> Shard | None:
+    """None if an engine has sharded the parameter. Raises AttributeError for one that is not sharded."""
+    shard = shard_of(param)
+    if shard is None and not _is_sharded_by_engine(param):
+        raise AttributeError("the parameter is not sharded: it has no attributes of deepspeed.zero")
+    return shard
+
+
+def _is_sharded_by_engine(param: nn.Parameter) -> bool:
+    mark = mark_of(param)
+    return mark is not None and not mark.core().is_replicated(mark.unit)
+
+
+def _ds_id(param: nn.Parameter) -> int:
+    shard = _shard_of(param)
+    return shard.id if shard is not None else (mark_of(param).unit << 20) + mark_of(param).position
+
+
+def _ds_shape(param: nn.Parameter) -> torch.Size:
+    _shard_of(param)
+    return param.shape
+
+
+def _ds_numel(param: nn.Parameter) -> int:
+    _shard_of(param)
+    return param.numel()
+
+
+def _ds_persist(param: nn.Parameter) -> bool:
+    _shard_of(param)
+    return False
+
+
+def _ds_tensor(param: nn.Parameter) -> torch.Tensor:
+    if _shard_of(param) is None:
+        raise AttributeError("ds_tensor: an engine has the parameter; use deepspeed.utils.safe_get_local_fp32_param")
+    return piece_of(param)
+
+
+def _ds_status(param: nn.Parameter) -> ZeroParamStatus:
+    _shard_of(param)
+    return ZeroParamStatus.AVAILABLE if is_whole(param) else ZeroParamStatus.NOT_AVAILABLE
+
+
+def _ds_active_sub_modules(param: nn.Parameter) -> set[int]:
+    _shard_of(param)
+    return param.__dict__.setdefault("_ds_active_sub_modules", set())
+
+
+def _ds_summary(param: nn.Parameter) -> Callable[..., dict[str, Any]]:
+    _shard_of(param)
+    return lambda *args, **kwargs: {
+        "id": param.ds_id,
+        "status": param.ds_status.name,
+        "numel": param.ds_numel,
+        "shape": tuple(param.ds_shape),
+    }
+
+
+# What scripts read from a parameter that is sharded; others have no such attributes. Its shape is always the whole one.
+_ATTRIBUTES = {
+    "ds_id": _ds_id,
+    "ds_shape": _ds_shape,
+    "ds_numel": _ds_numel,
+    "ds_tensor": _ds_tensor,  # this rank's elements; only before an engine has the parameter
+    "ds_persist": _ds_persist,
+    "ds_status": _ds_status,
+    "ds_active_sub_modules": _ds_active_sub_modules,  # for hooks that clear it: zeroshard knows which forwards run
+    "ds_summary": _ds_summary,
+}
+for _name, _read_attribute in _ATTRIBUTES.items():
+    setattr(nn.Parameter, _name, property(_read_attribute))
+
+
+class Init:
+    """Inside, each module keeps 1/N of its parameters on each rank, with rank 0's values, once its constructor ends.
+
+    ``Init(module=model)`` does that with a model that is there. The parameters keep their shapes;
+    ``GatheredParameters`` makes them whole, and ``deepspeed.initialize`` takes them over unit by unit.
+
+    Args:
+        config_dict_or_path: gives the dtype of floating-point parameters: bf16 or fp16 where it is enabled.
+        dtype: goes before the configuration's; without either, each parameter keeps its own.
+        enabled: False makes the context do nothing.
+        data_parallel_group, mpu: refused; zeroshard shards over all ranks. The other arguments have no effect.
+
+    Raises ``ConfigError`` for a wrong configuration or a ``remote_device`` that is neither the CPU nor a GPU.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        data_parallel_group: Any = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: Any = None,
+        config: Any = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        mpu: Any = None,
+        zero_param_parallel_group: Any = None,
+        zero_quantized_weights: bool = False,
+        zero_quantized_nontrainable_weights: bool = False,
+        sequence_data_parallel_group: Any = None,
+        param_swapper: Any = None,
+    ) -> None:
+        if data_parallel_group is not None or mpu is not None or sequence_data_parallel_group is not None:
+            raise ValueError(
+                "deepspeed.zero.Init: zeroshard shards over all ranks; leave data_parallel_group and mpu out"
+            )
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"deepspeed.zero.Init: dtype must be a floating-point torch.dtype, got {dtype!r}")
+        if remote_device == "nvme":
+            raise _C.ConfigError(
+                "deepspeed.zero.Init: remote_device is 'nvme', and zeroshard keeps parameters in memory"
+            )
+        settings = config_dict_or_path if config_dict_or_path is not None else config
+        self._enabled = enabled
+        self._dtype = dtype if dtype is not None else _dtype_of(settings)
+        if module is not None and enabled:
+            self._cut(module)
+
+    def __enter__(self) -> Init:
+        if self._enabled:
+            _active.append(self)
+            if len(_active) == 1:
+                _wrap_constructors()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._enabled:
+            _active.remove(self)
+            if not _active:
+                _unwrap_constructors()
+
+    def _cut(self, module: nn.Module) -> None:
+        name = type(module).__name__
+        named = [(f"{name}.{path}", param) for path, param in module.named_parameters() if mark_of(param) is None]
+        cut(named, self._dtype)
+
+
+class GatheredParameters:
+    """Makes sharded parameters whole inside: before, inside and after ``Init``, and those of an engine.
+
+    ``params``: a tensor, or any number of them with None, duplicates, buffers and parameters that are not sharded. With
+    ``modifier_rank`` every rank takes over what that rank wrote; without it, writes to shards are dropped. Collective,
+    but not over what an outer context holds: that one writes back, so the inner one may run on one rank alone.
+    """
+
+    def __init__(
+        self,
+        params: torch.Tensor | Iterable[torch.Tensor | None],
+        modifier_rank: int | None = None,
+        fwd_module: nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
+        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        self._params = [param for param in given if isinstance(param, torch.Tensor)] if enabled else []
+        self._modifier_rank = modifier_rank
+        self._stack = ExitStack()
+        if fwd_module is not None:
+            for param in self._params:
+                register_external_parameter(fwd_module, param)
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(_unit_context(self._params, self._modifier_rank))
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        return self._stack.__exit__(*exception)
+
+
+_active: list[Init] = []  # contexts that are entered, innermost last
+_building: set[int] = set()  # modules whose constructors run
+_wrapped: list[tuple[type[nn.Module], Callable]] = []  # classes, with their own constructors
+_units_held: dict[tuple[int, int], int | None] = {}  # engines' units that a context holds, with its modifier_rank
+
+
+@contextmanager
+def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iterator[None]:
+    mine, keys = [], []
+    for param in params:
+        key = _unit_of(mark_of(param))
+        if key is None or key not in _units_held:
+            mine.append(param)
+            keys += [key] if key is not None else []
+        elif modifier_rank is not None and _units_held[key] != modifier_rank:
+            raise _C.StateError(
+                f"a parameter is to be modified by rank {modifier_rank} inside a GatheredParameters that holds it with "
+                f"modifier_rank={_units_held[key]}: give the outer context that rank, or end it first"
+            )
+    with gathered(mine, modifier_rank):
+        _units_held.update(dict.fromkeys(keys, modifier_rank))
+        try:
+            yield
+        finally:
+            for key in keys:
+                _units_held.pop(key, None)
+
+
+def _unit_of(mark: Mark | None) -> tuple[int, int] | None:
+    return None if mark is None else (id(mark.core()), mark.unit)
+
+
+def _dtype_of(settings: Any) -> torch.dtype | None:
+    """The dtype of a configuration, which may still have "auto" values; None unless bf16 or fp16 is enabled."""
+    if settings is None:
+        return None
+    if not isinstance(settings, dict):
+        settings = _read(settings)
+    for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
+        if (settings.get(name) or {}).get("enabled") is True:
+            return dtype
+    return None
+
+
+def _read(settings: str | os.PathLike) -> dict[str, Any]:
+    text = os.fspath(settings)
+    if not text.lstrip().startswith("{"):
+        try:
+            with open(text) as file:
+                text = file.read()
+        except OSError as error:
+            raise _C.ConfigError(f"deepspeed.zero.Init: cannot read the configuration {text!r}: {error}") from error
+    try:
+        read = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _C.ConfigError(f"deepspeed.zero.Init: the configuration is no JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise _C.ConfigError(f"deepspeed.zero.Init: the configuration is no JSON object, it is {read!r}")
+    return read
+
+
+# -- constructors ----------------------------------------------------------------------------------------------------
+
+
+def _wrap_constructors() -> None:
+    for kind in _subclasses(nn.Module):
+        _wrap(kind)
+
+    def init_subclass(cls: type[nn.Module], **kwargs: Any) -> None:
+        super(nn.Module, cls).__init_subclass__(**kwargs)
+        _wrap(cls)
+
+    nn.Module.__init_subclass__ = classmethod(init_subclass)
+
+
+def _unwrap_constructors() -> None:
+    del nn.Module.__init_subclass__
+    for kind, constructor in _wrapped:
+        kind.__init__ = constructor
+    _wrapped.clear()
+
+
+def _subclasses(kind: type) -> set[type]:
+    found, left = set(), [kind]
+    while left:
+        for child in type.__subclasses__(left.pop()):
+            if child not in found:
+                found.add(child)
+                left.append(child)
+    return found
+
+
+def _wrap(kind: type[nn.Module]) -> None:
+    constructor = vars(kind).get("__init__")
+    if constructor is None or issubclass(kind, torch.jit.ScriptModule):
+        return
+
+    @functools.wraps(constructor)
+    def construct(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not _active or id(module) in _building:
+            constructor(module, *args, **kwargs)
+            return
+        _building.add(id(module))
+        try:
+            constructor(module, *args, **kwargs)
+        finally:
+            _building.discard(id(module))
+        _active[-1]._cut(module)
+
+    _wrapped.append((kind, constructor))
+    kind.__init__ = construct
+
+
+# -- modules ---------------------------------------------------------------------------------------------------------
+
+
+def register_external_parameter(module: nn.Module, parameter: torch.Tensor) -> None:
+    """Notes that the forward of ``module`` uses a parameter of another one. zeroshard finds such uses itself."""
+    if not isinstance(module, nn.Module):
+        raise RuntimeError(f"register_external_parameter: expected a module, got {type(module).__name__}")
+    if not isinstance(parameter, nn.Parameter):
+        raise RuntimeError(f"register_external_parameter: expected a parameter, got {type(parameter).__name__}")
+    module.__dict__.setdefault(_EXTERNAL, {})[id(parameter)] = parameter
+
+
+def unregister_external_parameter(module: nn.Module, parameter: torch.Tensor) -> None:
+    noted = getattr(module, _EXTERNAL, {})
+    if id(parameter) not in noted:
+        raise RuntimeError("unregister_external_parameter: the parameter is not registered for this module")
+    del noted[id(parameter)]
+
+
+def _external_parameters(module: nn.Module) -> Iterable[tuple[int, nn.Parameter]]:
+    return module.__dict__.get(_EXTERNAL, {}).items()
+
+
+nn.Module.ds_external_parameters = _external_parameters
+
+
+def set_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
+) -> list[nn.Module]:
+    """Makes each module of these classes one unit, with all modules inside it. Returns the modules."""
+    found = [module for module in model.modules() if _is_of(module, leaf_module_classes)]
+    for module in found:
+        setattr(module, LEAF, True)
+    if not found and raise_if_not_found:
+        raise ValueError(f"set_z3_leaf_modules: {type(model).__name__} has no module of {_names(leaf_module_classes)}")
+    return found
+
+
+def unset_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
+) -> list[nn.Module]:
+    """Takes back ``set_z3_leaf_modules``. An engine that is there keeps its units."""
+    found = [module for module in model.modules() if _is_of(module, leaf_module_classes) and z3_leaf_module(module)]
+    for module in found:
+        delattr(module, LEAF)
+    if not found and raise_if_not_found:
+        raise ValueError(f"unset_z3_leaf_modules: no module of {_names(leaf_module_classes)} is a leaf module")
+    return found
+
+
+def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if z3_leaf_module(module)]
+
+
+def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
+    setattr(model, LEAF, flag)
+
+
+def z3_leaf_module(model: nn.Module) -> bool:
+    return bool(getattr(model, LEAF, False))
+
+
+def z3_leaf_parameter(model: nn.Module) -> bool:
+    return z3_leaf_module(model)
+
+
+def _is_of(module: nn.Module, classes: list[type[nn.Module] | str]) -> bool:
+    names = {type(module).__name__, f"{type(module).__module__}.{type(module).__qualname__}"}
+    return any(kind in names if isinstance(kind, str) else isinstance(module, kind) for kind in classes)
+
+
+def _names(classes: list[type[nn.Module] | str]) -> list[str]:
+    return [kind if isinstance(kind, str) else kind.__name__ for kind in classes]
+
+
+def zero_wrapper_for_fp_tensor_constructor(fn: Callable, target_fp_dtype: Any = None, **kwargs: Any) -> Callable:
+    """For callers that replace it. Constructors of tensors are left alone: ``Init`` casts the parameters."""
+    return fn
