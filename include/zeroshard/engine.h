@@ -162,6 +162,28 @@ class Engine {
   // Sets how many updates the optimizer made to a parameter (by its first name) before this engine. Every rank makes
   // the same call; write the matching states to OptimizerSlice::moments.
   void set_updates(const std::string& param, int64_t updates);
+
+  // What the optimizer keeps of one parameter, by its unit and position there, to be read and set between passes.
+  // "Local" is the stretch that this rank updates, which may be empty; nothing is returned for a parameter that no
+  // optimizer updates. slice() has no gradient, and no moments where the stretch is empty.
+  std::optional<OptimizerSlice> slice(size_t unit, size_t param) const;
+  // The whole parameter's values of a state, fp32 and in its shape, of which every rank that has a stretch passes its
+  // own as `mine`; nothing if no rank has some. Collective, unless every rank keeps all states; `kind` names it.
+  std::optional<at::Tensor> full_state(size_t unit, size_t param, const std::optional<at::Tensor>& mine,
+                                       const std::string& kind);
+  // The averaged gradient, without loss scale and before clipping, of this rank's shard: after a backward pass, and
+  // after the step until the next forward pass for training. 1-D, a copy.
+  std::optional<at::Tensor> local_grad(size_t unit, size_t param) const;
+  // Of all elements, in the parameter's shape; nothing if no rank has one. Collective.
+  std::optional<at::Tensor> full_grad(size_t unit, size_t param);
+  // Sets what this rank keeps of these elements of the gradient, or of weights, master weights included: `values` from
+  // element `begin` on. Every rank passes the same values, or those of its own stretch. Throws StateError for a
+  // gradient when there is none that the next step would use.
+  void set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
+  void set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
+  // How many updates each parameter has had that an optimizer updates, by its first name.
+  NamedCounts updates() const;
+
   // Whether a backward pass has left gradients that no step has used yet.
   bool has_pending_gradients() const;
   // Whether gradients have come since the last step that no begin_backward() came before: of a loss.backward() alone,

@@ -193,6 +193,17 @@ void bind_passes(EngineClass& engine) {
       .def_property_readonly("skipped_in_a_row", &Engine::skipped_in_a_row);
 }
 
+void bind_param_states(EngineClass& engine) {
+  engine.def("slice", &Engine::slice, py::arg("unit"), py::arg("param"))
+      .def("full_state", &Engine::full_state, py::arg("unit"), py::arg("param"), py::arg("mine"), py::arg("kind"),
+           Release())
+      .def("local_grad", &Engine::local_grad, py::arg("unit"), py::arg("param"))
+      .def("full_grad", &Engine::full_grad, py::arg("unit"), py::arg("param"), Release())
+      .def("set_grad", &Engine::set_grad, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
+      .def("set_weights", &Engine::set_weights, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
+      .def("updates", &Engine::updates);
+}
+
 void bind_counts(EngineClass& engine) {
   engine.def_property_readonly("progress", py::overload_cast<>(&Engine::progress))
       .def("restore_progress", &Engine::restore_progress, py::arg("saved"), py::arg("step"))
@@ -273,6 +284,7 @@ void bind_engine(py::module_& m) {
   engine.def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
              py::arg("reduce_group"), py::arg("checkpoint_group"), py::arg("meeting") = nullptr, Release());
   bind_passes(engine);
+  bind_param_states(engine);
   bind_counts(engine);
   bind_units(engine);
   bind_saving(engine);

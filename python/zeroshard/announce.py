@@ -24,6 +24,12 @@ def announce(run: Run) -> None:
         f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.world_size}"
     )
     log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
+    if not run.optimizer.is_elementwise:
+        log(
+            f"warning: {run.optimizer.name} is not known to be elementwise, and each rank updates flat pieces of "
+            "parameters with it: an optimizer that looks at whole matrices, rows or norms computes something else than "
+            "in one process (zero_allow_untested_optimizer is true, which Trainer and Accelerate set by themselves)"
+        )
     atexit.register(_report_memory, weakref.ref(run))
     if run.parsed.without_effect:
         log("keys that have no effect here: " + "; ".join(run.parsed.without_effect))

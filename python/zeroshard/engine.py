@@ -124,10 +124,9 @@ class Engine(nn.Module):
 
     def _check_plain_backward(self) -> None:
         """Called if ``loss.backward()`` was used directly, so that ``backward(loss)`` has not scaled the loss."""
-        if self.loss_scale != 1:
+        if (scale := self._run.core.loss_scale) != 1:
             raise _C.StateError(
-                f"loss.backward() was called on a loss without the loss scale, {self.loss_scale:g}: call "
-                "engine.backward(loss)"
+                f"loss.backward() was called on a loss without the loss scale, {scale:g}: call engine.backward(loss)"
             )
         steps = self._run.batch.accumulation
         if steps > 1 and not self._warned_of_plain_backward:

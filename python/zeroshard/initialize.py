@@ -6,15 +6,16 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from . import _C
-from .compat.deepspeed import DeepSpeedEngine
+from .compat.getters import EngineWithGetters
 from .distributed import default_device, init_distributed
+from .engine import Engine
 from .loader import Loader
 from .optimizer import Optimizer, make_optimizer, settings_kept
 from .schedule import make_scheduler
@@ -34,7 +35,7 @@ def initialize(
     config: str | dict | os.PathLike | None = None,
     mesh_param: Any = None,
     config_params: str | dict | None = None,
-) -> tuple[DeepSpeedEngine, Any, torch.utils.data.DataLoader | None, Any]:
+) -> tuple[EngineWithGetters, Any, torch.utils.data.DataLoader | None, Any]:
     """Shards ``model`` as ``config`` says. Collective: every rank calls it.
 
     The signature and the result, ``(engine, optimizer, dataloader, lr_scheduler)``, are DeepSpeed's. The model's
@@ -56,13 +57,49 @@ def initialize(
     versions of zeroshard, torch and the packages of the model's modules; and ``StateError`` for a model that a failed
     ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
     """
+    engine, loader, scheduler = make_engine(
+        EngineWithGetters,
+        Optimizer,
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        distributed_port=distributed_port,
+        mesh=mpu if mpu is not None else mesh_param,
+        dist_init_required=dist_init_required,
+        collate_fn=collate_fn,
+        config=config if config is not None else config_params,
+    )
+    return engine, engine.optimizer, loader, scheduler
+
+
+EngineType = TypeVar("EngineType", bound=Engine)
+
+
+def make_engine(
+    engine_type: type[EngineType],
+    optimizer_type: type[Optimizer],
+    *,
+    args: Any,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | Callable[[list], torch.optim.Optimizer] | None,
+    model_parameters: Iterable | None,
+    training_data: torch.utils.data.Dataset | None,
+    lr_scheduler: Any,
+    distributed_port: int,
+    mesh: Any,
+    dist_init_required: bool | None,
+    collate_fn: Callable | None,
+    config: str | dict | os.PathLike | None,
+) -> tuple[EngineType, torch.utils.data.DataLoader | None, Any]:
+    """See ``initialize``: the engine, the loader and the scheduler. Collective."""
     if model is None:
         raise ValueError("zeroshard.initialize: model is missing")
-    if mpu is not None or mesh_param is not None:
+    if mesh is not None:
         raise ValueError("zeroshard.initialize: mpu and mesh_param are not supported: zeroshard shards over all ranks")
-    settings = config if config is not None else config_params
-    if settings is None:
-        settings = getattr(args, "deepspeed_config", None)
+    settings = config if config is not None else getattr(args, "deepspeed_config", None)
     if settings is None:
         raise ValueError("zeroshard.initialize: config is missing: a path, JSON text or a dict")
 
@@ -75,17 +112,17 @@ def initialize(
     parsed = parse_config(settings, world_size=world_size, model=model)
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
-    front = Optimizer(setup)
+    front = optimizer_type(setup)
     # Steps that can fail on one rank come first: later the engine takes parameters and states from another engine.
     loader = None
     if training_data is not None:
         loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
     with settings_kept(setup.param_groups):
         scheduler = make_scheduler(lr_scheduler, front, parsed.config)
-        engine = DeepSpeedEngine(model, parsed, setup, front, device)
+        engine = engine_type(model, parsed, setup, front, device)
     engine.lr_scheduler = scheduler
     engine.training_dataloader = loader
-    return engine, front, loader, scheduler
+    return engine, loader, scheduler
 
 
 def parse_config(

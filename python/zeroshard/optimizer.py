@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,8 +26,24 @@ _SETTINGS = {
     _C.OptimizerType.ADAGRAD: ("eps", "lr_decay"),
 }
 
+# The states that the core keeps itself, in its order and with torch's names.
+STATE_NAMES = {
+    _C.OptimizerType.ADAM: ("exp_avg", "exp_avg_sq"),
+    _C.OptimizerType.ADAMW: ("exp_avg", "exp_avg_sq"),
+    _C.OptimizerType.SGD: ("momentum_buffer",),
+    _C.OptimizerType.LION: ("exp_avg",),
+    _C.OptimizerType.ADAGRAD: ("sum",),
+}
+
 # Elementwise: an update over a flat shard equals one over whole parameters.
 _ELEMENTWISE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+# Optimizers that the core runs itself, as its own of this type; so it does subclasses that do not override step().
+_IN_CORE: dict[type[torch.optim.Optimizer], _C.OptimizerType] = {
+    torch.optim.AdamW: _C.OptimizerType.ADAMW,
+    torch.optim.Adam: _C.OptimizerType.ADAM,
+    torch.optim.SGD: _C.OptimizerType.SGD,
+    torch.optim.Adagrad: _C.OptimizerType.ADAGRAD,
+}
 # torch's optimizers that are not elementwise, and why. On one flat slice of each parameter they compute wrong results.
 _WHOLE = {
     "Adafactor": "keeps its second moments by row and column of whole matrices",
@@ -46,6 +63,7 @@ class OptimizerSetup:
     trains: bool = True
     inner: torch.optim.Optimizer | None = None  # the user's optimizer
     external: bool = False  # `inner` does the updates itself
+    is_elementwise: bool = True  # as far as is known
     states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)  # by parameter, where there are any
     defaults: dict[str, Any] = field(default_factory=dict)
 
@@ -91,12 +109,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
     params = made_with(optimizer)
     groups = [{**group, "params": own} for group, own in zip(optimizer.param_groups, params, strict=True)]
     group_of = _index(groups, model, "the optimizer has", advice)
-    kind = {
-        torch.optim.AdamW: _C.OptimizerType.ADAMW,
-        torch.optim.Adam: _C.OptimizerType.ADAM,
-        torch.optim.SGD: _C.OptimizerType.SGD,
-        torch.optim.Adagrad: _C.OptimizerType.ADAGRAD,
-    }.get(type(optimizer))
+    kind = _kind_in_core(type(optimizer))
     if any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
         kind = None
     external = kind is None
@@ -106,7 +119,8 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
                 f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
                 f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
             )
-    if external and type(optimizer).__name__ not in _ELEMENTWISE and not config.allow_untested_optimizer:
+    is_elementwise = not external or _is_elementwise(type(optimizer))
+    if not is_elementwise and not config.allow_untested_optimizer:
         raise ValueError(
             f"{type(optimizer).__name__} is not known to be elementwise, and only elementwise optimizers give the same "
             f"result over shards; known are {sorted(_ELEMENTWISE)}. If it is, set zero_allow_untested_optimizer to true"
@@ -117,9 +131,36 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         kind if kind is not None else _C.OptimizerType.ADAMW,
         inner=optimizer,
         external=external,
+        is_elementwise=is_elementwise,
         states=[(p, optimizer.state[p]) for own in params for p in own if optimizer.state.get(p)],
         defaults=optimizer.defaults,
     )
+
+
+def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
+    """Decorates an optimizer class whose ``step()`` the core can do in its place."""
+
+    def note(optimizer_type: type) -> type:
+        _IN_CORE[optimizer_type] = kind
+        return optimizer_type
+
+    return note
+
+
+def _kind_in_core(optimizer_type: type) -> _C.OptimizerType | None:
+    """None for an optimizer that updates in a way of its own."""
+    known = next((base for base in optimizer_type.__mro__ if base in _IN_CORE), None)
+    # torch wraps the step() of every class of which there is an instance.
+    if known is None or inspect.unwrap(optimizer_type.step) is not inspect.unwrap(known.step):
+        return None
+    return _IN_CORE[known]
+
+
+def _is_elementwise(optimizer_type: type) -> bool:
+    """Of ``_ELEMENTWISE`` or what runs in the core, or a subclass with its ``step()``. Says nothing of others."""
+    step = inspect.unwrap(optimizer_type.step)
+    known = [base for base in optimizer_type.__mro__ if base in _IN_CORE or base.__name__ in _ELEMENTWISE]
+    return bool(known) and inspect.unwrap(known[0].step) is step
 
 
 def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advice: str) -> dict[int, int]:
@@ -182,6 +223,7 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = setup.inner
         self._kind = setup.type
         self._outside = setup.external
+        self._is_elementwise = setup.is_elementwise
         self._engine: Callable[[], Any] = lambda: None
 
     def belong_to(self, engine: Any) -> None:
@@ -197,6 +239,16 @@ class Optimizer(torch.optim.Optimizer):
     def name(self) -> str:
         """The name of the class that updates outside the engine, or of the core's own optimizer."""
         return type(self._inner).__name__ if self._outside else self._kind.name
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Those that the core keeps, in its order; none for an optimizer outside."""
+        return () if self._outside else STATE_NAMES[self._kind]
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether it is known that an update over a flat shard equals one over whole parameters."""
+        return self._is_elementwise
 
     def rates(self) -> list[float]:
         """The learning rate of each param group."""

@@ -12,17 +12,9 @@ import torch
 import torch.distributed as dist
 
 from . import _C
-from .optimizer import OptimizerSetup
+from .optimizer import STATE_NAMES, OptimizerSetup
 from .run import Run
 from .units import Unit
-
-# The states that the core keeps itself, in its order and with torch's names.
-_MOMENTS = {
-    _C.OptimizerType.ADAM: ("exp_avg", "exp_avg_sq"),
-    _C.OptimizerType.ADAMW: ("exp_avg", "exp_avg_sq"),
-    _C.OptimizerType.SGD: ("momentum_buffer",),
-    _C.OptimizerType.ADAGRAD: ("sum",),
-}
 
 
 def describe_states(setup: OptimizerSetup, units: Sequence[Unit]) -> list[tuple[str, str]]:
@@ -82,7 +74,7 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
         setup.inner.state.clear()
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
-    kinds = _MOMENTS[setup.type]
+    kinds = STATE_NAMES[setup.type]
     for part in run.core.slices():
         stretch = _stretch(state_of(part.param), part)
         for kind, moment in zip(kinds, part.moments, strict=False):

@@ -69,6 +69,11 @@ class Ownership:
             run.end(why)
 
     @property
+    def run(self) -> Run | None:
+        """None if the engine object is gone."""
+        return self._run()
+
+    @property
     def has_sharded_units(self) -> bool:
         """Whether there are units left whose parameters are spread over ranks."""
         return any(sharded and tensors for sharded, tensors in zip(self._sharded, self._tensors, strict=True))

@@ -112,6 +112,7 @@ Engine::~Engine() {
 void Engine::begin_forward(bool training) {
   impl_->check_whole();
   impl_->backward_hooks.forget();
+  if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
   impl_->executor->begin_pass(training);
   if (!training) end_cpu_memory_step();  // evaluation has no other end
@@ -257,6 +258,7 @@ void Engine::Impl::finish_step(const StepResult& result, const Update& update) {
   if (result.applied) refresh(update);
   watch->forget_readings();
   reducer->end_step();
+  last_grad_scale = result.loss_scale;
   progress.end_step(result.applied);
   end_cpu_memory_step();
   if (options.observer) options.observer->step_finished(progress.counts().global_steps);

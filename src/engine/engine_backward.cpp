@@ -75,6 +75,7 @@ void Engine::Impl::pre_backward(size_t unit, const void* output) {
 
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
   progress.add_gradient();
+  last_grad_scale.reset();
   try {
     reducer->add(unit, param, grad, progress.syncs());
   } catch (const CommError& error) {
@@ -84,6 +85,7 @@ void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& gra
 
 void Engine::Impl::discard() {
   reducer->discard();
+  last_grad_scale.reset();
   for (size_t u = 0; u < layouts.size(); ++u) {
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
       // Where a hook of the user's threw, a gradient has stayed.
@@ -96,6 +98,7 @@ void Engine::Impl::discard() {
 void Engine::begin_backward(bool sync) {
   impl_->check_whole();
   impl_->progress.begin_pass(sync);
+  impl_->last_grad_scale.reset();
   impl_->executor->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
   if (!impl_->progress.has_open_gradients()) {

@@ -115,6 +115,11 @@ struct Engine::Impl {
   bool warned_of_discards = false;
   Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;
+  // Note [Gradients after the step]
+  // Reduced gradients lie in memory that every bucket keeps for the whole run, and an update only reads them. So until
+  // the next gradients come, the last step's can be read without a copy. This is the loss scale that they carry; empty
+  // once the next forward pass has begun.
+  std::optional<double> last_grad_scale;
   std::atomic<bool> stop_requested = false;
   std::shared_ptr<bool> in_use = std::make_shared<bool>(true);  // null from retire() on; backward hooks ask for it
   DirectoryLocks save_locks;                                    // of what this engine has saved to

@@ -143,6 +143,16 @@ std::unique_ptr<Work> GradBucket::gather_reduced() {
   return comm_.all_gather(out, {mine.const_data_ptr(), mine.numel(), out.dtype}, unit_.name);
 }
 
+void GradBucket::replace(size_t index, const at::Tensor& values) {
+  ZS_ASSERT(reduced_ && !is_in_flight() && !is_filling(), "unit ", unit_.name);
+  const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
+  const at::Tensor own = shard();
+  if (owned.size() > 0) own.slice(0, owned.begin - mine.begin, owned.end - mine.begin).copy_(values);
+  has_grad_[index] = true;
+  squares_ = ExactSum();
+  math::add_sum_of_squares(own, squares_);
+}
+
 void GradBucket::end_step() {
   std::fill(has_grad_.begin(), has_grad_.end(), false);
   reduced_ = false;

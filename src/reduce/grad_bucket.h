@@ -72,6 +72,12 @@ class GradBucket {
 
   // The reduced gradients that the optimizer of this rank reads: its shard, or all of them.
   const at::Tensor& grads() const { return grads_; }
+  // Those of this rank's shard.
+  at::Tensor shard() const;
+  // Whether grads() has gradients of the current step.
+  bool is_reduced() const { return reduced_; }
+  // The caller's own values for this rank's elements of parameter `index`, in a bucket that is reduced.
+  void replace(size_t index, const at::Tensor& values);
   // Squares of this rank's shard; valid after finish().
   const ExactSum& squares() const { return squares_; }
   // Whether parameter `index` got a gradient on this rank since the last step.
@@ -94,8 +100,6 @@ class GradBucket {
     SlotRing::Slot* slot;
     std::unique_ptr<Exchange> exchange;
   };
-
-  at::Tensor shard() const;
 
   const UnitLayout& unit_;
   const FlatGroup& group_;

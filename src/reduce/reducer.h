@@ -59,6 +59,8 @@ class Reducer {
   void discard();
   // Every rank gets every rank's reduced gradients, of groups that all ranks update whole.
   void gather_reduced();
+  // See GradBucket::replace().
+  void replace(size_t bucket, size_t index, const at::Tensor& values) { buckets_.at(bucket).replace(index, values); }
   void end_step();
 
   // Units in the order in which the next forward pass is expected to need them: the reverse of the order of launches,

@@ -1,119 +1,349 @@
-"""The engine with the getters and setters that scripts for DeepSpeed call."""
+"""``deepspeed.initialize`` and its engine, with DeepSpeed's names, signatures and meanings."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
 from .. import _C
-from ..engine import Engine
+from ..gathering import gathered
+from ..initialize import make_engine
+from ..messages import log
+from ..optimizer import OptimizerSetup
+from ..together import together
+from .getters import EngineWithGetters
+from .optimizer import DeepSpeedOptimizer
 
 
-class DeepSpeedEngine(Engine):
-    """The engine that ``zeroshard.initialize`` returns. Names and results are those of DeepSpeed's engine."""
+class DeepSpeedEngine(EngineWithGetters):
+    """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine where a name means something else there."""
 
-    def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the current micro-batch is the last of its step."""
-        return self._run.progress.is_boundary
+    def __init__(
+        self,
+        module: nn.Module,
+        parsed: _C.ParsedConfig,
+        setup: OptimizerSetup,
+        optimizer: DeepSpeedOptimizer,
+        device: torch.device,
+    ) -> None:
+        super().__init__(module, parsed, setup, optimizer, device)
+        optimizer.serve(self._run)
 
-    def _updates(self) -> bool:  # a script may have replaced the method: its answer counts
-        return self.is_gradient_accumulation_boundary()
+    # -- training ----------------------------------------------------------------------------------------------------
 
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Lets the caller decide from now on which micro-batch ends a step."""
-        self._run.progress.boundary = is_boundary
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Computes and reduces gradients; returns the loss, by default divided by the accumulation steps."""
+        super().backward(loss, retain_graph, scale_wrt_gas)
+        return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
 
-    def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Makes the next steps take as many micro-batches as make ``train_batch_size`` samples of all ranks.
+    def loss_scale(self) -> float:
+        return self._run.core.loss_scale
 
-        Every rank calls it, between steps. ``micro_steps`` becomes the value it would have if all steps had been of
-        that size, as in ``load_checkpoint``. Raises ``ValueError`` for a size that no number of micro-batches makes.
-        """
-        self._run.core.set_train_batch_size(train_batch_size)
+    def dynamic_loss_scale(self) -> bool:
+        return self.fp16_enabled() and self._value("fp16.loss_scale") == 0
 
-    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Sets how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
-        if self._run.loader is not None:
-            raise ValueError(
-                f"the loader that zeroshard.initialize made gives micro-batches of {self._run.batch.micro}: pass no "
-                "training_data there, and make a loader whose batch size you change with this"
+    def allreduce_gradients(self, bucket_size: int = 0) -> None:
+        """Does nothing: ``backward`` has reduced them."""
+
+    def offload_states(
+        self,
+        include: Container | None = None,
+        device: Any = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Does nothing where the engine computes on the CPU, as all states are in its memory. Refused on GPUs."""
+        self._check_offload("offload_states", getattr(device, "value", device))
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """As ``offload_states``."""
+        self._check_offload("reload_states", "cpu")
+
+    def _check_offload(self, call: str, to: str) -> None:
+        if to not in ("cpu", "none"):
+            raise ValueError(f"{call}: the device is '{to}', and states can only be moved to 'cpu'")
+        if self.device.type != "cpu":
+            raise _C.StateError(
+                f"{call}: zeroshard does not move the states of a living engine off {self.device}. To free the memory, "
+                "save_checkpoint() and destroy() it; initialize() and load_checkpoint() continue"
             )
-        self._run.core.set_micro_batch_size(micro_batch_size)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike,
+        tag: str | int | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """As zeroshard's own, but returns when the checkpoint is committed: callers delete the one before it.
+
+        With ``zeroshard.checkpoint.async: true`` in the configuration it is written while training goes on.
+        """
+        super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        if not self._is_set("zeroshard.checkpoint.async", "true"):
+            self.wait_for_checkpoint()
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike,
+        tag: str | int | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continues from a checkpoint, whatever number of ranks and stage wrote it. Collective."""
+        return super().load_checkpoint(
+            load_dir,
+            tag,
+            load_module_strict,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_only,
+            custom_load_fn,
+        )
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Writes the whole model as one safetensors file, whatever extension ``save_filename`` has. Collective.
+
+        ``pytorch_model.bin`` becomes ``model.safetensors``, as transformers looks for it. Returns False and writes
+        nothing at stage 3 if ``stage3_gather_16bit_weights_on_model_save`` is false.
+        """
+        if self.zero_optimization_partition_weights() and not self.zero_gather_16bit_weights_on_model_save():
+            if self._run.rank == 0:
+                log("save_16bit_model wrote nothing: stage3_gather_16bit_weights_on_model_save is false")
+            return False
+        name = "model.safetensors" if save_filename == "pytorch_model.bin" else save_filename
+        return super().save_16bit_model(save_dir, name, exclude_frozen_parameters)
+
+    def save_fp16_model(self, save_dir: str | os.PathLike, save_filename: str = "pytorch_model.bin") -> bool:
+        """The older name of ``save_16bit_model``."""
+        return self.save_16bit_model(save_dir, save_filename)
+
+    def module_state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """The module's ``state_dict``. At stage 3 its parameters can only be read where they are gathered."""
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, param in self.module.named_parameters(remove_duplicate=False):
+                if not param.requires_grad:
+                    state.pop(prefix + name, None)
+        return state
+
+    def load_module_state_dict(
+        self, checkpoint: dict[str, Any], strict: bool = True, custom_load_fn: Callable | None = None, **_: Any
+    ) -> None:
+        """Loads ``checkpoint["module"]`` into the module. Collective; rank 0's values count."""
+        if custom_load_fn is not None:
+            custom_load_fn(src=checkpoint["module"], dst=self.module)
+        else:
+            self.module.load_state_dict(checkpoint["module"], strict=strict)
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
+        """The whole model's ``state_dict`` on the CPU on rank 0, gathered unit by unit; None elsewhere. Collective."""
+        try:
+            return self._consolidated(exclude_frozen_parameters)
+        except ValueError as error:  # Trainer takes a ValueError for "gathering is off"
+            raise RuntimeError(f"the model's weights could not be collected: {error}") from error
+
+    def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
+        """The same under the name for tensor parallelism, at every stage."""
+        return self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
+
+    def _consolidated(self, exclude_frozen: bool) -> dict[str, Any] | None:
+        run = self._run
+        copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share theirs
+        failures: list[Exception] = []
+
+        def copy(tensors: Iterable[torch.Tensor]) -> None:
+            try:  # the other ranks are in the same gathers, which must go on
+                own = next(iter(tensors)).detach().to("cpu", copy=True)
+                copies.update(dict.fromkeys(map(id, tensors), own))
+            except Exception as error:  # noqa: BLE001 - raised below, on every rank
+                failures.append(error)
+
+        for unit in run.units:
+            params = [p for p in unit.params if p.tensors[0].requires_grad or not exclude_frozen]
+            with gathered([param.tensors[0] for param in params]):
+                for param in params if run.rank == 0 and not failures else []:
+                    copy(param.tensors)
+
+        def report() -> None:
+            if failures:
+                raise failures[0]
+
+        together(run, report)
+        if run.rank != 0:
+            return None
+        left_out = {id(p) for p in self.module.parameters() if exclude_frozen and not p.requires_grad}
+        found = self.module.state_dict(keep_vars=True)
+        return {name: _on_cpu(value, copies) for name, value in found.items() if id(value) not in left_out}
+
+    # -- getters -----------------------------------------------------------------------------------------------------
 
     @property
-    def is_compiled(self) -> bool:
-        return self._is_compiled
+    def optimizer(self) -> DeepSpeedOptimizer | None:
+        """In front of the sharded states; None for an engine that only evaluates, where parameters are whole."""
+        return self._run.optimizer if self._run.trains or self._run.config.stage == 3 else None
 
-    def get_global_grad_norm(self) -> float | None:
-        """The norm of the last step's averaged gradients before clipping; None before the first step."""
-        return self._run.grad_norm
-
-    def get_lr(self) -> list[float]:
-        return self._run.optimizer.rates()
-
-    def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every param group; a scheduler sets its own again at the next step."""
-        if not 0 <= lr < float("inf"):
-            raise ValueError(f"set_lr: lr is {lr}, expected a number that is not negative")
-        for group in self.optimizer.param_groups:
-            group["lr"] = float(lr)
-
-    def get_type(self) -> list[str]:
-        """The name of the optimizer, once per param group; empty without an optimizer."""
-        if not self._run.trains:
-            return []
-        inner = self.optimizer.optimizer
-        name = type(inner).__name__ if inner is not None else self.config["optimizer"]["type"]
-        return [name] * len(self.optimizer.param_groups)
-
-    def get_mom(self) -> list[Any]:
-        """The betas of each param group, or the momentum of SGD and RMSprop."""
-        name = "momentum" if self.optimizer.name in ("SGD", "RMSprop") else "betas"
-        return [group.get(name, 0.0) for group in self.optimizer.param_groups]
-
-    def was_step_applied(self) -> bool:
-        return self._run.applied
-
-    def rank(self) -> int:
-        return self._run.rank
-
+    @property
     def world_size(self) -> int:
         return self._run.world_size
 
-    @property
-    def global_rank(self) -> int:
-        return self.rank()
+    dp_world_size = data_parallel_world_size = seq_dp_world_size = world_size
 
     @property
-    def local_rank(self) -> int:
-        """This rank's number among the ranks of its host."""
-        return _C.rank_environment().local_rank
+    def mp_world_size(self) -> int:
+        return 1
 
-    def train_batch_size(self) -> int:
-        return self._run.batch.train
+    @property
+    def data_parallel_group(self) -> dist.ProcessGroup | None:
+        """The group of all ranks."""
+        return dist.group.WORLD if dist.is_initialized() else None
 
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self._run.batch.micro
+    seq_data_parallel_group = data_parallel_group
 
-    def gradient_accumulation_steps(self) -> int:
-        return self._run.batch.accumulation
+    def get_data_parallel_rank(self) -> int:
+        return self._run.rank
 
-    def gradient_clipping(self) -> float:
-        return self._run.config.gradient_clipping
+    def get_tensor_parallel_rank(self) -> int:
+        return 0
 
-    def zero_optimization_stage(self) -> int:
-        return self._run.config.stage
+    def get_model_parallel_rank(self) -> int:
+        return 0
 
-    def zero_optimization(self) -> bool:
-        return self._run.config.stage > 0
+    def get_sequence_parallel_group(self) -> None:
+        """There is none."""
 
-    def zero_optimization_partition_weights(self) -> bool:
-        return self._run.config.stage == 3
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Samples of a step, of a rank's micro-batch, and micro-batches in a step."""
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
 
-    def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        return self._run.config.gather_16bit_weights_on_save
+    def optimizer_name(self) -> str | None:
+        """Of the configuration's optimizer, in lower case."""
+        name = self._value("optimizer.type")
+        return name.lower() if isinstance(name, str) else None
 
-    def fp16_enabled(self) -> bool:
-        return self._run.config.compute_dtype == "fp16"
+    def optimizer_params(self) -> dict[str, Any] | None:
+        return self._value("optimizer.params")
 
-    def bfloat16_enabled(self) -> bool:
-        return self._run.config.compute_dtype == "bf16"
+    def scheduler_name(self) -> str | None:
+        return self._value("scheduler.type")
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        return self._value("scheduler.params")
+
+    def steps_per_print(self) -> Any:
+        return self._value("steps_per_print")
+
+    def zero_allow_untested_optimizer(self) -> bool:
+        return self._run.config.allow_untested_optimizer
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self._run.config.stage >= 2
+
+    def zero_overlap_comm(self) -> Any:
+        return self._value("zero_optimization.overlap_comm")
+
+    def zero_reduce_bucket_size(self) -> Any:
+        return self._value("zero_optimization.reduce_bucket_size")
+
+    def zero_prefetch_bucket_size(self) -> Any:
+        return self._value("zero_optimization.stage3_prefetch_bucket_size")
+
+    def zero_param_persistence_threshold(self) -> Any:
+        return self._value("zero_optimization.stage3_param_persistence_threshold")
+
+    def zero_offload_optimizer(self) -> dict[str, Any] | None:
+        return self._value("zero_optimization.offload_optimizer")
+
+    def zero_offload_param(self) -> dict[str, Any] | None:
+        return self._value("zero_optimization.offload_param")
+
+    def zero_cpu_offload(self) -> bool:
+        """False: states are where the engine computes."""
+        return False
+
+    def fp16_auto_cast(self) -> bool:
+        return self._run.config.fp16_auto_cast
+
+    def wall_clock_breakdown(self) -> bool:
+        return False
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of the parameters, and of sums of gradients."""
+        dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        sums = self._value("data_types.grad_accum_dtype")
+        return dtypes[self._run.config.compute_dtype], dtypes.get(sums, torch.float32)
+
+    def _value(self, path: str) -> Any:
+        """A value of the configuration, or None."""
+        value: Any = self.config
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def _is_set(self, path: str, value: str) -> bool:
+        """Whether the caller's configuration says so itself."""
+        values = self._run.parsed.values
+        return any((p, v) == (path, value) and origin.startswith("file") for p, v, origin in values)
+
+
+def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    if id(value) in copies:
+        return copies[id(value)]
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable[[list], torch.optim.Optimizer] | None = None,
+    model_parameters: Iterable | None = None,
+    training_data: torch.utils.data.Dataset | None = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable | None = None,
+    config: str | dict | os.PathLike | None = None,
+    mesh_param: Any = None,
+    config_params: str | dict | None = None,
+) -> tuple[DeepSpeedEngine, DeepSpeedOptimizer | None, torch.utils.data.DataLoader | None, Any]:
+    """See ``zeroshard.initialize``; the engine and its optimizer have DeepSpeed's meanings. Collective."""
+    engine, loader, scheduler = make_engine(
+        DeepSpeedEngine,
+        DeepSpeedOptimizer,
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        distributed_port=distributed_port,
+        mesh=mpu if mpu is not None else mesh_param,
+        dist_init_required=dist_init_required,
+        collate_fn=collate_fn,
+        config=config if config is not None else config_params,
+    )
+    return engine, engine.optimizer, loader, scheduler

@@ -1,0 +1,119 @@
+"""The engine with the getters and setters that scripts for DeepSpeed call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _C
+from ..engine import Engine
+
+
+class EngineWithGetters(Engine):
+    """The engine that ``zeroshard.initialize`` returns. Names and results are those of DeepSpeed's engine."""
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the current micro-batch is the last of its step."""
+        return self._run.progress.is_boundary
+
+    def _updates(self) -> bool:  # a script may have replaced the method: its answer counts
+        return self.is_gradient_accumulation_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Lets the caller decide from now on which micro-batch ends a step."""
+        self._run.progress.boundary = is_boundary
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Makes the next steps take as many micro-batches as make ``train_batch_size`` samples of all ranks.
+
+        Every rank calls it, between steps. ``micro_steps`` becomes the value it would have if all steps had been of
+        that size, as in ``load_checkpoint``. Raises ``ValueError`` for a size that no number of micro-batches makes.
+        """
+        self._run.core.set_train_batch_size(train_batch_size)
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Sets how many samples the caller's micro-batches have from now on: for counts, and ``train_batch_size``."""
+        if self._run.loader is not None:
+            raise ValueError(
+                f"the loader that zeroshard.initialize made gives micro-batches of {self._run.batch.micro}: pass no "
+                "training_data there, and make a loader whose batch size you change with this"
+            )
+        self._run.core.set_micro_batch_size(micro_batch_size)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._is_compiled
+
+    def get_global_grad_norm(self) -> float | None:
+        """The norm of the last step's averaged gradients before clipping; None before the first step."""
+        return self._run.grad_norm
+
+    def get_lr(self) -> list[float]:
+        return self._run.optimizer.rates()
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of every param group; a scheduler sets its own again at the next step."""
+        if not 0 <= lr < float("inf"):
+            raise ValueError(f"set_lr: lr is {lr}, expected a number that is not negative")
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(lr)
+
+    def get_type(self) -> list[str]:
+        """The name of the optimizer, once per param group; empty without an optimizer."""
+        if not self._run.trains:
+            return []
+        inner = self.optimizer.optimizer
+        name = type(inner).__name__ if inner is not None else self.config["optimizer"]["type"]
+        return [name] * len(self.optimizer.param_groups)
+
+    def get_mom(self) -> list[Any]:
+        """The betas of each param group, or the momentum of SGD and RMSprop."""
+        name = "momentum" if self.optimizer.name in ("SGD", "RMSprop") else "betas"
+        return [group.get(name, 0.0) for group in self.optimizer.param_groups]
+
+    def was_step_applied(self) -> bool:
+        return self._run.applied
+
+    def rank(self) -> int:
+        return self._run.rank
+
+    def world_size(self) -> int:
+        return self._run.world_size
+
+    @property
+    def global_rank(self) -> int:
+        return self.rank()
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks of its host."""
+        return _C.rank_environment().local_rank
+
+    def train_batch_size(self) -> int:
+        return self._run.batch.train
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._run.batch.micro
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._run.batch.accumulation
+
+    def gradient_clipping(self) -> float:
+        return self._run.config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        return self._run.config.stage
+
+    def zero_optimization(self) -> bool:
+        return self._run.config.stage > 0
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._run.config.stage == 3
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        return self._run.config.gather_16bit_weights_on_save
+
+    def fp16_enabled(self) -> bool:
+        return self._run.config.compute_dtype == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._run.config.compute_dtype == "bf16"

@@ -1,0 +1,178 @@
+"""DeepSpeed's optimizers by their names and arguments.
+
+Stepped alone, each is a plain PyTorch optimizer. Given to ``initialize``, the core does its updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..optimizer import runs_in_core
+
+
+class _Adam(torch.optim.Adam):
+    """torch's Adam, with DeepSpeed's ``bias_correction``."""
+
+    def __init__(self, params: Iterable, decoupled: bool, bias_correction: bool, **settings: Any) -> None:
+        super().__init__(params, decoupled_weight_decay=decoupled, **settings)
+        self.defaults["bias_correction"] = bool(bias_correction)
+        self.adam_w_mode = decoupled
+        for group in self.param_groups:
+            # Groups of another optimizer may say it otherwise, but in DeepSpeed it is one setting for all.
+            group["decoupled_weight_decay"] = decoupled
+            group.setdefault("bias_correction", bool(bias_correction))
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None) -> Any:
+        groups = self.param_groups
+        corrected = [group for group in groups if group["bias_correction"]]
+        others = [group for group in groups if not group["bias_correction"]]
+        try:
+            self.param_groups = corrected
+            loss = super().step(closure)
+        finally:
+            self.param_groups = groups
+        for group in others:
+            for param in (param for param in group["params"] if param.grad is not None):
+                self._update_uncorrected(param, group)
+        return loss
+
+    def _update_uncorrected(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if group["amsgrad"]:
+            raise ValueError(f"{type(self).__name__}: amsgrad without bias_correction is not supported")
+        state, grad = self.state[param], param.grad
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        state["step"] += 1
+        grad = -grad if group["maximize"] else grad
+        lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+        if group["decoupled_weight_decay"]:
+            param.mul_(1 - lr * decay)
+        elif decay != 0:
+            grad = grad.add(param, alpha=decay)
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        param.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-float(lr))
+
+
+class _Lion(torch.optim.Optimizer):
+    """Lion (https://arxiv.org/abs/2302.06675): moves by the sign of an interpolation of momentum and gradient."""
+
+    def __init__(self, params: Iterable, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        if float(lr) < 0:
+            raise ValueError(f"{type(self).__name__}: lr is {lr}, expected a number that is not negative")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{type(self).__name__}: betas are {betas}, expected two numbers of at least 0, below 1")
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+            for param in (param for param in group["params"] if param.grad is not None):
+                state = self.state[param]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                param.mul_(1 - lr * group["weight_decay"])
+                param.add_(state["exp_avg"].lerp(param.grad, 1 - beta1).sign_(), alpha=-lr)
+                state["exp_avg"].lerp_(param.grad, 1 - beta2)
+        return loss
+
+
+@runs_in_core(_C.OptimizerType.ADAMW)
+class DeepSpeedCPUAdam(_Adam):
+    """AdamW, or with ``adamw_mode=False`` Adam. States are always fp32 in an engine."""
+
+    def __init__(
+        self,
+        model_params: Iterable,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(model_params, bool(adamw_mode), bias_correction, **settings)
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+@runs_in_core(_C.OptimizerType.ADAMW)
+class FusedAdam(_Adam):
+    """AdamW, or with ``adam_w_mode=False`` Adam."""
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("FusedAdam does not support the AMSGrad variant.")
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, bool(adam_w_mode), bias_correction, **settings)
+        self.set_grad_none = set_grad_none
+
+
+@runs_in_core(_C.OptimizerType.ADAGRAD)
+class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
+    def __init__(
+        self,
+        model_params: Iterable,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        if amsgrad:
+            raise ValueError("DeepSpeedCPUAdagrad: amsgrad is a variant of Adam, and Adagrad has none: leave it out")
+        super().__init__(model_params, lr=lr, eps=eps, weight_decay=weight_decay)
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+@runs_in_core(_C.OptimizerType.LION)
+class DeepSpeedCPULion(_Lion):
+    def __init__(
+        self,
+        model_params: Iterable,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        super().__init__(model_params, lr, betas, weight_decay)
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+@runs_in_core(_C.OptimizerType.LION)
+class FusedLion(_Lion):
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+    ) -> None:
+        super().__init__(params, lr, betas, weight_decay)
+        self.set_grad_none = set_grad_none

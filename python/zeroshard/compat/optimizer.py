@@ -1,0 +1,165 @@
+"""The optimizer that scripts for DeepSpeed see."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..marks import made_with
+from ..optimizer import Optimizer, OptimizerSetup
+from ..run import Run
+
+_OTHERS = "engine.load_checkpoint loads states for any number of ranks and any stage"
+
+
+class NoHooks:
+    """What TRL takes off for the time of a generation, and registers again.
+
+    zeroshard's hooks stay: they do nothing while the parameters are gathered.
+    """
+
+    class _NoModule:
+        @staticmethod
+        def named_parameters(recurse: bool = True) -> list:
+            return []
+
+        @staticmethod
+        def ds_external_parameters() -> list:
+            return []
+
+    class _NoTrace:
+        @staticmethod
+        def is_invalid_trace() -> bool:
+            return True
+
+        @staticmethod
+        def _invalidate_trace() -> None:
+            """The order of units is found again by itself."""
+
+    def __init__(self) -> None:
+        self.module = self._NoModule()
+        self.forward_hooks: list = []
+        self.backward_hooks: list = []
+        self.param_coordinator = self._NoTrace()
+
+    def _register_deepspeed_module(self, module: Any) -> None:
+        """The hooks are there."""
+
+
+class DeepSpeedOptimizer(Optimizer):
+    """``engine.optimizer``: as zeroshard's own, and ``state_dict()`` gives this rank's part of the states."""
+
+    def __init__(self, setup: OptimizerSetup) -> None:
+        super().__init__(setup)
+        self._run: Callable[[], Run | None] = lambda: None
+        self.parameter_offload = NoHooks()
+
+    def serve(self, run: Run) -> None:
+        self._run = weakref.ref(run)
+
+    @property
+    def cur_scale(self) -> float:
+        """The loss scale."""
+        return self.loss_scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of this rank's part of the states, by parameter, and the settings of all param groups.
+
+        ``load_state_dict`` takes it in a run with the same ranks and layout. The weights are not in it.
+        """
+        run = self._living()
+        updates = dict(run.core.updates())
+        names = {id(tensor): param.names[0] for unit in run.units for param in unit.params for tensor in param.tensors}
+        outside = {part.param: run.external.state.get(param, {}) for part, param in run.external_params()}
+        states = {}
+        for part in (part for part in run.core.slices() if part.param_group >= 0):
+            own = outside.get(part.param) or dict(zip(self.state_names, part.moments, strict=False))
+            states[part.param] = {
+                "begin": part.begin,
+                "numel": part.master.numel(),
+                **{kind: _copied(value) for kind, value in own.items()},
+            }
+        members = made_with(run.external) if run.external is not None else [g["params"] for g in self.param_groups]
+        groups = [
+            {**_settings(group), "params": [names.get(id(param), "") for param in params]}
+            for group, params in zip(self.param_groups, members, strict=True)
+        ]
+        return {
+            "state": states,
+            "param_groups": groups,
+            "updates": updates,
+            "rank": run.rank,
+            "world_size": run.world_size,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes this rank's part back. Raises ``ValueError`` for what is not this rank's; then nothing has changed."""
+        run = self._living()
+        if not isinstance(state_dict, dict) or not {"state", "param_groups", "updates", "rank"} <= state_dict.keys():
+            raise ValueError(f"optimizer.load_state_dict: this is no optimizer.state_dict() of zeroshard's: {_OTHERS}")
+        saved = state_dict["rank"], state_dict["world_size"]
+        if saved != (run.rank, run.world_size):
+            raise ValueError(
+                f"optimizer.load_state_dict: the part is rank {saved[0]}'s of {saved[1]}, this is rank {run.rank} of "
+                f"{run.world_size}: {_OTHERS}"
+            )
+        parts = {part.param: part for part in run.core.slices() if part.param_group >= 0}
+        _check_parts(state_dict, parts, len(self.param_groups))
+        self._take(run, state_dict, parts)
+        for name, updates in state_dict["updates"].items():
+            run.core.set_updates(name, updates)
+        for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(_settings(saved_group))
+
+    def _take(self, run: Run, state_dict: dict[str, Any], parts: dict[str, _C.OptimizerSlice]) -> None:
+        if run.external is not None:
+            for part, param in run.external_params():
+                own = {k: v for k, v in state_dict["state"][part.param].items() if k not in ("begin", "numel")}
+                run.external.state[param] = {
+                    kind: _copied(value).to(param.device) if isinstance(value, torch.Tensor) else value
+                    for kind, value in own.items()
+                }
+            return
+        for name, part in parts.items():
+            for kind, moment in zip(self.state_names, part.moments, strict=False):
+                if kind in state_dict["state"][name]:
+                    moment.copy_(state_dict["state"][name][kind])
+
+    def _living(self) -> Run:
+        run = self._run()
+        if run is None or run.has_ended:
+            raise _C.StateError("the optimizer's engine has ended, and its states with it")
+        return run
+
+
+def _check_parts(state_dict: dict[str, Any], parts: dict[str, _C.OptimizerSlice], groups: int) -> None:
+    states = state_dict["state"]
+    if different := sorted(states.keys() ^ parts.keys()):
+        raise ValueError(
+            f"optimizer.load_state_dict: the parameters differ, '{different[0]}' is on one side only: {_OTHERS}"
+        )
+    if len(state_dict["param_groups"]) != groups:
+        raise ValueError(
+            f"optimizer.load_state_dict: the part has {len(state_dict['param_groups'])} param groups, the optimizer "
+            f"{groups}: {_OTHERS}"
+        )
+    for name, part in parts.items():
+        saved = states[name]
+        if (saved["begin"], saved["numel"]) != (part.begin, part.master.numel()):
+            raise ValueError(
+                f"optimizer.load_state_dict: the part has elements {saved['begin']} to "
+                f"{saved['begin'] + saved['numel']} of '{name}', this rank {part.begin} to "
+                f"{part.begin + part.master.numel()}: {_OTHERS}"
+            )
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,176 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <optional>
+#include <string>
+
+#include "base/check.h"
+#include "engine/impl.h"
+
+// What users read and set of single parameters between passes: master weights, states and gradients.
+namespace zeroshard {
+namespace {
+
+// A trained parameter: its group, and its number there.
+struct TrainedParam {
+  ShardedGroup* group = nullptr;
+  size_t index = 0;
+
+  const ParamSpec& spec() const { return group->param(index); }
+};
+
+// Nothing for a parameter that no optimizer updates. Throws ValueError for one that there is not.
+std::optional<TrainedParam> find_trained(Groups& groups, size_t unit, size_t param) {
+  for (ShardedGroup& group : groups.of_unit(unit)) {
+    ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
+    for (size_t i = 0; i < group.num_params(); ++i) {
+      if (group.flat().params[i] != param) continue;
+      if (!group.is_trained() || group.param_group(i) < 0) return std::nullopt;
+      return TrainedParam{&group, i};
+    }
+  }
+  return std::nullopt;
+}
+
+// The whole parameter's values, fp32 and in its shape. Each rank passes those of its shard (ShardLayout::owned) as
+// `mine`, 1-D; nothing stands for zeros. Returns nothing unless some rank `has_some`. Collective; `what` names it in
+// errors.
+std::optional<at::Tensor> assemble(Comm& comm, at::Device device, const TrainedParam& param, bool has_some,
+                                   const std::optional<at::Tensor>& mine, const std::string& what) {
+  const ShardLayout& layout = param.group->layout();
+  const std::string tag = concat(what, " of '", param.spec().name(), "'");
+  if (comm.world_size() > 1) has_some = all_reduce(comm, device, {has_some ? 1 : 0}, ReduceOp::kMax, tag)[0] > 0;
+  if (!has_some) return std::nullopt;
+  const Range whole = layout.param(param.index);
+  at::Tensor values = at::empty({whole.size()}, at::TensorOptions(at::kFloat).device(device));
+  for (int rank = 0; rank < comm.world_size(); ++rank) {
+    const Range owned = layout.owned(param.index, rank);
+    if (owned.size() == 0) continue;
+    at::Tensor piece = values.slice(0, owned.begin - whole.begin, owned.end - whole.begin);
+    if (rank == comm.rank() && mine) {
+      piece.copy_(*mine);
+    } else {
+      piece.zero_();
+    }
+    if (comm.world_size() > 1) comm.broadcast({piece.data_ptr(), owned.size(), DType::kFloat32}, rank, tag)->wait();
+  }
+  return values.view(param.spec().shape);
+}
+
+Range owned_part(const TrainedParam& param, int rank) {
+  return param.group->layout().owned(param.index, rank);
+}
+
+}  // namespace
+
+std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
+  const Impl& impl = *impl_;
+  impl.check_whole();
+  const auto found = find_trained(*impl.groups, unit, param);
+  if (!found) return std::nullopt;
+  const ShardedGroup& group = *found->group;
+  for (const ParamSlice& slice : zeroshard::slices(group, impl.reduced_gradients(group))) {
+    if (slice.index != found->index) continue;
+    const ParamSpec& spec = found->spec();
+    return OptimizerSlice{
+        spec.name(), group.param_group(slice.index), slice.master, false, {}, slice.moments, spec.shape, slice.begin};
+  }
+  const at::Tensor none = at::empty({0}, at::TensorOptions(at::kFloat).device(impl.options.device));
+  return OptimizerSlice{
+      found->spec().name(), group.param_group(found->index), none, false, {}, {}, found->spec().shape, 0};
+}
+
+std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const std::optional<at::Tensor>& mine,
+                                             const std::string& kind) {
+  Impl& impl = *impl_;
+  impl.check_whole();
+  const auto found = find_trained(*impl.groups, unit, param);
+  if (!found) return std::nullopt;
+  if (!found->group->place().updates_whole())
+    return assemble(impl.reduce_comm, impl.options.device, *found, mine.has_value(), mine, concat("full ", kind));
+  if (!mine) return std::nullopt;
+  return mine->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(found->spec().shape);
+}
+
+std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
+  const Impl& impl = *impl_;
+  impl.check_whole();
+  const auto found = find_trained(*impl.groups, unit, param);
+  if (!found) return std::nullopt;
+  const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
+  double scale = loss_scale();
+  if (!bucket.is_reduced()) {  // Note [Gradients after the step]
+    if (!impl.last_grad_scale || !impl.consensus.has_grad[found->group->number()][found->index]) return std::nullopt;
+    scale = *impl.last_grad_scale;
+  }
+  const Range mine = found->group->mine(), owned = owned_part(*found, impl.reduce_comm.rank());
+  const at::Tensor shard = bucket.shard();
+  return shard.slice(0, owned.begin - mine.begin, owned.begin - mine.begin + owned.size())
+      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+      .div_(scale);
+}
+
+std::optional<at::Tensor> Engine::full_grad(size_t unit, size_t param) {
+  Impl& impl = *impl_;
+  const auto mine = local_grad(unit, param);
+  const auto found = find_trained(*impl.groups, unit, param);
+  if (!found) return std::nullopt;
+  const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
+  // Before the step a rank knows of its own gradients only; but its shard has the sum over all ranks.
+  const bool has_some = mine && (!bucket.is_reduced() || bucket.has_grad(found->index));
+  return assemble(impl.reduce_comm, impl.options.device, *found, has_some, mine, "full gradient");
+}
+
+void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values) {
+  Impl& impl = *impl_;
+  impl.check_whole();
+  const auto found = find_trained(*impl.groups, unit, param);
+  if (!found) return;
+  const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
+  if (!bucket.is_reduced())
+    throw StateError(concat("the gradient of '", found->spec().name(),
+                            "' cannot be set now: set it between backward() and the step() that uses it"));
+  const int64_t first = found->group->layout().param(found->index).begin + begin;
+  const at::Tensor scaled = values.detach().to(impl.options.device, at::kFloat).reshape({-1}).mul(loss_scale());
+  const Range owned = owned_part(*found, impl.reduce_comm.rank());
+  const Range both = intersect(owned, {first, first + scaled.numel()});
+  ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
+           found->spec().name(), "', this rank keeps ", owned.size());
+  impl.reducer->replace(found->group->number(), found->index, scaled.slice(0, both.begin - first, both.end - first));
+}
+
+void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  Impl& impl = *impl_;
+  impl.check_whole();
+  const auto found = find_trained(*impl.groups, unit, param);
+  if (!found) return;
+  ShardedGroup& group = *found->group;
+  const at::Tensor flat = values.detach().to(impl.options.device, at::kFloat).reshape({-1});
+  const int64_t first = group.layout().param(found->index).begin + begin;
+  const Range positions{first, first + flat.numel()};
+  if (positions.size() == 0) return;
+  ZS_CHECK(intersect(positions, group.layout().param(found->index)) == positions, "values are for elements [", begin,
+           ", ", begin + flat.numel(), ") of '", found->spec().name(), "', which has ", found->spec().numel());
+  group.write_master(positions, flat);
+  const auto copy_to = [&](const at::Tensor& memory, Range held) {
+    const Range both = intersect(positions, held);
+    memory.slice(0, both.begin - held.begin, both.end - held.begin)
+        .copy_(flat.slice(0, both.begin - first, both.end - first));
+  };
+  copy_to(group.kept_parameters(), group.kept());
+  Unit& whole = impl.executor->unit(unit);
+  if (whole.placement() == Placement::kReplicated || !whole.is_unsharded()) return;
+  for (size_t g = 0; g < whole.layout().groups.size(); ++g)
+    if (&whole.layout().groups[g] == &group.flat()) copy_to(whole.full(g), {0, group.layout().padded_numel()});
+}
+
+NamedCounts Engine::updates() const {
+  NamedCounts result;
+  for (const ShardedGroup* const group : impl_->groups->trained())
+    for (size_t i = 0; i < group->num_params(); ++i)
+      if (group->param_group(i) >= 0) result.emplace_back(group->param(i).name(), group->updates()[i]);
+  return result;
+}
+
+}  // namespace zeroshard
