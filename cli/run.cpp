@@ -1,9 +1,13 @@
 // `zeroshard run`: starts the ranks of a training script.
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <utility>
 
+#include "base/format.h"
+#include "base/log.h"
 #include "commands.h"
 #include "numbers.h"
 #include "supervisor_options.h"
@@ -18,19 +22,36 @@ struct RunArguments {
   std::optional<int> nproc, num_gpus;
   std::optional<std::string> master_addr;
   LaunchOptions launch;  // from the other options
-  bool module = false, no_python = false;
+  bool module = false, no_python = false, no_deepspeed = false;
+  bool add_local_rank = false, no_local_rank = false;  // the second one wins
 };
+
+// DeepSpeed's launcher picks GPUs 0 to N-1; on a host without any, the ranks run on its CPUs.
+int ranks_for_gpus(int wanted) {
+  const int gpus = count_gpus();
+  if (wanted <= gpus) return wanted;
+  if (!has_gpus()) {
+    log(LogLevel::kInfo, concat("--num_gpus is ", wanted, " and this host has no GPU: ", wanted,
+                                wanted == 1 ? " rank" : " ranks", " on its CPUs"));
+    return wanted;
+  }
+  throw ValueError(concat("--num_gpus is ", wanted, " but this host has ", gpus,
+                          " visible; --nproc starts that many ranks on any device"));
+}
+
+void set_search_paths(bool with_deepspeed) {
+  const std::optional<SearchPaths> with = with_deepspeed ? paths_with_deepspeed() : std::nullopt;
+  if (with_deepspeed && !with) return;
+  const SearchPaths paths = with ? *with : paths_without_deepspeed();
+  for (const auto& [name, value] : {std::pair("PYTHONPATH", paths.python_path), std::pair("PATH", paths.path)}) {
+    value.empty() ? ::unsetenv(name) : ::setenv(name, value.c_str(), 1);
+  }
+}
 
 int ranks_of(const RunArguments& arguments) {
   if (arguments.nproc && arguments.num_gpus) throw ValueError("give --nproc or --num_gpus, not both");
   if (arguments.nproc) return *arguments.nproc;
-  const int gpus = count_gpus();
-  const int ranks = arguments.num_gpus.value_or(std::max(1, gpus));
-  if (arguments.num_gpus && ranks > gpus) {
-    throw ValueError("--num_gpus is " + std::to_string(ranks) + " but this host has " + std::to_string(gpus) +
-                     " visible; --nproc starts that many ranks on any device");
-  }
-  return ranks;
+  return arguments.num_gpus ? ranks_for_gpus(*arguments.num_gpus) : std::max(1, count_gpus());
 }
 
 LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
@@ -49,7 +70,11 @@ LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
   Program program{.script = rest.front(), .arguments = {rest.begin() + 1, rest.end()}};
   program.module = arguments.module;
   program.no_python = arguments.no_python;
+  set_search_paths(!arguments.no_deepspeed);
   options.argv = resolve(program);
+  if (arguments.add_local_rank && !arguments.no_local_rank) {
+    options.local_rank_at = static_cast<int>(options.argv.size() - program.arguments.size());
+  }
   options.signal_whole_group = !program.module && (program.no_python || !program.script.ends_with(".py"));
   return options;
 }
@@ -64,11 +89,17 @@ void add_run_command(CLI::App& app) {
   RunArguments& a = *arguments;
   add_int(*run, "--nproc,--nproc_per_node,--nproc-per-node", kRanksPerHost, a.nproc,
           "Ranks on this host (default: one per GPU)");
-  add_int(*run, "--num_gpus,--num-gpus", kRanksPerHost, a.num_gpus, "The same, refused when there are fewer GPUs");
+  add_int(*run, "--num_gpus,--num-gpus,--num_accelerators", kRanksPerHost, a.num_gpus,
+          "The same, refused when there are fewer GPUs; CPU ranks on a host without any");
   add_int(*run, "--master_port,--master-port", {.min = 0}, a.launch.master_port,
           "Port of rank 0's store (default: a free one)");
   run->add_flag("-m,--module", a.module, "SCRIPT is a Python module");
   run->add_flag("--no_python,--no-python", a.no_python, "SCRIPT is a program, looked up in PATH");
+  run->add_flag("--no_deepspeed,--no-deepspeed", a.no_deepspeed,
+                "`import deepspeed` finds an installed DeepSpeed, not zeroshard");
+  run->add_flag("--add_local_rank,--add-local-rank", a.add_local_rank,
+                "SCRIPT's first argument is --local_rank=N, as from DeepSpeed's launcher");
+  run->add_flag("--no_local_rank,--no-local-rank", a.no_local_rank, "Not so; the default of `zeroshard run`");
   add_supervisor_options(*run, a.launch);
   add_int(*run, "--nnodes", {.min = 1}, a.launch.nnodes, "Hosts of the job (default: 1)");
   add_int(*run, "--node_rank,--node-rank", {.min = 0}, a.launch.node_rank, "This host's number (default: 0)");

@@ -19,6 +19,7 @@ struct LaunchOptions {
   std::string log_dir;             // directory for rank-N.log with everything that rank N writes; empty: none
   bool prefix_stdout = true;       // with several ranks, lines get the rank as prefix; else all is passed on unchanged
   std::vector<std::string> argv;   // of every rank; argv[0] is the path of the program
+  int local_rank_at = 0;           // where in argv each rank gets "--local_rank=N", as from DeepSpeed; 0: nowhere
   bool signal_whole_group = true;  // signals go to all processes of a rank, not only to its first
 };
 
@@ -35,6 +36,8 @@ int stack_dump_signal();
 
 // CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible; needs no driver.
 int count_gpus();
+// Whether this host has any, visible or not.
+bool has_gpus();
 // The number of CPUs this process may use.
 int count_cpus();
 
@@ -49,5 +52,16 @@ struct Program {
 // taken from VIRTUAL_ENV, else from beside this executable, else it is the first in PATH. Throws ValueError when
 // something is missing.
 std::vector<std::string> resolve(const Program& program);
+
+// Where Python looks for modules and the shell for programs: the values of PYTHONPATH and PATH.
+struct SearchPaths {
+  std::string python_path, path;
+};
+
+// This process's values with the folders first by which `import deepspeed` and the program deepspeed are zeroshard.
+// Nothing when the Python of resolve() has no zeroshard: it is started, and asked.
+std::optional<SearchPaths> paths_with_deepspeed();
+// This process's values without these folders.
+SearchPaths paths_without_deepspeed();
 
 }  // namespace zeroshard

@@ -8,6 +8,7 @@
 
 from . import built_for  # noqa: F401 - first: checks that there is the torch which the compiled part needs
 from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
+from .compat.alias import as_deepspeed
 from .distributed import init_distributed
 from .engine import Engine
 from .gathering import gathered
@@ -26,6 +27,7 @@ __all__ = [
     "StateError",
     "ValueError",
     "__version__",
+    "as_deepspeed",
     "find_units",
     "gathered",
     "init_distributed",

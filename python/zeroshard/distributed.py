@@ -19,10 +19,17 @@ _kept_stores: dict[tuple[str, int], dist.Store] = {}  # served by this rank for 
 _unused_group: tuple[int, tuple[str, int], dist.Store] | None = None
 
 
-def init_distributed(device: torch.device | str | None = None, timeout: timedelta | None = None) -> None:
+def init_distributed(
+    device: torch.device | str | None = None,
+    timeout: timedelta | None = None,
+    *,
+    backend: str | None = None,
+    alone: bool = False,
+) -> None:
     """Starts torch.distributed unless it is started, for the ranks of a launcher: NCCL for CUDA devices, else Gloo.
 
-    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm; without any it does nothing.
+    Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm; without any it does nothing,
+    or makes a group of this process if ``alone``. ``backend`` replaces the choice by device.
     When all ranks are on one host, or the master address is the loopback interface, Gloo and NCCL listen on
     loopback only.
 
@@ -35,10 +42,10 @@ def init_distributed(device: torch.device | str | None = None, timeout: timedelt
     if dist.is_initialized():
         return
     env = _C.rank_environment()
-    if not env.source:
+    if not env.source and not alone:
         return
     device = torch.device(device) if device is not None else default_device(env.local_rank)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     if env.world_size == 1:
         _stay_on_loopback()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

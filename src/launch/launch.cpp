@@ -36,6 +36,8 @@ constexpr int kDefaultPort = 29500;  // torchrun's, for several hosts
 
 void check(const LaunchOptions& options) {
   ZS_CHECK(!options.argv.empty(), "there is no program to run");
+  ZS_CHECK(options.local_rank_at >= 0 && size_t(options.local_rank_at) <= options.argv.size(), "local_rank_at is ",
+           options.local_rank_at, ", expected 0 to ", options.argv.size(), ", a place in argv");
   ZS_CHECK(options.nproc >= 1 && options.nproc <= kMaxRanksPerHost, "nproc is ", options.nproc, ", expected 1 to ",
            kMaxRanksPerHost);
   ZS_CHECK(options.nnodes >= 1, "nnodes is ", options.nnodes, ", expected at least 1");

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "launch/program.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard {
@@ -29,22 +30,6 @@ std::string find_in_path(const std::string& name) {
     if (is_executable(file)) return file;
   }
   return {};
-}
-
-std::string find_python() {
-  if (const char* venv = std::getenv("VIRTUAL_ENV"); venv != nullptr && *venv != 0) {
-    const std::string python = std::string(venv) + "/bin/python";
-    if (is_executable(python)) return python;
-  }
-  std::error_code error;
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  for (const char* name : {"python", "python3"}) {
-    if (!error && is_executable(folder / name)) return folder / name;
-  }
-  for (const char* name : {"python3", "python"}) {
-    if (std::string python = find_in_path(name); !python.empty()) return python;
-  }
-  throw ValueError("no python3 found: activate a virtual environment (VIRTUAL_ENV) or add it to PATH");
 }
 
 std::string find_program(const std::string& script) {
@@ -67,9 +52,8 @@ int count_entries(const std::string& list) {
   return count;
 }
 
-}  // namespace
-
-int count_gpus() {
+// CUDA devices of this host, visible or not.
+int count_devices() {
   int devices = 0;
   std::error_code error;
   for (const auto& file : std::filesystem::directory_iterator("/dev", error)) {
@@ -77,6 +61,33 @@ int count_gpus() {
     devices += name.size() > 6 && name.rfind("nvidia", 0) == 0 &&
                std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   }
+  return devices;
+}
+
+}  // namespace
+
+std::string find_python() {
+  if (const char* venv = std::getenv("VIRTUAL_ENV"); venv != nullptr && *venv != 0) {
+    const std::string python = std::string(venv) + "/bin/python";
+    if (is_executable(python)) return python;
+  }
+  std::error_code error;
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  for (const char* name : {"python", "python3"}) {
+    if (!error && is_executable(folder / name)) return folder / name;
+  }
+  for (const char* name : {"python3", "python"}) {
+    if (std::string python = find_in_path(name); !python.empty()) return python;
+  }
+  throw ValueError("no python3 found: activate a virtual environment (VIRTUAL_ENV) or add it to PATH");
+}
+
+bool has_gpus() {
+  return count_devices() > 0;
+}
+
+int count_gpus() {
+  const int devices = count_devices();
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return devices;
   const int entries = count_entries(visible);

@@ -15,6 +15,17 @@
 #include "launch/descendants.h"
 
 namespace zeroshard {
+namespace {
+
+std::vector<std::string> argv_of(const LaunchOptions& options, int local_rank) {
+  std::vector<std::string> argv = options.argv;
+  if (options.local_rank_at > 0) {
+    argv.insert(argv.begin() + options.local_rank_at, "--local_rank=" + std::to_string(local_rank));
+  }
+  return argv;
+}
+
+}  // namespace
 
 ExitOrder::ExitOrder() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_) throw_errno("epoll_create1");
@@ -76,8 +87,8 @@ void RankGroup::start(const LaunchOptions& options, int local_rank, const Start&
     }
     streams_.push_back({rank, stream, mode, std::move(pipe.read_end)});
   }
-  const pid_t pid =
-      spawn({options.argv, environment_of(options, local_rank, how), stdio, signal_mask, how.heartbeat_fd});
+  const pid_t pid = spawn(
+      {argv_of(options, local_rank), environment_of(options, local_rank, how), stdio, signal_mask, how.heartbeat_fd});
   ranks_.push_back({.rank = rank, .pid = pid, .exit = {}, .stopped_since_s = {}});
   exit_order_.add(pid);
 }

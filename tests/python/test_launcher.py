@@ -176,7 +176,6 @@ def test_default_is_one_rank_per_device(script):
         (["--nproc", "two", "x.py"], "--nproc is 'two', expected a whole number >= 1"),
         (["--nproc", "1e9", "x.py"], "--nproc is '1e9', expected a whole number >= 1"),
         (["--nproc", "1", "--num_gpus", "1", "x.py"], "give --nproc or --num_gpus, not both"),
-        (["--num_gpus", "1000", "x.py"], "--num_gpus is 1000 but this host has "),
         (["--nproc", "1", "no-such.py"], "no such file: 'no-such.py'"),
         (["--nproc", "1"], "which script?"),
         (["--nprocs", "1", "x.py"], "unknown option '--nprocs'"),

@@ -1,0 +1,50 @@
+"""``deepspeed.checkpointing``: activations are recomputed by torch.utils.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.checkpoint
+
+_configured = False
+
+
+def configure(
+    mpu_: Any = None,
+    deepspeed_config: Any = None,
+    partition_activations: bool | None = None,
+    contiguous_checkpointing: bool | None = None,
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,
+    synchronize: bool | None = None,
+    profile: bool | None = None,
+) -> None:
+    """Takes DeepSpeed's settings, of which the defaults are all there is: raises ``ValueError`` for others."""
+    global _configured
+    for name, value in (
+        ("partition_activations", partition_activations),
+        ("contiguous_checkpointing", contiguous_checkpointing),
+        ("checkpoint_in_cpu", checkpoint_in_cpu),
+    ):
+        if value:
+            raise ValueError(
+                f"deepspeed.checkpointing.configure: {name} is True, and zeroshard has no such thing: set it to False"
+            )
+    _configured = True
+
+
+def is_configured() -> bool:
+    return _configured
+
+
+def reset() -> None:
+    """Nothing: there are no buffers of activations."""
+
+
+def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, whose activations are computed again in the backward pass."""
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+
+non_reentrant_checkpoint = checkpoint

@@ -1,0 +1,9 @@
+"""``deepspeed.ops``, by zeroshard."""
+
+from zeroshard.compat.alias import provide
+
+__getattr__, __dir__, __all__ = provide(
+    __name__,
+    {},
+    modules=["adagrad", "adam", "lion"],
+)

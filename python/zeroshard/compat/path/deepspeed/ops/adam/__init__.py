@@ -1,0 +1,11 @@
+"""``deepspeed.ops.adam``, by zeroshard."""
+
+from zeroshard.compat.alias import provide
+
+__getattr__, __dir__, __all__ = provide(
+    __name__,
+    {
+        "zeroshard.compat.ops": ["DeepSpeedCPUAdam", "FusedAdam"],
+    },
+    modules=["cpu_adam", "fused_adam"],
+)

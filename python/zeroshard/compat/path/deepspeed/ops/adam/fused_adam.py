@@ -1,0 +1,10 @@
+"""``deepspeed.ops.adam.fused_adam``, by zeroshard."""
+
+from zeroshard.compat.alias import provide
+
+__getattr__, __dir__, __all__ = provide(
+    __name__,
+    {
+        "zeroshard.compat.ops": ["FusedAdam"],
+    },
+)

@@ -1,0 +1,10 @@
+"""``deepspeed.runtime.base_optimizer``, by zeroshard."""
+
+from zeroshard.compat.alias import provide
+
+__getattr__, __dir__, __all__ = provide(
+    __name__,
+    {
+        "zeroshard.optimizer": ["DeepSpeedOptimizer = Optimizer", "ZeROOptimizer = Optimizer"],
+    },
+)

@@ -1,0 +1,11 @@
+"""``deepspeed.runtime.dataloader``, by zeroshard."""
+
+from zeroshard.compat.alias import provide
+
+__getattr__, __dir__, __all__ = provide(
+    __name__,
+    {
+        "zeroshard.compat.repeating": ["RepeatingLoader"],
+        "zeroshard.loader": ["DeepSpeedDataLoader = Loader"],
+    },
+)

@@ -1,0 +1,18 @@
+"""``deepspeed.runtime.zero``, by zeroshard."""
+
+from zeroshard.compat.alias import provide
+
+__getattr__, __dir__, __all__ = provide(
+    __name__,
+    {
+        "zeroshard.compat.zero": [
+            "Init",
+            "GatheredParameters",
+            "register_external_parameter",
+            "unregister_external_parameter",
+            "ZeroParamStatus",
+            "ZeroParamType",
+        ],
+    },
+    modules=["partition_parameters"],
+)

@@ -1,0 +1,24 @@
+"""A loader that begins again at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+class RepeatingLoader:
+    """Iterates over ``loader`` without end: at its end, from its beginning. An empty loader ends it."""
+
+    def __init__(self, loader: Iterable) -> None:
+        self.loader = loader
+        self.data_iter = iter(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.data_iter)
+        except StopIteration:
+            self.data_iter = iter(self.loader)
+            return next(self.data_iter)

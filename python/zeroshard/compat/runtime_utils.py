@@ -1,0 +1,41 @@
+"""What scripts take of ``deepspeed.runtime.utils``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from .accelerator import get_accelerator
+from .logs import logger
+
+
+def set_random_seed(seed: int) -> None:
+    """Seeds Python, NumPy where it is installed, and torch."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy
+    except ModuleNotFoundError:
+        return
+    numpy.random.seed(seed)
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """Logs the memory of this rank's device, if forced to."""
+    if force:
+        device = get_accelerator()
+        used, peak = device.memory_allocated() / 1e9, device.max_memory_allocated() / 1e9
+        logger.info(f"{message}: {used:.2f} GB allocated on {device.device_name()}, at most {peak:.2f} GB")
+
+
+def move_to_device(item: Any, device: Any, criterion_func: Any = None) -> Any:
+    """``item`` with the tensors in its lists, tuples and dicts on ``device``; only those that meet the criterion."""
+    if isinstance(item, torch.Tensor):
+        return item.to(device) if criterion_func is None or criterion_func(item) else item
+    if isinstance(item, list | tuple):
+        return type(item)([move_to_device(each, device, criterion_func) for each in item])
+    if isinstance(item, dict):
+        return {key: move_to_device(value, device, criterion_func) for key, value in item.items()}
+    return item

@@ -1,0 +1,10 @@
+#pragma once
+#include <string>
+
+namespace zeroshard {
+
+// The Python that runs scripts: that of VIRTUAL_ENV, else the one beside this executable, else the first in PATH.
+// Throws ValueError when there is none.
+std::string find_python();
+
+}  // namespace zeroshard
