@@ -107,6 +107,8 @@ def provide(
             name, _, original = entry.partition(" = ")
             places[name] = (place, original or name)
     submodules = frozenset(modules)
+    # A module that looks for submodules also asks the finders for missing names: these can say why they are missing.
+    vars(sys.modules[module]).setdefault("__path__", [])
     known = [*places, *submodules]
 
     def __getattr__(name: str) -> Any:

@@ -1,0 +1,242 @@
+"""How scripts for DeepSpeed start on CPU ranks: by zeroshard's launcher, DeepSpeed's command, Accelerate's, or none."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import world
+from built import ZEROSHARD, needs
+from test_launcher import environment
+from zeroshard.compat import alias
+
+pytestmark = needs(ZEROSHARD)
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+TELL = """
+def tell(*values):
+    print("\\nTOLD " + json.dumps(values, default=str))
+"""
+
+
+def called(*command, path=True, **variables):
+    """What the ranks of a command told, sorted."""
+    known = os.environ.get("PYTHONPATH", "")
+    first = {"PYTHONPATH": f"{alias.PATH}:{known}"} if path else {}
+    env = environment(**first, **variables)
+    env["PATH"] = f"{alias.BIN}:{ZEROSHARD.parent}:{os.path.dirname(sys.executable)}:{env['PATH']}"
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line.partition("TOLD ")[2] for line in done.stdout.splitlines() if "TOLD " in line]
+    return sorted(map(json.loads, told))
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(body):
+        path = tmp_path / "train.py"
+        path.write_text("import json, os, sys\n" + TELL + body)
+        return str(path)
+
+    return write
+
+
+def run(*args):
+    """Under `zeroshard run`, which puts deepspeed in place by itself."""
+    return called(ZEROSHARD, "run", *args, path=False)
+
+
+TRAINER = """
+from transformers import TrainingArguments
+arguments = TrainingArguments(output_dir=sys.argv[1], deepspeed=json.loads(sys.argv[2]), use_cpu=sys.argv[3] == "cpu")
+state = arguments.distributed_state
+import torch.distributed as dist
+started = dist.is_initialized() and (dist.get_world_size(), dist.get_backend())
+tell(arguments.process_index, state.num_processes, arguments.world_size, state.local_process_index, started)
+"""
+
+
+@pytest.mark.parametrize("device", ["any", "cpu"])
+def test_training_arguments_count_all_ranks(script, tmp_path, device):
+    told = run("--num_gpus", "2", script(TRAINER), str(tmp_path), json.dumps(CONFIG), device)
+    assert told == [[0, 2, 2, 0, [2, "gloo"]], [1, 2, 2, 1, [2, "gloo"]]]
+
+
+ACCELERATE = """
+import deepspeed
+if "first" in sys.argv: deepspeed.init_distributed()
+from accelerate import Accelerator, DeepSpeedPlugin
+accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3))
+total = accelerator.reduce(__import__("torch").ones(1), "sum").item()
+tell(accelerator.process_index, accelerator.num_processes, accelerator.distributed_type, total)
+"""
+
+
+@pytest.mark.parametrize("order", ["first", "later"])
+def test_an_accelerator_counts_all_ranks(script, order):
+    """Whoever starts torch.distributed."""
+    told = run("--nproc", "2", script(ACCELERATE), order)
+    assert told == [[0, 2, "DistributedType.DEEPSPEED", 2.0], [1, 2, "DistributedType.DEEPSPEED", 2.0]]
+
+
+def test_accelerate_launch(script):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage", "2"]
+    port, claim = world._reserve_port()
+    command += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", str(port)]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    told = called(*command, script(ACCELERATE), "later")
+    claim.close()
+    assert [row[:2] for row in told] == [[0, 2], [1, 2]]
+
+
+ALONE = """
+from transformers import TrainingArguments
+arguments = TrainingArguments(output_dir=sys.argv[1], deepspeed=json.loads(sys.argv[2]))
+import deepspeed, torch, torch.distributed as dist
+before = (dist.is_initialized(), arguments.local_rank, arguments.world_size)
+model = torch.nn.Linear(2, 2)
+config = {**json.loads(sys.argv[2]), "optimizer": {"type": "Adam"}}
+engine, *_ = deepspeed.initialize(model=model, config=config)
+loss = engine(torch.ones(1, 2)).sum()
+engine.backward(loss)
+engine.step()
+once = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+deepspeed.init_distributed()
+tell(before, dist.get_world_size(), deepspeed.comm.get_rank(), deepspeed.comm.get_local_rank(), once)
+"""
+
+
+def test_one_rank_needs_no_launcher(script, tmp_path):
+    """Nothing is started before initialize, and a real group afterwards."""
+    (told,) = called(sys.executable, script(ALONE), str(tmp_path), json.dumps(CONFIG))
+    before, *rest = told
+    assert (before[0], before[2]) == (False, 1)
+    assert rest == [1, 0, 0, ["0", "1", "0"]]
+
+
+COMMAND = """
+import argparse, deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("--lr", type=float)
+arguments = deepspeed.add_config_arguments(parser).parse_args()
+deepspeed.init_distributed("nccl")
+tell(arguments.local_rank, arguments.lr, arguments.deepspeed, arguments.deepspeed_config, deepspeed.comm.get_rank())
+"""
+
+
+def test_the_command_deepspeed(script):
+    """With the argument --local_rank, and without it on request; asked for nccl, CPU ranks use gloo."""
+    rest = ["--lr", "0.5", "--deepspeed", "--deepspeed_config", "c.json"]
+    path = script(COMMAND)
+    told = called("deepspeed", "--num_gpus=2", path, *rest, path=False)
+    assert told == [[rank, 0.5, True, "c.json", rank] for rank in range(2)]
+    told = called("deepspeed", "--no_local_rank", "--num_accelerators", "1", path, "--lr=1", path=False)
+    assert told == [[-1, 1.0, False, None, 0]]
+    told = called(sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", path, "--lr=1")
+    assert told == [[0, 1.0, False, None, 0]]
+
+
+def test_ds_report():
+    env = environment(PATH=f"{alias.BIN}:{ZEROSHARD.parent}:{os.environ['PATH']}")
+    done = subprocess.run(["ds_report"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "as release 0.19.8" in done.stdout and "transports" in done.stdout and "device" in done.stdout
+
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+
+def exports(times=1, **variables):
+    """PYTHONPATH and PATH after `eval "$(zeroshard env)"` in a shell."""
+    env = {name: value for name, value in environment().items() if name not in ("PYTHONPATH",)}
+    code = f'eval "$({ZEROSHARD} env)"\n' * times + 'printf "%s\\n%s\\n" "$PYTHONPATH" "$PATH"'
+    done = subprocess.run(
+        ["/bin/sh", "-c", code], env=env | variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_zeroshard_env_does_not_grow():
+    known = os.environ.get("PYTHONPATH") or str(alias.PATH).removesuffix("/zeroshard/compat/path")
+    for other in (known, f"{known}:/a dir/it's $x `y`", f"{known}:{alias.PATH}:/b"):
+        rest = other.replace(f"{alias.PATH}:", "")
+        for times in (1, 2):
+            places = exports(times, PYTHONPATH=other, PATH="/usr/bin:/bin")
+            assert places == [f"{alias.PATH}:{rest}", f"{alias.BIN}:/usr/bin:/bin"]
+
+
+def test_zeroshard_env_without_the_package(tmp_path):
+    """One error, and nothing for the shell."""
+    env = environment(PYTHONPATH="", PYTHONNOUSERSITE="1", VIRTUAL_ENV=str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "python"
+    fake.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    fake.chmod(0o755)
+    done = subprocess.run([ZEROSHARD, "env"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has no zeroshard" in done.stderr and "VIRTUAL_ENV" in done.stderr
+    # Ranks that do not use zeroshard still run.
+    done = subprocess.run([ZEROSHARD, "run", "--nproc", "1", "--no_python", "true"], env=env, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_no_deepspeed_leaves_another_one_in_place(script, tmp_path):
+    """Also in a shell that has evaluated `zeroshard env`."""
+    (tmp_path / "site" / "deepspeed").mkdir(parents=True)
+    (tmp_path / "site" / "deepspeed" / "__init__.py").write_text("")
+    body = "import deepspeed\ntell(hasattr(deepspeed, '__zeroshard__'), os.environ['PATH'].split(':')[0])"
+    paths = f"{tmp_path}/site:{os.environ.get('PYTHONPATH', '')}"
+    arguments = ["run", "--nproc", "1", script(body)]
+    for first in ("", f"{alias.PATH}:"):
+        env = {"PYTHONPATH": first + paths}
+        (told,) = called(ZEROSHARD, *arguments, path=False, **env)
+        assert told == [True, alias.BIN]
+        (told,) = called(ZEROSHARD, "run", "--no-deepspeed", *arguments[1:], path=False, **env)
+        assert told[0] is False and told[1] != alias.BIN
+
+
+# --- deepspeed.comm ---------------------------------------------------------------------------------------------------
+
+
+def collectives():
+    sys.path.insert(0, alias.PATH)
+    import deepspeed
+    import torch
+    from deepspeed import comm
+
+    wrong = []
+    for options in ({"dist_backend": "mpi"}, {"timeout": 10}, {"dist_init_required": False}):
+        try:
+            deepspeed.init_distributed(**options)
+        except Exception as error:  # noqa: BLE001 (told)
+            wrong.append(f"{type(error).__name__}: {error}")
+    assert comm.is_available() and not comm.is_initialized()
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed()
+    rank, size = comm.get_rank(), comm.get_world_size()
+    tensor = torch.ones(2) * (rank + 1)
+    comm.all_reduce(tensor, op=comm.ReduceOp.MAX, prof=True, log_name="x")
+    gathered = torch.zeros(2 * size)
+    comm.all_gather_into_tensor(gathered, tensor=torch.full((2,), float(rank)), debug="x")
+    part = torch.zeros(1)
+    comm.reduce_scatter_tensor(output_tensor=part, tensor=torch.arange(float(size)))
+    comm.broadcast(tensor=tensor, src=1)
+    comm.barrier()
+    group = comm.new_group([1])
+    found = [comm.get_global_rank(None, 1), comm.get_all_ranks_from_group(), comm.get_local_rank()]
+    if rank == 1:
+        found.append(comm.get_global_rank(group, 0))
+    comm.destroy_process_group()
+    assert not comm.is_initialized()
+    return wrong, tensor.tolist(), gathered.tolist(), part.item(), found
+
+
+def test_collectives():
+    for rank, (wrong, tensor, gathered, part, found) in enumerate(world.run(2, collectives)):
+        assert wrong[0] == "ValueError: init_distributed: dist_backend is 'mpi', expected 'nccl', 'gloo' or None"
+        assert wrong[1].startswith("ValueError: init_distributed: timeout is 10, expected a datetime.timedelta")
+        assert wrong[2].startswith("StateError: init_distributed: dist_init_required is False")
+        assert (tensor, gathered, part) == ([2.0, 2.0], [0.0, 0.0, 1.0, 1.0], 2.0 * rank)
+        assert found == [1, [0, 1], rank, *([1] if rank == 1 else [])]
