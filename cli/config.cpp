@@ -40,6 +40,7 @@ void print_json(const ParsedConfig& parsed) {
                   {"values", values},
                   {"placement", placements_as_json(plan_kinds_of_units(plan_options(parsed.config)), /*sizes=*/false)},
                   {"without_effect", parsed.without_effect},
+                  {"unknown", parsed.unknown},
                   {"digest", hex(parsed.config.digest())}};
   std::cout << json.dump(2) << "\n";
 }
@@ -63,6 +64,8 @@ void print_table(const ParsedConfig& parsed) {
   if (parsed.config.placement.size() > 1) std::cout << "  Of several rules for one unit the last counts.\n";
   if (!parsed.without_effect.empty()) std::cout << "\nWithout effect:\n";
   for (const std::string& line : parsed.without_effect) std::cout << "  " << line << "\n";
+  if (!parsed.unknown.empty()) std::cout << "\nUnknown, and ignored as DeepSpeed does:\n";
+  for (const std::string& line : parsed.unknown) std::cout << "  " << line << "\n";
 }
 
 void explain(const ExplainArguments& arguments) {
@@ -115,8 +118,10 @@ void print_markdown() {
     std::cout << "\n### " << type << "\n\n";
     print_markdown_rows(keys, Effect::kYes, type);
   }
-  std::cout << "\n## Keys of features that zeroshard does not have\n\n"
-               "Accepted with the values listed, which ask for nothing; any other value is an error.\n\n";
+  std::cout
+      << "\n## Keys of features that zeroshard does not have\n\n"
+         "Accepted with the values listed, which ask for nothing, or for what is so anyway; any other value is an "
+         "error.\n\n";
   print_markdown_rows(keys, Effect::kUnsupported, "");
   std::cout
       << "\n## Keys without effect\n\nUnderstood and checked; `zeroshard config explain` names those a file has.\n\n";

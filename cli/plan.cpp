@@ -49,11 +49,16 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
-  const Config config = load_config(arguments.config, context).config;
+  const ParsedConfig parsed = load_config(arguments.config, context);
+  const Config& config = parsed.config;
   inputs.options = plan_options(config);
   inputs.stages = {config.stage};
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
+  if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
+  if (config.offload_params || config.offload_optimizer)
+    inputs.notes.push_back(
+        "the config asks for offload, which ranks on GPUs refuse; for ranks on the CPU the plan holds");
 }
 
 void read_stages(const std::string& text, PlanInputs& inputs) {

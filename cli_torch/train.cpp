@@ -10,6 +10,8 @@
 #include <optional>
 
 #include "../cli/program.h"
+#include "base/format.h"
+#include "base/log.h"
 #include "base/read_text.h"
 #include "commands.h"
 #include "without_frames.h"
@@ -138,6 +140,8 @@ void train_rank(const std::string& path, bool dry_run) {
   ConfigContext context;
   context.world_size = rank_environment().world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
+  if (rank_environment().rank == 0 && !config.engine.unknown.empty())
+    log(LogLevel::kWarning, concat(path, ": ", config.engine.warning()));
   if (dry_run) {
     without_frames([&] {
       if (rank_environment().rank == 0) std::cout << describe_run(config);

@@ -34,8 +34,9 @@ struct CheckpointContents {
 };
 
 struct SaveOptions {
-  bool latest = true;           // load_checkpoint finds it without a tag
-  bool exclude_frozen = false;  // leaves out parameters that are not trained
+  bool latest = true;                        // load_checkpoint finds it without a tag
+  bool exclude_frozen = false;               // leaves out parameters that are not trained
+  std::optional<bool> async = std::nullopt;  // whether to return before the commit; unset: zeroshard.checkpoint.async
 };
 
 struct LoadedState {

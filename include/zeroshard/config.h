@@ -127,6 +127,8 @@ struct Config {
   int64_t prefetch_numel = 50'000'000;      // 0: no unit is gathered ahead of its use; else one unit is
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
+  // Host memory is asked for. CPU ranks have all states there; an engine on another device refuses it.
+  bool offload_params = false, offload_optimizer = false;
 
   // zeroshard's own keys, under "zeroshard".
   enum class Reduction : uint8_t { kCanonical, kNative };
@@ -162,6 +164,10 @@ struct ParsedConfig {
   Config config;
   std::vector<ConfigValue> values;          // every key that has an effect, in the table's order
   std::vector<std::string> without_effect;  // given keys that are understood but have no effect here
+  std::vector<std::string> unknown;         // unknown keys at the top level, which are ignored, with the nearest known
+
+  // One line about the unknown keys, for a log; empty when there are none.
+  std::string warning() const;
 };
 
 // Values that the text alone does not give. `hidden_size` resolves the "auto" values that depend on it.
@@ -172,8 +178,9 @@ struct ConfigContext {
   std::optional<int64_t> default_micro_batch_size;
 };
 
-// Parses JSON text; comments and trailing commas are allowed. Throws ConfigError with the JSON path, the value, the
-// allowed values and the nearest known key.
+// Parses JSON text; comments and trailing commas are allowed. Unknown keys at the top level are ignored and listed, as
+// DeepSpeed ignores them. Throws ConfigError with the JSON path, the value, the allowed values and the nearest known
+// key.
 ParsedConfig parse_config(std::string_view json, const ConfigContext& context = {});
 // Reads a file and parses it; errors name the file.
 ParsedConfig load_config(const std::string& path, const ConfigContext& context = {});

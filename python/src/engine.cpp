@@ -244,11 +244,11 @@ void bind_saving(EngineClass& engine) {
       .def(
           "save_checkpoint",
           [](Engine& engine, const std::string& root, const std::string& tag, int64_t step,
-             const CheckpointContents& contents, bool latest, bool exclude_frozen) {
-            engine.save_checkpoint(root, tag, step, contents, {latest, exclude_frozen});
+             const CheckpointContents& contents, bool latest, bool exclude_frozen, std::optional<bool> async) {
+            engine.save_checkpoint(root, tag, step, contents, {latest, exclude_frozen, async});
           },
           py::arg("root"), py::arg("tag"), py::arg("step"), py::arg("contents"), py::kw_only(), py::arg("latest"),
-          py::arg("exclude_frozen"), Release())
+          py::arg("exclude_frozen"), py::arg("in_background") = std::nullopt, Release())
       .def("wait_for_checkpoint", &Engine::wait_for_checkpoint, Release())
       .def("report_failed_save", &Engine::report_failed_save, Release())
       .def(

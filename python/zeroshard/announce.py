@@ -31,6 +31,8 @@ def announce(run: Run) -> None:
             "in one process (zero_allow_untested_optimizer is true, which Trainer and Accelerate set by themselves)"
         )
     atexit.register(_report_memory, weakref.ref(run))
+    if run.parsed.unknown:
+        log("warning: " + run.parsed.warning())
     if run.parsed.without_effect:
         log("keys that have no effect here: " + "; ".join(run.parsed.without_effect))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -14,6 +13,7 @@ from torch import nn
 
 from . import _C
 from .compat.getters import EngineWithGetters
+from .configuration import parse_config
 from .distributed import default_device, init_distributed
 from .engine import Engine
 from .loader import Loader
@@ -125,31 +125,12 @@ def make_engine(
     return engine, loader, scheduler
 
 
-def parse_config(
-    settings: str | dict | os.PathLike, *, world_size: int, model: nn.Module | None = None
-) -> _C.ParsedConfig:
-    """Resolves a configuration given as dict, JSON text or path."""
-    hidden_size = _hidden_size(model)
-    if isinstance(settings, dict):
-        settings = json.dumps(settings)
-    text = os.fspath(settings)
-    if "{" in text and not os.path.exists(text):
-        return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
-    return _C.ParsedConfig.load(text, world_size=world_size, hidden_size=hidden_size)
-
-
 def _timeout(settings: str | dict | os.PathLike, world_size: int, model: nn.Module) -> timedelta | None:
     """``zeroshard.timeout_s``; None for a wrong configuration, which is reported once ranks can tell one another."""
     try:
         return timedelta(milliseconds=parse_config(settings, world_size=world_size, model=model).config.timeout_ms)
     except (_C.Error, ValueError, OSError, TypeError):
         return None
-
-
-def _hidden_size(model: nn.Module | None) -> int | None:
-    config = getattr(model, "config", None)
-    size = getattr(config, "hidden_size", None) or getattr(config, "n_embd", None)
-    return size if isinstance(size, int) else None
 
 
 def _device(model: nn.Module, local_rank: int) -> torch.device:

@@ -46,13 +46,16 @@ class Save {
  private:
   bool leads() const { return comm_.rank() == 0; }
 
+  // Engines whose callers name the tags, as Accelerate does for several models, leave one another's checkpoints alone.
+  bool shares() const { return request_.keep == 0 && request_.tag != concat("global_step", request_.step); }
+
   void prepare() {
     check_tag(request_.tag);
     if (!leads()) return;
     root_ = Directory::create(io_, request_.root);
     replaces(*root_, request_.tag);  // or throws, before anything is written
     DirectoryLock& lock = (request_.locks ? *request_.locks : own_locks_).of(*root_, kOneWriter);
-    turn_ = lock.take_turn(kOneEngine);
+    turn_ = lock.take_turn(kOneEngine, shares());
     // First: what dead processes left may be what fills the disk.
     attempt([&] { sweep(*root_, lock.is_sure() ? Others::kAreDead : Others::kMayLive); });
     attempt([&] { retain_before(*root_, request_.keep, request_.step, request_.tag); });

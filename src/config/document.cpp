@@ -45,11 +45,16 @@ Document::Document(const Json& root, std::span<const Key> keys) {
   if (!root.is_object()) throw ConfigError(concat("the configuration must be an object {...}, got ", shown(root)));
   for (const auto& [name, value] : root.items()) {
     // The nested form wins over the flat one regardless of position, so flat keys come last.
-    if (name.find('.') == name.npos) walk(name == "bfloat16" ? "bf16" : name, value, /*flat=*/false);
+    if (name.find('.') == name.npos) walk_top_level(name == "bfloat16" ? "bf16" : name, value, /*flat=*/false);
   }
   for (const auto& [name, value] : root.items()) {
-    if (name.find('.') != name.npos) walk(name, value, /*flat=*/true);
+    if (name.find('.') != name.npos) walk_top_level(name, value, /*flat=*/true);
   }
+}
+
+void Document::walk_top_level(const std::string& path, const Json& value, bool flat) {
+  if (canonical_.contains(path) || in_open_block(path) || is_block(path)) return walk(path, value, flat);
+  ignored_.note(path, value, known_, "");
 }
 
 bool Document::is_block(const std::string& path) const {
@@ -58,7 +63,7 @@ bool Document::is_block(const std::string& path) const {
 
 void Document::walk(const std::string& path, const Json& value, bool flat) {
   if (canonical_.contains(path) || in_open_block(path)) return add(path, value, flat);
-  if (!is_block(path)) return note_unknown(path, value, known_, "");
+  if (!is_block(path)) return refused_.note(path, value, known_, "");
   if (value.is_null()) return;
   if (path == "zero_optimization" && value.is_boolean()) {
     return add(path + ".stage", value.get<bool>() ? 1 : 0, flat);
@@ -82,26 +87,43 @@ void Document::add(const std::string& path, const Json& value, bool flat) {
   }
 }
 
-void Document::note_unknown(const std::string& path, const Json& value, const std::vector<std::string>& known,
-                            const std::string& allowed) {
-  if (++unknown_count_ > kMaxUnknownTold) return;
-  unknown_.push_back({concat(shown_text(path), " = ", shown(value)), suggest_path(path, known), allowed});
+void Document::UnknownKeys::note(const std::string& path, const Json& value, const std::vector<std::string>& known,
+                                 const std::string& allowed) {
+  if (++count > kMaxUnknownTold) return;
+  first.push_back({concat(shown_text(path), " = ", shown(value)), suggest_path(path, known), allowed});
 }
 
 void Document::refuse_unknown() const {
-  if (unknown_.empty()) return;
+  if (refused_.first.empty()) return;
   const std::string list = " `zeroshard config keys` lists all";
-  if (unknown_count_ == 1) {
-    const auto& [given, nearest, allowed] = unknown_.front();
+  if (refused_.count == 1) {
+    const auto& [given, nearest, allowed] = refused_.first.front();
     throw ConfigError(concat(given, ": unknown key;", nearest, allowed.empty() ? list : allowed));
   }
-  std::string text = concat(unknown_count_, " unknown keys;", list);
-  for (const auto& [given, nearest, allowed] : unknown_) {
+  std::string text = concat(refused_.count, " unknown keys;", list);
+  for (const auto& [given, nearest, allowed] : refused_.first) {
     const std::string advice = nearest + allowed;
     text += concat("\n  ", given, advice.empty() ? "" : ":", advice);
   }
-  if (unknown_count_ > unknown_.size()) text += concat("\n  and ", unknown_count_ - unknown_.size(), " more");
+  if (refused_.count > refused_.first.size())
+    text += concat("\n  and ", refused_.count - refused_.first.size(), " more");
   throw ConfigError(text);
+}
+
+std::vector<std::string> Document::ignored() const {
+  std::vector<std::string> lines;
+  for (const UnknownKey& key : ignored_.first)
+    lines.push_back(key.given + (key.nearest.empty() ? "" : ":" + key.nearest));
+  if (ignored_.count > lines.size()) lines.push_back(concat("and ", ignored_.count - lines.size(), " more"));
+  return lines;
+}
+
+std::string Document::advice_on_ignored() const {
+  std::string text;
+  for (const UnknownKey& key : ignored_.first) {
+    if (!key.nearest.empty()) text += concat("\n  ", key.given, ": this key is unknown and was ignored;", key.nearest);
+  }
+  return text;
 }
 
 const Given* Document::find(const std::string& path) const {
@@ -124,7 +146,7 @@ void Document::check_block(const std::string& block, std::span<const Key> keys) 
   }
   for (const auto& [path, given] : given_) {
     if (!is_below(path, block) || std::find(known.begin(), known.end(), path) != known.end()) continue;
-    note_unknown(path, given.value, known, " allowed here: " + names);
+    refused_.note(path, given.value, known, " allowed here: " + names);
   }
 }
 

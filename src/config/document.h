@@ -16,7 +16,8 @@ struct Given {
 };
 
 // The file's values by path. Aliases, the boolean form of zero_optimization and flat keys such as
-// "zero_optimization.stage" are translated here. Keys that are not in the table are collected and refused together.
+// "zero_optimization.stage" are translated here. Keys that are not in the table are collected: those at the top level
+// are ignored, as DeepSpeed does, those inside a block are refused together.
 class Document {
  public:
   // Throws ConfigError for keys given under two names and for a value that should be an object.
@@ -27,8 +28,13 @@ class Document {
   bool has_block(const std::string& block) const;
   // Notes the keys below `block` that are given but not among `keys`.
   void check_block(const std::string& block, std::span<const Key> keys);
-  // Throws one ConfigError that names all unknown keys noted so far, if there are any.
+  // Throws one ConfigError that names all unknown keys inside of blocks noted so far, if there are any.
   void refuse_unknown() const;
+
+  // A line for each unknown key at the top level: the key, its value, and the nearest known key.
+  std::vector<std::string> ignored() const;
+  // What to add to an error: those of them that look like a known key. It may be the cause.
+  std::string advice_on_ignored() const;
 
   // Flat keys that were overridden by the nested form of the same key.
   const std::vector<std::string>& overridden() const { return overridden_; }
@@ -36,12 +42,18 @@ class Document {
  private:
   void walk(const std::string& path, const Json& value, bool flat);
   void add(const std::string& path, const Json& value, bool flat);
+  void walk_top_level(const std::string& path, const Json& value, bool flat);
   bool is_block(const std::string& path) const;
-  void note_unknown(const std::string& path, const Json& value, const std::vector<std::string>& known,
-                    const std::string& allowed);
 
   struct UnknownKey {
     std::string given, nearest, allowed;  // "stge = 3", " did you mean 'stage'?", " allowed here: ..." in an open block
+  };
+  struct UnknownKeys {
+    std::vector<UnknownKey> first;
+    size_t count = 0;
+
+    void note(const std::string& path, const Json& value, const std::vector<std::string>& known,
+              const std::string& allowed);
   };
 
   std::map<std::string, std::string> canonical_;  // paths and aliases to paths
@@ -50,8 +62,7 @@ class Document {
   std::map<std::string, Given> given_;
   std::set<std::string> flat_;  // the given ones that were written flat
   std::vector<std::string> overridden_;
-  std::vector<UnknownKey> unknown_;  // the first unknown keys
-  size_t unknown_count_ = 0;
+  UnknownKeys ignored_, refused_;
 };
 
 }  // namespace zeroshard

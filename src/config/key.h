@@ -56,8 +56,10 @@ enum class Auto : uint8_t {
 struct Key {
   enum class Effect : uint8_t {
     kYes,
-    kNone,         // understood; `help` says why it has no effect here
-    kUnsupported,  // `allowed` are the values that switch the feature off; `help` names the missing feature
+    kNone,  // understood; `help` says why it has no effect here
+    // `allowed` are the values that switch the feature off, or that ask for what is so anyway: these are applied, too.
+    // `help` names the missing feature.
+    kUnsupported,
   };
   using Apply = std::function<void(Config&, const Json&)>;
 

@@ -68,6 +68,10 @@ std::vector<Key> parallelism() {
         "keep_int_input_tensors", "keep_all_input_tensors"}) {
     keys.push_back(inert(concat("compile.", name), Anything{}, nullptr, "DeepCompile is not in use"));
   }
+  for (const char* name : {"disable", "backend", "kwargs"}) {
+    keys.push_back(
+        inert(concat("compile.", name), Anything{}, nullptr, "engine.compile() compiles, with its arguments"));
+  }
   return keys;
 }
 

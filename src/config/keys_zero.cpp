@@ -24,6 +24,20 @@ Key zero_unsupported(const std::string& name, Allowed neutral, Json default_valu
   return key;
 }
 
+// Not called with a default, so every value asks for host memory.
+template <bool Config::*Member>
+void set_offload(Config& config, const Json&) {
+  config.*Member = true;
+}
+
+Key offload(const std::string& name, Allowed allowed, Json default_value, Key::Apply apply) {
+  Key key = zero_unsupported(name, std::move(allowed), std::move(default_value),
+                             "offload is not supported yet; ranks on the CPU have everything in host memory already, "
+                             "and ranks on GPUs refuse \"cpu\"");
+  key.apply = std::move(apply);
+  return key;
+}
+
 Key gather_on_save() {
   Key key = zero("stage3_gather_16bit_weights_on_model_save", Bool{}, false,
                  "what the engine says when asked; save_16bit_model gathers in any case",
@@ -91,12 +105,11 @@ std::vector<Key> without_effect() {
 
 std::vector<Key> not_supported() {
   const std::string kQuantized = "quantized communication is not supported";
-  const Choice kNone{{"none"}};
   return {
-      zero_unsupported("offload_param.device", kNone, "none", "offloading parameters is not supported yet"),
-      zero_unsupported("offload_optimizer.device", kNone, "none", "offloading the optimizer is not supported yet"),
-      zero_unsupported("cpu_offload", Only{false}, nullptr, "offloading the optimizer is not supported yet"),
-      zero_unsupported("cpu_offload_param", Only{false}, nullptr, "offloading parameters is not supported yet"),
+      offload("offload_param.device", Choice{{"none", "cpu"}}, "none", set_offload<&Config::offload_params>),
+      offload("offload_optimizer.device", Choice{{"none", "cpu"}}, "none", set_offload<&Config::offload_optimizer>),
+      offload("cpu_offload", Bool{}, false, set_offload<&Config::offload_optimizer>),
+      offload("cpu_offload_param", Bool{}, false, set_offload<&Config::offload_params>),
       zero_unsupported("zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
                        "secondary partitions (hpZ) are not supported"),
       zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),

@@ -40,7 +40,17 @@ class Resolver {
   Resolver(const Json& root, const ConfigContext& context)
       : context_(context), keys_(always_known_keys()), document_(root, keys_) {}
 
+  // Throws ConfigError, which also names unknown keys that may be the cause.
   ParsedConfig run() {
+    try {
+      return resolve_all();
+    } catch (const ConfigError& error) {
+      throw ConfigError(error.what() + document_.advice_on_ignored());
+    }
+  }
+
+ private:
+  ParsedConfig resolve_all() {
     refuse_unknown_keys();
     parsed_.config.world_size = context_.world_size;
     for (const Key& key : keys_) visit(key);
@@ -51,22 +61,23 @@ class Resolver {
     for (const std::string& path : document_.overridden()) {
       parsed_.without_effect.push_back(path + " (flat): the same key inside its block wins");
     }
+    parsed_.unknown = document_.ignored();
     return std::move(parsed_);
   }
 
- private:
   Config& config() { return parsed_.config; }
 
   void visit(const Key& key) {
     const Given* given = document_.find(key.path);
     const bool is_given = given && !given->value.is_null();
     const Resolved resolved = resolve(key, given);
-    if (key.effect == Key::Effect::kNone) {
-      const std::string& written = given && !given->written_as.empty() ? given->written_as : key.path;
-      if (is_given) parsed_.without_effect.push_back(concat(written, " = ", shown(given->value), ": ", key.help));
-      return;
+    const bool is_asked = key.effect == Key::Effect::kUnsupported && key.apply && resolved.value != key.default_value;
+    if (is_asked) key.apply(config(), resolved.value);
+    if (is_given && (key.effect == Key::Effect::kNone || is_asked)) {
+      const std::string& written = given->written_as.empty() ? key.path : given->written_as;
+      parsed_.without_effect.push_back(concat(written, " = ", shown(given->value), ": ", key.help));
     }
-    if (key.effect == Key::Effect::kUnsupported) return;
+    if (key.effect != Key::Effect::kYes) return;
     if (key.required && resolved.value.is_null()) {
       throw ConfigError(concat(key.path, ": this key is required; it must be ", describe(key.allowed)));
     }
@@ -235,6 +246,12 @@ void check_context(const ConfigContext& context) {
 }
 
 }  // namespace
+
+std::string ParsedConfig::warning() const {
+  std::string text;
+  for (const std::string& key : unknown) text += concat(text.empty() ? "" : "; ", key);
+  return text.empty() ? "" : "unknown keys, ignored as DeepSpeed does: " + text;
+}
 
 ParsedConfig parse_config(std::string_view json, const ConfigContext& context) {
   check_context(context);

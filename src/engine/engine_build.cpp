@@ -11,6 +11,7 @@
 #include "device/missing_memory.h"
 #include "device/swap_storage.h"
 #include "engine/agreement.h"
+#include "engine/check_offload.h"
 #include "engine/impl.h"
 #include "engine/memory_needs.h"
 
@@ -135,6 +136,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   for (const auto& [what, values] : options.agreement) check_agreement(reduce, options.device, what, values);
   check_agreement(reduce, options.device, "parameters of the model", describe(layouts));
   check_agreement(reduce, options.device, "buffers of the model", describe(options.buffers));
+  check_offload(config, options.device);
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);

@@ -83,6 +83,7 @@ struct DirectoryLock::Held {
   pid_t process = ::getpid();
   std::mutex using_it;
   int64_t turns = 0;
+  bool shared = false;  // the last turn was of users who share
 };
 
 // All locks of this process: kernel locks also belong to the process, not to a user in it.
@@ -218,11 +219,13 @@ bool DirectoryLock::keeps(const Directory& directory) const {
          held_->is_file(named);
 }
 
-std::unique_lock<std::mutex> DirectoryLock::take_turn(std::string_view advice) {
+std::unique_lock<std::mutex> DirectoryLock::take_turn(std::string_view advice, bool share) {
   std::unique_lock<std::mutex> turn(held_->using_it);
   if (turn_ != 0 && turn_ != held_->turns)
     throw StateError(concat("another in this process has taken over ", held_->directory.path(), ". ", advice));
-  turn_ = ++held_->turns;
+  if (!share || !held_->shared || held_->turns == 0) ++held_->turns;
+  held_->shared = share;
+  turn_ = held_->turns;
   return turn;
 }
 

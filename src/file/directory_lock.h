@@ -31,8 +31,9 @@ class DirectoryLock {
   // Whether this lock still protects the directory: not if the directory or its file kName was deleted and made anew.
   bool keeps(const Directory& directory) const;
   // For users in one process that must not mix: one has the turn until it drops the returned lock; the next waits.
-  // Throws StateError, followed by `advice`, if another lock of this process had a turn since this one's last.
-  std::unique_lock<std::mutex> take_turn(std::string_view advice);
+  // Throws StateError, followed by `advice`, if another lock of this process had a turn since this one's last; turns of
+  // users who `share`, because they leave one another's files alone, do not count among themselves.
+  std::unique_lock<std::mutex> take_turn(std::string_view advice, bool share = false);
 
  private:
   struct Held;

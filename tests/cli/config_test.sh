@@ -48,6 +48,15 @@ check 2 'world_size 8 != 2 \* 1 \* 3' stderr config explain "$work/auto.json" --
 echo '{"train_batch_size": 1, "zero_optimization": {"stge": 1}}' >"$work/typo.json"
 check 2 "did you mean 'zero_optimization.stage'?" stderr config explain "$work/typo.json"
 [ -s "$work/stdout" ] && fail "an error printed something on stdout"
+echo '{"train_batch_size": 1, "_comment": "x", "zero_optimisation": {"stage": 3}}' >"$work/unknown.json"
+check 0 "^  zero_optimisation = .*: did you mean 'zero_optimization'?$" stdout config explain "$work/unknown.json"
+check 0 '^    "_comment = ' stdout config explain "$work/unknown.json" --json
+check 0 'Note: the config has unknown keys, ignored as DeepSpeed does: _comment' stdout \
+  plan --params 1B --world-size 1 --config "$work/unknown.json"
+echo '{"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' >"$work/offload.json"
+check 0 '^  zero_optimization.offload_param.device = "cpu": offload is not supported yet; ranks on the CPU' stdout \
+  config explain "$work/offload.json"
+check 0 'the config asks for offload' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
 printf '{\n "a": ?\n}' >"$work/syntax.json"
 check 2 'syntax.json: line 2, column 7' stderr config explain "$work/syntax.json"
 check 2 'cannot read' stderr config explain "$work/missing.json"

@@ -12,27 +12,57 @@ using ::testing::HasSubstr;
 TEST(ConfigErrors, UnknownKeysNameTheNearest) {
   expect_error(R"({"zero_optimization": {"stge": 3}})",
                {"zero_optimization.stge = 3", "unknown key", "did you mean 'zero_optimization.stage'?"});
-  expect_error(R"({"zero_optimisation": {"stage": 3}})", {"zero_optimisation", "'zero_optimization'"});
-  expect_error(R"({"train_batchsize": 3})", {"train_batchsize = 3", "'train_batch_size'"});
-  expect_error(R"({"reduce_bucket_size": 3})", {"'zero_optimization.reduce_bucket_size'"});
   expect_error(R"({"fp16": {"enable": true}})", {"fp16.enable = true", "'fp16.enabled'"});
   expect_error(R"({"zeroshard": {"reducton": 1}})", {"'zeroshard.reduction'"});
-  expect_error(R"({"zero_optimization.stgae": 1})", {"'zero_optimization.stage'"});
+}
+
+std::vector<std::string> unknown_in(std::string_view json) {
+  return parse_config(json, ranks(1)).unknown;
+}
+
+TEST(ConfigErrors, UnknownKeysAtTheTopAreToldAndIgnored) {
+  using ::testing::ElementsAre;
+  EXPECT_THAT(unknown_in(R"({"zero_optimisation": {"stage": 3}, "zeroshardd": 1})"),
+              ElementsAre(R"(zero_optimisation = {"stage":3}: did you mean 'zero_optimization'?)",
+                          "zeroshardd = 1: did you mean 'zeroshard'?"));
+  EXPECT_THAT(unknown_in(R"({"reduce_bucket_size": 3})"),
+              ElementsAre("reduce_bucket_size = 3: did you mean 'zero_optimization.reduce_bucket_size'?"));
+  EXPECT_THAT(unknown_in(R"({"zero_optimization.stgae": 1, "fp16.enable": true})"),
+              ElementsAre("zero_optimization.stgae = 1: did you mean 'zero_optimization.stage'?",
+                          "fp16.enable = true: did you mean 'fp16.enabled'?"));
+  EXPECT_THAT(unknown_in(R"({"_comment": "x", "comms_config": {"verbose": false}})"),
+              ElementsAre(R"(_comment = "x")", R"(comms_config = {"verbose":false})"));
+  EXPECT_EQ(parse_config(R"({"_comment": "x", "stagee": 3})", ranks(1)).warning(),
+            "unknown keys, ignored as DeepSpeed does: _comment = \"x\"; stagee = 3: did you mean "
+            "'zero_optimization.stage'?");
+  EXPECT_EQ(configuration("{}").warning(), "");
+  expect_error(R"({"unknown": {"a": 1, "a": 2}})", {"unknown.a: this key is given twice"});
+}
+
+TEST(ConfigErrors, AnErrorNamesTheIgnoredKeysThatMayBeItsCause) {
+  expect_error(R"({"zero_optimisation": {"stage": 3}, "_comment": 1,
+                   "zeroshard": {"placement": [{"units": "a", "parameters": "sharded"}]}})",
+               {"is for stage 3; zero_optimization.stage is 0",
+                "\n  zero_optimisation = {\"stage\":3}: this key is unknown and was ignored; did you mean "
+                "'zero_optimization'?"});
+  EXPECT_THAT(error_of(R"({"_comment": 1, "fp16": {"enabled": 1}})"), ::testing::Not(HasSubstr("_comment")));
 }
 
 TEST(ConfigErrors, NothingNearIsNotSuggested) {
-  const std::string message = error_of(R"({"qwertyuiop": 1})");
-  EXPECT_THAT(message, HasSubstr("qwertyuiop = 1: unknown key"));
+  const std::string message = error_of(R"({"fp16": {"qwertyuiop": 1}})");
+  EXPECT_THAT(message, HasSubstr("fp16.qwertyuiop = 1: unknown key"));
   EXPECT_THAT(message, ::testing::Not(HasSubstr("did you mean")));
 }
 
 TEST(ConfigErrors, AllUnknownKeysAreToldAtOnce) {
-  const std::string message = error_of(R"({"zero_optimization": {"stge": 3, "stage": 7}, "qwertyuiop": 1,
+  const std::string message =
+      error_of(R"({"zero_optimization": {"stge": 3, "stage": 7}, "qwertyuiop": 1, "bf16": {"q": 1},
       "optimizer": {"type": "AdamW", "params": {"weight_decai": 0}},
-      "scheduler": {"type": "WarmupLR", "params": {"speed": 5}}, "fp16.enable": true})");
+      "scheduler": {"type": "WarmupLR", "params": {"speed": 5}}, "fp16": {"enable": true}})");
   EXPECT_THAT(message, ::testing::StartsWith("5 unknown keys; `zeroshard config keys` lists all\n"));
   EXPECT_THAT(message, HasSubstr("\n  zero_optimization.stge = 3: did you mean 'zero_optimization.stage'?\n"));
-  EXPECT_THAT(message, HasSubstr("\n  qwertyuiop = 1\n"));
+  EXPECT_THAT(message, HasSubstr("\n  bf16.q = 1\n"));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("qwertyuiop")));
   EXPECT_THAT(message, HasSubstr("\n  fp16.enable = true: did you mean 'fp16.enabled'?\n"));
   EXPECT_THAT(message, HasSubstr("\n  optimizer.params.weight_decai = 0: did you mean 'optimizer.params.weight_decay'? "
                                  "allowed here: lr, "));
@@ -42,9 +72,12 @@ TEST(ConfigErrors, AllUnknownKeysAreToldAtOnce) {
 TEST(ConfigErrors, OfManyUnknownKeysTheFirstAreTold) {
   std::string json = "{";
   for (int i = 0; i < 4'000; ++i) json += "\"key_without_a_meaning_" + std::to_string(i) + "\": 1,";
-  const std::string message = error_of(json + "}");
+  const std::string message = error_of("{\"fp16\": " + json + "}}");
   EXPECT_THAT(message, ::testing::StartsWith("4000 unknown keys;"));
   EXPECT_THAT(message, ::testing::EndsWith("\n  and 3980 more"));
+  const std::vector<std::string> ignored = unknown_in(json + "}");
+  ASSERT_EQ(ignored.size(), 21U);
+  EXPECT_EQ(ignored.back(), "and 3980 more");
 }
 
 // Looking for one among them takes longer the more there are: 90,000 took seconds.
@@ -62,15 +95,16 @@ TEST(ConfigErrors, NoTextOfTheFileIsTakenAsItIs) {
   const std::string escape = R"(\u001b[31m)", zero = R"(\u0000)";
   for (const std::string& part : {escape, zero}) {
     const std::string shown = part == zero ? "\\x00" : "\\x1b[31m";
-    expect_error(R"({"a)" + part + R"(b": 1})", {"a" + shown + "b = 1: unknown key"});
-    expect_error(R"({"a)" + part + R"(b": 1, "c": 2})", {"\n  a" + shown + "b = 1\n  c = 2"});
+    expect_error(R"({"fp16": {"a)" + part + R"(b": 1}})", {"fp16.a" + shown + "b = 1: unknown key"});
+    expect_error(R"({"fp16": {"a)" + part + R"(b": 1, "c": 2}})", {"\n  fp16.a" + shown + "b = 1\n  fp16.c = 2"});
+    EXPECT_EQ(unknown_in(R"({"a)" + part + R"(b": 1})"), std::vector{"a" + shown + "b = 1"});
     expect_error(R"({"a)" + part + R"(": {"b": 1, "b": 2}})", {"a" + shown + ".b: this key is given twice"});
     expect_error(R"({"a)" + part + R"(": 1e999})", {"a" + shown + " = 1e999"});
     expect_error(R"({"optimizer": {"type": "AdamW", "params": {"l)" + part + R"(r": 1}}})",
                  {"optimizer.params.l" + shown + "r = 1: unknown key"});
   }
   for (const char* json : {R"({"a\u001bb": 1, "a\u001bb": 2})", R"({"train_batch_size": "\u009b31m"})",
-                           "{\"a\x1b\": 1}", "{\"a\x7f\": 1}"}) {
+                           "{\"a\x1b\": 1}", "{\"fp16\": {\"a\x7f\": 1}}"}) {
     const std::string message = error_of(json);
     EXPECT_NE(message, "");
     for (const char* code : {"\x1b", "\x7f", "\u009b"}) EXPECT_THAT(message, ::testing::Not(HasSubstr(code)));
@@ -80,13 +114,15 @@ TEST(ConfigErrors, NoTextOfTheFileIsTakenAsItIs) {
 TEST(ConfigErrors, LongTextsAreCut) {
   const std::string name(200'000, 'x');
   for (const std::string& json :
-       {"{\"" + name + "\": 1}", "{\"" + name + "\": {\"a\": 1, \"a\": 2}}", "{\"a\": \"" + name + "\"}",
-        "{\"train_batch_size\": \"" + name + "\"}", "{\"a\": 1 \"" + name + "\"}", "{\"" + name + "\": 1e999}",
-        "{\"optimizer\": {\"type\": \"" + name + "\"}}", "{\"fp16." + name + "\": 1, \"bf16." + name + "\": 1}"}) {
+       {"{\"fp16\": {\"" + name + "\": 1}}", "{\"" + name + "\": {\"a\": 1, \"a\": 2}}",
+        "{\"fp16\": {\"a\": \"" + name + "\"}}", "{\"train_batch_size\": \"" + name + "\"}",
+        "{\"a\": 1 \"" + name + "\"}", "{\"" + name + "\": 1e999}", "{\"optimizer\": {\"type\": \"" + name + "\"}}",
+        "{\"fp16\": {\"" + name + "\": 1}, \"bf16\": {\"" + name + "\": 1}}"}) {
     const std::string message = error_of(json);
     EXPECT_NE(message, "") << json.substr(0, 40);
     EXPECT_LT(message.size(), 600u) << json.substr(0, 40);
   }
+  EXPECT_LT(unknown_in("{\"" + name + "\": \"" + name + "\"}").at(0).size(), 600u);
 }
 
 TEST(ConfigErrors, TheMessageEndsWhereNoNameIsNear) {
@@ -145,7 +181,8 @@ TEST(ConfigErrors, WrongTypes) {
 TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
   const std::vector<std::pair<const char*, const char*>> cases{
       {R"({"zero_optimization": {"offload_param": {"device": "nvme"}}})", "zero_optimization.offload_param.device"},
-      {R"({"zero_optimization": {"cpu_offload": true}})", "zero_optimization.cpu_offload = true"},
+      {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
+       "zero_optimization.offload_optimizer.device"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights = true"},
       {R"({"zero_optimization": {"zero_quantized_gradients": true}})", "zero_quantized_gradients = true"},
       {R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", "zero_hpz_partition_size = 8"},

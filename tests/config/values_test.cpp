@@ -43,9 +43,24 @@ TEST(Config, AccelerateDumpWithoutOffload) {
   EXPECT_TRUE(parsed.without_effect.empty());
 }
 
-TEST(Config, AccelerateDumpWithOffloadIsRefused) {
-  expect_error(R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "nvme_path": null}}})",
-               {"zero_optimization.offload_optimizer.device = \"cpu\"", "not supported yet", "allowed: none"});
+TEST(Config, OffloadToHostMemoryIsKeptForTheEngineAndTold) {
+  const ParsedConfig parsed = configuration(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
+      {"device": "CPU", "nvme_path": null}, "offload_param": {"device": "none"}}})");
+  EXPECT_TRUE(parsed.config.offload_optimizer);
+  EXPECT_FALSE(parsed.config.offload_params);
+  EXPECT_THAT(parsed.without_effect,
+              ElementsAre(AllOf(StartsWith("zero_optimization.offload_optimizer.device = \"CPU\": "),
+                                HasSubstr("in host memory already"), HasSubstr("ranks on GPUs refuse"))));
+  const Config both = configuration(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
+      "cpu_offload": true}})")
+                          .config;
+  EXPECT_TRUE(both.offload_params);
+  EXPECT_TRUE(both.offload_optimizer);
+  const ParsedConfig off = configuration(R"({"zero_optimization": {"cpu_offload": false, "cpu_offload_param": null}})");
+  EXPECT_FALSE(off.config.offload_params || off.config.offload_optimizer);
+  EXPECT_TRUE(off.without_effect.empty());
+  expect_error(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}}})",
+               {"zero_optimization.offload_param.device = \"nvme\"", "not supported yet", "allowed: one of none, cpu"});
 }
 
 TEST(Config, FlatKeysOfTrl) {

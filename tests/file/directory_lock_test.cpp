@@ -143,6 +143,24 @@ TEST(DirectoryLock, OneUserInAProcessTakesOverFromAnother) {
   second.take_turn(kAdvice);
 }
 
+TEST(DirectoryLock, WhoShareTakeTurnsInAnyOrder) {
+  const TemporaryDirectory root;
+  DirectoryLock first = lock(root), second = lock(root);
+  for (int i = 0; i < 3; ++i) {
+    first.take_turn(kAdvice, /*share=*/true);
+    second.take_turn(kAdvice, /*share=*/true);
+  }
+  first.take_turn(kAdvice);
+  first.take_turn(kAdvice);
+  EXPECT_THROW(second.take_turn(kAdvice, /*share=*/true), StateError);
+  first.take_turn(kAdvice, /*share=*/true);
+  DirectoryLock third = lock(root);
+  third.take_turn(kAdvice, /*share=*/true);
+  first.take_turn(kAdvice, /*share=*/true);
+  third.take_turn(kAdvice);
+  EXPECT_THROW(first.take_turn(kAdvice, /*share=*/true), StateError);
+}
+
 TEST(DirectoryLock, ATurnWaitsForTheOneBefore) {
   const TemporaryDirectory root;
   DirectoryLock first = lock(root), second = lock(root);

@@ -412,7 +412,7 @@ CHECKPOINT = [
     (
         "save-engines-mix",
         _SAVE,
-        "    turn_ = lock.take_turn(kOneEngine);\n",
+        "    turn_ = lock.take_turn(kOneEngine, shares());\n",
         "",
         "OneWriter.AnEngineTakesOverFromAnotherOfItsProcess",
     ),

@@ -1,0 +1,69 @@
+"""Reads the configuration that a caller gives as a path, text or dict."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from typing import Any
+
+from torch import nn
+
+from . import _C
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def parse_config(
+    settings: str | dict | os.PathLike, *, world_size: int, model: nn.Module | None = None
+) -> _C.ParsedConfig:
+    """Resolves a configuration given as dict, JSON text (also in base64, as DeepSpeed takes it) or path."""
+    hidden_size = _hidden_size(model)
+    if isinstance(settings, dict):
+        settings = _as_json(settings)
+    text = os.fspath(settings)
+    if isinstance(text, str) and not os.path.exists(text):
+        text = _from_base64(text)
+        if "{" in text:
+            return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
+    return _C.ParsedConfig.load(text, world_size=world_size, hidden_size=hidden_size)
+
+
+def _as_json(settings: dict) -> str:
+    try:
+        return json.dumps(settings)
+    except (TypeError, ValueError, RecursionError):
+        place, value = _no_plain_value(settings, "config", [])
+        raise ValueError(
+            f"{place} is {value!r:.200}, a {type(value).__name__}: a configuration holds what JSON can, which is "
+            "numbers, text, true, false, null, lists and dicts"
+        ) from None
+
+
+def _no_plain_value(value: Any, place: str, around: list[int]) -> tuple[str, Any]:
+    """The first value that JSON cannot hold; ("config", the dict) where that is something else."""
+    if isinstance(value, _PLAIN):
+        return "", None
+    if not isinstance(value, (dict, list, tuple)) or id(value) in around or len(around) > 500:
+        return place, value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if not isinstance(key, _PLAIN):
+            return f"a key of {place}", key
+        found = _no_plain_value(item, f"{place}[{key!r}]", [*around, id(value)])
+        if found[0]:
+            return found
+    return ("", None) if around else (place, value)
+
+
+def _from_base64(text: str) -> str:
+    try:
+        decoded = base64.urlsafe_b64decode(text).decode()
+    except ValueError:  # no base64, or of something that is no text
+        return text
+    return decoded if decoded.lstrip().startswith("{") else text
+
+
+def _hidden_size(model: nn.Module | None) -> int | None:
+    config = getattr(model, "config", None)
+    size = getattr(config, "hidden_size", None) or getattr(config, "n_embd", None)
+    return size if isinstance(size, int) else None

@@ -1,0 +1,39 @@
+#include "engine/check_offload.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/configuration.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::configuration;
+
+Config offloading(const std::string& key) {
+  return configuration(R"({"zero_optimization": {"stage": 3, ")" + key + R"(": {"device": "cpu"}}})").config;
+}
+
+TEST(CheckOffload, OnTheCpuEverythingIsInHostMemory) {
+  EXPECT_NO_THROW(check_offload(offloading("offload_optimizer"), at::kCPU));
+  EXPECT_NO_THROW(check_offload(offloading("offload_param"), at::kCPU));
+}
+
+TEST(CheckOffload, OnOtherDevicesTheRequestIsRefused) {
+  const c10::Device gpu(at::kCUDA, 1);
+  EXPECT_NO_THROW(check_offload(configuration("{}").config, gpu));
+  for (const char* key : {"offload_optimizer", "offload_param"}) {
+    try {
+      check_offload(offloading(key), gpu);
+      FAIL() << key << " was accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string("zero_optimization.") + key + ".device = \"cpu\": "));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("the ranks run on cuda:1"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("set \"none\""));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
