@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "numbers.h"
+#include "slots.h"
 #include "supervisor_options.h"
 #include "usage_error.h"
 #include "zeroshard/error.h"
@@ -22,6 +23,8 @@ struct RunArguments {
   std::optional<int> nproc, num_gpus;
   std::optional<std::string> master_addr;
   LaunchOptions launch;  // from the other options
+  std::string include, exclude, hostfile, bind_core_list, each_rank_log;
+  bool bind_cores = false;
   bool module = false, no_python = false, no_deepspeed = false;
   bool add_local_rank = false, no_local_rank = false;  // the second one wins
 };
@@ -31,7 +34,7 @@ int ranks_for_gpus(int wanted) {
   const int gpus = count_gpus();
   if (wanted <= gpus) return wanted;
   if (!has_gpus()) {
-    log(LogLevel::kInfo, concat("--num_gpus is ", wanted, " and this host has no GPU: ", wanted,
+    log(LogLevel::kInfo, concat(wanted, " GPUs are asked for, and this host has none: ", wanted,
                                 wanted == 1 ? " rank" : " ranks", " on its CPUs"));
     return wanted;
   }
@@ -48,10 +51,35 @@ void set_search_paths(bool with_deepspeed) {
   }
 }
 
+// Leaves the chosen GPUs visible to the ranks, one for each.
+int choose_gpus(const RunArguments& arguments) {
+  const std::vector<std::string> chosen = chosen_gpus(arguments.include, arguments.exclude, visible_gpus());
+  std::string list;
+  for (const std::string& gpu : chosen) list += (list.empty() ? "" : ",") + gpu;
+  ::setenv("CUDA_VISIBLE_DEVICES", list.c_str(), 1);
+  return static_cast<int>(chosen.size());
+}
+
 int ranks_of(const RunArguments& arguments) {
+  const bool filtered = !arguments.include.empty() || !arguments.exclude.empty();
+  if (!arguments.include.empty() && !arguments.exclude.empty())
+    throw ValueError("give --include or --exclude, not both");
   if (arguments.nproc && arguments.num_gpus) throw ValueError("give --nproc or --num_gpus, not both");
+  if (filtered && (arguments.nproc || arguments.num_gpus)) {
+    throw ValueError(
+        "--include and --exclude choose GPUs, one rank for each: give them without --nproc and --num_gpus");
+  }
+  const std::optional<Host> host =
+      arguments.hostfile.empty() ? std::nullopt : std::optional(read_hostfile(arguments.hostfile));
+  if (filtered) return choose_gpus(arguments);
   if (arguments.nproc) return *arguments.nproc;
-  return arguments.num_gpus ? ranks_for_gpus(*arguments.num_gpus) : std::max(1, count_gpus());
+  if (arguments.num_gpus) return ranks_for_gpus(*arguments.num_gpus);
+  return host ? ranks_for_gpus(host->slots) : std::max(1, count_gpus());
+}
+
+std::vector<int> cores_of(const RunArguments& arguments) {
+  if (!arguments.bind_core_list.empty()) return parse_cores(arguments.bind_core_list);
+  return arguments.bind_cores ? usable_cpus() : std::vector<int>{};
 }
 
 LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
@@ -62,6 +90,8 @@ LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
   }
   LaunchOptions options = arguments.launch;
   options.nproc = ranks_of(arguments);
+  options.cores = cores_of(arguments);
+  if (!arguments.each_rank_log.empty() && arguments.each_rank_log != "None") options.log_dir = arguments.each_rank_log;
   if (options.nnodes > 1 && !arguments.master_addr) {
     throw ValueError("--nnodes is " + std::to_string(options.nnodes) + ": give --master_addr, the host of rank 0");
   }
@@ -95,13 +125,19 @@ void add_run_command(CLI::App& app) {
           "Port of rank 0's store (default: a free one)");
   run->add_flag("-m,--module", a.module, "SCRIPT is a Python module");
   run->add_flag("--no_python,--no-python", a.no_python, "SCRIPT is a program, looked up in PATH");
+  run->add_option("--include,-i", a.include, "GPUs to use, one rank for each: localhost:0,2");
+  run->add_option("--exclude,-e", a.exclude, "GPUs to leave out: localhost:1");
+  run->add_option("--hostfile,-H", a.hostfile, "A file with the line NAME slots=N, of this host");
+  run->add_option("--enable_each_rank_log", a.each_rank_log, "The same as --log-dir");
+  run->add_flag("--bind_cores_to_rank,--bind-cores-to-rank", a.bind_cores, "Each rank runs on CPUs of its own");
+  run->add_option("--bind_core_list,--bind-core-list", a.bind_core_list, "Which CPUs these are: 0-3,8");
   run->add_flag("--no_deepspeed,--no-deepspeed", a.no_deepspeed,
                 "`import deepspeed` finds an installed DeepSpeed, not zeroshard");
   run->add_flag("--add_local_rank,--add-local-rank", a.add_local_rank,
                 "SCRIPT's first argument is --local_rank=N, as from DeepSpeed's launcher");
   run->add_flag("--no_local_rank,--no-local-rank", a.no_local_rank, "Not so; the default of `zeroshard run`");
   add_supervisor_options(*run, a.launch);
-  add_int(*run, "--nnodes", {.min = 1}, a.launch.nnodes, "Hosts of the job (default: 1)");
+  add_int(*run, "--nnodes,--num_nodes", {.min = 1}, a.launch.nnodes, "Hosts of the job (default: 1)");
   add_int(*run, "--node_rank,--node-rank", {.min = 0}, a.launch.node_rank, "This host's number (default: 0)");
   run->add_option("--master_addr,--master-addr", a.master_addr, "Host of rank 0 (default: 127.0.0.1)");
   run->callback([arguments, run] { throw Exit{launch(to_options(*run, *arguments))}; });

@@ -10,16 +10,17 @@ struct LaunchOptions {
   int nproc = 1;  // ranks on this host
   int nnodes = 1, node_rank = 0;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;             // 0: a free one; with several hosts, one that all know
-  double grace_period_s = 30;      // from a signal to SIGKILL
-  double stall_timeout_s = 10;     // how long a rank may be stopped; 0: without limit
-  double hang_timeout_s = 0;       // how long ranks that have reported a step may make no progress; 0: without limit
-  int max_restarts = 0;            // how often a job that fails is restarted; only on one host
-  int min_ranks = 0;               // the smallest number of ranks for a restart; 0: as many as before
-  std::string log_dir;             // directory for rank-N.log with everything that rank N writes; empty: none
-  bool prefix_stdout = true;       // with several ranks, lines get the rank as prefix; else all is passed on unchanged
-  std::vector<std::string> argv;   // of every rank; argv[0] is the path of the program
-  int local_rank_at = 0;           // where in argv each rank gets "--local_rank=N", as from DeepSpeed; 0: nowhere
+  int master_port = 0;            // 0: a free one; with several hosts, one that all know
+  double grace_period_s = 30;     // from a signal to SIGKILL
+  double stall_timeout_s = 10;    // how long a rank may be stopped; 0: without limit
+  double hang_timeout_s = 0;      // how long ranks that have reported a step may make no progress; 0: without limit
+  int max_restarts = 0;           // how often a job that fails is restarted; only on one host
+  int min_ranks = 0;              // the smallest number of ranks for a restart; 0: as many as before
+  std::string log_dir;            // directory for rank-N.log with everything that rank N writes; empty: none
+  bool prefix_stdout = true;      // with several ranks, lines get the rank as prefix; else all is passed on unchanged
+  std::vector<std::string> argv;  // of every rank; argv[0] is the path of the program
+  int local_rank_at = 0;          // where in argv each rank gets "--local_rank=N", as from DeepSpeed; 0: nowhere
+  std::vector<int> cores;  // CPUs that the ranks divide among themselves, each bound to its part; empty: all share
   bool signal_whole_group = true;  // signals go to all processes of a rank, not only to its first
 };
 
@@ -36,10 +37,13 @@ int stack_dump_signal();
 
 // CUDA devices of this host that CUDA_VISIBLE_DEVICES leaves visible; needs no driver.
 int count_gpus();
+// Their names, as CUDA_VISIBLE_DEVICES has them; without that variable, numbers from 0.
+std::vector<std::string> visible_gpus();
 // Whether this host has any, visible or not.
 bool has_gpus();
-// The number of CPUs this process may use.
+// The number of CPUs this process may use, and which.
 int count_cpus();
+std::vector<int> usable_cpus();
 
 struct Program {
   std::string script;  // a file, or a module's name

@@ -42,7 +42,7 @@ std::string output_of(const std::vector<std::string>& argv) {
   sigset_t mask;
   ::sigprocmask(SIG_SETMASK, nullptr, &mask);
   const std::vector<std::string> environment = current_environment();
-  const pid_t pid = spawn({argv, environment, {nowhere.get(), pipe.write_end.get(), nowhere.get()}, mask});
+  const pid_t pid = spawn({argv, environment, {nowhere.get(), pipe.write_end.get(), nowhere.get()}, mask, -1, {}});
   pipe.write_end.reset();
   std::string text;
   std::array<char, 4096> buffer;

@@ -49,8 +49,9 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
 }  // namespace
 
 int omp_num_threads(const LaunchOptions& options) {
-  if (options.nproc == 1 || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-  return std::max(1, count_cpus() / options.nproc);
+  if ((options.nproc == 1 && options.cores.empty()) || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
+  const int cpus = options.cores.empty() ? count_cpus() : static_cast<int>(options.cores.size());
+  return std::max(1, cpus / options.nproc);
 }
 
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start) {

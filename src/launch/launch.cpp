@@ -40,6 +40,14 @@ void check(const LaunchOptions& options) {
            options.local_rank_at, ", expected 0 to ", options.argv.size(), ", a place in argv");
   ZS_CHECK(options.nproc >= 1 && options.nproc <= kMaxRanksPerHost, "nproc is ", options.nproc, ", expected 1 to ",
            kMaxRanksPerHost);
+  ZS_CHECK(options.cores.empty() || options.cores.size() >= size_t(options.nproc), "there are ", options.cores.size(),
+           " cores to bind and ", options.nproc, " ranks, expected one core for each at least");
+  const std::vector<int> usable = usable_cpus();
+  for (const int core : options.cores) {
+    ZS_CHECK(std::find(usable.begin(), usable.end(), core) != usable.end(), "core ", core,
+             " cannot be bound: this process may use ", usable.size(), " CPUs, from ",
+             usable.empty() ? 0 : usable.front(), " to ", usable.empty() ? 0 : usable.back());
+  }
   ZS_CHECK(options.nnodes >= 1, "nnodes is ", options.nnodes, ", expected at least 1");
   ZS_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, "node_rank is ", options.node_rank,
            ", expected 0 to nnodes - 1 = ", options.nnodes - 1);

@@ -44,12 +44,14 @@ std::string find_program(const std::string& script) {
   return path;
 }
 
-// How many devices CUDA_VISIBLE_DEVICES names: CUDA stops at the first invalid one.
-int count_entries(const std::string& list) {
+// What CUDA_VISIBLE_DEVICES names: CUDA stops at the first invalid entry.
+std::vector<std::string> entries_of(const std::string& list) {
   std::istringstream entries(list);
-  int count = 0;
-  for (std::string entry; std::getline(entries, entry, ',') && !entry.empty() && entry[0] != '-';) ++count;
-  return count;
+  std::vector<std::string> names;
+  for (std::string entry; std::getline(entries, entry, ',') && !entry.empty() && entry[0] != '-';) {
+    names.push_back(entry);
+  }
+  return names;
 }
 
 // CUDA devices of this host, visible or not.
@@ -86,20 +88,37 @@ bool has_gpus() {
   return count_devices() > 0;
 }
 
-int count_gpus() {
+std::vector<std::string> visible_gpus() {
   const int devices = count_devices();
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return devices;
-  const int entries = count_entries(visible);
+  std::vector<std::string> names = entries_of(visible != nullptr ? visible : "");
+  if (visible == nullptr) {
+    for (int device = 0; device < devices; ++device) names.push_back(std::to_string(device));
+    return names;
+  }
   const bool slices = std::string_view(visible).find("MIG") != std::string_view::npos;  // parts of a device
-  return devices > 0 && !slices ? std::min(entries, devices) : entries;
+  if (devices > 0 && !slices && names.size() > size_t(devices)) names.resize(size_t(devices));
+  return names;
+}
+
+int count_gpus() {
+  return static_cast<int>(visible_gpus().size());
+}
+
+std::vector<int> usable_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
 }
 
 int count_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const size_t usable = usable_cpus().size();
+  return usable > 0 ? static_cast<int>(usable) : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 std::vector<std::string> resolve(const Program& program) {

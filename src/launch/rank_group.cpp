@@ -25,6 +25,16 @@ std::vector<std::string> argv_of(const LaunchOptions& options, int local_rank) {
   return argv;
 }
 
+// This rank's part of the cores: equal parts, what is left over stays unused.
+std::optional<cpu_set_t> cpus_of(const LaunchOptions& options, int local_rank) {
+  if (options.cores.empty()) return {};
+  const size_t each = options.cores.size() / size_t(options.nproc);
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (size_t i = 0; i < each; ++i) CPU_SET(size_t(options.cores[size_t(local_rank) * each + i]), &set);
+  return set;
+}
+
 }  // namespace
 
 ExitOrder::ExitOrder() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
@@ -87,8 +97,8 @@ void RankGroup::start(const LaunchOptions& options, int local_rank, const Start&
     }
     streams_.push_back({rank, stream, mode, std::move(pipe.read_end)});
   }
-  const pid_t pid = spawn(
-      {argv_of(options, local_rank), environment_of(options, local_rank, how), stdio, signal_mask, how.heartbeat_fd});
+  const pid_t pid = spawn({argv_of(options, local_rank), environment_of(options, local_rank, how), stdio, signal_mask,
+                           how.heartbeat_fd, cpus_of(options, local_rank)});
   ranks_.push_back({.rank = rank, .pid = pid, .exit = {}, .stopped_since_s = {}});
   exit_order_.add(pid);
 }

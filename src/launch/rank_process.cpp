@@ -40,6 +40,7 @@ void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* cons
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // the parent died before the line above
   if (!place_stdio(spec.stdio)) return;
+  if (spec.cpus && ::sched_setaffinity(0, sizeof *spec.cpus, &*spec.cpus) != 0) return;
   if (spec.inherited_fd >= 0) ::fcntl(spec.inherited_fd, F_SETFD, 0);
   for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD, SIGPIPE}) {
     ::signal(signal, SIG_DFL);

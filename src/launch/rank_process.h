@@ -1,4 +1,5 @@
 #pragma once
+#include <sched.h>
 #include <signal.h>
 #include <sys/types.h>
 
@@ -14,7 +15,8 @@ struct ProcessSpec {
   const std::vector<std::string>& environment;  // "NAME=value"
   std::array<int, 3> stdio;                     // become its descriptors 0, 1 and 2
   sigset_t signal_mask;
-  int inherited_fd = -1;  // stays open in it, with the same number
+  int inherited_fd = -1;          // stays open in it, with the same number
+  std::optional<cpu_set_t> cpus;  // on which it runs; nothing: on all that this process may use
 };
 
 // Starts a process in a group of its own, which the kernel kills when this process dies. argv[0] is the path. Throws
