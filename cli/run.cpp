@@ -19,12 +19,18 @@
 namespace zeroshard::cli {
 namespace {
 
+// Which GPUs, hosts and CPUs, in DeepSpeed's words.
+struct PlaceArguments {
+  std::string include, exclude, hostfile, bind_core_list;
+  bool bind_cores = false;
+};
+
 struct RunArguments {
   std::optional<int> nproc, num_gpus;
   std::optional<std::string> master_addr;
+  std::string each_rank_log;
   LaunchOptions launch;  // from the other options
-  std::string include, exclude, hostfile, bind_core_list, each_rank_log;
-  bool bind_cores = false;
+  PlaceArguments place;
   bool module = false, no_python = false, no_deepspeed = false;
   bool add_local_rank = false, no_local_rank = false;  // the second one wins
 };
@@ -53,7 +59,7 @@ void set_search_paths(bool with_deepspeed) {
 
 // Leaves the chosen GPUs visible to the ranks, one for each.
 int choose_gpus(const RunArguments& arguments) {
-  const std::vector<std::string> chosen = chosen_gpus(arguments.include, arguments.exclude, visible_gpus());
+  const std::vector<std::string> chosen = chosen_gpus(arguments.place.include, arguments.place.exclude, visible_gpus());
   std::string list;
   for (const std::string& gpu : chosen) list += (list.empty() ? "" : ",") + gpu;
   ::setenv("CUDA_VISIBLE_DEVICES", list.c_str(), 1);
@@ -61,8 +67,8 @@ int choose_gpus(const RunArguments& arguments) {
 }
 
 int ranks_of(const RunArguments& arguments) {
-  const bool filtered = !arguments.include.empty() || !arguments.exclude.empty();
-  if (!arguments.include.empty() && !arguments.exclude.empty())
+  const bool filtered = !arguments.place.include.empty() || !arguments.place.exclude.empty();
+  if (!arguments.place.include.empty() && !arguments.place.exclude.empty())
     throw ValueError("give --include or --exclude, not both");
   if (arguments.nproc && arguments.num_gpus) throw ValueError("give --nproc or --num_gpus, not both");
   if (filtered && (arguments.nproc || arguments.num_gpus)) {
@@ -70,7 +76,7 @@ int ranks_of(const RunArguments& arguments) {
         "--include and --exclude choose GPUs, one rank for each: give them without --nproc and --num_gpus");
   }
   const std::optional<Host> host =
-      arguments.hostfile.empty() ? std::nullopt : std::optional(read_hostfile(arguments.hostfile));
+      arguments.place.hostfile.empty() ? std::nullopt : std::optional(read_hostfile(arguments.place.hostfile));
   if (filtered) return choose_gpus(arguments);
   if (arguments.nproc) return *arguments.nproc;
   if (arguments.num_gpus) return ranks_for_gpus(*arguments.num_gpus);
@@ -78,8 +84,8 @@ int ranks_of(const RunArguments& arguments) {
 }
 
 std::vector<int> cores_of(const RunArguments& arguments) {
-  if (!arguments.bind_core_list.empty()) return parse_cores(arguments.bind_core_list);
-  return arguments.bind_cores ? usable_cpus() : std::vector<int>{};
+  if (!arguments.place.bind_core_list.empty()) return parse_cores(arguments.place.bind_core_list);
+  return arguments.place.bind_cores ? usable_cpus() : std::vector<int>{};
 }
 
 LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
@@ -125,12 +131,12 @@ void add_run_command(CLI::App& app) {
           "Port of rank 0's store (default: a free one)");
   run->add_flag("-m,--module", a.module, "SCRIPT is a Python module");
   run->add_flag("--no_python,--no-python", a.no_python, "SCRIPT is a program, looked up in PATH");
-  run->add_option("--include,-i", a.include, "GPUs to use, one rank for each: localhost:0,2");
-  run->add_option("--exclude,-e", a.exclude, "GPUs to leave out: localhost:1");
-  run->add_option("--hostfile,-H", a.hostfile, "A file with the line NAME slots=N, of this host");
+  run->add_option("--include,-i", a.place.include, "GPUs to use, one rank for each: localhost:0,2");
+  run->add_option("--exclude,-e", a.place.exclude, "GPUs to leave out: localhost:1");
+  run->add_option("--hostfile,-H", a.place.hostfile, "A file with the line NAME slots=N, of this host");
   run->add_option("--enable_each_rank_log", a.each_rank_log, "The same as --log-dir");
-  run->add_flag("--bind_cores_to_rank,--bind-cores-to-rank", a.bind_cores, "Each rank runs on CPUs of its own");
-  run->add_option("--bind_core_list,--bind-core-list", a.bind_core_list, "Which CPUs these are: 0-3,8");
+  run->add_flag("--bind_cores_to_rank,--bind-cores-to-rank", a.place.bind_cores, "Each rank runs on CPUs of its own");
+  run->add_option("--bind_core_list,--bind-core-list", a.place.bind_core_list, "Which CPUs these are: 0-3,8");
   run->add_flag("--no_deepspeed,--no-deepspeed", a.no_deepspeed,
                 "`import deepspeed` finds an installed DeepSpeed, not zeroshard");
   run->add_flag("--add_local_rank,--add-local-rank", a.add_local_rank,

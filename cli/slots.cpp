@@ -76,8 +76,11 @@ std::vector<bool> named(const std::string& filter, const std::vector<std::string
 [[noreturn]] void refuse_several(const std::string& path, const std::vector<Host>& hosts) {
   std::string text =
       concat("hostfile '", path, "' has ", hosts.size(), " hosts, and zeroshard run starts ranks on one: run on each");
+  // All hosts need the same number of ranks.
+  const auto fewest = [](const Host& a, const Host& b) { return a.slots < b.slots; };
+  const int slots = std::min_element(hosts.begin(), hosts.end(), fewest)->slots;
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
-    text += concat("\n  ", hosts[rank].name, ": zeroshard run --nproc ", hosts[rank].slots, " --nnodes ", hosts.size(),
+    text += concat("\n  ", hosts[rank].name, ": zeroshard run --nproc ", slots, " --nnodes ", hosts.size(),
                    " --node_rank ", rank, " --master_addr ", hosts[0].name, " --master_port 29500 SCRIPT ...");
   }
   throw ValueError(text);
@@ -111,14 +114,14 @@ Host read_hostfile(const std::string& path) {
     std::string name, slots;
     if (!(words >> name) || name.starts_with('#')) continue;
     words >> slots;
-    const std::optional<int> count =
-        slots.starts_with("slots=") ? number(std::string_view(slots).substr(6)) : std::nullopt;
+    const std::string_view text = slots.starts_with("slots=") ? std::string_view(slots).substr(6) : "";
+    const int count = number(text).value_or(0);
     const std::string place = concat("hostfile '", path, "', line ", line_number);
-    if (!count || *count < 1) throw ValueError(concat(place, " is '", line, "', expected NAME slots=N"));
+    if (count < 1) throw ValueError(concat(place, " is '", line, "', expected NAME slots=N"));
     if (std::any_of(hosts.begin(), hosts.end(), [&](const Host& host) { return host.name == name; })) {
       throw ValueError(concat(place, " names '", name, "' again"));
     }
-    hosts.push_back({name, *count});
+    hosts.push_back({name, count});
   }
   if (hosts.empty()) throw ValueError("hostfile '" + path + "' names no host, expected lines NAME slots=N");
   if (hosts.size() > 1) refuse_several(path, hosts);
