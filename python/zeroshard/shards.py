@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,9 @@ from .groups import connect
 _SHARD = "_zeroshard_shard"
 _ids = itertools.count()
 _ranks: tuple[object, _C.World] | None = None  # the default process group, and the ranks that it connected
-_homes: WeakValueDictionary[int, Shard] = WeakValueDictionary()  # by the address of the storage without memory
+_homes: weakref.WeakValueDictionary[int, Shard] = (
+    weakref.WeakValueDictionary()
+)  # by the address of the storage without memory
 
 
 @dataclass(eq=False)
@@ -34,7 +36,8 @@ class Shard:
     ranks: _C.World
     piece: torch.Tensor  # a part of the flat parameter, [ceil(numel / ranks)]; the last ranks' are padded
     shape: torch.Size
-    home: torch.UntypedStorage | None = None  # of the parameter's tensor; has memory while it is gathered
+    params: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
+    home: torch.UntypedStorage | None = None  # of the parameters' tensors while they have no memory
     modify_rank: int | None = None  # of the context that holds it gathered
     is_held: bool = False
     id: int = field(default_factory=lambda: next(_ids))  # the same order on every rank
@@ -52,15 +55,23 @@ class ShardedParameter:
     def __repr__(self) -> str:
         return f"{_describe(self)}, sharded"
 
+    @property
+    def data(self) -> HollowData:
+        return torch.Tensor.data.__get__(self).as_subclass(HollowData)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not (isinstance(value, HollowData) and value.shape == self.shape):
+            torch.Tensor.data.__set__(self, value)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) in memo:
             return memo[id(self)]
         shard = shard_of(self)
-        copied = _class_before(type(self))(_without_memory(self), self.requires_grad)
-        copy = Shard(shard.name, shard.ranks, shard.piece.clone(), shard.shape)
-        setattr(copied, _SHARD, copy)
-        _mix_in(copied)
-        _set_home(copy, copied)
+        with torch._C.DisableTorchFunctionSubclass():
+            copied = _class_before(type(self))(torch.empty(0, dtype=self.dtype, device=self.device), self.requires_grad)
+        _belong(copied, Shard(shard.name, shard.ranks, piece_of(self).clone(), shard.shape))
+        _free(copied)
         memo[id(self)] = copied
         return copied
 
@@ -74,7 +85,7 @@ class ShardedParameter:
         device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device in (None, self.device) and dtype in (None, self.dtype):
             return self
-        return _without_memory(self, dtype, device)
+        return _hollow(self.shape, dtype or self.dtype, device or self.device, _describe(self))
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.to("cpu")
@@ -93,6 +104,19 @@ class ShardedParameter:
 
     def bfloat16(self) -> torch.Tensor:
         return self.to(torch.bfloat16)
+
+
+class HollowData(torch.Tensor):
+    """``param.data`` of a parameter without memory. To use an element is an error; to pad by nothing is not.
+
+    (transformers pads the bias of every tied head, and assigns the result to its ``data``.)
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is nn.functional.pad and not any(args[1] if len(args) > 1 else (kwargs or {}).get("pad", ())):
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def shard_of(tensor: torch.Tensor) -> Shard | None:
@@ -117,6 +141,11 @@ def piece_of(param: nn.Parameter) -> torch.Tensor:
     return shard.piece
 
 
+def hollow_like(tensor: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
+    """A tensor with the shape of ``tensor`` and no memory, which was made from ``param``."""
+    return _hollow(tensor.shape, tensor.dtype, param.device, f"a tensor made from {_describe(param)}")
+
+
 def cut(
     named: Iterable[tuple[str, nn.Parameter]],
     dtype: torch.dtype | None = None,
@@ -138,19 +167,18 @@ def cut(
                         f"{name} {list(param.shape)} was made from a parameter that is sharded and has no values: make "
                         "that one whole around it with deepspeed.zero.GatheredParameters"
                     )
-                setattr(param, _SHARD, shard)
+                _belong(param, shard)
                 _mix_in(param)
                 continue
             memory = (storage._cdata, param.storage_offset(), param.shape, param.stride(), param.dtype)
             if (first := first_with.setdefault(memory, param)) is not param:
-                param.data = first.data
-                setattr(param, _SHARD, shard_of(first))
-                _mix_in(param)
+                _belong(param, shard_of(first))
+                _free(param)
                 continue
             ranks = _world()
             if dtype is not None and param.is_floating_point():
                 param.data = param.data.to(dtype)
-            setattr(param, _SHARD, Shard(name, ranks, torch.empty(0), param.shape))
+            _belong(param, Shard(name, ranks, torch.empty(0), param.shape))
             with _aborting(ranks):
                 _keep_piece(param, root=0)
 
@@ -193,24 +221,26 @@ def take(params: Iterable[torch.Tensor]) -> None:
     """Makes parameters that have shards whole, ordinary parameters. Collective."""
     params = [param for param in params if shard_of(param) is not None]
     _gather(param for param in params if not is_whole(param))
-    for param in params:
+    for param in {id(tied): tied for param in params for tied in _tied(param)}.values():
         delattr(param, _SHARD)
 
 
 def _gather(params: Iterable[nn.Parameter]) -> None:
     """Gives parameters their memory and values."""
     for param in params:
-        param.__class__ = _class_before(type(param))
         if is_whole(param):  # tied to one before
             continue
         shard, piece = shard_of(param), piece_of(param)
+        what = f"gather of {_describe(param)}"
         with torch.no_grad(), _aborting(shard.ranks):
-            param.untyped_storage().resize_(param.nbytes)
-            _set_home(shard, param)
-            for rank, part in enumerate(_parts(param.data.view(-1), piece.numel(), shard.ranks.size)):
+            values = torch.empty(shard.shape, dtype=piece.dtype, device=piece.device)
+            for rank, part in enumerate(_parts(values.view(-1), piece.numel(), shard.ranks.size)):
                 if rank == shard.ranks.rank:
                     part.copy_(piece[: part.numel()])
-                shard.ranks.broadcast(part, rank, f"gather of {_describe(param)}")
+                shard.ranks.broadcast(part, rank, what)
+            for tied in _tied(param):
+                tied.__class__ = _class_before(type(tied))
+                tied.data = values
 
 
 def _keep_piece(param: nn.Parameter, root: int) -> None:
@@ -228,19 +258,25 @@ def _keep_piece(param: nn.Parameter, root: int) -> None:
 
 
 def _free(param: nn.Parameter) -> None:
+    """Frees the memory of a parameter, and of those that are tied to it."""
     shard = shard_of(param)
-    _mix_in(param)
-    storage = param.untyped_storage()
-    if shard.home is not None and storage._cdata == shard.home._cdata:
-        storage.resize_(0)
-        return
-    param.data = _without_memory(shard.piece, shape=shard.shape)
-    _set_home(shard, param)
-
-
-def _set_home(shard: Shard, param: nn.Parameter) -> None:
-    shard.home = param.untyped_storage()
+    hollow = _hollow(shard.shape, shard.piece.dtype, shard.piece.device, _describe(param))
+    for tied in _tied(param):
+        tied.__class__ = _class_before(type(tied))
+        tied.data = hollow
+        _mix_in(tied)
+    shard.home = hollow.untyped_storage()
     _homes[shard.home._cdata] = shard
+
+
+def _belong(param: nn.Parameter, shard: Shard) -> None:
+    setattr(param, _SHARD, shard)
+    shard.params.append(weakref.ref(param))
+
+
+def _tied(param: nn.Parameter) -> list[nn.Parameter]:
+    """The parameters that have the same shard."""
+    return [tied for ref in shard_of(param).params if (tied := ref()) is not None and shard_of(tied) is not None]
 
 
 def _parts(flat: torch.Tensor, length: int, ranks: int) -> list[torch.Tensor]:
@@ -248,15 +284,14 @@ def _parts(flat: torch.Tensor, length: int, ranks: int) -> list[torch.Tensor]:
     return [flat[rank * length : (rank + 1) * length] for rank in range(ranks)]
 
 
-def _without_memory(
-    like: torch.Tensor,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    shape: torch.Size | None = None,
-) -> torch.Tensor:
-    empty = torch.empty(like.shape if shape is None else shape, dtype=dtype or like.dtype, device=device or like.device)
-    empty.untyped_storage().resize_(0)
-    return empty
+def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    _C.make_hollow(
+        tensor,
+        list(shape),
+        f"{what} is sharded: make it whole around this with deepspeed.zero.GatheredParameters (zeroshard.gathered)",
+    )
+    return tensor
 
 
 def _mix_in(param: nn.Parameter) -> None:
@@ -271,7 +306,7 @@ def _class_without_memory(before: type[nn.Parameter]) -> type[nn.Parameter]:
 
 
 def _class_before(kind: type[nn.Parameter]) -> type[nn.Parameter]:
-    return getattr(kind, "_before", kind)
+    return nn.Parameter if kind is HollowData else getattr(kind, "_before", kind)
 
 
 def _describe(param: nn.Parameter) -> str:

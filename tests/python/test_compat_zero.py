@@ -71,7 +71,9 @@ def _init():
     ranks = torch.distributed.get_world_size()
     for name, param in model.named_parameters():
         assert isinstance(param, nn.Parameter) and param.requires_grad, name
-        assert param.untyped_storage().nbytes() == 0, f"{name} has memory"
+        for read in (lambda param: param.sum(), lambda param: param.data.view(-1)[0] + 1, lambda param: param.fill_(0)):
+            with torch.no_grad(), pytest.raises(RuntimeError, match="is sharded: make it whole"):
+                read(param)
         assert param.ds_status is zero.ZeroParamStatus.NOT_AVAILABLE, name
         assert tuple(param.ds_shape) == tuple(param.shape) and param.ds_numel == param.numel(), name
         assert param.ds_tensor.numel() == -(-param.numel() // ranks), name

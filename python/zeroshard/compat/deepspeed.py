@@ -16,6 +16,7 @@ from ..initialize import make_engine
 from ..messages import log
 from ..optimizer import OptimizerSetup
 from ..together import together
+from .comm import start_alone
 from .getters import EngineWithGetters
 from .optimizer import DeepSpeedOptimizer
 
@@ -330,7 +331,12 @@ def initialize(
     mesh_param: Any = None,
     config_params: str | dict | None = None,
 ) -> tuple[DeepSpeedEngine, DeepSpeedOptimizer | None, torch.utils.data.DataLoader | None, Any]:
-    """See ``zeroshard.initialize``; the engine and its optimizer have DeepSpeed's meanings. Collective."""
+    """See ``zeroshard.initialize``; the engine and its optimizer have DeepSpeed's meanings. Collective.
+
+    Without a launcher it starts torch.distributed for one rank.
+    """
+    if dist_init_required is not False:
+        start_alone(model)
     engine, loader, scheduler = make_engine(
         DeepSpeedEngine,
         DeepSpeedOptimizer,

@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from .. import _C
 from ..gathering import gathered
 from ..marks import Mark, mark_of
-from ..shards import Shard, cut, is_whole, piece_of, shard_of
+from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
 from ..units import LEAF
+from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
+from .comm import init_distributed
 
 _EXTERNAL = "_external_params"  # the name that DeepSpeed uses
 
@@ -104,6 +107,14 @@ for _name, _read_attribute in _ATTRIBUTES.items():
     setattr(nn.Parameter, _name, property(_read_attribute))
 
 
+class ZeroParamType(enum.Enum):
+    """The kinds of parameters that DeepSpeed tells apart."""
+
+    NORMAL = 1
+    PARTITIONED = 2
+    REMOTE = 3
+
+
 class Init:
     """Inside, each module keeps 1/N of its parameters on each rank, with rank 0's values, once its constructor ends.
 
@@ -148,6 +159,8 @@ class Init:
                 "deepspeed.zero.Init: remote_device is 'nvme', and zeroshard keeps parameters in memory"
             )
         settings = config_dict_or_path if config_dict_or_path is not None else config
+        if enabled:
+            init_distributed()
         self._enabled = enabled
         self._dtype = dtype if dtype is not None else _dtype_of(settings)
         if module is not None and enabled:
@@ -317,6 +330,24 @@ def _wrap(kind: type[nn.Module]) -> None:
     kind.__init__ = construct
 
 
+def _forward_of_shards(parametrization: ParametrizationList) -> torch.Tensor:
+    """The value of a parametrization. While its parameters are sharded, the value has a shape and no elements.
+
+    transformers initializes such values, which are temporary: what is written to them goes nowhere.
+    """
+    params = dict(parametrization.named_parameters(recurse=False))
+    if all(shard_of(param) is None or is_whole(param) for param in params.values()):
+        return _forward_of_parametrization(parametrization)
+    on_meta = {name: torch.empty_like(param, device="meta") for name, param in params.items()}
+    value = hollow_like(torch.func.functional_call(parametrization, on_meta, ()), next(iter(params.values())))
+    value._is_hf_initialized = True
+    return value
+
+
+_forward_of_parametrization = ParametrizationList.forward
+ParametrizationList.forward = _forward_of_shards
+
+
 # -- modules ---------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +398,33 @@ def unset_z3_leaf_modules(
     return found
 
 
+def set_z3_leaf_modules_by_name(
+    model: nn.Module, module_names: list[str], raise_if_not_found: bool = True
+) -> tuple[list[nn.Module], list[str]]:
+    """The same for modules of these full names. Returns the modules, and the names that no module has."""
+    return _set_leaves(model, module_names, lambda name, wanted: name == wanted, raise_if_not_found)
+
+
+def set_z3_leaf_modules_by_suffix(
+    model: nn.Module, module_name_suffixes: list[str], raise_if_not_found: bool = True
+) -> tuple[list[nn.Module], list[str]]:
+    """The same for modules whose full names end so. Returns the modules, and the endings that no module has."""
+    return _set_leaves(model, module_name_suffixes, str.endswith, raise_if_not_found)
+
+
+def _set_leaves(
+    model: nn.Module, wanted: list[str], fits: Callable[[str, str], bool], raise_if_not_found: bool
+) -> tuple[list[nn.Module], list[str]]:
+    names = dict(model.named_modules())
+    found = [module for name, module in names.items() if any(fits(name, text) for text in wanted)]
+    missing = [text for text in wanted if not any(fits(name, text) for name in names)]
+    if missing and raise_if_not_found:
+        raise ValueError(f"set_z3_leaf_modules: {type(model).__name__} has no module named {missing}")
+    for module in found:
+        setattr(module, LEAF, True)
+    return found, missing
+
+
 def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if z3_leaf_module(module)]
 
@@ -390,6 +448,9 @@ def _is_of(module: nn.Module, classes: list[type[nn.Module] | str]) -> bool:
 
 def _names(classes: list[type[nn.Module] | str]) -> list[str]:
     return [kind if isinstance(kind, str) else kind.__name__ for kind in classes]
+
+
+_orig_torch_arange = torch.arange
 
 
 def zero_wrapper_for_fp_tensor_constructor(fn: Callable, target_fp_dtype: Any = None, **kwargs: Any) -> Callable:

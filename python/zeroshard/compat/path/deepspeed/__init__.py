@@ -22,14 +22,12 @@ dist = None  # as it is in DeepSpeed until an engine is made
 __getattr__, __dir__, __all__ = alias.provide(
     __name__,
     {
-        "zeroshard.compat.start": ["initialize"],
         "zeroshard.compat.accelerator": ["get_accelerator"],
         "zeroshard.compat.arguments": ["add_config_arguments", "_add_core_arguments"],
         "zeroshard.compat.comm": ["init_distributed"],
-        "zeroshard.compat.deepspeed": ["DeepSpeedEngine"],
+        "zeroshard.compat.deepspeed": ["DeepSpeedEngine", "DeepSpeedOptimizer", "initialize"],
         "zeroshard.compat.logs": ["log_dist", "logger"],
         "zeroshard.compat.repeating": ["RepeatingLoader"],
-        "zeroshard.optimizer": ["DeepSpeedOptimizer = Optimizer"],
     },
     modules=[
         "accelerator",

@@ -5,6 +5,6 @@ from zeroshard.compat.alias import provide
 __getattr__, __dir__, __all__ = provide(
     __name__,
     {
-        "zeroshard.optimizer": ["DeepSpeedOptimizer = Optimizer", "ZeROOptimizer = Optimizer"],
+        "zeroshard.compat.optimizer": ["DeepSpeedOptimizer", "ZeROOptimizer = DeepSpeedOptimizer"],
     },
 )
