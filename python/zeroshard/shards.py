@@ -221,8 +221,8 @@ def take(params: Iterable[torch.Tensor]) -> None:
     """Makes parameters that have shards whole, ordinary parameters. Collective."""
     params = [param for param in params if shard_of(param) is not None]
     _gather(param for param in params if not is_whole(param))
-    for param in {id(tied): tied for param in params for tied in _tied(param)}.values():
-        delattr(param, _SHARD)
+    for sharded in {id(tied): tied for param in params for tied in _tied(param)}.values():
+        delattr(sharded, _SHARD)
 
 
 def _gather(params: Iterable[nn.Parameter]) -> None:

@@ -80,6 +80,8 @@ struct Engine::Impl {
   bool report_failed_save();
   // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
   void check_whole() const;
+  // Throws StateError while gradients are on their way: within a backward pass, and after a plain loss.backward().
+  void check_reduced(const ParamSpec& param) const;
   // Throws StateError while parameters are gathered to be modified, and `call` would give them other values.
   void check_no_change_begun(const char* call) const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;

@@ -92,11 +92,19 @@ std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const st
   return mine->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(found->spec().shape);
 }
 
+void Engine::Impl::check_reduced(const ParamSpec& param) const {
+  if (!executor->is_in_backward() && !progress.has_open_gradients()) return;
+  throw StateError(concat("the gradient of '", param.name(),
+                          "' is not reduced yet: ask for it after engine.backward(loss), not within it and not after a "
+                          "loss.backward(), which ends with the step"));
+}
+
 std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   const Impl& impl = *impl_;
   impl.check_whole();
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return std::nullopt;
+  impl.check_reduced(found->spec());
   const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
   double scale = loss_scale();
   if (!bucket.is_reduced()) {  // Note [Gradients after the step]
@@ -126,6 +134,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   impl.check_whole();
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return;
+  impl.check_reduced(found->spec());
   const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
   if (!bucket.is_reduced())
     throw StateError(concat("the gradient of '", found->spec().name(),

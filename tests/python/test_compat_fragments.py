@@ -142,6 +142,23 @@ def test_gradients_have_no_loss_scale_and_are_not_clipped(accumulation):
     assert world.run(2, unscaled, accumulation=accumulation) == [[True, True, 512.0]] * 2
 
 
+def one_sided():
+    """A layer that only rank 1 uses, while rank 0 keeps its gradient."""
+    model, engine = make(2)
+    loss = loss_of(engine, 0, world.rank(), world.size())
+    if world.rank() == 1:
+        loss = loss + model.unused(torch.ones(1, 3)).sum()
+    engine.backward(loss)
+    before = fragments.safe_get_full_grad(model.unused.weight).tolist()
+    engine.step()
+    return before, fragments.safe_get_full_grad(model.unused.weight).tolist()
+
+
+def test_gradients_that_one_rank_alone_has():
+    expected = torch.full((3, 3), 0.5).tolist()
+    assert world.run(2, one_sided) == [[expected, expected]] * 2
+
+
 def set_and_get(stage, dtype):
     model, engine = make(stage, dtype)
     same = []
@@ -292,6 +309,9 @@ def mischief(stage):
     with engine.no_sync():
         backward(engine, 0)
     engine.step()
+    loss_of(engine, 0, world.rank(), world.size()).backward()
+    said["plain"] = message_of(lambda: fragments.safe_get_full_grad(weight))
+    engine.step()
     late = message_of(lambda: fragments.safe_set_full_grad(weight, torch.ones(30, 10)))
     said["late"] = late
     engine.destroy()
@@ -313,22 +333,24 @@ def test_mischief(ranks, stage):
             "ADAMW", "AdamW"
         )
         assert "no optimizer state 'exp'" in said["set key"]
+        assert "the gradient of 'first.weight' is not reduced yet" in said["plain"]
         assert "value has 3 elements, 'first.weight' has 300" in said["size"]
         assert "value is a float" in said["type"] and "param is a str" in said["no param"]
         assert stage != 0 or "safe_get_full_fp32_param has them" in said["local"]
         assert said["after"] == [True, True, True]
 
 
-def alone():
-    model, engine = make(3)
+def alone(stage):
+    model, engine = make(stage)
     if world.rank() == 0:
         fragments.safe_get_full_fp32_param(model.first.weight)
     backward(engine, 0)
     engine.step()
 
 
-def test_a_full_getter_on_one_rank_alone_ends_in_an_error_on_all():
-    ranks = world.run_ranks(2, alone)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_full_getter_on_one_rank_alone_ends_in_an_error_on_all(stage):
+    ranks = world.run_ranks(2, alone, stage=stage)
     assert all(rank.error and "CommError" in rank.error for rank in ranks), [rank.error for rank in ranks]
     assert all(rank.seconds < 25 for rank in ranks)
     assert "full fp32 weights of 'first.weight'" in ranks[1].error
