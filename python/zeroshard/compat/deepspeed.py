@@ -74,6 +74,17 @@ class DeepSpeedEngine(EngineWithGetters):
                 "save_checkpoint() and destroy() it; initialize() and load_checkpoint() continue"
             )
 
+    def destroy(self) -> None:
+        """As zeroshard's own; a second call does nothing."""
+        had_ended = self._run.has_ended
+        super().destroy()
+        if not had_ended:
+            self._run.end(
+                "this engine was destroyed (engine.destroy(), which free_memory and end_training of Accelerate call): "
+                "make another one with initialize. A Trainer keeps the engine of its first evaluate() or train(), and "
+                "its train() destroys that one: to train once more, make a new Trainer of the same model"
+            )
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def save_checkpoint(
