@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,24 @@ struct CheckpointDetails {
   std::vector<StoredTensor> tensors;
 };
 CheckpointDetails inspect_checkpoint(const std::string& path);
+
+// An open checkpoint, whose tensors are read one by one.
+class StoredCheckpoint {
+ public:
+  explicit StoredCheckpoint(const std::string& path);
+  ~StoredCheckpoint();
+  StoredCheckpoint(const StoredCheckpoint&) = delete;
+  StoredCheckpoint& operator=(const StoredCheckpoint&) = delete;
+
+  const CheckpointDetails& details() const;
+  // Fills `out` with the whole tensor, converted to `dtype`; each byte is checked before it is used. Beside `out` it
+  // needs 32 MiB.
+  void read(const std::string& name, const std::string& kind, const std::string& dtype, void* out);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // Reads every byte and compares the checksums. Returns one line per error; empty if there is none.
 std::vector<std::string> verify_checkpoint(const std::string& path);

@@ -78,7 +78,9 @@ def save(
     client_state: dict[str, Any] | None = None,
     save_latest: bool = True,
     exclude_frozen_parameters: bool = False,
+    in_background: bool | None = None,
 ) -> None:
+    """``in_background``: whether to return before the commit; None: as the configuration says."""
     root, contents = b"", {}
 
     def collect() -> None:  # what may fail on one rank alone
@@ -96,6 +98,7 @@ def save(
         _C.CheckpointContents(**contents),
         latest=save_latest,
         exclude_frozen=exclude_frozen_parameters,
+        in_background=in_background,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from . import _C
 from .encoding import DTYPES, encode
-from .importing import dcp, deepspeed
+from .importing import dcp, deepspeed, universal
 from .importing.contents import Contents, Entry, whole
 from .importing.pickles import Placeholder
 
@@ -43,15 +43,17 @@ def convert(
 
 
 def _convert(source: str, out: str, tag: str | None, buffers: list[str]) -> tuple[str, list[str]]:
-    directory = deepspeed.find(source)
-    if directory is not None:
+    if (directory := deepspeed.find(source)) is not None:
         contents = deepspeed.read(directory)
+    elif (directory := universal.find(source)) is not None:
+        contents = universal.read(directory)
     elif dcp.is_checkpoint(source):
         contents = dcp.read(source, buffers)
     else:
         raise ValueError(
             f"{source} is no checkpoint that can be imported: expected *_optim_states.pt (DeepSpeed ZeRO 1 to 3), "
-            "'latest' that names a directory with them, or .metadata (PyTorch DCP)"
+            "'latest' that names a directory with them, zero/ beside *_model_states.pt (DeepSpeed's universal format), "
+            "or .metadata (PyTorch DCP)"
         )
     tag = f"global_step{contents.step}" if tag is None else tag
     if os.path.lexists(os.path.join(out, tag, "manifest.json")):
@@ -189,7 +191,9 @@ def _loss_scale(contents: Contents) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser("zeroshard checkpoint convert", description=__doc__)
-    parser.add_argument("source", help="a directory of a DeepSpeed checkpoint (ZeRO 1 to 3) or of PyTorch DCP")
+    parser.add_argument(
+        "source", help="a directory of a DeepSpeed checkpoint (ZeRO 1 to 3, universal) or of PyTorch DCP"
+    )
     parser.add_argument("out", help="the directory that gets OUT/global_step<N>")
     parser.add_argument("--tag", help="the name below OUT")
     parser.add_argument("--buffer", action="append", default=[], help="pattern of names that are buffers (DCP)")

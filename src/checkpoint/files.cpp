@@ -382,8 +382,9 @@ std::vector<CheckpointSummary> list_checkpoints(const std::string& path) {
   return summaries;
 }
 
-CheckpointDetails inspect_checkpoint(const std::string& path) {
-  const Opened opened = open_checkpoint(path);
+namespace {
+
+CheckpointDetails details_of(const Opened& opened) {
   const Manifest& manifest = opened.reader.manifest();
   CheckpointDetails details{
       summarise(opened.tag, manifest), opened.path, manifest.config_digest, manifest.state, manifest.versions, {}};
@@ -391,6 +392,37 @@ CheckpointDetails inspect_checkpoint(const std::string& path) {
     details.tensors.push_back({tensor.name, tensor.kind, tensor.dtype, tensor.aliases, tensor.shape, tensor.trainable,
                                tensor.updates, tensor.numel() * dtype_bytes(tensor.dtype)});
   return details;
+}
+
+}  // namespace
+
+CheckpointDetails inspect_checkpoint(const std::string& path) {
+  return details_of(open_checkpoint(path));
+}
+
+struct StoredCheckpoint::Impl {
+  Opened opened;
+  CheckpointDetails details;
+};
+
+StoredCheckpoint::StoredCheckpoint(const std::string& path) {
+  Opened opened = open_checkpoint(path);
+  CheckpointDetails details = details_of(opened);
+  impl_ = std::make_unique<Impl>(Impl{std::move(opened), std::move(details)});
+}
+
+StoredCheckpoint::~StoredCheckpoint() = default;
+
+const CheckpointDetails& StoredCheckpoint::details() const {
+  return impl_->details;
+}
+
+void StoredCheckpoint::read(const std::string& name, const std::string& kind, const std::string& dtype, void* out) {
+  CheckpointReader& reader = impl_->opened.reader;
+  const TensorRecord* const tensor = reader.index().find(name, kind);
+  ZS_CHECK(tensor, impl_->details.path, " has no '", name, "' (", kind, ")");
+  ZS_CHECK(convertible(tensor->dtype, dtype), "'", name, "' is ", tensor->dtype, " and cannot be read as ", dtype);
+  reader.read(*tensor, Range{0, tensor->numel()}, dtype, out);
 }
 
 std::vector<std::string> verify_checkpoint(const std::string& path) {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .contents import GROUP_KEYS, MOMENTS, Contents, Entry, count, whole
-from .files import open_regular
+from .files import named_below
 from .pickles import Placeholder, load_file
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -33,13 +33,8 @@ def find(source: str) -> str | None:
     """The directory of one checkpoint: ``source``, or the one that its ``latest`` names; None if there is none."""
     if _optimizer_files(source):
         return source
-    try:
-        with open_regular(os.path.join(source, "latest")) as file:
-            tag = file.read(4096).decode().strip()
-    except (OSError, ValueError):
-        return None
-    below = os.path.join(source, tag)
-    return below if os.path.basename(tag) == tag and tag not in ("", ".", "..") and _optimizer_files(below) else None
+    below = named_below(source, "latest")
+    return below if below is not None and _optimizer_files(below) else None
 
 
 def _optimizer_files(directory: str) -> list[str]:
@@ -50,7 +45,7 @@ def _optimizer_files(directory: str) -> list[str]:
 def read(directory: str) -> Contents:
     optimizers = _read_optimizers(directory)
     world_size = len(optimizers)
-    stage = _number(optimizers[0].get("zero_stage"))
+    stage = number_of(optimizers[0].get("zero_stage"))
     partitions = optimizers[0].get("partition_count")
     partitions = max(partitions) if isinstance(partitions, list) and partitions else partitions
     if partitions != world_size:
@@ -59,11 +54,11 @@ def read(directory: str) -> Contents:
         raise ValueError(f"{directory} is of ZeRO stage {stage}: stages 1, 2 and 3 can be imported")
     ranks = range(world_size if stage == 3 else 1)
     names = [f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00" for rank in ranks]
-    models = [_read_dict(os.path.join(directory, f"{name}_model_states.pt")) for name in names]
-    return _Import(directory, stage, models, optimizers).contents()
+    models = [read_dict(os.path.join(directory, f"{name}_model_states.pt")) for name in names]
+    return Import(directory, stage, models, optimizers).contents()
 
 
-def _read_dict(path: str) -> dict[str, Any]:
+def read_dict(path: str) -> dict[str, Any]:
     if not os.path.exists(path):
         raise ValueError(f"{path} is missing")
     value = load_file(path)
@@ -87,13 +82,13 @@ def _read_optimizers(directory: str) -> list[dict[str, Any]]:
     states = []
     for rank in sorted(found):
         path = os.path.join(directory, found[rank])
-        states.append(_read_dict(path).get("optimizer_state_dict"))
+        states.append(read_dict(path).get("optimizer_state_dict"))
         if not isinstance(states[-1], dict) or "zero_stage" not in states[-1]:
             raise ValueError(f"{path} holds no states of ZeRO")
     return states
 
 
-def _number(value: Any) -> Any:
+def number_of(value: Any) -> Any:
     """The value of an enumeration's member."""
     return value.arguments[0] if isinstance(value, Placeholder) and value.arguments else value
 
@@ -118,7 +113,7 @@ class _Flat:
             at += part.numel()
 
 
-class _Import:
+class Import:
     def __init__(
         self, directory: str, stage: int, models: list[dict[str, Any]], optimizers: list[dict[str, Any]]
     ) -> None:

@@ -14,3 +14,13 @@ def open_regular(path: str) -> BinaryIO:
         os.close(fd)
         raise ValueError(f"{path} is not a regular file")
     return os.fdopen(fd, "rb")
+
+
+def named_below(directory: str, file_name: str) -> str | None:
+    """The directory below ``directory`` whose name is the text of its file ``file_name``, such as ``latest``."""
+    try:
+        with open_regular(os.path.join(directory, file_name)) as file:
+            name = file.read(4096).decode().strip()
+    except (OSError, ValueError):
+        return None
+    return os.path.join(directory, name) if os.path.basename(name) == name and name not in ("", ".", "..") else None

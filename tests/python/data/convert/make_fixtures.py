@@ -4,6 +4,9 @@
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 3 make_fixtures.py deepspeed STAGE bf16 groups
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 make_fixtures.py dcp                          (torch 2.13)
 
+universal2_groups and universal3_fp32 are ds2_groups and ds3_fp32 after DeepSpeed's ds_to_universal.py
+(--inject_missing_state for the first).
+
 Writes NAME/ (the checkpoint) and NAME.safetensors (parameters, moments as KIND/PARAMETER) beside this file, and
 NAME.json with the losses of the steps that follow.
 """

@@ -1,0 +1,197 @@
+"""What DeepSpeed's ``save_checkpoint`` and ``load_checkpoint`` do beyond those of zeroshard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _C, checkpoint
+from ..convert import convert
+from ..importing import deepspeed, universal
+from ..messages import log
+from ..run import Run
+from ..together import together
+
+SCRIPT = "zero_to_fp32.py"
+_CPU = torch.device("cpu")
+_SCRIPT_TEXT = '''#!/usr/bin/env python3
+"""Writes the fp32 weights of a checkpoint in this directory: ./zero_to_fp32.py . OUTPUT_DIR"""
+import sys
+
+try:
+    from zeroshard.compat.zero_to_fp32 import main
+except ImportError as error:
+    sys.exit(f"zero_to_fp32.py: this checkpoint was saved by zeroshard, which cannot be imported ({error}): run this "
+             "with the Python that has it, or use `zeroshard checkpoint export`")
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def save(
+    run: Run,
+    save_dir: str | os.PathLike,
+    tag: str | int | None = None,
+    client_state: dict[str, Any] | None = None,
+    save_latest: bool = True,
+    exclude_frozen_parameters: bool = False,
+) -> bool:
+    """As zeroshard's own, but returns when the checkpoint is committed: Trainer deletes the one before it at once.
+
+    Only ``zeroshard.checkpoint.async: true`` in the user's configuration changes that. Beside the checkpoint rank 0
+    puts the script ``zero_to_fp32.py``.
+    """
+    background = _is_asked_for(run.parsed, "zeroshard.checkpoint.async")
+    checkpoint.save(run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters, in_background=background)
+    if run.rank == 0:
+        try:
+            _write_script(os.path.join(os.fsdecode(save_dir), SCRIPT))
+        except OSError as error:  # the checkpoint is saved; this is a convenience
+            log(f"warning: cannot write {SCRIPT}: {error}. `zeroshard checkpoint export` does the same")
+    return True
+
+
+def _is_asked_for(parsed: _C.ParsedConfig, path: str) -> bool:
+    """Whether the user's own configuration sets the key to true; a default does not count."""
+    return any(
+        found == path and value == "true" and origin.startswith("file") for found, value, origin in parsed.values
+    )
+
+
+def _write_script(path: str) -> None:
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
+        if file.read() == _SCRIPT_TEXT and os.access(path, os.X_OK):
+            return
+    directory = os.path.dirname(path) or "."
+    os.makedirs(directory, mode=0o700, exist_ok=True)  # a save in the background may not have made it yet
+    fd, temporary = tempfile.mkstemp(prefix=f".{SCRIPT}.", dir=directory)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(_SCRIPT_TEXT)
+            os.fchmod(fd, 0o755)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def load(
+    run: Run,
+    load_dir: str | os.PathLike,
+    tag: str | int | None = None,
+    load_module_strict: bool = True,
+    load_optimizer_states: bool = True,
+    load_lr_scheduler_states: bool = True,
+    load_module_only: bool = False,
+    strict: bool = False,
+) -> tuple[str | None, dict[str, Any] | None]:
+    """As zeroshard's own; a directory that DeepSpeed wrote (ZeRO 1 to 3, universal) is imported first.
+
+    Rank 0 imports it into ``.zeroshard-import-*`` in ``load_dir``, and deletes that when all have loaded it. No code of
+    the pickles runs.
+    """
+    root = os.fsdecode(load_dir)
+    foreign = None
+
+    def look() -> None:
+        nonlocal foreign
+        foreign = find_deepspeed(root, tag, universal_first=_universal_first(run.parsed))
+
+    together(run, look)
+    _check_all_see(run, root, foreign)
+    options = (load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only)
+    if foreign is None:
+        return checkpoint.load(run, load_dir, tag, *options, strict)
+    imported = f"{root.rstrip('/') or '/'}/.zeroshard-import-{_common_number(run):x}"
+
+    def convert_there() -> None:
+        if run.rank != 0:
+            return
+        log(f"{foreign} was written by DeepSpeed: it is imported. `zeroshard checkpoint convert` does this once")
+        try:
+            os.mkdir(imported, 0o700)
+        except OSError as error:
+            raise _C.IoError(
+                f"cannot import {foreign} into a directory in {root} ({error}): import it by `zeroshard checkpoint "
+                f"convert {foreign} OUT`, and load OUT"
+            ) from error
+        for note in convert(foreign, imported, tag="imported")[1]:
+            log(f"not imported: {note}")
+
+    try:
+        together(run, convert_there)
+        _, client_state = checkpoint.load(run, imported, "imported", *options, strict=True)
+        together(run, lambda: None)  # all have read it
+    finally:
+        if run.rank == 0:
+            shutil.rmtree(imported, ignore_errors=True)
+    return foreign, client_state
+
+
+def find_deepspeed(root: str, tag: str | int | None = None, universal_first: bool = False) -> str | None:
+    """The directory of the checkpoint of DeepSpeed that ``root`` and ``tag`` name; None where there is none."""
+    found = (universal.find, deepspeed.find) if universal_first else (deepspeed.find, universal.find)
+    if tag is None:
+        if not universal_first and _names_ours(root):
+            return None
+        return next((directory for find in found if (directory := find(root)) is not None), None)
+    directory = os.path.join(root, str(tag))
+    if os.path.lexists(os.path.join(directory, "manifest.json")):
+        return None
+    return next((directory for find in found if find(directory) == directory), None)
+
+
+def _names_ours(root: str) -> bool:
+    """Whether ``latest`` names a checkpoint of zeroshard: DeepSpeed may have saved to the same directory before."""
+    try:
+        with open(os.path.join(root, "latest")) as file:
+            tag = file.read(4096).strip()
+        return os.path.lexists(os.path.join(root, tag, "manifest.json"))
+    except (OSError, ValueError):
+        return False
+
+
+def _universal_first(parsed: _C.ParsedConfig) -> bool:
+    return any(line.startswith("checkpoint.load_universal = true") for line in parsed.without_effect)
+
+
+def _check_all_see(run: Run, root: str, foreign: str | None) -> None:
+    seen = torch.tensor(list(os.fsencode(os.path.basename(foreign) if foreign else "")), dtype=torch.uint8)
+    if any(run.core.differ_among_ranks([seen])):
+        raise ValueError(
+            f"load_checkpoint: rank {run.rank} finds "
+            + (f"DeepSpeed's checkpoint {foreign}" if foreign else f"no checkpoint of DeepSpeed in {root}")
+            + ", and other ranks find something else: all ranks must see the same files, and ask for the same tag"
+        )
+
+
+def _common_number(run: Run) -> int:
+    """A random number, the same on every rank."""
+    number = torch.tensor(int.from_bytes(os.urandom(7), "little"))
+    if run.world_size > 1:
+        number = number.to(run.device)
+        dist.broadcast(number, 0)
+    return int(number.item())
+
+
+def clone_tensors_for_torch_save(item: Any, device: torch.device | str = _CPU) -> Any:
+    """A copy of ``item`` in which each tensor has memory of its own on ``device``, also inside lists, tuples, dicts."""
+    if isinstance(item, torch.Tensor):
+        copy = item.detach().to(device)
+        return copy.clone() if copy.data_ptr() == item.data_ptr() else copy
+    if isinstance(item, dict):
+        return type(item)({key: clone_tensors_for_torch_save(value, device) for key, value in item.items()})
+    if isinstance(item, list):
+        return [clone_tensors_for_torch_save(value, device) for value in item]
+    if isinstance(item, tuple):
+        parts = [clone_tensors_for_torch_save(value, device) for value in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
+    return item
