@@ -177,13 +177,14 @@ void add_diff(CLI::App& parent) {
 // Runs in Python: foreign files are pickles, which need the restricted reader of zeroshard.convert.
 void add_convert(CLI::App& parent) {
   CLI::App* const app =
-      parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed ZeRO 1 to 3 or PyTorch DCP");
+      parent.add_subcommand("convert", "Imports a checkpoint of DeepSpeed (ZeRO 1 to 3, universal) or PyTorch DCP");
   struct Arguments {
     std::string source, out, tag;
     std::vector<std::string> buffers;
   };
   auto arguments = std::make_shared<Arguments>();
-  app->add_option("SOURCE", arguments->source, "A directory with 'latest' or *_optim_states.pt, or with .metadata")
+  app->add_option("SOURCE", arguments->source,
+                  "A directory with 'latest' or *_optim_states.pt, with zero/, or with .metadata")
       ->required();
   app->add_option("OUT", arguments->out, "The directory that gets OUT/global_step<N>")->required();
   app->add_option("--tag", arguments->tag, "The name below OUT (default: global_step<N>)");

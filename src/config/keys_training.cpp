@@ -162,8 +162,9 @@ std::vector<Key> own_keys() {
        "steps after which the ranks compare the bits of parameters that each holds whole; 0: never", Effect::kYes,
        set<&Config::check_replicas_every>},
       {"zeroshard.checkpoint.async", Bool{}, true,
-       "save_checkpoint returns when the state is copied; a thread writes it", Effect::kYes,
-       [](Config& config, const Json& value) { config.checkpoint.async = value.get<bool>(); }},
+       "save_checkpoint returns when the state is copied; a thread writes it. For scripts of DeepSpeed only if true is "
+       "given",
+       Effect::kYes, [](Config& config, const Json& value) { config.checkpoint.async = value.get<bool>(); }},
       {"zeroshard.checkpoint.keep", Integer{.min = 0, .max = 1'000'000}, 0,
        "after a save that many newest checkpoints stay in its directory; 0: all", Effect::kYes,
        [](Config& config, const Json& value) { config.checkpoint.keep = value.get<int>(); }},

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from saved import checkpoints_in, manifest_of
 from zeroshard.compat import checkpoint, zero_to_fp32
 from zeroshard.compat.checkpoint import clone_tensors_for_torch_save
+from zeroshard.convert import convert
 
 DATA = Path(__file__).parent / "data" / "convert"
 STAGING = "checkpoint staging"
@@ -262,6 +263,60 @@ def test_a_damaged_checkpoint_of_deepspeed(foreign):
     said = world.run(2, load_by_tag, root=str(foreign / "ds2_bf16"), tags=[None, None])
     assert all("mp_rank_00_model_states.pt" in text for text in said)
     assert sorted(os.listdir(foreign / "ds2_bf16")) == ["global_step3", "latest"]
+
+
+def test_which_checkpoint_is_meant(foreign):
+    both = foreign / "ds3_fp32"
+    shutil.copytree(foreign / "universal3_fp32", both, dirs_exist_ok=True)
+    plain, universal = str(both / "global_step3"), str(both / "global_step3_universal")
+    assert checkpoint.find_deepspeed(str(both)) == plain
+    assert checkpoint.find_deepspeed(str(both), universal_first=True) == universal
+    assert checkpoint.find_deepspeed(str(both), "global_step3_universal") == universal
+    assert checkpoint.find_deepspeed(str(both), "nothing") is None
+    os.mkdir(both / "ours")
+    (both / "ours" / "manifest.json").write_text("")
+    (both / "latest").write_text("ours")
+    assert checkpoint.find_deepspeed(str(both)) is None
+    assert checkpoint.find_deepspeed(str(both), "global_step3") == plain
+    (both / "latest").unlink()
+    os.mkfifo(both / "latest")  # whoever opens it waits
+    assert checkpoint.find_deepspeed(str(both)) == universal
+    stage0 = foreign / "ds2_bf16" / "global_step3"
+    for file in stage0.glob("*_optim_states.pt"):
+        file.unlink()
+    for tag in (None, "global_step3"):
+        with pytest.raises(ValueError, match="global_step3 has DeepSpeed's .* those of stage 0 are not"):
+            checkpoint.find_deepspeed(str(foreign / "ds2_bf16"), tag)
+
+
+def test_a_universal_checkpoint_with_a_wrong_part(foreign, tmp_path):
+    source = foreign / "universal3_fp32" / "global_step3_universal"
+    shutil.copy(source / "zero" / "gain" / "fp32.pt", source / "zero" / "up.bias" / "exp_avg.pt")
+    with pytest.raises(ValueError, match=r"up.bias/exp_avg.pt has 1 elements, and the parameter has the shape \[5\]"):
+        convert(source, tmp_path / "out")
+    shutil.rmtree(source / "zero" / "gain")
+    with pytest.raises(ValueError, match="the parameter 'gain' has no directory in zero/"):
+        convert(source, tmp_path / "out")
+    (source / "zero_pp_rank_0_mp_rank_00_model_states.pt").unlink()
+    with pytest.raises(ValueError, match=r"the model states of the ranks \[1\]: some are missing"):
+        convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in FOREIGN if "universal" in name])
+def test_all_values_of_universal_checkpoints(name, tmp_path):
+    path, notes = convert(DATA / name, tmp_path)
+    assert notes == []
+    stored = zeroshard._C.StoredCheckpoint(path)
+    kinds = {f"{tensor.kind}/{tensor.name}": tensor for tensor in stored.tensors}
+    expected = load_file(DATA / f"{FOREIGN[name]}.safetensors")
+    assert {key.partition("/")[0] for key in expected} >= {"weight", "exp_avg", "exp_avg_sq"} or "groups" in name
+    for key, value in expected.items():
+        out = torch.empty(kinds[key].shape)
+        stored.read(kinds[key].name, kinds[key].kind, dtype="F32", out=out)
+        assert torch.equal(out, value), key
+    updates = {tensor["updates"] for tensor in manifest_of(path)["tensors"] if tensor["trainable"]}
+    assert updates == {STEPS}
 
 
 def load_nothing(root):

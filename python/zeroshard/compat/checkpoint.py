@@ -14,11 +14,13 @@ import torch.distributed as dist
 from .. import _C, checkpoint
 from ..convert import convert
 from ..importing import deepspeed, universal
+from ..importing.files import named_below
 from ..messages import log
 from ..run import Run
 from ..together import together
 
 SCRIPT = "zero_to_fp32.py"
+_MODEL_FILE = "mp_rank_00_model_states.pt"
 _CPU = torch.device("cpu")
 _SCRIPT_TEXT = '''#!/usr/bin/env python3
 """Writes the fp32 weights of a checkpoint in this directory: ./zero_to_fp32.py . OUTPUT_DIR"""
@@ -137,26 +139,33 @@ def load(
 
 
 def find_deepspeed(root: str, tag: str | int | None = None, universal_first: bool = False) -> str | None:
-    """The directory of the checkpoint of DeepSpeed that ``root`` and ``tag`` name; None where there is none."""
+    """The directory of the checkpoint of DeepSpeed that ``root`` and ``tag`` name; None where there is none.
+
+    Raises ``ValueError`` for one that cannot be imported: of no ZeRO stage.
+    """
     found = (universal.find, deepspeed.find) if universal_first else (deepspeed.find, universal.find)
     if tag is None:
         if not universal_first and _names_ours(root):
             return None
-        return next((directory for find in found if (directory := find(root)) is not None), None)
-    directory = os.path.join(root, str(tag))
-    if os.path.lexists(os.path.join(directory, "manifest.json")):
-        return None
-    return next((directory for find in found if find(directory) == directory), None)
+        directory = next((directory for find in found if (directory := find(root)) is not None), None)
+        named = named_below(root, "latest")
+    else:
+        named = os.path.join(root, str(tag))
+        if os.path.lexists(os.path.join(named, "manifest.json")):
+            return None
+        directory = next((directory for find in found if (directory := find(named)) == named), None)
+    if directory is None and named is not None and os.path.exists(os.path.join(named, _MODEL_FILE)):
+        raise ValueError(
+            f"{named} has DeepSpeed's {_MODEL_FILE}, but neither *_optim_states.pt nor zero/: checkpoints of ZeRO "
+            "stages 1 to 3 and universal ones are imported, those of stage 0 are not"
+        )
+    return directory
 
 
 def _names_ours(root: str) -> bool:
     """Whether ``latest`` names a checkpoint of zeroshard: DeepSpeed may have saved to the same directory before."""
-    try:
-        with open(os.path.join(root, "latest")) as file:
-            tag = file.read(4096).strip()
-        return os.path.lexists(os.path.join(root, tag, "manifest.json"))
-    except (OSError, ValueError):
-        return False
+    below = named_below(root, "latest")
+    return below is not None and os.path.lexists(os.path.join(below, "manifest.json"))
 
 
 def _universal_first(parsed: _C.ParsedConfig) -> bool:
