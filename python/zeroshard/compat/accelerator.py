@@ -204,7 +204,8 @@ class CpuAccelerator(Accelerator):
     memory_reserved = memory_cached = memory_allocated
 
     def max_memory_allocated(self, device_index: Any = None) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel updates it now and then
+        return max(peak, self.memory_allocated())
 
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
