@@ -383,7 +383,7 @@ def test_a_rank_killed_while_the_job_starts(script, tmp_path):  # noqa: F811
     path = script(NOTE + WAIT)
     for seed in range(RUNS or 6):
         rng = random.Random(seed)
-        process = launch("--nproc", "4", path)
+        process = launch("--no-deepspeed", "--nproc", "4", path)  # else its first child is a Python that it asks
         supervisor = wait_for(lambda p=process: first_child(p.pid), "the supervisor")
         rank = wait_for(lambda s=supervisor: first_child(s), "a rank")
         time.sleep(rng.random() * 0.03)  # as long as the start of the others takes
