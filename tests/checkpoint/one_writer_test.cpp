@@ -30,11 +30,13 @@ using testing::save;
 using testing::TemporaryDirectory;
 
 // As an engine does: `locks` are kept from save to save.
-std::string save_as(DirectoryLocks& locks, const std::string& root, int64_t step) {
+std::string save_as(DirectoryLocks& locks, const std::string& root, int64_t step, const std::string& tag = "",
+                    int keep = 0) {
   std::vector<float> values(testing::kNumel, float(step));
   SaveRequest request;
   request.root = root;
-  request.tag = concat("s", step);
+  request.tag = tag.empty() ? concat("global_step", step) : tag;
+  request.keep = keep;
   request.step = step;
   request.locks = &locks;
   request.slices.push_back({.name = "x",
@@ -84,7 +86,7 @@ TEST(OneWriter, AnotherProcessIsRefusedBetweenSavesToo) {
   ASSERT_EQ(save_as(*locks, root.path(), 3), "");
   locks.reset();
   EXPECT_EQ(in_another_process(other), "");
-  EXPECT_THAT(names_in(root.path()), ElementsAre("latest", "s1", "s2", "s3"));
+  EXPECT_THAT(names_in(root.path()), ElementsAre("global_step1", "global_step2", "global_step3", "latest"));
 }
 
 TEST(OneWriter, EveryRankLearnsWhoSavesThere) {
@@ -107,6 +109,19 @@ TEST(OneWriter, AnEngineTakesOverFromAnotherOfItsProcess) {
   EXPECT_THAT(save_as(first, root.path(), 3), AllOf(HasSubstr(root.path()), HasSubstr("a directory for each")));
   ASSERT_EQ(save_as(second, root.path(), 4), "");
   EXPECT_EQ(load({root.path()}), "4");
+}
+
+// As Accelerate saves two models, each under the name of its own.
+TEST(OneWriter, EnginesThatNameTheirTagsShareADirectory) {
+  const TemporaryDirectory root;
+  DirectoryLocks first, second;
+  for (int64_t step = 1; step <= 3; ++step) {
+    ASSERT_EQ(save_as(first, root.path(), step, "model"), "");
+    ASSERT_EQ(save_as(second, root.path(), step, "model_1"), "");
+  }
+  EXPECT_THAT(names_in(root.path()), ElementsAre(".lock", "latest", "model", "model_1"));
+  ASSERT_EQ(save_as(second, root.path(), 4, "model_1", /*keep=*/1), "");  // deletes the other's
+  EXPECT_THAT(save_as(first, root.path(), 4, "model"), HasSubstr("a directory for each"));
 }
 
 TEST(OneWriter, SavesAtOnceInOneProcessWaitForEachOther) {

@@ -417,6 +417,13 @@ CHECKPOINT = [
         "OneWriter.AnEngineTakesOverFromAnotherOfItsProcess",
     ),
     (
+        "save-named-tags-mix",
+        _SAVE,
+        "bool shares() const { return request_.keep == 0 && ",
+        "bool shares() const { return ",
+        "OneWriter.EnginesThatNameTheirTagsShareADirectory",
+    ),
+    (
         "load-lists-once",
         _LOAD,
         "    if (failed_.size() < kMaxTries)\n",
