@@ -14,15 +14,6 @@ import zeroshard
 from zeroshard.compat import alias
 
 PATH = pathlib.Path(alias.PATH)
-# What other branches bring: to be emptied.
-EXPECTED_MISSING = {
-    "zeroshard.compat.zero",
-    "zeroshard.compat.ops",
-    "zeroshard.compat.fragments",
-    "zeroshard.compat.checkpoint",
-    "zeroshard.compat.zero_to_fp32",
-}
-EXPECTED_MISSING = {name for name in EXPECTED_MISSING if importlib.util.find_spec(name) is None}
 
 
 def python(code, *, first=(alias.PATH,), check=True, **variables):
@@ -94,7 +85,7 @@ def resolve(*modules):
 
 def test_every_promised_name_is_there():
     missing = resolve(*modules_of_the_package())
-    assert {name: why for name, why in missing.items() if why not in EXPECTED_MISSING} == {}
+    assert missing == {}
 
 
 CHECK = """
@@ -121,7 +112,7 @@ def test_every_name_that_the_libraries_use_is_there():
     for line in python(f"names = {names!r}\n{CHECK}").stdout.splitlines():
         name, missing, text = line.split("|", 2)
         refused = REFUSED_NAMES.get(name)
-        assert missing in EXPECTED_MISSING or (refused and refused in text), line
+        assert refused and refused in text, line
 
 
 # What these libraries use, and where they do; each has a message of its own.

@@ -16,6 +16,7 @@ from ..initialize import make_engine
 from ..messages import log
 from ..optimizer import OptimizerSetup
 from ..together import together
+from . import checkpoint
 from .comm import start_alone
 from .getters import EngineWithGetters
 from .optimizer import DeepSpeedOptimizer
@@ -97,12 +98,10 @@ class DeepSpeedEngine(EngineWithGetters):
     ) -> bool:
         """As zeroshard's own, but returns when the checkpoint is committed: callers delete the one before it.
 
-        With ``zeroshard.checkpoint.async: true`` in the configuration it is written while training goes on.
+        With ``zeroshard.checkpoint.async: true`` in the configuration it is written while training goes on. Beside it
+        rank 0 puts the script ``zero_to_fp32.py``.
         """
-        super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
-        if not self._is_set("zeroshard.checkpoint.async", "true"):
-            self.wait_for_checkpoint()
-        return True
+        return checkpoint.save(self._run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
 
     def load_checkpoint(
         self,
@@ -114,15 +113,17 @@ class DeepSpeedEngine(EngineWithGetters):
         load_module_only: bool = False,
         custom_load_fn: Any = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint, whatever number of ranks and stage wrote it. Collective."""
-        return super().load_checkpoint(
+        """Continues from a checkpoint, whatever number of ranks and stage wrote it, and DeepSpeed's own. Collective."""
+        if custom_load_fn is not None:
+            raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
+        return checkpoint.load(
+            self._run,
             load_dir,
             tag,
             load_module_strict,
             load_optimizer_states,
             load_lr_scheduler_states,
             load_module_only,
-            custom_load_fn,
         )
 
     def save_16bit_model(
@@ -314,11 +315,6 @@ class DeepSpeedEngine(EngineWithGetters):
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         return value
-
-    def _is_set(self, path: str, value: str) -> bool:
-        """Whether the caller's configuration says so itself."""
-        values = self._run.parsed.values
-        return any((p, v) == (path, value) and origin.startswith("file") for p, v, origin in values)
 
 
 def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:

@@ -1,0 +1,92 @@
+"""Unmodified scripts for Transformers, PEFT and their DeepSpeed integration, under `zeroshard run`."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import models
+import pytest
+import transformers
+from built import ZEROSHARD, needs
+from test_compat_start import called, run
+from zeroshard.compat.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+pytestmark = needs(ZEROSHARD)
+SCRIPTS = Path(__file__).parent / "scripts"
+SEEN_THE_SAME = ["from_pretrained", "weight_norm_in_the_constructor"]  # at every stage: no random numbers
+RANDOM = [
+    "from_config",
+    "with_a_new_head",
+    "resized",
+    "tied",
+    "rank_zero_alone_initializes",
+    "lora_with_checkpointing",
+    "copied",
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    models.tiny_llama().save_pretrained(folder / "llama")
+    models.tiny_gpt2().save_pretrained(folder / "gpt2")
+    hubert = transformers.HubertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, conv_dim=(16, 16),
+        conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,
+        hidden_dropout=0.0, attention_dropout=0.0, feat_proj_dropout=0.0, activation_dropout=0.0, layerdrop=0.0,
+        mask_time_prob=0.0, feat_extract_norm="layer",
+    )  # fmt: skip
+    transformers.HubertModel(hubert).save_pretrained(folder / "hubert")
+    return folder
+
+
+def test_models_are_loaded_and_built_in_shards(saved):
+    """from_pretrained, from_config, resize_token_embeddings, weight_norm, initializers of rank 0 alone, LoRA, copies."""
+    script = str(SCRIPTS / "load_models.py")
+    sharded = run("--num_gpus", "2", script, str(saved), "3", *SEEN_THE_SAME, *RANDOM)
+    assert [case for case, _ in sharded] == sorted(2 * (SEEN_THE_SAME + RANDOM))
+    whole = run("--num_gpus", "2", script, str(saved), "0", *SEEN_THE_SAME)
+    assert [told for told in sharded if told[0] in SEEN_THE_SAME] == whole
+
+
+def train(saved, folder, ranks, stage, steps=6, **variables):
+    """What the script told, and the digest of the weights that it saved."""
+    config = folder / f"stage{stage}.json"
+    zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, "reduce_bucket_size": "auto"}
+    auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
+    config.write_text(json.dumps({**auto, "zero_optimization": zero, "zero_allow_untested_optimizer": True}))
+    options = (
+        f"--output_dir {folder} --per_device_train_batch_size {4 // ranks} --learning_rate 1e-3 --max_steps {steps} "
+        f"--logging_steps 1 --report_to none --seed 1 --save_steps 3 --disable_tqdm true --lr_scheduler_type constant "
+        f"--save_total_limit 1 --deepspeed {config}"
+    )
+    script = [str(SCRIPTS / "trainer.py"), *options.split()]
+    (told,) = called(
+        ZEROSHARD, "run", "--num_gpus", str(ranks), *script, path=False, MODEL=f"{saved}/llama", **variables
+    )
+    return told, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_trainer_trains_saves_and_continues(saved, tmp_path, release):
+    """The same losses as one process, the same bits at all stages, and after a checkpoint of every stage."""
+    reference, _ = train(saved, tmp_path, 1, 0)
+    digests = {}
+    for stage in (0, 1, 2, 3) if release else (2, 3):
+        folder = tmp_path / f"two{stage}"
+        folder.mkdir()
+        told, digests[stage] = train(saved, folder, 2, stage)
+        for (loss, norm), (expected, expected_norm) in zip(told, reference, strict=True):
+            assert loss == pytest.approx(expected, abs=1e-4) and norm == pytest.approx(expected_norm, abs=1e-3)
+        assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-6"], "save_total_limit is 1"
+    assert len(set(digests.values())) == 1, digests
+
+    (checkpoint,) = (tmp_path / "two3").glob("checkpoint-*")
+    weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
+    saved_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "two3")
+    assert all(weights[name].equal(value) for name, value in saved_model.state_dict().items())
+
+    again = tmp_path / "again"
+    again.mkdir()
+    train(saved, again, 2, 3, steps=3)
+    _, continued = train(saved, again, 2, 3, RESUME=str(again / "checkpoint-3"))
+    assert continued == digests[3]
