@@ -41,7 +41,7 @@ def saved(tmp_path_factory):
 
 
 def test_models_are_loaded_and_built_in_shards(saved):
-    """from_pretrained, from_config, resize_token_embeddings, weight_norm, initializers of rank 0 alone, LoRA, copies."""
+    """from_pretrained, from_config, resize_token_embeddings, weight_norm, initializers of rank 0, LoRA, copies."""
     script = str(SCRIPTS / "load_models.py")
     sharded = run("--num_gpus", "2", script, str(saved), "3", *SEEN_THE_SAME, *RANDOM)
     assert [case for case, _ in sharded] == sorted(2 * (SEEN_THE_SAME + RANDOM))
