@@ -27,6 +27,7 @@ import time
 
 import async_mutants
 import checkpoint_mutants
+import compat_mutants
 import data_mutants
 import disk_mutants
 import failure_mutants
@@ -351,6 +352,7 @@ MUTANTS = [
     ),
     *async_mutants.MUTANTS,
     *checkpoint_mutants.MUTANTS,
+    *compat_mutants.MUTANTS,
     *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
     *failure_mutants.MUTANTS,

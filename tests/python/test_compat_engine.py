@@ -241,26 +241,6 @@ def test_a_checkpoint_is_there_when_save_checkpoint_returns(tmp_path):
     assert world.run(2, save_and_look, folder=str(tmp_path), background=False) == [expected] * 2
 
 
-def test_a_configuration_may_ask_for_saves_in_the_background(tmp_path):
-    waits = []
-    for answer in world.run(2, count_waits, folder=str(tmp_path)):
-        waits.append(answer)
-    assert waits == [[1, 0]] * 2
-
-
-def count_waits(folder):
-    waits = []
-    for background in (False, True):
-        blocks = {"zeroshard": {"checkpoint": {"async": True}}} if background else {}
-        engine, waited = make(1, **blocks), []
-        real = engine.wait_for_checkpoint
-        object.__setattr__(engine, "wait_for_checkpoint", lambda real=real, waited=waited: waited.append(real()))
-        engine.save_checkpoint(os.path.join(folder, str(background)))
-        real()
-        waits.append(len(waited))
-    return waits
-
-
 # -- engines one after another and side by side ------------------------------------------------------------------------
 
 

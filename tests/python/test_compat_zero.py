@@ -323,6 +323,8 @@ def _copies():
         whole = copy.deepcopy(model.head)
         model.head.weight.data.zero_()
     assert whole.weight.tolist() == before["head.weight"] and not hasattr(whole.weight, "ds_id")
+    again = copy.deepcopy(copied)
+    again.head.weight.ds_tensor.zero_()
     assert values_of(copied) == before, "the copy shares its shards"
     for dtype in (torch.bfloat16, torch.float32):
         copied.to(dtype)

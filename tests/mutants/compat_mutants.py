@@ -1,0 +1,68 @@
+"""What sharded parameters before an engine could get wrong."""
+
+from mutant import Mutant
+
+_SHARDS, _ZERO = "python/zeroshard/shards.py", "python/zeroshard/compat/zero.py"
+_INIT = "test_each_rank_keeps_a_piece_of_the_values_of_rank_zero[3]"
+_NESTED = "test_inside_another_context_one_rank_alone_may_gather[False]"
+_GATHER, _COPIES = "test_gathers_whatever_it_is_given", "test_copies_and_casts_keep_the_shards"
+_TIES, _OVER = "test_tied_parameters_stay_tied", "test_an_engine_takes_the_shards_over[2]"
+
+_TABLE = [
+    ("shards-of-one-rank", _SHARDS, "shard.ranks.size)[shard.ranks.rank]", "shard.ranks.size)[0]", _INIT),
+    ("shards-own-values", _SHARDS, "    shard.ranks.broadcast(flat, root,", "    (flat, root,", _INIT),
+    ("shards-stay-whole", _SHARDS, "        tied.data = hollow\n", "", _INIT),
+    ("shards-gathered-in-any-order", _SHARDS, "in sorted(params.items())", "in params.items()", _GATHER),
+    ("shards-keep-dropped-writes", _SHARDS, "if done and (modify_rank", "if (modify_rank", _GATHER),
+    ("shards-gathered-twice", _SHARDS, " if not shard_of(param).is_held]", "]", _NESTED),
+    ("shards-shared-by-a-copy", _SHARDS, "piece_of(self).clone()", "piece_of(self)", _COPIES),
+    ("shards-keep-their-dtype", _SHARDS, "shard.piece.to(param.device, param.dtype)", "shard.piece", _COPIES),
+    (
+        "shards-ties-end",
+        _SHARDS,
+        "setdefault(memory, param)) is not param",
+        "setdefault(id(param), param)) is not param",
+        _TIES,
+    ),
+    ("shards-taken-by-nobody", "python/zeroshard/making.py", "        shards.take(", "        list(", _OVER),
+    (
+        "shards-of-one-shape-are-one",
+        "python/zeroshard/units.py",
+        "        return id(shard)\n",
+        "        return 0\n",
+        _OVER,
+    ),
+    (
+        "shards-units-gathered-twice",
+        _ZERO,
+        "key is None or key not in _units_held",
+        "True",
+        _NESTED.replace("False", "True"),
+    ),
+    (
+        "shards-constructors-stay",
+        _ZERO,
+        "        kind.__init__ = constructor\n    _w",
+        "        pass\n    _w",
+        "test_constructors_are_as_before_afterwards",
+    ),
+    (
+        "shards-dtype-of-nobody",
+        _ZERO,
+        "            return dtype\n",
+        "            return None\n",
+        "test_the_configuration_gives_the_dtype",
+    ),
+    (
+        "shards-inside-leaves",
+        "python/zeroshard/units.py",
+        "if id(block) not in inside]",
+        "]",
+        "test_leaf_modules_are_units",
+    ),
+]
+
+MUTANTS = [
+    Mutant(name, file, old, new, "python", f"tests/python/test_compat_zero.py::{test}")
+    for name, file, old, new, test in _TABLE
+]
