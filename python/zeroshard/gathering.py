@@ -22,7 +22,8 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     to them at exit (master weights included). An exception inside drops the writes: parameters get their old values.
     Where parameters are whole anyway, as at stages 0 to 2, a copy of their units is kept for that in host memory.
 
-    Without ``modify_rank`` they are for reading: a rank that has written to one gets a ``StateError`` at exit.
+    Without ``modify_rank`` they are for reading: a rank that has written to one gets a ``StateError`` at exit. (Writes
+    to parameters that no engine has yet, of ``deepspeed.zero.Init``, are dropped.)
     ``params`` may hold None and tensors that are not zeroshard's; they are left alone.
     """
     with _gathered(params, modify_rank, can_drop=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +21,28 @@ from .distributed import default_device, init_distributed
 from .group_life import end_groups_with
 from .groups import connect
 
-_SHARD = "_zeroshard_shard"
+_SHARD = "_zeroshard_shard"  # on a parameter its shard; on the storage of its tensor a weak reference to the shard
+# Methods that initialize a tensor in place.
+_INITIALIZERS = (
+    "fill_",
+    "zero_",
+    "copy_",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "add_",
+    "sub_",
+    "mul_",
+    "div_",
+    "clamp_",
+)
 _ids = itertools.count()
 _ranks: tuple[object, _C.World] | None = None  # the default process group, and the ranks that it connected
-_homes: weakref.WeakValueDictionary[int, Shard] = (
-    weakref.WeakValueDictionary()
-)  # by the address of the storage without memory
+_failed: weakref.WeakKeyDictionary[_C.World, str] = (
+    weakref.WeakKeyDictionary()
+)  # ranks that no longer reach one another
+
+initializes = False  # whether _INITIALIZERS of a sharded parameter gather it, which is collective; else they are errors
 
 
 @dataclass(eq=False)
@@ -37,61 +54,54 @@ class Shard:
     piece: torch.Tensor  # a part of the flat parameter, [ceil(numel / ranks)]; the last ranks' are padded
     shape: torch.Size
     params: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
-    home: torch.UntypedStorage | None = None  # of the parameters' tensors while they have no memory
+    gathered: torch.UntypedStorage | None = None  # what the parameters were given when they were gathered
     modify_rank: int | None = None  # of the context that holds it gathered
     is_held: bool = False
     id: int = field(default_factory=lambda: next(_ids))  # the same order on every rank
 
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)} {str(self.piece.dtype)[6:]}"
 
-class ShardedParameter:
-    """Mixed into the class of a parameter while its tensor has a shape and no memory.
 
-    A deepcopy copies the shard. ``to`` and its relatives, which ``nn.Module.to`` calls, change dtype and device of the
-    tensor; the shard follows when it is next used.
-    """
+def _initializer(name: str) -> Callable[..., torch.Tensor]:
+    own = getattr(torch.Tensor, name)
+
+    @functools.wraps(own)
+    def initialize(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        shard = _shard_of_memory(tensor)
+        is_view = shard is None or tensor.shape != shard.shape or tensor.storage_offset() != 0
+        if not initializes or is_view or is_whole(tensor):
+            return own(tensor, *args, **kwargs)
+        params = _tied(shard)
+        with whole(params, 0):
+            own(tensor if isinstance(tensor, nn.Parameter) else params[0].data, *args, **kwargs)
+        return tensor
+
+    return initialize
+
+
+class _Castable:
+    """Methods of a tensor without memory that ``nn.Module.to`` calls: they give another one, and the shard follows."""
 
     __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"{_describe(self)}, sharded"
-
-    @property
-    def data(self) -> HollowData:
-        return torch.Tensor.data.__get__(self).as_subclass(HollowData)
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        if not (isinstance(value, HollowData) and value.shape == self.shape):
-            torch.Tensor.data.__set__(self, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        if id(self) in memo:
-            return memo[id(self)]
-        shard = shard_of(self)
-        with torch._C.DisableTorchFunctionSubclass():
-            copied = _class_before(type(self))(torch.empty(0, dtype=self.dtype, device=self.device), self.requires_grad)
-        _belong(copied, Shard(shard.name, shard.ranks, piece_of(self).clone(), shard.shape))
-        _free(copied)
-        memo[id(self)] = copied
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _C.StateError(
-            f"{_describe(self)} is sharded, so it cannot be pickled: make it whole around that with "
-            "zeroshard.gathered (deepspeed.zero.GatheredParameters), or save a checkpoint"
-        )
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device in (None, self.device) and dtype in (None, self.dtype):
             return self
-        return _hollow(self.shape, dtype or self.dtype, device or self.device, _describe(self))
+        shard = _shard_of_memory(self)
+        if shard is None or self.shape != shard.shape or is_whole(self):
+            return super().to(*args, **kwargs)
+        return _hollow(shard, dtype or self.dtype, device or self.device)
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.to("cpu")
 
     def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.to(torch.device("cuda") if device is None else torch.device("cuda", device))
+
+    def type(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return self.to(dtype) if isinstance(dtype, torch.dtype) else super().type(dtype, *args, **kwargs)
 
     def double(self) -> torch.Tensor:
         return self.to(torch.float64)
@@ -106,7 +116,57 @@ class ShardedParameter:
         return self.to(torch.bfloat16)
 
 
-class HollowData(torch.Tensor):
+for _name in _INITIALIZERS:
+    setattr(_Castable, _name, _initializer(_name))
+
+
+class ShardedParameter(_Castable):
+    """Mixed into the class of a parameter while its tensor has a shape and no memory. A deepcopy copies the shard."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{shard_of(self)}, sharded"
+
+    @property
+    def data(self) -> HollowData:
+        return torch.Tensor.data.__get__(self).as_subclass(HollowData)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if is_whole(value):
+            self.__class__ = _class_before(type(self))
+            self.data = value
+            return
+        shard = shard_of(self)
+        if _shard_of_memory(value) is not shard or value.shape != shard.shape:
+            raise _C.StateError(
+                f"{shard} is given the data of another parameter that is sharded: make both whole around that with "
+                "deepspeed.zero.GatheredParameters"
+            )
+        for tied in _tied(shard):
+            torch.Tensor.data.__set__(tied, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        if id(self) in memo:
+            return memo[id(self)]
+        shard = shard_of(self)
+        with torch._C.DisableTorchFunctionSubclass():
+            copied = _class_before(type(self))(torch.empty(0, dtype=self.dtype, device=self.device), self.requires_grad)
+        copy = Shard(shard.name, shard.ranks, piece_of(self).clone(), shard.shape)
+        _belong(copied, copy)
+        _free(copy)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _C.StateError(
+            f"{shard_of(self)} is sharded, so it cannot be pickled: make it whole around that with "
+            "zeroshard.gathered (deepspeed.zero.GatheredParameters), or save a checkpoint"
+        )
+
+
+class HollowData(_Castable, torch.Tensor):
     """``param.data`` of a parameter without memory. To use an element is an error; to pad by nothing is not.
 
     (transformers pads the bias of every tied head, and assigns the result to its ``data``.)
@@ -117,6 +177,9 @@ class HollowData(torch.Tensor):
         if func is nn.functional.pad and not any(args[1] if len(args) > 1 else (kwargs or {}).get("pad", ())):
             return args[0]
         return super().__torch_function__(func, types, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:
+        return f"data {list(self.shape)} of a sharded parameter"
 
 
 def shard_of(tensor: torch.Tensor) -> Shard | None:
@@ -130,7 +193,7 @@ def is_whole(tensor: torch.Tensor) -> bool:
         return True
     try:
         return tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # an engine has freed it
+    except RuntimeError:  # somebody has freed it
         return False
 
 
@@ -143,44 +206,66 @@ def piece_of(param: nn.Parameter) -> torch.Tensor:
 
 def hollow_like(tensor: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
     """A tensor with the shape of ``tensor`` and no memory, which was made from ``param``."""
-    return _hollow(tensor.shape, tensor.dtype, param.device, f"a tensor made from {_describe(param)}")
+    return _without_memory(tensor.shape, tensor.dtype, param.device, f"a tensor made from {shard_of(param)}")
 
 
 def cut(
-    named: Iterable[tuple[str, nn.Parameter]],
-    dtype: torch.dtype | None = None,
+    named: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype | None = None, timeout_s: float | None = None
 ) -> None:
     """Keeps this rank's elements of each parameter, with rank 0's values, and frees its memory. Collective.
 
     Floating-point parameters become ``dtype``, if it is given. Parameters that share their memory stay tied. Those that
-    are sharded, or on the meta device, stay as they are.
+    are sharded, on the meta device, or have no elements stay as they are. ``timeout_s``: how long ranks wait for one
+    another, if this is the first call. Raises ``ValueError`` for parameters that share a part of their memory, and
+    ``StateError`` for one that is a part of another, sharded one.
     """
-    first_with: dict[object, nn.Parameter] = {}
+    first_with: dict[object, tuple[str, nn.Parameter]] = {}
+    ties = []
     with torch.no_grad():
         for name, param in named:
-            if param.is_meta or shard_of(param) is not None:
+            if isinstance(param, nn.parameter.UninitializedTensorMixin) or param.is_meta or shard_of(param) is not None:
                 continue
-            storage = param.untyped_storage()
-            if not is_whole(param):  # made from the data of a sharded parameter
-                if (shard := _homes.get(storage._cdata)) is None:
-                    raise _C.StateError(
-                        f"{name} {list(param.shape)} was made from a parameter that is sharded and has no values: make "
-                        "that one whole around it with deepspeed.zero.GatheredParameters"
-                    )
-                _belong(param, shard)
-                _mix_in(param)
+            if dtype is not None and param.is_floating_point() and param.numel() == 0:
+                param.data = param.data.to(dtype)
+            if param.numel() == 0 or _tie_to_shard(name, param):
                 continue
-            memory = (storage._cdata, param.storage_offset(), param.shape, param.stride(), param.dtype)
-            if (first := first_with.setdefault(memory, param)) is not param:
-                _belong(param, shard_of(first))
-                _free(param)
-                continue
-            ranks = _world()
+            memory = (param.data_ptr(), param.shape, param.stride(), param.dtype)
+            first = first_with.setdefault(memory, (name, param))
+            if first[1] is not param:
+                ties.append((param, first[1]))
+        _C.check_apart(list(first_with.values()))
+        ranks = _world(timeout_s) if first_with else None
+        for name, param in first_with.values():
             if dtype is not None and param.is_floating_point():
                 param.data = param.data.to(dtype)
-            _belong(param, Shard(name, ranks, torch.empty(0), param.shape))
+            shard = Shard(name, ranks, torch.empty(0, dtype=param.dtype), param.shape)
+            _belong(param, shard)
             with _aborting(ranks):
-                _keep_piece(param, root=0)
+                _keep(shard, root=0)
+        for param, first in ties:
+            _belong(param, shard_of(first))
+            _free(shard_of(first))
+
+
+def _tie_to_shard(name: str, param: nn.Parameter) -> bool:
+    """Whether the parameter was made from the data of a sharded one: then it is tied to it."""
+    shard = _shard_of_memory(param)
+    if shard is None or (is_whole(param) and not (shard.is_held and _is_of(param, shard.gathered))):
+        if not is_whole(param):
+            raise _C.StateError(
+                f"{name} {list(param.shape)} has no values: it was made from a sharded parameter. Make that one "
+                "whole around it with deepspeed.zero.GatheredParameters"
+            )
+        return False
+    if param.shape != shard.shape or param.storage_offset() != 0 or not param.is_contiguous():
+        raise _C.StateError(
+            f"{name} {list(param.shape)} shares memory with {shard}, but they are not the same elements: give it "
+            "memory of its own (.clone()), with the other one whole inside deepspeed.zero.GatheredParameters"
+        )
+    _belong(param, shard)
+    if not is_whole(param):
+        _mix_in(param)
+    return True
 
 
 @contextmanager
@@ -191,82 +276,105 @@ def whole(tensors: Iterable[torch.Tensor], modify_rank: int | None) -> Iterator[
     are dropped. A context inside another one leaves to it what the outer one holds: it may run on one rank alone.
     Raises ``StateError`` if it is to modify what the outer context only reads.
     """
-    params = {shard.id: param for param in tensors if (shard := shard_of(param)) is not None}
-    for param in params.values():
-        _check_modify_rank(param, modify_rank)
-    mine = [param for _, param in sorted(params.items()) if not shard_of(param).is_held]
-    replaced = {id(param) for param in mine if is_whole(param)}  # its data was assigned outside of any context
+    shards = {shard.id: shard for tensor in tensors if (shard := shard_of(tensor)) is not None}
+    for shard in shards.values():
+        _check_modify_rank(shard, modify_rank)
+    mine = [shard for _, shard in sorted(shards.items()) if not shard.is_held]
+    assigned = {shard.id for shard in mine if _values(shard) is not None}  # outside of any context
     done = False
     try:
-        _gather(param for param in mine if id(param) not in replaced)
-        for param in mine:
-            shard = shard_of(param)
+        for shard in mine:
+            _gather(shard)
+        for shard in mine:
             shard.is_held, shard.modify_rank = True, modify_rank
         yield
         done = True
     finally:
-        for param in mine:
-            shard = shard_of(param)
-            if shard is None:  # an engine has it now
-                continue
+        for shard in mine:
             shard.is_held, shard.modify_rank = False, None
-            if done and (modify_rank is not None or id(param) in replaced):
-                with torch.no_grad(), _aborting(shard.ranks):
-                    _keep_piece(param, modify_rank or 0)
-            else:
-                _free(param)
+            if not _tied(shard):  # an engine has them now, or they are gone
+                continue
+            if done and (modify_rank is not None or shard.id in assigned):
+                with _aborting(shard.ranks):
+                    _keep(shard, modify_rank or 0)
+            elif shard.id not in assigned:
+                if done:
+                    piece_of(_tied(shard)[0])  # it may have been cast
+                _free(shard)
 
 
 def take(params: Iterable[torch.Tensor]) -> None:
     """Makes parameters that have shards whole, ordinary parameters. Collective."""
-    params = [param for param in params if shard_of(param) is not None]
-    _gather(param for param in params if not is_whole(param))
-    for sharded in {id(tied): tied for param in params for tied in _tied(param)}.values():
-        delattr(sharded, _SHARD)
+    shards = {shard.id: shard for param in params if (shard := shard_of(param)) is not None}.values()
+    for shard in shards:
+        if shard.is_held and shard.modify_rank is not None:
+            raise _C.StateError(
+                f"{shard} is held by a GatheredParameters with modifier_rank={shard.modify_rank}, and writes would be "
+                "lost: end that before zeroshard.initialize"
+            )
+    for shard in shards:
+        _gather(shard)
+        for param in _tied(shard):
+            delattr(param, _SHARD)
 
 
-def _gather(params: Iterable[nn.Parameter]) -> None:
-    """Gives parameters their memory and values."""
-    for param in params:
-        if is_whole(param):  # tied to one before
-            continue
-        shard, piece = shard_of(param), piece_of(param)
-        what = f"gather of {_describe(param)}"
+@torch.inference_mode(False)
+def _gather(shard: Shard) -> None:
+    """Gives the parameters their memory and values. Collective, unless somebody has assigned values to one of them."""
+    params, values = _tied(shard), _values(shard)
+    if values is None:
+        if (why := _failed.get(shard.ranks)) is not None:
+            raise _C.StateError(
+                f"{shard} cannot be gathered: its ranks cannot reach one another any more. Make the model anew. What "
+                f"happened: {why}"
+            )
+        piece = piece_of(params[0])
         with torch.no_grad(), _aborting(shard.ranks):
             values = torch.empty(shard.shape, dtype=piece.dtype, device=piece.device)
             for rank, part in enumerate(_parts(values.view(-1), piece.numel(), shard.ranks.size)):
                 if rank == shard.ranks.rank:
                     part.copy_(piece[: part.numel()])
-                shard.ranks.broadcast(part, rank, what)
-            for tied in _tied(param):
-                tied.__class__ = _class_before(type(tied))
-                tied.data = values
+                shard.ranks.broadcast(part, rank, f"gather of {shard}")
+    shard.gathered = values.untyped_storage()
+    setattr(shard.gathered, _SHARD, weakref.ref(shard))
+    for param in params:
+        param.__class__ = _class_before(type(param))
+        param.data = values
 
 
-def _keep_piece(param: nn.Parameter, root: int) -> None:
-    """Cuts the parameter's values of rank ``root``, which may have another shape than before."""
-    shard = shard_of(param)
-    values = param.data.to(_device()).contiguous()
+@torch.inference_mode(False)
+@torch.no_grad()
+def _keep(shard: Shard, root: int) -> None:
+    """Cuts the values of rank ``root``, which may have another shape than before."""
+    values = _values(shard).to(_device()).contiguous()
     flat = values.view(-1)
-    shard.ranks.broadcast(flat, root, f"values of {_describe(param)}")
+    shard.ranks.broadcast(flat, root, f"values of {shard}")
     length = -(-flat.numel() // shard.ranks.size)
     part = _parts(flat, length, shard.ranks.size)[shard.ranks.rank]
     shard.piece = torch.zeros(length, dtype=flat.dtype, device=flat.device)
     shard.piece[: part.numel()] = part
     shard.shape = values.shape
-    _free(param)
+    _free(shard)
 
 
-def _free(param: nn.Parameter) -> None:
-    """Frees the memory of a parameter, and of those that are tied to it."""
-    shard = shard_of(param)
-    hollow = _hollow(shard.shape, shard.piece.dtype, shard.piece.device, _describe(param))
-    for tied in _tied(param):
-        tied.__class__ = _class_before(type(tied))
-        tied.data = hollow
-        _mix_in(tied)
-    shard.home = hollow.untyped_storage()
-    _homes[shard.home._cdata] = shard
+def _values(shard: Shard) -> torch.Tensor | None:
+    """What the parameters have while they have memory: what was assigned to one of them, or was gathered."""
+    found = [param for param in _tied(shard) if is_whole(param)]
+    assigned = [param for param in found if not _is_of(param, shard.gathered)]
+    if any(param.data_ptr() != assigned[0].data_ptr() for param in assigned):
+        raise _C.StateError(f"{shard} belongs to tied parameters, and they were given different data")
+    return next((param.data for param in (*assigned, *found)), None)
+
+
+@torch.inference_mode(False)
+def _free(shard: Shard) -> None:
+    """Frees the memory of the parameters."""
+    hollow = _hollow(shard, shard.piece.dtype, shard.piece.device)
+    shard.gathered = None
+    for param in _tied(shard):
+        param.__class__ = _class_before(type(param))
+        param.data = hollow
+        _mix_in(param)
 
 
 def _belong(param: nn.Parameter, shard: Shard) -> None:
@@ -274,9 +382,21 @@ def _belong(param: nn.Parameter, shard: Shard) -> None:
     shard.params.append(weakref.ref(param))
 
 
-def _tied(param: nn.Parameter) -> list[nn.Parameter]:
-    """The parameters that have the same shard."""
-    return [tied for ref in shard_of(param).params if (tied := ref()) is not None and shard_of(tied) is not None]
+def _tied(shard: Shard) -> list[nn.Parameter]:
+    """The parameters that have the shard."""
+    living = [(ref, param) for ref in shard.params if (param := ref()) is not None and shard_of(param) is shard]
+    shard.params = [ref for ref, _ in living]
+    return [param for _, param in living]
+
+
+def _shard_of_memory(tensor: torch.Tensor) -> Shard | None:
+    """The shard to whose parameters this memory was given, or would be."""
+    found = getattr(tensor.untyped_storage(), _SHARD, None)
+    return found() if found is not None else None
+
+
+def _is_of(tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> bool:
+    return storage is not None and tensor.untyped_storage()._cdata == storage._cdata
 
 
 def _parts(flat: torch.Tensor, length: int, ranks: int) -> list[torch.Tensor]:
@@ -284,7 +404,13 @@ def _parts(flat: torch.Tensor, length: int, ranks: int) -> list[torch.Tensor]:
     return [flat[rank * length : (rank + 1) * length] for rank in range(ranks)]
 
 
-def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:
+def _hollow(shard: Shard, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    hollow = _without_memory(shard.shape, dtype, device, str(shard)).as_subclass(HollowData)
+    setattr(hollow.untyped_storage(), _SHARD, weakref.ref(shard))
+    return hollow
+
+
+def _without_memory(shape: torch.Size, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:
     tensor = torch.empty(0, dtype=dtype, device=device)
     _C.make_hollow(
         tensor,
@@ -295,7 +421,7 @@ def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device, what: s
 
 
 def _mix_in(param: nn.Parameter) -> None:
-    if param.numel() > 0:
+    if not is_whole(param):
         param.__class__ = _class_without_memory(_class_before(type(param)))
 
 
@@ -309,13 +435,7 @@ def _class_before(kind: type[nn.Parameter]) -> type[nn.Parameter]:
     return nn.Parameter if kind is HollowData else getattr(kind, "_before", kind)
 
 
-def _describe(param: nn.Parameter) -> str:
-    shard = shard_of(param)
-    return f"{shard.name if shard is not None else 'parameter'} {list(param.shape)} {str(param.dtype)[6:]}"
-
-
-def _check_modify_rank(param: nn.Parameter, modify_rank: int | None) -> None:
-    shard = shard_of(param)
+def _check_modify_rank(shard: Shard, modify_rank: int | None) -> None:
     if modify_rank is None:
         return
     if not 0 <= modify_rank < shard.ranks.size:
@@ -323,19 +443,22 @@ def _check_modify_rank(param: nn.Parameter, modify_rank: int | None) -> None:
     if shard.is_held and shard.modify_rank != modify_rank:
         outer = "only reads" if shard.modify_rank is None else f"takes the values of rank {shard.modify_rank}"
         raise _C.StateError(
-            f"{_describe(param)} is to be modified by rank {modify_rank}, inside a context that holds it gathered and "
+            f"{shard} is to be modified by rank {modify_rank}, inside a context that holds it gathered and "
             f"{outer}: give the outer context that rank, or end it first"
         )
 
 
-def _world() -> _C.World:
-    """The ranks of the job; connected at the first call, which is collective."""
+def _world(timeout_s: float | None) -> _C.World:
+    """The ranks of the job; connected at the first call, which is collective, and again after a failure."""
     global _ranks
     init_distributed()
     group = dist.group.WORLD if dist.is_initialized() else None
     if _ranks is None or _ranks[0] is not group:
         size = dist.get_world_size() if group is not None else 1
-        config = _C.ParsedConfig.parse('{"train_micro_batch_size_per_gpu": 1}', world_size=size).config
+        settings = {"train_micro_batch_size_per_gpu": 1}
+        if timeout_s is not None:
+            settings["zeroshard"] = {"timeout_s": timeout_s}
+        config = _C.ParsedConfig.parse(json.dumps(settings), world_size=size).config
         ranks = connect(config.timeout_ms, lambda groups: _C.World(config, _device(), **groups))
         end_groups_with(ranks)
         _ranks = (group, ranks)
@@ -353,8 +476,12 @@ def _device() -> torch.device:
 @contextmanager
 def _aborting(ranks: _C.World) -> Iterator[None]:
     """Lets the other ranks fail, too, when this one fails inside: they must not wait for it."""
+    global _ranks
     try:
         yield
     except BaseException as error:
         ranks.abort(f"rank {ranks.rank} failed: {type(error).__name__}: {error}")
+        _failed[ranks] = str(error)
+        if _ranks is not None and _ranks[1] is ranks:
+            _ranks = None
         raise

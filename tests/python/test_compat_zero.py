@@ -379,6 +379,148 @@ def test_an_engine_takes_the_shards_over(ranks):
     assert len(digests) == 1
 
 
+# -- what constructors and scripts do --------------------------------------------------------------------------------
+
+
+class Views(nn.Module):
+    def __init__(self, view):
+        super().__init__()
+        self.first = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.second = nn.Parameter(view(self.first.weight))
+
+
+class Overlapping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        flat = torch.rand(8)
+        self.first, self.second = nn.Parameter(flat[:5]), nn.Parameter(flat[3:])
+
+
+class Applies(nn.Module):
+    """As nanoGPT and timm initialize their modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(HIDDEN, HIDDEN)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.embedding = nn.Embedding(5, HIDDEN, padding_idx=1)
+        self.apply(self.init)
+        nn.init.constant_(self.inner.bias, 0.25)
+        self.attention.out_proj.bias.data.fill_(0.5)
+
+    @staticmethod
+    def init(module):
+        if isinstance(module, nn.Linear):
+            module.weight.data.normal_(mean=7, std=0.02)
+        if isinstance(module, nn.Embedding):
+            module.weight.data[1].zero_()
+
+
+def _constructors_that_initialize():
+    model = build(build=Applies)
+    with zero.GatheredParameters(model.parameters()):
+        assert abs(model.inner.weight.mean() - 7) < 0.1 and (model.inner.bias == 0.25).all()
+        assert (model.attention.out_proj.bias == 0.5).all() and (model.embedding.weight[1] == 0).all()
+    with pytest.raises(RuntimeError, match="is sharded"):
+        model.inner.bias.data.fill_(1)  # on its own, outside of Init
+    build(build=lambda: nn.Transformer(8, 2, 1, 1, 16))
+    build(build=lambda: nn.LazyLinear(3))
+    for view in (lambda weight: weight.t(), lambda weight: weight[:2]):
+        with pytest.raises(zeroshard.StateError, match="not the same elements"):
+            build(build=lambda view=view: Views(view))
+    with pytest.raises(ValueError, match="share memory"):
+        build(build=Overlapping)
+    return values_of(model)
+
+
+def test_constructors_that_initialize_other_modules():
+    first, second = world.run(2, _constructors_that_initialize)
+    assert first == second
+
+
+def _assignments():
+    model = build()
+    first, second = model.blocks[0].inner, model.blocks[1].inner
+    first.weight.data = torch.full((HIDDEN, HIDDEN), 7.0)
+    copied = copy.deepcopy(first).half()
+    assert (copied.weight == 7).all()
+    with pytest.raises(zeroshard.StateError, match="data of another parameter"):
+        second.weight.data = model.blocks[2].inner.weight.data
+    second.weight.data = second.weight.data.to(torch.bfloat16)
+    assert second.weight.dtype == second.weight.ds_tensor.dtype == torch.bfloat16
+    with zero.GatheredParameters([first.weight, second.weight]):
+        assert (first.weight == 7).all() and second.weight.dtype == torch.bfloat16
+        model.half()  # inside a context that reads
+    with zero.GatheredParameters([first.weight, second.weight]):
+        assert (first.weight == 7).all() and second.weight.dtype == torch.float16
+    assert type(first.weight.data) is not torch.Tensor and "sharded" in repr(first.weight.data)
+
+    tied = build(build=Tied)
+    tied.first.weight.data = torch.full((HIDDEN, HIDDEN), 3.0)
+    with zero.GatheredParameters(tied.second.weight):
+        assert (tied.second.weight == 3).all() and (tied.first.weight == 3).all()
+    with zero.GatheredParameters(tied.parameters(), modifier_rank=1):
+        tied.first.weight.data = torch.full((HIDDEN, HIDDEN), 4.0 + torch.distributed.get_rank())
+    with zero.GatheredParameters(tied.parameters()):
+        assert (tied.second.weight == 5).all()
+
+    for _ in range(20):  # memory of earlier shards is used again
+        model.blocks[2].half()
+        with zero.GatheredParameters(model.parameters()):
+            pass
+    weight = model.blocks[2].inner.weight
+    with zero.Init():
+        other = Views(lambda own: weight.data)
+    with zero.GatheredParameters([weight, other.second]):
+        assert torch.equal(weight, other.second)
+
+    empty = nn.Linear(3, 3)
+    empty.none = nn.Parameter(torch.empty(0, 4))
+    zero.Init(module=empty, dtype=torch.bfloat16)
+    assert empty.none.dtype == torch.bfloat16
+    engine, *_ = zeroshard.initialize(model=empty, config=models.configuration())
+    assert engine(torch.ones(1, 3).bfloat16()).shape == (1, 3)
+    with zero.GatheredParameters(None), zero.GatheredParameters(None, enabled=False):
+        pass
+
+
+def test_data_that_is_assigned_counts():
+    world.run(2, _assignments)
+
+
+def _while_it_is_held():
+    model = build()
+    with (
+        pytest.raises(zeroshard.StateError, match="whose|writes would be"),
+        zero.GatheredParameters(model.parameters(), modifier_rank=1),
+    ):
+        zeroshard.initialize(model=model, config=models.configuration())
+    with torch.inference_mode(), zero.GatheredParameters(model.parameters(), modifier_rank=0):
+        model.head.weight.data.fill_(2)
+    model.head.weight.ds_tensor.mul_(2)
+    engine, *_ = zeroshard.initialize(model=model, config=models.configuration(optimizer=models.adamw()))
+    engine.backward(engine(torch.ones(1, 2, dtype=torch.int64)).sum())
+    engine.step()
+
+
+def test_an_engine_takes_nothing_that_is_being_written():
+    world.run(2, _while_it_is_held)
+
+
+def _after_a_failure():
+    model = build()
+    weight = model.head.weight if torch.distributed.get_rank() == 0 else model.embedding.weight
+    with pytest.raises(zeroshard.CommError, match="ranks disagree"), zero.GatheredParameters(weight):
+        pass
+    with pytest.raises(zeroshard.StateError, match="Make the model anew"), zero.GatheredParameters(weight):
+        pass
+    return values_of(build())
+
+
+def test_after_a_failure_another_model_can_be_made():
+    assert world.run(2, _after_a_failure) == [expected()] * 2
+
+
 def _leaves():
     model = Model()
     assert zero.set_z3_leaf_modules(model, [Block]) == list(model.blocks)

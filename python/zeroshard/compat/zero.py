@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .. import _C
+from .. import _C, shards
 from ..gathering import gathered
 from ..marks import Mark, mark_of
 from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
@@ -22,6 +22,7 @@ from ..units import LEAF
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
 from .comm import init_distributed
 
+_FIRST_ID_OF_ENGINES = 1 << 40  # shards without an engine count from 0
 _EXTERNAL = "_external_params"  # the name that DeepSpeed uses
 
 
@@ -48,7 +49,9 @@ def _is_sharded_by_engine(param: nn.Parameter) -> bool:
 
 def _ds_id(param: nn.Parameter) -> int:
     shard = _shard_of(param)
-    return shard.id if shard is not None else (mark_of(param).unit << 20) + mark_of(param).position
+    return (
+        shard.id if shard is not None else _FIRST_ID_OF_ENGINES + (mark_of(param).unit << 20) + mark_of(param).position
+    )
 
 
 def _ds_shape(param: nn.Parameter) -> torch.Size:
@@ -159,10 +162,12 @@ class Init:
                 "deepspeed.zero.Init: remote_device is 'nvme', and zeroshard keeps parameters in memory"
             )
         settings = config_dict_or_path if config_dict_or_path is not None else config
+        settings = _read(settings) if settings is not None and not isinstance(settings, dict) else settings or {}
         if enabled:
             init_distributed()
         self._enabled = enabled
         self._dtype = dtype if dtype is not None else _dtype_of(settings)
+        self._timeout_s = (settings.get("zeroshard") or {}).get("timeout_s")
         if module is not None and enabled:
             self._cut(module)
 
@@ -182,7 +187,7 @@ class Init:
     def _cut(self, module: nn.Module) -> None:
         name = type(module).__name__
         named = [(f"{name}.{path}", param) for path, param in module.named_parameters() if mark_of(param) is None]
-        cut(named, self._dtype)
+        cut(named, self._dtype, self._timeout_s)
 
 
 class GatheredParameters:
@@ -200,7 +205,7 @@ class GatheredParameters:
         fwd_module: nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        given = [params] if params is None or isinstance(params, torch.Tensor) else list(params)
         self._params = [param for param in given if isinstance(param, torch.Tensor)] if enabled else []
         self._modifier_rank = modifier_rank
         self._stack = ExitStack()
@@ -219,7 +224,7 @@ class GatheredParameters:
 
 _active: list[Init] = []  # contexts that are entered, innermost last
 _building: set[int] = set()  # modules whose constructors run
-_wrapped: list[tuple[type[nn.Module], Callable]] = []  # classes, with their own constructors
+_wrapped: list[tuple[type[nn.Module], Callable, Callable]] = []  # classes, their constructors and what replaces them
 _units_held: dict[tuple[int, int], int | None] = {}  # engines' units that a context holds, with its modifier_rank
 
 
@@ -249,12 +254,8 @@ def _unit_of(mark: Mark | None) -> tuple[int, int] | None:
     return None if mark is None else (id(mark.core()), mark.unit)
 
 
-def _dtype_of(settings: Any) -> torch.dtype | None:
+def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
     """The dtype of a configuration, which may still have "auto" values; None unless bf16 or fp16 is enabled."""
-    if settings is None:
-        return None
-    if not isinstance(settings, dict):
-        settings = _read(settings)
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(name) or {}).get("enabled") is True:
             return dtype
@@ -290,13 +291,30 @@ def _wrap_constructors() -> None:
         _wrap(cls)
 
     nn.Module.__init_subclass__ = classmethod(init_subclass)
+    nn.Module.apply = _apply_gathered
+    shards.initializes = True
 
 
 def _unwrap_constructors() -> None:
     del nn.Module.__init_subclass__
-    for kind, constructor in _wrapped:
-        kind.__init__ = constructor
+    nn.Module.apply = _own_apply
+    shards.initializes = False
+    for kind, constructor, wrapper in _wrapped:
+        if vars(kind).get("__init__") is wrapper:  # else somebody has replaced it since
+            kind.__init__ = constructor
     _wrapped.clear()
+
+
+_own_apply = nn.Module.apply
+
+
+def _apply_gathered(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
+    """``nn.Module.apply``, with which models initialize their modules: each one's parameters are whole around it."""
+    for child in module.children():
+        child.apply(fn)
+    with GatheredParameters(module.parameters(recurse=False), modifier_rank=0):
+        fn(module)
+    return module
 
 
 def _subclasses(kind: type) -> set[type]:
@@ -326,7 +344,7 @@ def _wrap(kind: type[nn.Module]) -> None:
             _building.discard(id(module))
         _active[-1]._cut(module)
 
-    _wrapped.append((kind, constructor))
+    _wrapped.append((kind, constructor, construct))
     kind.__init__ = construct
 
 
