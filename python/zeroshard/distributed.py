@@ -117,6 +117,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def device_of_rank(local_rank: int) -> torch.device:
+    """``default_device``, or the CPU where Accelerate is told to use that."""
+    on_host = os.environ.get("ACCELERATE_USE_CPU", "") == "true"
+    return torch.device("cpu") if on_host else default_device(local_rank)
+
+
 def default_device(local_rank: int) -> torch.device:
     """The GPU with this rank's number, if there are GPUs. Raises ValueError when there are fewer GPUs than ranks."""
     if not torch.cuda.is_available():

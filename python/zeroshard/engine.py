@@ -48,6 +48,8 @@ class Engine(nn.Module):
     ``gradient_accumulation_steps`` calls. Every rank makes the same calls in the same order.
     """
 
+    _checkpoints = checkpoint  # the module that saves and loads
+
     def __init__(
         self,
         module: nn.Module,
@@ -228,7 +230,7 @@ class Engine(nn.Module):
 
         ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is saved.
         """
-        checkpoint.save(self._run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        self._checkpoints.save(self._run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         return True
 
     def wait_for_checkpoint(self) -> bool:
@@ -257,7 +259,7 @@ class Engine(nn.Module):
         """
         if custom_load_fn is not None:
             raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
-        return checkpoint.load(
+        return self._checkpoints.load(
             self._run,
             load_dir,
             tag,

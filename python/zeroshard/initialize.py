@@ -14,7 +14,7 @@ from torch import nn
 from . import _C
 from .compat.getters import EngineWithGetters
 from .configuration import parse_config
-from .distributed import default_device, init_distributed
+from .distributed import device_of_rank, init_distributed
 from .engine import Engine
 from .loader import Loader
 from .optimizer import Optimizer, make_optimizer, settings_kept
@@ -138,4 +138,4 @@ def _device(model: nn.Module, local_rank: int) -> torch.device:
     for param in model.parameters():
         if param.device.type == "cuda":
             return param.device
-    return default_device(local_rank) if os.environ.get("ACCELERATE_USE_CPU", "") != "true" else torch.device("cpu")
+    return device_of_rank(local_rank)

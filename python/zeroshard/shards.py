@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from . import _C
-from .distributed import default_device, init_distributed
+from .distributed import device_of_rank, init_distributed
 from .group_life import end_groups_with
 from .groups import connect
 
@@ -467,10 +466,9 @@ def _world(timeout_s: float | None) -> _C.World:
 
 def _device() -> torch.device:
     """Where shards are: the GPU of a rank that has one."""
-    on_host = os.environ.get("ACCELERATE_USE_CPU", "") == "true"
-    if on_host or (dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO):
+    if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
         return torch.device("cpu")
-    return default_device(_C.rank_environment().local_rank)
+    return device_of_rank(_C.rank_environment().local_rank)
 
 
 @contextmanager

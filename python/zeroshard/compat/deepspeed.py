@@ -23,7 +23,14 @@ from .optimizer import DeepSpeedOptimizer
 
 
 class DeepSpeedEngine(EngineWithGetters):
-    """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine where a name means something else there."""
+    """``deepspeed.DeepSpeedEngine``. Differs from zeroshard's own engine where a name means something else there.
+
+    ``save_checkpoint`` returns when the checkpoint is committed, as callers delete the one before it; with
+    ``zeroshard.checkpoint.async: true`` in the configuration it is written while training goes on. Beside it rank 0
+    puts the script ``zero_to_fp32.py``.
+    """
+
+    _checkpoints = checkpoint
 
     def __init__(
         self,
@@ -88,21 +95,6 @@ class DeepSpeedEngine(EngineWithGetters):
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(
-        self,
-        save_dir: str | os.PathLike,
-        tag: str | int | None = None,
-        client_state: dict[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """As zeroshard's own, but returns when the checkpoint is committed: callers delete the one before it.
-
-        With ``zeroshard.checkpoint.async: true`` in the configuration it is written while training goes on. Beside it
-        rank 0 puts the script ``zero_to_fp32.py``.
-        """
-        return checkpoint.save(self._run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
-
     def load_checkpoint(
         self,
         load_dir: str | os.PathLike,
@@ -114,16 +106,14 @@ class DeepSpeedEngine(EngineWithGetters):
         custom_load_fn: Any = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Continues from a checkpoint, whatever number of ranks and stage wrote it, and DeepSpeed's own. Collective."""
-        if custom_load_fn is not None:
-            raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
-        return checkpoint.load(
-            self._run,
+        return super().load_checkpoint(
             load_dir,
             tag,
             load_module_strict,
             load_optimizer_states,
             load_lr_scheduler_states,
             load_module_only,
+            custom_load_fn,
         )
 
     def save_16bit_model(

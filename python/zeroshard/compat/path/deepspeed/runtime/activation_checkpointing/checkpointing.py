@@ -1,16 +1,5 @@
-"""``deepspeed.runtime.activation_checkpointing.checkpointing``, by zeroshard."""
+"""``deepspeed.runtime.activation_checkpointing.checkpointing`` is ``deepspeed.checkpointing``."""
 
-from zeroshard.compat.alias import provide
+from zeroshard.compat.alias import become
 
-__getattr__, __dir__, __all__ = provide(
-    __name__,
-    {
-        "zeroshard.compat.checkpointing": [
-            "checkpoint",
-            "configure",
-            "is_configured",
-            "non_reentrant_checkpoint",
-            "reset",
-        ],
-    },
-)
+become(__name__, "deepspeed.checkpointing")
