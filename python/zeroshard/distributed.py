@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import threading
 import time
 from datetime import timedelta
 
@@ -13,10 +15,12 @@ import torch.distributed as dist
 from . import _C
 from .meeting import await_left_behind, meet, while_all_live
 
+_END_S = 2.0  # how long the end of a process waits for collectives that its script left under way
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _kept_stores: dict[tuple[str, int], dist.Store] = {}  # served by this rank for failed tries, and reused by the next try
 # The default group that was made here, until an engine's groups are made: its id, and where its store is.
 _unused_group: tuple[int, tuple[str, int], dist.Store] | None = None
+_started_group: int | None = None  # the id of the default group that was made here
 
 
 def init_distributed(
@@ -36,7 +40,7 @@ def init_distributed(
     Raises ``CommError`` when a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up; the
     error says which ranks arrived. Every rank may then call it again.
     """
-    global _unused_group
+    global _unused_group, _started_group
     timeout = timeout or timedelta(minutes=10)
     await_left_behind(timeout)
     if dist.is_initialized():
@@ -49,6 +53,7 @@ def init_distributed(
     if env.world_size == 1:
         _stay_on_loopback()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        _started_group = id(dist.group.WORLD)
         return
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = _port(os.environ.get("MASTER_PORT", "29500"))
@@ -64,7 +69,8 @@ def init_distributed(
         if env.rank == 0:
             _kept_stores[host, port] = store
         raise
-    _unused_group = (id(dist.group.WORLD), (host, port), store)
+    _started_group = id(dist.group.WORLD)
+    _unused_group = (_started_group, (host, port), store)
 
 
 def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, timeout: timedelta) -> None:
@@ -97,8 +103,25 @@ def end_default_group() -> None:
     keep_default_group()
 
 
+@atexit.register
+def _end_with_the_process() -> None:
+    """Ends the groups of a script that did not, while the interpreter still lives.
+
+    Gloo's threads may free tensors after it, want Python's lock for that, and so abort the process.
+    """
+    if not dist.is_initialized() or id(dist.group.WORLD) != _started_group or dist.get_backend() != "gloo":
+        return
+    thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    thread.start()
+    thread.join(_END_S)
+    if thread.is_alive():  # it waits for a rank that does not come
+        _C.end_beside_threads()
+
+
 def forget_stores() -> None:
     """In a forked child: the stores belong to its parent, whose threads the child does not have."""
+    global _started_group
+    _started_group = None
     stores = [*_kept_stores.values(), *([_unused_group[2]] if _unused_group is not None else [])]
     for store in stores:
         _C.keep_forever(store)

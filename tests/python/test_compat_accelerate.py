@@ -31,7 +31,6 @@ from accelerate import Accelerator, DeepSpeedPlugin
 accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3))
 total = accelerator.reduce(__import__("torch").ones(1), "sum").item()
 tell(accelerator.process_index, accelerator.num_processes, accelerator.distributed_type, total)
-accelerator.end_training()  # Gloo's threads may abort a process that ends while its peer is gone
 """
 
 

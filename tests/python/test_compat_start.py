@@ -197,3 +197,27 @@ def test_collectives():
         assert wrong[2].startswith("StateError: init_distributed: dist_init_required is False")
         assert (tensor, gathered, part) == ([2.0, 2.0], [0.0, 0.0, 1.0, 1.0], 2.0 * rank)
         assert found == [1, [0, 1], rank, *([1] if rank == 1 else [])]
+
+
+LEFT_UNDER_WAY = """
+import time
+import deepspeed, torch, torch.distributed as dist
+
+class Slow:
+    sleep = staticmethod(time.sleep)
+    def __del__(self):
+        self.sleep(float(sys.argv[2]))
+
+deepspeed.init_distributed()
+if dist.get_rank() == 1:
+    time.sleep(float(sys.argv[1]))
+dist.all_reduce(torch.ones(1), async_op=True)
+sys.ps1 = Slow()  # the first object that goes with the interpreter
+tell(dist.get_rank())
+"""
+
+
+@pytest.mark.parametrize(("later", "slow"), [(0.5, 1.5), (4, 4)], ids=["soon", "long"])
+def test_a_script_may_end_without_ending_its_groups(script, later, slow):
+    """Symptom: "terminate called without an active exception" from Gloo's threads. Rank 1 comes later on purpose."""
+    assert run("--nproc", "2", script(LEFT_UNDER_WAY), str(later), str(slow)) == [[0], [1]]
