@@ -15,7 +15,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kChunkBytes = 4 << 20;  // of a broadcast at a time: a copy of it lies in shared memory
+constexpr int64_t kChunkBytes = 1 << 20;  // of a broadcast at a time: a copy of it lies in shared memory
 
 void broadcast(World& world, const at::Tensor& tensor, int root, const std::string& tag) {
   if (!tensor.is_contiguous()) throw ValueError("broadcast of '" + tag + "': the tensor is not contiguous");
