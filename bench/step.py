@@ -20,12 +20,13 @@ from machine import cpu_name
 from stepbench import report
 from stepbench.fleet import ROOT, PeerFailed, PeerWorld
 from stepbench.memory import memcpy_gb_per_second
-from stepbench.peers import BEFORE, FP32_ONLY, PEERS, UNCONNECTED, UNTRAINED
+from stepbench.peers import BEFORE, FP32_ONLY, PEERS, UNCONNECTED, UNTRAINED, is_trainer
 from stepbench.workload import SHAPES, num_units
 
-DEFAULT_PEERS = [peer for peer in PEERS if peer != "reference" and not peer.endswith(BEFORE)]
+POSSIBLE_PEERS = [peer for peer in PEERS if peer != "reference" and not peer.endswith(BEFORE)]
+DEFAULT_PEERS = [peer for peer in POSSIBLE_PEERS if not is_trainer(peer)]
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
-BASELINES = ("plain_fused", "plain")
+BASELINES = ("plain_fused", "plain", "trainer", "trainer_deepspeed3")
 
 
 def parse_arguments():
@@ -46,8 +47,9 @@ def parse_arguments():
     parser.add_argument("--before-python", help="of an earlier build: --peers zeroshard3,zeroshard3_before")
     parser.add_argument("--out", help="JSON file (default: bench/results/step_SHAPE_DTYPE_worldN.json); .md beside it")
     options = parser.parse_args()
-    possible = [peer for peer in DEFAULT_PEERS if options.dtype == "fp32" or peer not in FP32_ONLY]
-    options.peers = possible if options.peers is None else [name for name in options.peers.split(",") if name]
+    possible = [peer for peer in POSSIBLE_PEERS if options.dtype == "fp32" or peer not in FP32_ONLY]
+    default = [peer for peer in possible if peer in DEFAULT_PEERS]
+    options.peers = default if options.peers is None else [name for name in options.peers.split(",") if name]
     before = [name + BEFORE for name in possible if name.startswith("zeroshard")] if options.before_python else []
     unknown = sorted(set(options.peers) - {*possible, *before})
     if unknown:
@@ -60,10 +62,10 @@ def parse_arguments():
 
 
 def python_of(peer, options):
-    python = options.zeroshard_python if peer.startswith("zeroshard") else options.peers_python
+    python = options.zeroshard_python if "zeroshard" in peer else options.peers_python
     python = options.before_python if peer.endswith(BEFORE) else python
     if not Path(python).exists():
-        hint = "build zeroshard first" if peer.startswith("zeroshard") else "run bench/setup_peers.sh first"
+        hint = "build zeroshard first" if "zeroshard" in peer else "run bench/setup_peers.sh first"
         raise SystemExit(f"step.py: {python} does not exist: {hint}")
     return python
 

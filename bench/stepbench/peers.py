@@ -5,6 +5,7 @@ All use AdamW with the same hyper-parameters. In bf16 all keep bf16 weights for 
 
 from dataclasses import dataclass
 
+from .trainer import trainer
 from .workload import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, blocks_of
 
 
@@ -17,6 +18,8 @@ class Context:
     dtype: str
     clip: float
     micro_batch: int
+    shape: str
+    seed: int
 
 
 def adamw_arguments():
@@ -214,16 +217,26 @@ PEERS = {
     "fsdp2": fsdp2,
     **{f"deepspeed{stage}": deepspeed(stage) for stage in (1, 2, 3)},
     **{f"zeroshard{stage}{build}": zeroshard(stage) for stage in (0, 1, 2, 3) for build in ("", BEFORE)},
+    "trainer": trainer(),
+    **{
+        f"trainer_{library}{stage}": trainer(stage, library)
+        for library in ("deepspeed", "zeroshard")
+        for stage in (2, 3)
+    },
 }
 
 # Peers that keep no fp32 master weights have no bf16 mode that could be compared.
 FP32_ONLY = ("zero_redundancy",)
 
 # Peers whose processes do not talk to each other: no process group, and no mean over ranks.
-UNCONNECTED = ("plain_fused", "plain", "plain_x2", "no_update", "reference")
+UNCONNECTED = ("plain_fused", "plain", "plain_x2", "no_update", "reference", "trainer")
 
 # Its losses are those of the first weights.
 UNTRAINED = ("no_update",)
+
+
+def is_trainer(peer):
+    return peer.startswith("trainer")
 
 
 def process_count(peer, world):
@@ -239,11 +252,16 @@ def import_library(peer):
     """Imports what the peer needs, so that the idle memory reading includes it."""
     import torch  # noqa: F401
     import torch.distributed  # noqa: F401
+
+    if is_trainer(peer) and "zeroshard" in peer:
+        import zeroshard
+
+        zeroshard.as_deepspeed()
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    if peer.startswith("deepspeed"):
+    if "deepspeed" in peer:
         import deepspeed  # noqa: F401
-    elif peer.startswith("zeroshard"):
+    elif "zeroshard" in peer:
         import zeroshard  # noqa: F401
     elif peer == "fsdp2":
         import torch.distributed.fsdp  # noqa: F401

@@ -74,6 +74,7 @@ def _parity(figures):
 def markdown(result):
     """The table for people; everything in it is also in the JSON."""
     options, machine, units = result["options"], result["machine"], result["units"]
+    baselines = [name.removeprefix("ratio_to_") for name in result["peers"][0] if name.startswith("ratio_to_")]
     size = f"{result['params'] / 1e6:.2f} M parameters{f' in {units} units' if units else ''}"
     lines = [
         f"### Training step, shape `{options['shape']}`, {options['dtype']}, world {options['world']}",
@@ -85,16 +86,17 @@ def markdown(result):
         f"{result['memcpy_gb_s']['before']:.1f} before, {result['memcpy_gb_s']['after']:.1f} after; load average "
         f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after (1 busy rank counts 1).",
         "",
-        f"| peer | step ms (quartiles) |{' us a unit |' if units else ''} / plain_fused | / plain | CPU ms per rank "
+        f"| peer | step ms (quartiles) |{' us a unit |' if units else ''} "
+        f"{''.join(f'/ {name} | ' for name in baselines)}CPU ms per rank "
         "| peak MB above idle | set-up peak MB | worst loss difference |",
-        "|---|---|---|---|---|---|---|---|" + ("---|" if units else ""),
+        "|---|---|---|---|---|---|" + "---|" * (len(baselines) + bool(units)),
     ]
     for figures in result["peers"]:
         step = figures["step_ms"]
         unit = f"| {step['median'] * 1e3 / units:.0f} " if units else ""
         lines.append(
             f"| {figures['peer']} | {step['median']:.1f} ({step['q1']:.1f}-{step['q3']:.1f}) "
-            f"{unit}| {_ratio(figures, 'plain_fused')} | {_ratio(figures, 'plain')} "
+            f"{unit}{''.join(f'| {_ratio(figures, name)} ' for name in baselines)}"
             f"| {figures['cpu_ms_per_step_and_rank']:.1f} | {figures['peak_mb']:.0f} | {figures['setup_peak_mb']:.0f} "
             f"| {_parity(figures)} |"
         )

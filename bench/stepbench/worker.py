@@ -39,7 +39,7 @@ class Worker:
         memory.release_unused()
         self.idle_bytes = memory.status_bytes("VmRSS")
         memory.reset_peak()
-        context = peers.Context(args.rank, args.world, args.dtype, args.clip, self.shape.batch)
+        context = peers.Context(args.rank, args.world, args.dtype, args.clip, self.shape.batch, args.shape, args.seed)
         model = build_model(self.shape, args.seed, args.dtype)
         params = sum(p.numel() for p in model.parameters())
         self.step = peers.PEERS[args.peer](model, context)

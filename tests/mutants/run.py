@@ -59,7 +59,7 @@ COPIED = (
     "docs",
     "pyproject.toml",
 )
-TEST_TIMEOUT_S = 120
+TEST_TIMEOUT_S = 240
 # Programs that build without LibTorch, in a minute.
 TORCH_FREE = {
     "layout",
