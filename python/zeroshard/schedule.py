@@ -23,8 +23,7 @@ class LRScheduler:
         self.optimizer = optimizer
         self._schedule = config.lr_schedule([float(group["lr"]) for group in optimizer.param_groups])
         self.last_batch_iteration = -1
-        self._last_lr: list[float] | None = None
-        self._apply(self.last_batch_iteration)
+        self._last_lr = self._apply(self.last_batch_iteration)
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         """Moves to the next iteration, or to ``last_batch_iteration``."""
@@ -37,9 +36,7 @@ class LRScheduler:
         return self._schedule.lrs(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the last ``step()`` set."""
-        if self._last_lr is None:
-            raise AssertionError("need to call step() first")
+        """The rates that the last ``step()`` set, or those before the first one."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, int]:
