@@ -17,6 +17,7 @@ from ..messages import log
 from ..optimizer import OptimizerSetup
 from ..together import together
 from . import checkpoint
+from . import zero as zero  # parameters get ds_id, ds_status and the others
 from .comm import start_alone
 from .getters import EngineWithGetters
 from .optimizer import DeepSpeedOptimizer
@@ -58,6 +59,9 @@ class DeepSpeedEngine(EngineWithGetters):
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
         """Does nothing: ``backward`` has reduced them."""
+
+    def empty_partition_cache(self) -> None:
+        """Does nothing: a unit's memory is free as soon as the unit is resharded."""
 
     def offload_states(
         self,

@@ -35,16 +35,20 @@ class ZeroParamStatus(enum.Enum):
 
 
 def _shard_of(param: nn.Parameter) -> Shard | None:
-    """None if an engine has sharded the parameter. Raises AttributeError for one that is not sharded."""
+    """None if an engine has the parameter at stage 3. Raises AttributeError for one that nobody shards."""
     shard = shard_of(param)
-    if shard is None and not _is_sharded_by_engine(param):
+    if shard is None and not _is_of_stage_3(param):
         raise AttributeError("the parameter is not sharded: it has no attributes of deepspeed.zero")
     return shard
 
 
-def _is_sharded_by_engine(param: nn.Parameter) -> bool:
-    mark = mark_of(param)
-    return mark is not None and not mark.core().is_replicated(mark.unit)
+def _is_of_stage_3(param: nn.Parameter) -> bool:
+    """Whether an engine has it at stage 3, even if each rank keeps it whole there, as a single rank does."""
+    if (mark := mark_of(param)) is None:
+        return False
+    owner = mark.owner()
+    run = owner.run if owner is not None else None
+    return (run is not None and run.config.stage == 3) or not mark.core().is_replicated(mark.unit)
 
 
 def _ds_id(param: nn.Parameter) -> int:
@@ -65,8 +69,7 @@ def _ds_numel(param: nn.Parameter) -> int:
 
 
 def _ds_persist(param: nn.Parameter) -> bool:
-    _shard_of(param)
-    return False
+    return _shard_of(param) is None and mark_of(param).core().is_replicated(mark_of(param).unit)
 
 
 def _ds_tensor(param: nn.Parameter) -> torch.Tensor:
