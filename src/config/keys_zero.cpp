@@ -58,6 +58,9 @@ std::vector<Key> effective() {
       zero("stage3_param_persistence_threshold", size_in_elements(), 100'000,
            "units of at most this many elements are not resharded", set<&Config::persistence_threshold>,
            Auto::kTenHidden),
+      zero("stage3_max_live_parameters", size_in_elements(), 1'000'000'000,
+           "generate() of transformers keeps parameters gathered over its tokens if they have at most this many "
+           "elements; training gathers a unit before its use and reshards it after it"),
       gather_on_save(),
   };
 }
@@ -83,7 +86,6 @@ std::vector<Key> without_effect() {
       zero_inert("elastic_checkpoint", Bool{}, false, kCheckpoints),
       zero_inert("sub_group_size", size_in_elements(), 1'000'000'000, "the optimizer is one pass over the whole shard"),
       zero_inert("stage3_model_persistence_threshold", size_in_elements(), std::numeric_limits<int64_t>::max(), kUnits),
-      zero_inert("stage3_max_live_parameters", size_in_elements(), 1'000'000'000, kUnits),
       zero_inert("stage3_max_reuse_distance", size_in_elements(), 1'000'000'000, kUnits),
       zero_inert("stage3_module_granularity_threshold", size_in_elements(), 0, kUnits),
       zero_inert("leaf_module", Anything{}, nullptr, "zeroshard.unit_classes chooses what is gathered together"),

@@ -7,6 +7,7 @@ import os
 import models
 import pytest
 import torch
+import torch.distributed as dist
 import world
 import zeroshard
 from test_misuse import message_of
@@ -338,6 +339,33 @@ def generate(stage):
 def test_engines_without_an_optimizer_evaluate_and_generate(ranks, stage):
     for same, said in world.run(ranks, generate, stage=stage):
         assert same and "has no optimizer" in said
+
+
+def generate_without_waiting(budget):
+    """Ranks generate different numbers of tokens, and none takes part in another's."""
+    model = models.tiny_llama(use_cache=True).eval()
+    config = models.configuration(3)
+    config["zero_optimization"]["stage3_max_live_parameters"] = budget
+    engine = initialize(model=model, config=config)[0].eval()
+    ids = models.tokens(0, 0, 2, length=5)
+    sizes = []
+    for extra in (0, 3):  # twice
+        length = 4 + extra * dist.get_rank()
+        out = model.generate(ids, max_new_tokens=length, do_sample=False, pad_token_id=0, synced_gpus=False)
+        sizes.append(out.shape[1] - 5 - length)
+        with pytest.raises(RuntimeError, match="is sharded"):
+            model.lm_head.weight.sum()
+    engine(ids)
+    return sizes
+
+
+def test_ranks_generate_different_numbers_of_tokens():
+    assert world.run(3, generate_without_waiting, budget=10**9) == [[0, 0]] * 3
+
+
+def test_generation_above_its_budget_gathers_for_every_token():
+    with pytest.raises(AssertionError, match="rank 0 called .*|rank 1"):
+        world.run(2, generate_without_waiting, budget=1000)
 
 
 def destroyed():

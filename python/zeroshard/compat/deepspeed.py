@@ -16,7 +16,7 @@ from ..initialize import make_engine
 from ..messages import log
 from ..optimizer import OptimizerSetup
 from ..together import together
-from . import checkpoint
+from . import checkpoint, generation
 from . import zero as zero  # parameters get ds_id, ds_status and the others
 from .comm import start_alone
 from .getters import EngineWithGetters
@@ -43,6 +43,8 @@ class DeepSpeedEngine(EngineWithGetters):
     ) -> None:
         super().__init__(module, parsed, setup, optimizer, device)
         optimizer.serve(self._run)
+        if self._run.config.stage == 3:
+            generation.keep_gathered(self._run.core, self._value("zero_optimization.stage3_max_live_parameters"))
 
     # -- training ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""``generate()`` of transformers at stage 3."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from .. import _C
+from ..gathering import gathered
+from ..marks import mark_of
+
+_budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # in elements
+_WRAPPED = "_zeroshard_keeps_gathered"
+
+
+def keep_gathered(core: _C.Engine, budget: int) -> None:
+    """Parameters of ``core`` stay gathered over the tokens of a ``generate()``, if they have at most ``budget`` elements.
+
+    Without that, every token gathers every unit, and ranks must generate equally many tokens. ``generate()`` is
+    collective either way.
+    """
+    _budgets[core] = budget
+    mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
+    if mixin is not None and not hasattr(mixin.generate, _WRAPPED):
+        mixin.generate = _gathering(mixin.generate)
+
+
+def _gathering(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def generate(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with gathered(_kept(self)):
+            return own(self, *args, **kwargs)
+
+    setattr(generate, _WRAPPED, True)
+    return generate
+
+
+def _kept(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters to keep gathered: those of each engine that are no more than its budget."""
+    by_core: dict[_C.Engine, list[nn.Parameter]] = {}
+    for param in module.parameters():
+        if (mark := mark_of(param)) is not None and (core := mark.core()) in _budgets:
+            by_core.setdefault(core, []).append(param)
+    fitting = (params for core, params in by_core.items() if sum(p.numel() for p in params) <= _budgets[core])
+    return [param for params in fitting for param in params]
