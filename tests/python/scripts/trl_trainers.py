@@ -1,0 +1,130 @@
+"""Ordinary scripts for TRL, one after another: a trainer and a stage each, as sft:3, dpo:3:lora, grpo:2, ...
+
+Arguments: a folder, and cases. A case without a stage runs without DeepSpeed. Tells on rank 0 what each case logged.
+"""
+
+import json
+import math
+import os
+import sys
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+STEPS = 3
+WORDS = ["[PAD]", "[EOS]", "[UNK]", *(f"w{index}" for index in range(58))]
+
+
+def tokenizer():
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]", unk_token="[UNK]", padding_side="left"
+    )
+
+
+def texts(count, length, seed):
+    ids = torch.randint(3, len(WORDS), (count, length), generator=torch.Generator().manual_seed(seed))
+    return [" ".join(WORDS[i] for i in row) for row in ids.tolist()]
+
+
+def saved_model(folder):
+    """The folder of a saved tiny Llama, as TRL loads models by name; for GRPO it makes its reference from it."""
+    path = os.path.join(folder, "llama")
+    if not os.path.exists(path):
+        set_seed(0)
+        sizes = {"vocab_size": len(WORDS), "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2}
+        config = LlamaConfig(**sizes, num_attention_heads=2, initializer_range=0.1, pad_token_id=0, eos_token_id=1)
+        LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def deepspeed(stage):
+    auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
+    return {**auto, "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+
+
+def options(folder, stage):
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    return {
+        "output_dir": os.path.join(folder, "out"),
+        "deepspeed": None if stage is None else deepspeed(stage),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 4 // ranks,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "bf16": False,
+        "use_cpu": True,
+        "seed": 3,
+        "model_init_kwargs": {"dtype": "float32"},
+    }
+
+
+def lora(seed=5):
+    set_seed(seed)
+    return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def sft(folder, stage, peft_config, **changes):
+    data = Dataset.from_dict({"text": texts(24, 9, 0)})
+    arguments = SFTConfig(**options(folder, stage), max_length=16, **changes)
+    return SFTTrainer(
+        saved_model(folder), args=arguments, train_dataset=data, processing_class=tokenizer(), peft_config=peft_config
+    )
+
+
+def dpo(folder, stage, peft_config, **changes):
+    answers = [[f" {text}" for text in texts(24, 5, seed)] for seed in (2, 3)]
+    pairs = {"prompt": texts(24, 4, 1), "chosen": answers[0], "rejected": answers[1]}
+    arguments = DPOConfig(**options(folder, stage), max_length=16, **changes)
+    return DPOTrainer(
+        saved_model(folder),
+        args=arguments,
+        train_dataset=Dataset.from_dict(pairs),
+        processing_class=tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def reward(completions, **_):
+    return [float(len(set(text.split()))) for text in completions]
+
+
+def grpo(folder, stage, peft_config, **changes):
+    arguments = GRPOConfig(**options(folder, stage), num_generations=2, max_completion_length=5, beta=0.1, **changes)
+    return GRPOTrainer(
+        saved_model(folder),
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": texts(24, 4, 4)}),
+        processing_class=tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def trained(case, folder):
+    """The logged steps of a case."""
+    kind, *rest = case.split(":")
+    stage = int(rest[0]) if rest and rest[0].isdigit() else None
+    changes = {"precompute_ref_log_probs": True} if "precomputed" in rest else {}
+    trainer = globals()[kind](folder, stage, lora() if "lora" in rest else None, **changes)
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == STEPS, trainer.state.log_history
+    assert all(math.isfinite(step[name]) for step in steps for name in ("loss", "grad_norm")), steps
+    return [[step["loss"], step["grad_norm"]] for step in steps]
+
+
+if __name__ == "__main__":
+    for case in sys.argv[2:]:
+        steps = trained(case, sys.argv[1])
+        if os.environ.get("RANK", "0") == "0":
+            print("\nTOLD " + json.dumps([case, steps]), flush=True)

@@ -1,0 +1,44 @@
+"""Unmodified scripts for TRL: supervised tuning, preferences and reinforcement, with and without LoRA, on two ranks."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from built import ZEROSHARD, needs
+from test_compat_start import called, run
+
+pytestmark = needs(ZEROSHARD)
+SCRIPT = str(Path(__file__).parent / "scripts" / "trl_trainers.py")
+ALONE = ["sft", "sft:lora", "dpo", "dpo:lora"]
+STAGE_3 = ["sft:3", "sft:3:lora", "dpo:3", "dpo:3:lora", "grpo:3", "grpo:3:lora"]
+STAGE_2 = ["sft:2", "grpo:2"]
+
+
+def check_near(steps, expected):
+    for (loss, norm), (expected_loss, expected_norm) in zip(steps, expected, strict=True):
+        assert loss == pytest.approx(expected_loss, abs=1e-4) and norm == pytest.approx(expected_norm, abs=1e-3)
+
+
+def test_trainers_of_trl(tmp_path):
+    """The losses and norms of one process; those of GRPO, whose ranks draw their own numbers, at both stages."""
+    folder = str(tmp_path)
+    expected = dict(called(sys.executable, SCRIPT, folder, *ALONE, path=False))
+    told = dict(run("--num_gpus", "2", SCRIPT, folder, *STAGE_3, *STAGE_2))
+    assert sorted(told) == sorted(STAGE_3 + STAGE_2)
+    for case, steps in told.items():
+        kind, stage, *rest = case.split(":")
+        if kind == "grpo":
+            check_near(steps, told[":".join([kind, "3", *rest])])
+        else:
+            check_near(steps, expected[":".join([kind, *rest])])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks,case", [(2, "grpo"), (2, "grpo:lora"), (4, "grpo")])
+def test_grpo_has_the_losses_of_ranks_without_deepspeed(tmp_path, ranks, case):
+    """That is DistributedDataParallel, where each rank draws the same numbers."""
+    command = "--num_gpus", str(ranks), SCRIPT, str(tmp_path)
+    kind, *rest = case.split(":")
+    ((_, expected),) = run(*command, case)
+    ((_, steps),) = run(*command, ":".join([kind, "3", *rest]))
+    check_near(steps, expected)
