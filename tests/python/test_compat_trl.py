@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import models
 import pytest
 from built import ZEROSHARD, needs
 from test_compat_start import called, run
@@ -14,14 +15,19 @@ STAGE_3 = ["sft:3", "sft:3:lora", "dpo:3", "dpo:3:lora", "grpo:3", "grpo:3:lora"
 STAGE_2 = ["sft:2", "grpo:2"]
 
 
+@pytest.fixture
+def folder(tmp_path):
+    models.tiny_llama(pad_token_id=0, eos_token_id=1).save_pretrained(tmp_path / "llama")
+    return str(tmp_path)
+
+
 def check_near(steps, expected):
     for (loss, norm), (expected_loss, expected_norm) in zip(steps, expected, strict=True):
         assert loss == pytest.approx(expected_loss, abs=1e-4) and norm == pytest.approx(expected_norm, abs=1e-3)
 
 
-def test_trainers_of_trl(tmp_path):
+def test_trainers_of_trl(folder):
     """The losses and norms of one process; those of GRPO, whose ranks draw their own numbers, at both stages."""
-    folder = str(tmp_path)
     expected = dict(called(sys.executable, SCRIPT, folder, *ALONE, path=False))
     told = dict(run("--num_gpus", "2", SCRIPT, folder, *STAGE_3, *STAGE_2))
     assert sorted(told) == sorted(STAGE_3 + STAGE_2)
@@ -35,9 +41,9 @@ def test_trainers_of_trl(tmp_path):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks,case", [(2, "grpo"), (2, "grpo:lora"), (4, "grpo")])
-def test_grpo_has_the_losses_of_ranks_without_deepspeed(tmp_path, ranks, case):
+def test_grpo_has_the_losses_of_ranks_without_deepspeed(folder, ranks, case):
     """That is DistributedDataParallel, where each rank draws the same numbers."""
-    command = "--num_gpus", str(ranks), SCRIPT, str(tmp_path)
+    command = "--num_gpus", str(ranks), SCRIPT, folder
     kind, *rest = case.split(":")
     ((_, expected),) = run(*command, case)
     ((_, steps),) = run(*command, ":".join([kind, "3", *rest]))

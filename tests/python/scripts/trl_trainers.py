@@ -1,6 +1,7 @@
 """Ordinary scripts for TRL, one after another: a trainer and a stage each, as sft:3, dpo:3:lora, grpo:2, ...
 
-Arguments: a folder, and cases. A case without a stage runs without DeepSpeed. Tells on rank 0 what each case logged.
+Arguments: a folder with a saved model, and cases. One without a stage runs without DeepSpeed. Tells on rank 0 what each
+logged.
 """
 
 import json
@@ -12,7 +13,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers import PreTrainedTokenizerFast, set_seed
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 STEPS = 3
@@ -30,17 +31,6 @@ def tokenizer():
 def texts(count, length, seed):
     ids = torch.randint(3, len(WORDS), (count, length), generator=torch.Generator().manual_seed(seed))
     return [" ".join(WORDS[i] for i in row) for row in ids.tolist()]
-
-
-def saved_model(folder):
-    """The folder of a saved tiny Llama, as TRL loads models by name; for GRPO it makes its reference from it."""
-    path = os.path.join(folder, "llama")
-    if not os.path.exists(path):
-        set_seed(0)
-        sizes = {"vocab_size": len(WORDS), "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2}
-        config = LlamaConfig(**sizes, num_attention_heads=2, initializer_range=0.1, pad_token_id=0, eos_token_id=1)
-        LlamaForCausalLM(config).save_pretrained(path)
-    return path
 
 
 def deepspeed(stage):
@@ -77,7 +67,11 @@ def sft(folder, stage, peft_config, **changes):
     data = Dataset.from_dict({"text": texts(24, 9, 0)})
     arguments = SFTConfig(**options(folder, stage), max_length=16, **changes)
     return SFTTrainer(
-        saved_model(folder), args=arguments, train_dataset=data, processing_class=tokenizer(), peft_config=peft_config
+        os.path.join(folder, "llama"),
+        args=arguments,
+        train_dataset=data,
+        processing_class=tokenizer(),
+        peft_config=peft_config,
     )
 
 
@@ -86,7 +80,7 @@ def dpo(folder, stage, peft_config, **changes):
     pairs = {"prompt": texts(24, 4, 1), "chosen": answers[0], "rejected": answers[1]}
     arguments = DPOConfig(**options(folder, stage), max_length=16, **changes)
     return DPOTrainer(
-        saved_model(folder),
+        os.path.join(folder, "llama"),
         args=arguments,
         train_dataset=Dataset.from_dict(pairs),
         processing_class=tokenizer(),
@@ -101,7 +95,7 @@ def reward(completions, **_):
 def grpo(folder, stage, peft_config, **changes):
     arguments = GRPOConfig(**options(folder, stage), num_generations=2, max_completion_length=5, beta=0.1, **changes)
     return GRPOTrainer(
-        saved_model(folder),
+        os.path.join(folder, "llama"),
         reward_funcs=reward,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": texts(24, 4, 4)}),
