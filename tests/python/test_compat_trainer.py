@@ -65,7 +65,10 @@ def test_four_ranks(saved, alone, stage):
     assert logits == pytest.approx(expected[3], abs=1e-4) and shape == expected[4] == [16, 12, 61]
 
 
-@pytest.mark.parametrize("ranks,stage", [(2, 2), pytest.param(1, 0, marks=pytest.mark.matrix), (2, 0)])
+ADALORA = [(2, 2), *(pytest.param(ranks, 0, marks=pytest.mark.matrix) for ranks in (1, 2))]
+
+
+@pytest.mark.parametrize("ranks,stage", ADALORA)
 def test_adalora_reads_gradients_after_the_step_and_takes_ranks_away(saved, alone, ranks, stage):
     ((_, (steps, kept)),) = run("--num_gpus", str(ranks), SCRIPT, saved, str(stage), "adalora")
     check_near(steps, alone["adalora"][0])
