@@ -63,9 +63,9 @@ def lora(seed=5):
     return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
-def sft(folder, stage, peft_config, **changes):
+def sft(folder, stage, peft_config):
     data = Dataset.from_dict({"text": texts(24, 9, 0)})
-    arguments = SFTConfig(**options(folder, stage), max_length=16, **changes)
+    arguments = SFTConfig(**options(folder, stage), max_length=16)
     return SFTTrainer(
         os.path.join(folder, "llama"),
         args=arguments,
@@ -75,10 +75,10 @@ def sft(folder, stage, peft_config, **changes):
     )
 
 
-def dpo(folder, stage, peft_config, **changes):
+def dpo(folder, stage, peft_config):
     answers = [[f" {text}" for text in texts(24, 5, seed)] for seed in (2, 3)]
     pairs = {"prompt": texts(24, 4, 1), "chosen": answers[0], "rejected": answers[1]}
-    arguments = DPOConfig(**options(folder, stage), max_length=16, **changes)
+    arguments = DPOConfig(**options(folder, stage), max_length=16)
     return DPOTrainer(
         os.path.join(folder, "llama"),
         args=arguments,
@@ -92,8 +92,8 @@ def reward(completions, **_):
     return [float(len(set(text.split()))) for text in completions]
 
 
-def grpo(folder, stage, peft_config, **changes):
-    arguments = GRPOConfig(**options(folder, stage), num_generations=2, max_completion_length=5, beta=0.1, **changes)
+def grpo(folder, stage, peft_config):
+    arguments = GRPOConfig(**options(folder, stage), num_generations=2, max_completion_length=5, beta=0.1)
     return GRPOTrainer(
         os.path.join(folder, "llama"),
         reward_funcs=reward,
@@ -108,8 +108,7 @@ def trained(case, folder):
     """The logged steps of a case."""
     kind, *rest = case.split(":")
     stage = int(rest[0]) if rest and rest[0].isdigit() else None
-    changes = {"precompute_ref_log_probs": True} if "precomputed" in rest else {}
-    trainer = globals()[kind](folder, stage, lora() if "lora" in rest else None, **changes)
+    trainer = globals()[kind](folder, stage, lora() if "lora" in rest else None)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(steps) == STEPS, trainer.state.log_history
