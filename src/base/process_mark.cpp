@@ -7,13 +7,13 @@
 
 namespace zeroshard {
 
-uint32_t ProcessMark::forks_before_this_process = 0;
+// Counted from the time the library is loaded: a fork beside the first mark is counted, too.
+uint32_t ProcessMark::forks_before_this_process = [] {
+  ::pthread_atfork(nullptr, nullptr, [] { ++forks_before_this_process; });
+  return 0U;
+}();
 
-ProcessMark::ProcessMark() : pid_(::getpid()) {
-  [[maybe_unused]] static const int kRegistered =
-      ::pthread_atfork(nullptr, nullptr, [] { ++forks_before_this_process; });
-  forks_ = forks_before_this_process;
-}
+ProcessMark::ProcessMark() : forks_(forks_before_this_process), pid_(::getpid()) {}
 
 std::string ProcessMark::refusal(int rank, std::string_view what) const {
   return concat("process ", ::getpid(), " is a fork of rank ", rank, " (process ", pid_, "), whose ", what,

@@ -113,6 +113,7 @@ class HeldLocks {
  private:
   // A forked child has copies of the descriptors, which would keep the locks after its parent's death.
   HeldLocks() {
+    posix_io();  // made first, so that it is destroyed after the last use below
     std::atexit([] { of_this_process().delete_files(); });  // some locks are never destroyed
     ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
                      [] {
@@ -180,6 +181,10 @@ class HeldLocks {
   std::mutex mutex_;
   std::vector<std::weak_ptr<DirectoryLock::Held>> held_;
 };
+
+// Made when the library is loaded. If the first lock made it, and that lock is taken in a background thread while
+// another thread forks, the child's mutex would be locked for ever.
+[[maybe_unused]] const HeldLocks& kMadeAtLoad = HeldLocks::of_this_process();
 
 void HeldLocks::delete_files() {
   const std::lock_guard lock(mutex_);

@@ -1,13 +1,18 @@
 #include "file/directory_lock.h"
 
 #include <gmock/gmock.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <future>
+#include <optional>
 #include <thread>
 
 #include "base/process_name.h"
@@ -119,6 +124,47 @@ TEST(DirectoryLock, AForkedChildDoesNotKeepIt) {
     ::kill(forked, SIGKILL);
     for (const int fd : child) ::close(fd);
   }
+}
+
+// A lock that is taken from the time a fork begins until it has ended, or for a while if the fork waits for it.
+struct DuringAFork final : testing::AroundIo<decltype(kPlainly)> {
+  DuringAFork() : AroundIo(posix_io(), kPlainly) {}
+  int lock(int fd) override {
+    taking.set_value();
+    forked.get_future().wait_for(std::chrono::milliseconds(200));
+    return AroundIo::lock(fd);
+  }
+  std::promise<void> forking, taking, forked;
+};
+
+// As when a checkpoint is saved in the background. A process of its own: the lock is its first.
+TEST(DirectoryLock, AChildForkedWhileTheFirstLockIsTakenEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fork_during_lock = [] {
+    const TemporaryDirectory root;
+    static DuringAFork io;
+    std::optional<DirectoryLock> held;
+    std::thread other([&] {
+      io.forking.get_future().wait();
+      held.emplace(io, root.path(), kAdvice);
+    });
+    const auto let_it_be_taken = [] {
+      io.forking.set_value();
+      io.taking.get_future().wait();
+    };
+    ::pthread_atfork(let_it_be_taken, nullptr, nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      std::exit(0);
+    }
+    io.forked.set_value();
+    other.join();
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  };
+  EXPECT_EXIT(std::_Exit(fork_during_lock()), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(DirectoryLock, IsSharedWithinAProcessUntilTheLastGoes) {

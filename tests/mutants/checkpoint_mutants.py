@@ -92,13 +92,6 @@ FILE = [
         "*Confined.OnlyRegularFilesAreOpened/*",
     ),
     ("file-readable-by-all", _POSIX, "kFileMode = 0600", "kFileMode = 0644", "*Confined.ModesDoNotDependOnTheUmask/*"),
-    (
-        "lock-kept-by-children",
-        "src/file/directory_lock.cpp",
-        "held->fd.close();",
-        "break;",
-        "DirectoryLock.AForkedChildDoesNotKeepIt",
-    ),
 ]
 
 CHECKPOINT = [

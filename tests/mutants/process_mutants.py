@@ -22,6 +22,22 @@ MUTANTS = [
         "ForkedChild.IsRefusedByTheCommunicatorOfItsParent",
     ),
     Mutant(
+        "lock-kept-by-children",
+        "src/file/directory_lock.cpp",
+        "held->fd.close();",
+        "break;",
+        "file",
+        "DirectoryLock.AForkedChildDoesNotKeepIt",
+    ),
+    Mutant(
+        "locks-made-with-the-first",
+        "src/file/directory_lock.cpp",
+        "[[maybe_unused]] const HeldLocks& kMadeAtLoad = HeldLocks::of_this_process();\n",
+        "",
+        "file",
+        "DirectoryLock.AChildForkedWhileTheFirstLockIsTakenEnds",
+    ),
+    Mutant(
         "fork-ends-groups",
         _FORKS,
         "        _C.keep_forever(group)\n",
