@@ -60,6 +60,7 @@ COPIED = (
     "pyproject.toml",
 )
 TEST_TIMEOUT_S = 240
+LOOK_S = 0.2  # between two looks at the workers
 # Programs that build without LibTorch, in a minute.
 TORCH_FREE = {
     "layout",
@@ -544,7 +545,13 @@ def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
-            return sum(pool.map(work, trees))
+            waited_for = {pool.submit(work, tree) for tree in trees}
+            failures = 0
+            while waited_for:
+                # Not without end: Python does not notice Ctrl-C that comes just before it waits for a lock.
+                done, waited_for = concurrent.futures.wait(waited_for, LOOK_S, concurrent.futures.FIRST_EXCEPTION)
+                failures += sum(each.result() for each in done)
+            return failures
         except BaseException:
             PROGRAMS.stop()
             raise

@@ -54,7 +54,7 @@ def test_an_interrupted_run_ends_at_once_and_leaves_nothing(tmp_path):
         for _ in range(2):
             assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
-        output, error = process.communicate(timeout=10)
+        output, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert "KeyboardInterrupt" in error and output == "" and not list(tmp_path.iterdir())
