@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 
 #include "bindings.h"
 
@@ -19,15 +21,26 @@ void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+constexpr auto kLongestEnd = std::chrono::seconds(30);
+
 // Python ends a thread that wants its lock after the end of the interpreter, by unwinding its stack, which the
-// destructors on it do not let through. It stays where it is instead, and with it all that it may use: the process ends
-// with its own code before anything static is destroyed.
+// destructors on it do not let through. It stays where it is instead. If the end waits for it, the process is aborted
+// after all.
+void let_threads_stay() {
+  static const std::terminate_handler previous = [] {
+    const std::terminate_handler handler = std::get_terminate();
+    std::set_terminate([] {
+      if (::gettid() != ::getpid()) std::this_thread::sleep_for(kLongestEnd);
+      previous();
+    });
+    return handler;
+  }();
+}
+
+// The threads, and all that they may use, are there to the end: the process ends with its own code before anything
+// static is destroyed.
 void end_beside_threads() {
-  static const std::terminate_handler previous = std::get_terminate();
-  std::set_terminate([] {
-    while (::gettid() != ::getpid()) ::pause();
-    previous();
-  });
+  let_threads_stay();
   ::on_exit(
       [](int code, void*) {
         std::fflush(nullptr);
@@ -42,6 +55,8 @@ void bind_process(py::module_& m) {
   m.def(
       "keep_forever", [](const py::object& object) { object.inc_ref(); },
       "The object is never destroyed, not even when the interpreter ends.");
+  m.def("let_threads_stay", &let_threads_stay,
+        "The interpreter is about to end: a thread that wants its lock afterwards does not abort the process.");
   m.def("end_beside_threads", &end_beside_threads,
         "The interpreter is about to end, while threads wait inside of other libraries.");
   set_interrupt_check(&run_signal_handlers);

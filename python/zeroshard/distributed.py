@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import torch
@@ -109,13 +110,17 @@ def _end_with_the_process() -> None:
 
     Gloo's threads may free tensors after it, want Python's lock for that, and so abort the process.
     """
+    _C.let_threads_stay()
     if not dist.is_initialized() or id(dist.group.WORLD) != _started_group or dist.get_backend() != "gloo":
         return
+    groups = weakref.WeakSet(dist.distributed_c10d._world.pg_map)
     thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
     thread.start()
     thread.join(_END_S)
     if thread.is_alive():  # it waits for a rank that does not come
         _C.end_beside_threads()
+    for group in groups:  # somebody holds it: the end of the interpreter must not wait for its threads
+        _C.keep_forever(group)
 
 
 def forget_stores() -> None:

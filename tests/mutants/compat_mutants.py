@@ -1,4 +1,4 @@
-"""What sharded parameters before an engine could get wrong."""
+"""What sharded parameters before an engine could get wrong, and a script for DeepSpeed afterwards."""
 
 from mutant import Mutant
 
@@ -85,7 +85,48 @@ _TABLE = [
     ),
 ]
 
+_SCRIPTS = [
+    (
+        "script-aborts-at-its-end",
+        "python/zeroshard/distributed.py",
+        "    _C.let_threads_stay()\n",
+        "",
+        "start.py::test_a_script_may_end_while_a_thread_of_it_waits_in_torch",
+    ),
+    (
+        "script-ends-beside-gloo",
+        "python/zeroshard/distributed.py",
+        "    thread.start()\n    thread.join(_END_S)\n    if thread",
+        "    if thread",
+        "start.py::test_a_script_may_end_without_ending_its_groups",
+    ),
+    (
+        "generation-gathers-every-token",
+        "python/zeroshard/compat/generation.py",
+        "with gathered(_kept(self)):",
+        "with gathered([]):",
+        "engine.py::test_ranks_generate_different_numbers_of_tokens",
+    ),
+    (
+        "generation-without-a-budget",
+        "python/zeroshard/compat/generation.py",
+        " if sum(p.numel() for p in params) <= _budgets[core])",
+        ")",
+        "engine.py::test_generation_above_its_budget_gathers_for_every_token",
+    ),
+    (
+        "one-rank-has-no-ds-attributes",
+        _ZERO,
+        "return (run is not None and run.config.stage == 3) or not",
+        "return not",
+        "pains.py::test_parameters_of_an_engine_have_ds_status[1]",
+    ),
+]
+
 MUTANTS = [
-    Mutant(name, file, old, new, "python", f"tests/python/test_compat_zero.py::{test}")
-    for name, file, old, new, test in _TABLE
+    Mutant(name, file, old, new, "python", f"tests/python/test_compat_{test}")
+    for name, file, old, new, test in (
+        *((*others, f"zero.py::{test}") for *others, test in _TABLE),
+        *_SCRIPTS,
+    )
 ]

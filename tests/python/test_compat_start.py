@@ -221,3 +221,25 @@ tell(dist.get_rank())
 def test_a_script_may_end_without_ending_its_groups(script, later, slow):
     """Symptom: "terminate called without an active exception" from Gloo's threads. Rank 1 comes later on purpose."""
     assert run("--nproc", "2", script(LEFT_UNDER_WAY), str(later), str(slow)) == [[0], [1]]
+
+
+LEFT_WAITING = """
+import threading, time
+from datetime import timedelta
+import deepspeed, torch.distributed as dist
+
+class Slow:
+    sleep = staticmethod(time.sleep)
+    def __del__(self):
+        self.sleep(1.5)
+
+store, arguments = dist.HashStore(), (["never"], timedelta(seconds=1))
+threading.Thread(target=store.wait, args=arguments, daemon=True).start()
+sys.ps1 = Slow()  # the first object that goes with the interpreter
+tell(0)
+"""
+
+
+def test_a_script_may_end_while_a_thread_of_it_waits_in_torch(script):
+    """The same symptom, from any thread that wants Python's lock after the end of the interpreter."""
+    assert run("--nproc", "1", script(LEFT_WAITING)) == [[0]]

@@ -19,7 +19,7 @@ _WRAPPED = "_zeroshard_keeps_gathered"
 
 
 def keep_gathered(core: _C.Engine, budget: int) -> None:
-    """Parameters of ``core`` stay gathered over the tokens of a ``generate()``, if they have at most ``budget`` elements.
+    """Parameters of ``core`` stay gathered over the tokens of a ``generate()`` if they are at most ``budget`` elements.
 
     Without that, every token gathers every unit, and ranks must generate equally many tokens. ``generate()`` is
     collective either way.
