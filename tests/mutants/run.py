@@ -510,6 +510,12 @@ class Tree:
             file.write_text(text)
 
 
+def tell(line: str) -> None:
+    """Prints a whole line at once: ``print`` of two threads may mix theirs."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
     """Prints a line for each mutant; how many were not killed."""
     # Those of one file one after the other: then the file is not compiled in between as it was.
@@ -534,7 +540,7 @@ def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
                     begun = time.monotonic()
                     result = tree.check(mutant)
                     failures += not result.startswith("killed")
-                    print(f"{mutant.name:48} {result} ({time.monotonic() - begun:.0f} s)", flush=True)
+                    tell(f"{mutant.name:48} {result} ({time.monotonic() - begun:.0f} s)")
         except queue.Empty:
             return failures
         except BaseException:
