@@ -10,8 +10,8 @@ from test_compat_start import called, run
 
 pytestmark = needs(ZEROSHARD)
 SCRIPT = str(Path(__file__).parent / "scripts" / "trl_trainers.py")
-ALONE = ["sft", "sft:lora", "dpo", "dpo:lora"]
-STAGE_3 = ["sft:3", "sft:3:lora", "dpo:3", "dpo:3:lora", "grpo:3", "grpo:3:lora"]
+ALONE = ["sft", "sft:lora", "dpo", "dpo:lora", "precomputed"]
+STAGE_3 = ["sft:3", "sft:3:lora", "dpo:3", "dpo:3:lora", "precomputed:3", "grpo:3", "grpo:3:lora"]
 STAGE_2 = ["sft:2", "grpo:2"]
 
 

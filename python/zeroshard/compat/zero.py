@@ -21,6 +21,7 @@ from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
 from ..units import LEAF
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
 from .comm import init_distributed
+from .trl_hash import gather_for_hashes
 
 _FIRST_ID_OF_ENGINES = 1 << 40  # shards without an engine count from 0
 _EXTERNAL = "_external_params"  # the name that DeepSpeed uses
@@ -186,6 +187,7 @@ class Init:
             _active.remove(self)
             if not _active:
                 _unwrap_constructors()
+                gather_for_hashes()
 
     def _cut(self, module: nn.Module) -> None:
         name = type(module).__name__

@@ -10,7 +10,7 @@ import os
 import sys
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, set_seed
@@ -75,14 +75,33 @@ def sft(folder, stage, peft_config):
     )
 
 
-def dpo(folder, stage, peft_config):
+def pairs():
     answers = [[f" {text}" for text in texts(24, 5, seed)] for seed in (2, 3)]
-    pairs = {"prompt": texts(24, 4, 1), "chosen": answers[0], "rejected": answers[1]}
+    return Dataset.from_dict({"prompt": texts(24, 4, 1), "chosen": answers[0], "rejected": answers[1]})
+
+
+def dpo(folder, stage, peft_config):
     arguments = DPOConfig(**options(folder, stage), max_length=16)
     return DPOTrainer(
         os.path.join(folder, "llama"),
         args=arguments,
-        train_dataset=Dataset.from_dict(pairs),
+        train_dataset=pairs(),
+        processing_class=tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def precomputed(folder, stage, peft_config):
+    """DPO whose reference values are computed before training. Ranks share them in a file beside that of the data."""
+    arguments = DPOConfig(**options(folder, stage), max_length=16, precompute_ref_log_probs=True)
+    data = os.path.join(folder, f"pairs-{stage}")
+    with arguments.main_process_first():
+        if not os.path.exists(data):
+            pairs().save_to_disk(data)
+    return DPOTrainer(
+        os.path.join(folder, "llama"),
+        args=arguments,
+        train_dataset=load_from_disk(data),
         processing_class=tokenizer(),
         peft_config=peft_config,
     )

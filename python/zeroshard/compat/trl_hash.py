@@ -1,0 +1,57 @@
+"""TRL's hash of a model at stage 3: DPO with ``precompute_ref_log_probs`` takes it before there is an engine."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..gathering import gathered
+from ..marks import mark_of
+from ..shards import shard_of
+
+_WRAPPED = "_zeroshard_gathers"
+_USERS = ("trl.trainer.utils", "trl.trainer.dpo_trainer")
+
+
+def gather_for_hashes() -> None:
+    """TRL's ``hash_module``, where TRL is imported, reads sharded parameters one after the other. It is collective."""
+    for name in _USERS:
+        user = sys.modules.get(name)
+        own = getattr(user, "hash_module", None)
+        if own is not None and not hasattr(own, _WRAPPED):
+            user.hash_module = _gathering(own)
+
+
+def _gathering(own: Callable[[Any], str]) -> Callable[[nn.Module], str]:
+    @functools.wraps(own)
+    def hash_module(module: nn.Module) -> str:
+        return own(_OneByOne(module))
+
+    setattr(hash_module, _WRAPPED, True)
+    return hash_module
+
+
+class _OneByOne:
+    """What ``hash_module`` uses of a module: each value of its ``state_dict`` has a ``cpu()``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: _Value(value) for name, value in self._module.state_dict(keep_vars=True).items()}
+
+
+class _Value:
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value
+
+    def cpu(self) -> torch.Tensor:
+        if shard_of(self._value) is None and mark_of(self._value) is None:
+            return self._value.detach().cpu()
+        with gathered([self._value]):
+            return self._value.detach().to("cpu", copy=True)
