@@ -16,7 +16,7 @@ from . import _C
 from .leaves import tensors_in
 from .units import Unit
 
-_MODEL, _SEVERAL = -1, -2  # used instead of a unit's index
+_MODEL, _SEVERAL, _BETWEEN = -1, -2, -3  # used instead of a unit's index
 
 
 def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Readers:
@@ -142,6 +142,16 @@ class Readers:
         """A forward has returned the unit's memory: from here on the forward around it reads from the unit."""
         if self._running and not self._is_running(unit):
             self._running[-1].append(unit)
+
+    @contextmanager
+    def reading(self, unit: int, made: list[torch.Tensor]) -> Iterator[None]:
+        """Inside a forward: gathers the unit, and again for the backward of the tensors in ``made`` at the end."""
+        self.enter(_BETWEEN)
+        try:
+            self.read(unit)
+            yield
+        finally:
+            self.leave(_BETWEEN, made)
 
     def read(self, unit: int) -> None:
         if not self._running:

@@ -34,8 +34,8 @@ class Ownership:
         self._run = weakref.ref(run)
         self.core: _C.Engine | None = run.core
         self._tensors = [[tensor for param in unit.params for tensor in param.tensors] for unit in run.units]
-        self._readers = readers
-        self._readers.ownership = self
+        self.readers = readers
+        self.readers.ownership = self
         self._sharded = [not run.core.is_replicated(index) for index in range(len(run.units))]
         self._outside = run.external  # it gets slices into its groups
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
@@ -53,7 +53,7 @@ class Ownership:
 
     def detach(self, why: str) -> None:
         """Removes the hooks. From now on the engine refuses every call, with ``why`` as the reason."""
-        self._readers.remove()
+        self.readers.remove()
         if self._inner is not None:
             for name in _BORROWED:
                 vars(self._inner).pop(name, None)

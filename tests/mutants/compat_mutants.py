@@ -115,6 +115,27 @@ _SCRIPTS = [
         "engine.py::test_generation_above_its_budget_gathers_for_every_token",
     ),
     (
+        "adalora-not-for-backward",
+        "python/zeroshard/hooks.py",
+        "self.leave(_BETWEEN, made)",
+        "self.leave(_BETWEEN, [])",
+        "trainer.py::test_adalora_reads_gradients_after_the_step_and_takes_ranks_away[2-3]",
+    ),
+    (
+        "adalora-mask-is-lost",
+        "python/zeroshard/compat/adalora.py",
+        "masked.masked_fill_(copy == 0, 0)",
+        "masked",
+        "trainer.py::test_adalora_reads_gradients_after_the_step_and_takes_ranks_away[2-3]",
+    ),
+    (
+        "hash-of-shards",
+        "python/zeroshard/compat/trl_hash.py",
+        "        with gathered([self._value]):\n",
+        "        if True:\n",
+        "trl.py::test_trainers_of_trl",
+    ),
+    (
         "one-rank-has-no-ds-attributes",
         _ZERO,
         "return (run is not None and run.config.stage == 3) or not",

@@ -66,7 +66,7 @@ MUTANTS = [
     Mutant(
         "takeover-leaves-hooks",
         "python/zeroshard/ownership.py",
-        "        self._readers.remove()\n",
+        "        self.readers.remove()\n",
         "",
         "python",
         "tests/python/test_takeover.py::test_a_second_engine_takes_the_module_over",

@@ -457,6 +457,7 @@ class Tree:
         compiled = run([sys.executable, "-c", "import torch, zeroshard._C as c; print(c.__file__)"]).stdout.strip()
         shutil.copy2(compiled, python / "zeroshard")
         self.env |= {"PYTHONPATH": str(python), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env.setdefault("ZEROSHARD_BUILD_DIR", str(ROOT / "build" / "release"))  # the programs that tests start
         where = run(
             [sys.executable, "-c", "import torch, zeroshard; print(zeroshard.__file__)"], env=self.env
         ).stdout.strip()
@@ -484,6 +485,8 @@ class Tree:
             return "timed out"
         if "] 0 tests from" in result.stdout or (program == "python" and result.returncode not in (0, 1)):
             raise SystemExit(f"test_{program} has no test '{test}':\n{result.stdout[-2000:]}")
+        if program == "python" and result.returncode == 0 and " passed" not in result.stdout:
+            raise SystemExit(f"{test} is skipped, which shows nothing: `make build` first")
         return "passed" if result.returncode == 0 else "failed"
 
     def check_without_mutants(self, program: str, tests: list[str]) -> None:

@@ -65,7 +65,7 @@ def test_four_ranks(saved, alone, stage):
     assert logits == pytest.approx(expected[3], abs=1e-4) and shape == expected[4] == [16, 12, 61]
 
 
-ADALORA = [(2, 2), *(pytest.param(ranks, 0, marks=pytest.mark.matrix) for ranks in (1, 2))]
+ADALORA = [(2, 2), (2, 3), *(pytest.param(ranks, 0, marks=pytest.mark.matrix) for ranks in (1, 2))]
 
 
 @pytest.mark.parametrize("ranks,stage", ADALORA)

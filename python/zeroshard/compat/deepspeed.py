@@ -18,6 +18,7 @@ from ..optimizer import OptimizerSetup
 from ..together import together
 from . import checkpoint, generation
 from . import zero as zero  # parameters get ds_id, ds_status and the others
+from .adalora import read_adapters
 from .comm import start_alone
 from .getters import EngineWithGetters
 from .optimizer import DeepSpeedOptimizer
@@ -45,6 +46,7 @@ class DeepSpeedEngine(EngineWithGetters):
         optimizer.serve(self._run)
         if self._run.config.stage == 3:
             generation.keep_gathered(self._run.core, self._value("zero_optimization.stage3_max_live_parameters"))
+            read_adapters()
 
     # -- training ----------------------------------------------------------------------------------------------------
 
