@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 
@@ -16,12 +17,13 @@ from .groups import connect
 from .half_load import half_loaded, refuse_half_loaded
 from .hooks import Readers, install_hooks
 from .materialize import materialize
+from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
 from .optimizer_states import describe_states, take_states
 from .ownership import Ownership, drop_gradients, take_back, taking_over
 from .parameter_check import ParameterCheck
 from .run import Run
-from .units import Unit, find_units
+from .units import Unit, find_units, mark_leaves
 
 
 def make_run(
@@ -32,6 +34,7 @@ def make_run(
     If it raises before all ranks have agreed, an engine that had the parameters before is unchanged.
     """
     config = parsed.config
+    lacking = _mark_leaves(module, parsed)
     units = find_units(module, config.unit_classes)
     with taking_over(module) as take_over:
         core = _make_core(module, parsed, units, setup, optimizer, device, take_over)
@@ -46,6 +49,8 @@ def make_run(
         external=setup.inner if setup.external else None,
         parameter_check=ParameterCheck(module, units if setup.trains else []),
     )
+    if lacking and run.rank == 0:  # no error: a configuration may serve several models
+        log(f"zero_optimization.leaf_module: {type(module).__name__} has no module {', '.join(lacking)}")
     readers = install_hooks(module, units, core)
     readers.handles += take_loaded_state_dicts(module)
     ownership = Ownership(run, readers)
@@ -54,6 +59,13 @@ def make_run(
     take_states(run, setup)
     end_groups_with(core)
     return run, readers, ownership
+
+
+def _mark_leaves(module: nn.Module, parsed: _C.ParsedConfig) -> list[str]:
+    """Makes leaf modules of those that the configuration names. Returns the names of those that the model lacks."""
+    key = "zero_optimization.leaf_module."
+    wanted = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
+    return mark_leaves(module, **wanted)
 
 
 def _make_core(

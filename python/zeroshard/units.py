@@ -45,7 +45,7 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]
     first unit that has it, and every module that uses it is a module of that unit.
 
     Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
-    memory, and for a scripted model.
+    memory, for a leaf module without a forward, and for a scripted model.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")
@@ -123,9 +123,37 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
     return list(_container_elements(model, ""))
 
 
+def mark_leaves(
+    model: nn.Module, classes: Iterable[str] = (), names: Iterable[str] = (), name_suffixes: Iterable[str] = ()
+) -> list[str]:
+    """Makes modules leaf modules: each is one unit with all that it contains. Returns the texts that fit no module.
+
+    A class is given by its name, or with the name of its Python module in front.
+    """
+    found: dict[str, list[nn.Module]] = {text: [] for text in (*classes, *names, *name_suffixes)}
+    for name, module in model.named_modules():
+        kind = type(module)
+        for text in {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"} & set(classes):
+            found[text].append(module)
+        for text in [text for text in names if name == text] + [end for end in name_suffixes if name.endswith(end)]:
+            found[text].append(module)
+    for modules in found.values():
+        for module in modules:
+            setattr(module, LEAF, True)
+    return [text for text, modules in found.items() if not modules]
+
+
 def _without_blocks_in_leaves(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
-    """Adds the leaf modules (``deepspeed.utils.set_z3_leaf_modules``): each is one unit with all that it contains."""
-    leaves = [module for module in model.modules() if getattr(module, LEAF, False)]
+    """Adds the leaf modules (``mark_leaves``): each is one unit with all that it contains."""
+    leaves = []
+    for name, module in model.named_modules():
+        if getattr(module, LEAF, False):
+            if not _has_forward(module):
+                raise ValueError(
+                    f"leaf module '{name}' is a {type(module).__name__}, which has no forward: name the module whose "
+                    "forward uses it"
+                )
+            leaves.append(module)
     inside = {id(inner) for leaf in leaves for inner in leaf.modules() if inner is not leaf}
     return [block for block in [*leaves, *blocks] if id(block) not in inside]
 

@@ -1,3 +1,4 @@
+#include "base/format.h"
 #include "config/keys.h"
 
 namespace zeroshard {
@@ -38,6 +39,11 @@ Key offload(const std::string& name, Allowed allowed, Json default_value, Key::A
   return key;
 }
 
+Key leaf_module(const std::string& name, const std::string& which) {
+  return zero("leaf_module." + name, Strings{}, Json::array(),
+              concat("Python: each module ", which, " is one unit, with all that it contains"));
+}
+
 Key gather_on_save() {
   Key key = zero("stage3_gather_16bit_weights_on_model_save", Bool{}, false,
                  "what the engine says when asked; save_16bit_model gathers in any case",
@@ -61,6 +67,9 @@ std::vector<Key> effective() {
       zero("stage3_max_live_parameters", size_in_elements(), 1'000'000'000,
            "generate() of transformers keeps parameters gathered over its tokens if they have at most this many "
            "elements; training gathers a unit before its use and reshards it after it"),
+      leaf_module("classes", "of these classes, by name or with the name of the Python module in front,"),
+      leaf_module("names", "with one of these names in the model"),
+      leaf_module("name_suffixes", "whose name in the model ends so"),
       gather_on_save(),
   };
 }
@@ -88,7 +97,6 @@ std::vector<Key> without_effect() {
       zero_inert("stage3_model_persistence_threshold", size_in_elements(), std::numeric_limits<int64_t>::max(), kUnits),
       zero_inert("stage3_max_reuse_distance", size_in_elements(), 1'000'000'000, kUnits),
       zero_inert("stage3_module_granularity_threshold", size_in_elements(), 0, kUnits),
-      zero_inert("leaf_module", Anything{}, nullptr, "zeroshard.unit_classes chooses what is gathered together"),
       zero_inert("stage3_use_all_reduce_for_fetch_params", Bool{}, false, kShards),
       zero_inert("stage3_allgather_sequential", Bool{}, false, kShards),
       zero_inert("stage3_partition_stream_chunk_size", size_in_elements(), 0, "parameters are sharded unit by unit"),

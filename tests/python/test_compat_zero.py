@@ -4,6 +4,7 @@ import contextlib
 import copy
 import pickle
 import tempfile
+from unittest import mock
 
 import models
 import pytest
@@ -12,6 +13,7 @@ import world
 import zeroshard
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from zeroshard import making
 from zeroshard.compat import zero
 
 HIDDEN = 7  # no number of ranks divides it
@@ -522,14 +524,14 @@ def test_after_a_failure_another_model_can_be_made():
 
 
 def _leaves():
-    model = Model()
-    assert zero.set_z3_leaf_modules(model, [Block]) == list(model.blocks)
-    assert zero.set_z3_leaf_modules(model, ["ModuleList"]) == [model.blocks]
-    names = {unit.name for unit in zeroshard.find_units(model)}
-    assert names == {"embedding", "blocks", "head"}
-    assert zero.get_z3_leaf_modules(model) == [model.blocks, *model.blocks]
-    assert zero.unset_z3_leaf_modules(model, ["ModuleList"]) == [model.blocks]
-    assert "blocks.1" in {unit.name for unit in zeroshard.find_units(model)}
+    model = nn.Sequential(Model(), nn.Linear(11, 11))
+    blocks = model[0].blocks
+    assert zero.set_z3_leaf_modules(model, [Block]) == list(blocks)
+    assert zero.set_z3_leaf_modules(model, ["Model"]) == [model[0]]
+    assert [unit.name for unit in zeroshard.find_units(model)] == ["0", "1"]
+    assert zero.get_z3_leaf_modules(model) == [model[0], *blocks]
+    assert zero.unset_z3_leaf_modules(model, ["Model"]) == [model[0]]
+    assert "0.blocks.1" in {unit.name for unit in zeroshard.find_units(model)}
     for function in (zero.set_z3_leaf_modules, zero.unset_z3_leaf_modules):
         with pytest.raises(ValueError, match="Conv2d"):
             function(model, [nn.Conv2d])
@@ -538,3 +540,43 @@ def _leaves():
 
 def test_leaf_modules_are_units():
     world.run(1, _leaves)
+
+
+def _configured_leaves(leaf_module):
+    config = models.configuration(3, optimizer=models.adamw())
+    config["zero_optimization"]["leaf_module"] = leaf_module
+    messages = []
+    with mock.patch.object(making, "log", messages.append):
+        engine, *_ = zeroshard.initialize(model=Model(), config=config)
+    engine.backward(engine(torch.ones(1, 2, dtype=torch.int64)).sum())
+    engine.step()
+    return sorted(unit.name for unit in engine._run.units), engine.parameter_digest(), messages
+
+
+BLOCK = f"{Block.__module__}.{Block.__qualname__}"
+USUAL = ["blocks.0", "blocks.1", "blocks.2", "embedding", "head"]
+LEAVES = [
+    (None, USUAL),
+    ({"classes": [BLOCK, "Nowhere"]}, USUAL),
+    ({"classes": ["Linear"], "names": ["head"]}, sorted([*USUAL, *(f"blocks.{index}.inner" for index in range(3))])),
+    ({"names": ["blocks.1.inner"], "classes": []}, sorted([*USUAL, "blocks.1.inner"])),
+    ({"name_suffixes": ["2.inner"]}, sorted([*USUAL, "blocks.2.inner"])),
+    ({"names": [""]}, ["root"]),
+]
+WRONG = [("blocks", "leaf_module"), ({"classes": "Linear"}, "classes"), ({"kinds": ["Linear"]}, "kinds")]
+
+
+def test_the_configuration_names_leaf_modules():
+    digests, told = set(), []
+    for leaf_module, expected in LEAVES:
+        for units, digest, messages in world.run(2, _configured_leaves, leaf_module=leaf_module):
+            assert units == expected
+            digests.add(digest)
+            told += messages
+    assert len(digests) == 1
+    assert told == ["zero_optimization.leaf_module: Model has no module Nowhere"]
+    for wrong, named in WRONG:
+        with pytest.raises(AssertionError, match=f"ConfigError.*{named}"):
+            world.run(1, _configured_leaves, leaf_module=wrong)
+    with pytest.raises(AssertionError, match="leaf module 'blocks' is a ModuleList, which has no forward"):
+        world.run(1, _configured_leaves, leaf_module={"names": ["blocks"]})
