@@ -24,7 +24,7 @@ check() {
 
 for example in "$source_dir"/examples/configs/*.json; do
   filled="$work/$(basename "$example")"  # as transformers' Trainer fills it in
-  sed 's/"train_micro_batch_size_per_gpu": "auto"/"train_micro_batch_size_per_gpu": 2/' "$example" >"$filled"
+  sed 's/\("train_micro_batch_size_per_gpu"\|"total_num_steps"\): "auto"/\1: 100/' "$example" >"$filled"
   check 0 '^zero_optimization.stage ' stdout config explain "$filled" --world-size 4 --hidden-size 64
   check 0 '"origin": "file"' stdout config explain "$filled" --world-size 4 --hidden-size 64 --json
 done
