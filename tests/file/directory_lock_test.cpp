@@ -155,6 +155,7 @@ TEST(DirectoryLock, AChildForkedWhileTheFirstLockIsTakenEnds) {
     ::pthread_atfork(let_it_be_taken, nullptr, nullptr);
     const pid_t child = ::fork();
     if (child == 0) {
+      other.detach();  // not in this process
       ::alarm(20);
       std::exit(0);
     }
