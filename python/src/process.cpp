@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -22,24 +23,24 @@ void run_signal_handlers() {
 }
 
 constexpr auto kLongestEnd = std::chrono::seconds(30);
+std::atomic<bool> threads_stay_to_the_end = false;
 
 // Python ends a thread that wants its lock after the end of the interpreter, by unwinding its stack, which the
 // destructors on it do not let through. It stays where it is instead. If the end waits for it, the process is aborted
 // after all.
 void let_threads_stay() {
-  static const std::terminate_handler previous = [] {
-    const std::terminate_handler handler = std::get_terminate();
-    std::set_terminate([] {
-      if (::gettid() != ::getpid()) std::this_thread::sleep_for(kLongestEnd);
-      previous();
-    });
-    return handler;
-  }();
+  static const std::terminate_handler previous = std::get_terminate();
+  [[maybe_unused]] static const std::terminate_handler replaced = std::set_terminate([] {
+    while (::gettid() != ::getpid() && threads_stay_to_the_end) ::pause();
+    if (::gettid() != ::getpid()) std::this_thread::sleep_for(kLongestEnd);
+    previous();
+  });
 }
 
 // The threads, and all that they may use, are there to the end: the process ends with its own code before anything
 // static is destroyed.
 void end_beside_threads() {
+  threads_stay_to_the_end = true;
   let_threads_stay();
   ::on_exit(
       [](int code, void*) {

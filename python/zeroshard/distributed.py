@@ -115,9 +115,13 @@ def _end_with_the_process() -> None:
         return
     groups = weakref.WeakSet(dist.distributed_c10d._world.pg_map)
     thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
-    thread.start()
-    thread.join(_END_S)
-    if thread.is_alive():  # it waits for a rank that does not come
+    try:
+        thread.start()
+        thread.join(_END_S)
+        has_ended = not thread.is_alive()  # else it waits for a rank that does not come
+    except RuntimeError:  # some versions of Python start no thread now
+        has_ended = False
+    if not has_ended:
         _C.end_beside_threads()
     for group in groups:  # somebody holds it: the end of the interpreter must not wait for its threads
         _C.keep_forever(group)

@@ -23,7 +23,7 @@ from .optimizer_states import describe_states, take_states
 from .ownership import Ownership, drop_gradients, take_back, taking_over
 from .parameter_check import ParameterCheck
 from .run import Run
-from .units import Unit, find_units, mark_leaves
+from .units import Unit, find_units, named_leaves
 
 
 def make_run(
@@ -34,8 +34,8 @@ def make_run(
     If it raises before all ranks have agreed, an engine that had the parameters before is unchanged.
     """
     config = parsed.config
-    lacking = _mark_leaves(module, parsed)
-    units = find_units(module, config.unit_classes)
+    leaves, lacking = _leaves_of(module, parsed)
+    units = find_units(module, config.unit_classes, leaves)
     with taking_over(module) as take_over:
         core = _make_core(module, parsed, units, setup, optimizer, device, take_over)
     run = Run(
@@ -61,11 +61,11 @@ def make_run(
     return run, readers, ownership
 
 
-def _mark_leaves(module: nn.Module, parsed: _C.ParsedConfig) -> list[str]:
-    """Makes leaf modules of those that the configuration names. Returns the names of those that the model lacks."""
+def _leaves_of(module: nn.Module, parsed: _C.ParsedConfig) -> tuple[list[nn.Module], list[str]]:
+    """The leaf modules that the configuration names, and the names of those that the model lacks."""
     key = "zero_optimization.leaf_module."
     wanted = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
-    return mark_leaves(module, **wanted)
+    return named_leaves(module, **wanted)
 
 
 def _make_core(

@@ -35,23 +35,23 @@ class Unit:
     parent: int = -1
 
 
-def find_units(model: nn.Module, unit_classes: Sequence[str] = ()) -> list[Unit]:
+def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Sequence[nn.Module] = ()) -> list[Unit]:
     """Splits the parameters of ``model`` into units, in the order of its modules.
 
     A unit is a module whose class is named in ``unit_classes``; without any, a module that Hugging Face lists in
     ``_no_split_modules``; without those, an element of a ``ModuleList``, ``Sequential`` or ``ModuleDict``. Parameters
     outside of such blocks form one unit per module that uses them: the module that owns them or, if that has no forward
     (``ParameterList``) or is inside a ``MultiheadAttention``, the module around it. A tied parameter belongs to the
-    first unit that has it, and every module that uses it is a module of that unit.
+    first unit that has it, and every module that uses it is a module of that unit. Modules that are marked as ``LEAF``,
+    and ``leaves``, are one unit each, with all that they contain.
 
     Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
     memory, for a leaf module without a forward, and for a scripted model.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")
-    uses = _find_uses(
-        model, _without_blocks_in_leaves(model, [block for _, block in _find_blocks(model, unit_classes)])
-    )
+    blocks = [block for _, block in _find_blocks(model, unit_classes)]
+    uses = _find_uses(model, _without_blocks_in_leaves(model, blocks, leaves))
     names_of_modules = {id(module): name for name, module in model.named_modules()}
 
     units: dict[int, Unit] = {}
@@ -123,31 +123,32 @@ def _find_blocks(model: nn.Module, unit_classes: Sequence[str]) -> list[tuple[st
     return list(_container_elements(model, ""))
 
 
-def mark_leaves(
-    model: nn.Module, classes: Iterable[str] = (), names: Iterable[str] = (), name_suffixes: Iterable[str] = ()
-) -> list[str]:
-    """Makes modules leaf modules: each is one unit with all that it contains. Returns the texts that fit no module.
+def named_leaves(
+    model: nn.Module, classes: Sequence[str] = (), names: Sequence[str] = (), name_suffixes: Sequence[str] = ()
+) -> tuple[list[nn.Module], list[str]]:
+    """The modules of these classes, names and ends of names, and the texts that fit none.
 
     A class is given by its name, or with the name of its Python module in front.
     """
-    found: dict[str, list[nn.Module]] = {text: [] for text in (*classes, *names, *name_suffixes)}
+    leaves, found = [], set()
     for name, module in model.named_modules():
         kind = type(module)
-        for text in {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"} & set(classes):
-            found[text].append(module)
-        for text in [text for text in names if name == text] + [end for end in name_suffixes if name.endswith(end)]:
-            found[text].append(module)
-    for modules in found.values():
-        for module in modules:
-            setattr(module, LEAF, True)
-    return [text for text, modules in found.items() if not modules]
+        fitting = {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"} & set(classes)
+        fitting |= {name} & set(names)
+        fitting |= {end for end in name_suffixes if name.endswith(end)}
+        leaves += [module] if fitting else []
+        found |= fitting
+    return leaves, [text for text in (*classes, *names, *name_suffixes) if text not in found]
 
 
-def _without_blocks_in_leaves(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
-    """Adds the leaf modules (``mark_leaves``): each is one unit with all that it contains."""
+def _without_blocks_in_leaves(
+    model: nn.Module, blocks: list[nn.Module], more_leaves: Sequence[nn.Module]
+) -> list[nn.Module]:
+    """Adds the leaf modules, those that are marked and ``more_leaves``: each is one unit with all that it contains."""
+    chosen = {id(module) for module in more_leaves}
     leaves = []
     for name, module in model.named_modules():
-        if getattr(module, LEAF, False):
+        if getattr(module, LEAF, False) or id(module) in chosen:
             if not _has_forward(module):
                 raise ValueError(
                     f"leaf module '{name}' is a {type(module).__name__}, which has no forward: name the module whose "

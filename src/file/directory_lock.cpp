@@ -96,6 +96,8 @@ class HeldLocks {
 
   std::shared_ptr<DirectoryLock::Held> get(Io& io, const std::string& path, std::string_view advice) {
     const std::lock_guard lock(mutex_);
+    // Some locks are never destroyed. Registered after `io` was made, it runs before `io` is destroyed.
+    [[maybe_unused]] static const int kRegistered = std::atexit([] { of_this_process().delete_files(); });
     for (int tries = 0; tries < kMaxTries; ++tries)
       if (auto held = try_once(io, path, advice)) return held;
     throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
@@ -113,8 +115,6 @@ class HeldLocks {
  private:
   // A forked child has copies of the descriptors, which would keep the locks after its parent's death.
   HeldLocks() {
-    posix_io();  // made first, so that it is destroyed after the last use below
-    std::atexit([] { of_this_process().delete_files(); });  // some locks are never destroyed
     ::pthread_atfork([] { of_this_process().mutex_.lock(); }, [] { of_this_process().mutex_.unlock(); },
                      [] {
                        HeldLocks& all = of_this_process();

@@ -545,9 +545,16 @@ def test_leaf_modules_are_units():
 def _configured_leaves(leaf_module):
     config = models.configuration(3, optimizer=models.adamw())
     config["zero_optimization"]["leaf_module"] = leaf_module
-    messages = []
+    messages, model = [], Model()
     with mock.patch.object(making, "log", messages.append):
-        engine, *_ = zeroshard.initialize(model=Model(), config=config)
+        if leaf_module == {"names": [""]}:  # after an engine with other ones, and after an error
+            others = models.configuration(3, optimizer=models.adamw())
+            others["zero_optimization"]["leaf_module"] = {"names": ["blocks.0.inner"]}
+            zeroshard.initialize(model=model, config=others)[0].destroy()
+            others["zero_optimization"]["leaf_module"] = {"names": ["blocks"]}
+            with pytest.raises(ValueError, match="which has no forward"):
+                zeroshard.initialize(model=model, config=others)
+        engine, *_ = zeroshard.initialize(model=model, config=config)
     engine.backward(engine(torch.ones(1, 2, dtype=torch.int64)).sum())
     engine.step()
     return sorted(unit.name for unit in engine._run.units), engine.parameter_digest(), messages

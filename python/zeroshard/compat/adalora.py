@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..gathering import gathered
 from ..marks import mark_of
 from .fragments import safe_get_full_fp32_param, safe_get_full_grad, safe_set_full_fp32_param
 
@@ -26,8 +27,8 @@ def read_adapters() -> None:
     if model is not None and not hasattr(model.forward, _WRAPPED):
         model.forward = _wrapped(model.forward, _forward)
     if allocator is not None and not hasattr(allocator.update_and_allocate, _WRAPPED):
-        allocator.update_and_allocate = _wrapped(allocator.update_and_allocate, _on_copies)
-        allocator.mask_using_rank_pattern = _wrapped(allocator.mask_using_rank_pattern, _on_copies)
+        allocator.update_and_allocate = _wrapped(allocator.update_and_allocate, _update)
+        allocator.mask_using_rank_pattern = _wrapped(allocator.mask_using_rank_pattern, _mask)
 
 
 def _wrapped(own: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,25 +41,26 @@ def _wrapped(own: Callable[..., Any], instead: Callable[..., Any]) -> Callable[.
 
 
 def _adapters_of(model: nn.Module, adapter: str) -> list[tuple[str, nn.Parameter]]:
-    """The trained parameters of an adapter that an engine has sharded, with their names; none if they are whole."""
+    """The parameters of an adapter with their names, if an engine has sharded some of them; else none."""
     named = [
         (name, param)
         for name, param in model.named_parameters()
-        if adapter in name and any(kind in name for kind in _ADAPTERS) and mark_of(param) is not None
+        if adapter in name and any(kind in name for kind in _ADAPTERS)
     ]
-    marks = [mark_of(param) for _, param in named]
+    marks = [mark for _, param in named if (mark := mark_of(param)) is not None]
     return named if any(not mark.core().is_replicated(mark.unit) for mark in marks) else []
 
 
 def _forward(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    adapter = self.trainable_adapter_name
-    named = [(name, param) for name, param in _adapters_of(self.model, adapter) if "lora_E" not in name]
-    weight = self.peft_config[adapter].orth_reg_weight
-    if not named or weight < 0:  # which peft refuses
+    adapter = getattr(self, "trainable_adapter_name", None)
+    weight = getattr(self.peft_config.get(adapter), "orth_reg_weight", -1)
+    named = _adapters_of(self.model, adapter) if weight >= 0 else []  # peft refuses weights below 0
+    if not named:
         return own(self, *args, **kwargs)
     outputs = self.model.forward(*args, **kwargs)
     if isinstance(getattr(outputs, "loss", None), torch.Tensor):
-        outputs.loss += weight * torch.stack(_distances(named)).mean()
+        matrices = [(name, param) for name, param in named if "lora_E" not in name]
+        outputs.loss += weight * torch.stack(_distances(matrices)).mean()
     return outputs
 
 
@@ -69,25 +71,47 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
     One unit is gathered at a time.
     """
     found = []
-    for _, of_unit in groupby(named, key=lambda each: mark_of(each[1]).unit):
+    for _, of_unit in groupby(named, key=lambda each: _unit_of(each[1])):
         params, made = list(of_unit), []
-        mark = mark_of(params[0][1])
-        with mark.owner().readers.reading(mark.unit, made):
+        with _reading(params[0][1], made):
             for name, param in params:
-                product = param @ param.T if "lora_A" in name else param.T @ param
-                made.append(product)
+                made.append(param @ param.T if "lora_A" in name else param.T @ param)
         found += made
     return [torch.norm(each - torch.eye(len(each), dtype=each.dtype, device=each.device), p="fro") for each in found]
 
 
-class _Copies:
-    """What the allocator uses of a model: whole copies of the adapters, with their gradients."""
+def _unit_of(param: nn.Parameter) -> tuple[int, int] | None:
+    mark = mark_of(param)
+    return None if mark is None else (id(mark.core()), mark.unit)
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]]) -> None:
+
+def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:
+    """The parameter's unit is gathered inside, and for the backward of the tensors that are then in ``made``."""
+    mark = mark_of(param)
+    return nullcontext() if mark is None else mark.owner().readers.reading(mark.unit, made)
+
+
+def _was_applied(param: nn.Parameter) -> bool:
+    """Whether the last step was, in which all gradients are finite."""
+    mark = mark_of(param)
+    run = mark.owner().run if mark is not None else None
+    return run is None or run.applied
+
+
+class _Copies:
+    """What the allocator uses of a model: whole copies of the adapters in fp32, with their gradients."""
+
+    def __init__(self, named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> None:
         self._named = []
         for name, param in named:
-            copy = nn.Parameter(safe_get_full_fp32_param(param).to(param.dtype), requires_grad=False)
-            copy.grad = safe_get_full_grad(param)
+            values = safe_get_full_fp32_param(param)
+            if values is None:  # it is not trained
+                with gathered([param]):
+                    values = param.detach().float().clone()
+            copy = nn.Parameter(values, requires_grad=False)
+            if with_gradients:
+                grad = safe_get_full_grad(param)
+                copy.grad = grad.float() if grad is not None and _was_applied(param) else torch.zeros_like(values)
             self._named.append((name, copy))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -95,19 +119,27 @@ class _Copies:
 
 
 @contextmanager
-def _copies(named: list[tuple[str, nn.Parameter]]) -> Iterator[_Copies]:
-    """Writes to the copies of "lora_E", whose entries the allocator sets to 0, become the parameters' at the end."""
-    copies = _Copies(named)
+def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> Iterator[_Copies]:
+    """The allocator sets entries of "lora_E" to 0: those that it changes become the parameters' at the end."""
+    copies = _Copies(named, with_gradients=with_gradients)
+    before = {name: copy.clone() for name, copy in copies.named_parameters() if "lora_E" in name}
     yield copies
     for (name, param), (_, copy) in zip(named, copies.named_parameters(), strict=True):
-        if "lora_E" in name:
-            masked = safe_get_full_fp32_param(param)
-            safe_set_full_fp32_param(param, masked.masked_fill_(copy == 0, 0))
+        if name in before and not torch.equal(before[name], copy):
+            safe_set_full_fp32_param(param, copy)
 
 
-def _on_copies(own: Callable[..., Any], self: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _update(own: Callable[..., Any], self: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     named = _adapters_of(model, self.adapter_name)
     if not named:
         return own(self, model, *args, **kwargs)
-    with _copies(named) as copies:
+    with _copies(named, with_gradients=True) as copies:
+        return own(self, copies, *args, **kwargs)
+
+
+def _mask(own: Callable[..., Any], self: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    named = [(name, param) for name, param in _adapters_of(model, self.adapter_name) if "lora_E" in name]
+    if not named:
+        return own(self, model, *args, **kwargs)
+    with _copies(named, with_gradients=False) as copies:
         return own(self, copies, *args, **kwargs)

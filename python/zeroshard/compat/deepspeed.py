@@ -22,6 +22,7 @@ from .adalora import read_adapters
 from .comm import start_alone
 from .getters import EngineWithGetters
 from .optimizer import DeepSpeedOptimizer
+from .trl_hash import gather_for_hashes
 
 
 class DeepSpeedEngine(EngineWithGetters):
@@ -47,6 +48,7 @@ class DeepSpeedEngine(EngineWithGetters):
         if self._run.config.stage == 3:
             generation.keep_gathered(self._run.core, self._value("zero_optimization.stage3_max_live_parameters"))
             read_adapters()
+            gather_for_hashes()
 
     # -- training ----------------------------------------------------------------------------------------------------
 

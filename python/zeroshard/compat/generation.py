@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from .. import _C
-from ..gathering import gathered
 from ..marks import mark_of
+from .zero import GatheredParameters
 
 _budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # in elements
 _WRAPPED = "_zeroshard_keeps_gathered"
@@ -33,7 +33,7 @@ def keep_gathered(core: _C.Engine, budget: int) -> None:
 def _gathering(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def generate(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with gathered(_kept(self)):
+        with GatheredParameters(_kept(self)):
             return own(self, *args, **kwargs)
 
     setattr(generate, _WRAPPED, True)

@@ -15,14 +15,12 @@ from ..marks import mark_of
 from ..shards import shard_of
 
 _WRAPPED = "_zeroshard_gathers"
-_USERS = ("trl.trainer.utils", "trl.trainer.dpo_trainer")
 
 
 def gather_for_hashes() -> None:
     """TRL's ``hash_module``, where TRL is imported, reads sharded parameters one after the other. It is collective."""
-    for name in _USERS:
-        user = sys.modules.get(name)
-        own = getattr(user, "hash_module", None)
+    for user in [module for name, module in sys.modules.items() if name.startswith("trl.trainer.")]:
+        own = vars(user).get("hash_module")
         if own is not None and not hasattr(own, _WRAPPED):
             user.hash_module = _gathering(own)
 

@@ -131,7 +131,14 @@ def whole_batches():
     return accumulates(16, 1)
 
 
-def adalora():
+ADALORA = {
+    "init_r": 4, "target_r": 2, "tinit": 1, "tfinal": 1, "deltaT": 1, "total_step": 6, "orth_reg_weight": 0.1,
+    "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM",
+}  # fmt: skip
+OF_A_TEACHER = {**ADALORA, "inference_mode": True}
+
+
+def adalora(bf16=False):
     """Reads gradients after each step, and takes ranks away."""
 
     class Update(TrainerCallback):
@@ -140,15 +147,17 @@ def adalora():
 
     def make():
         set_seed(3)
-        config = AdaLoraConfig(
-            init_r=4, target_r=2, tinit=1, tfinal=1, deltaT=1, total_step=6, target_modules=["q_proj", "v_proj"],
-            task_type="CAUSAL_LM", orth_reg_weight=0.1,
-        )  # fmt: skip
-        return get_peft_model(pretrained("llama"), config)
+        return get_peft_model(pretrained("llama"), AdaLoraConfig(**ADALORA))
 
-    trainer = trained(make, Update(), max_steps=6, average_tokens_across_devices=False)
+    trainer = trained(make, Update(), max_steps=6, average_tokens_across_devices=False, bf16=bf16)
+    teacher = get_peft_model(type(trainer.model.base_model.model)(trainer.model.config), AdaLoraConfig(**OF_A_TEACHER))
+    assert torch.isfinite(teacher(torch.ones(1, 4, dtype=torch.int64)).logits).all()
     pattern = trainer.accelerator.unwrap_model(trainer.model).peft_config["default"].rank_pattern
     return [steps_of(trainer), sorted([name, sum(kept)] for name, kept in (pattern or {}).items())]
+
+
+def adalora_bf16():
+    return adalora(bf16=True)
 
 
 transformers.logging.set_verbosity_error()
