@@ -94,13 +94,6 @@ _SCRIPTS = [
         "start.py::test_a_script_may_end_while_a_thread_of_it_waits_in_torch",
     ),
     (
-        "script-ends-beside-gloo",
-        "python/zeroshard/distributed.py",
-        "        thread.start()\n        thread.join(_END_S)\n        has_ended = not thread.is_alive()",
-        "        has_ended = True",
-        "start.py::test_a_script_may_end_without_ending_its_groups",
-    ),
-    (
         "generation-gathers-every-token",
         "python/zeroshard/compat/generation.py",
         "with GatheredParameters(_kept(self)):",

@@ -70,13 +70,13 @@ ADALORA = [(2, 2), (2, 3), *(pytest.param(ranks, 0, marks=pytest.mark.matrix) fo
 
 @pytest.mark.parametrize("ranks,stage", ADALORA)
 def test_adalora_reads_gradients_after_the_step_and_takes_ranks_away(saved, alone, ranks, stage):
-    ((_, (steps, kept)),) = run("--num_gpus", str(ranks), SCRIPT, saved, str(stage), "adalora")
+    ((_, (steps, kept, zeros)),) = run("--num_gpus", str(ranks), SCRIPT, saved, str(stage), "adalora")
     check_near(steps, alone["adalora"][0])
-    assert kept == alone["adalora"][1]
+    assert [kept, zeros] == alone["adalora"][1:] and sum(zeros) == 16 - sum(rank for _, rank in kept)
 
 
 def test_adalora_in_bf16(saved, alone):
     told = dict(run("--num_gpus", "2", SCRIPT, saved, "3", "adalora_bf16"))
-    steps, kept = told["adalora_bf16"]
+    steps, kept, zeros = told["adalora_bf16"]
     check_near(steps, alone["adalora"][0], loss_within=0.05, norm_within=0.01)
-    assert sum(rank for _, rank in kept) == sum(rank for _, rank in alone["adalora"][1])
+    assert sum(rank for _, rank in kept) == sum(rank for _, rank in alone["adalora"][1]) == 16 - sum(zeros)

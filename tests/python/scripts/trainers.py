@@ -4,6 +4,7 @@ Arguments: a folder with saved models, the stage, the names of cases. Tells on r
 -1 is without DeepSpeed.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -131,6 +132,14 @@ def whole_batches():
     return accumulates(16, 1)
 
 
+def gathered(params):
+    if STAGE != 3:
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(params)
+
+
 ADALORA = {
     "init_r": 4, "target_r": 2, "tinit": 1, "tfinal": 1, "deltaT": 1, "total_step": 6, "orth_reg_weight": 0.1,
     "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM",
@@ -153,7 +162,10 @@ def adalora(bf16=False):
     teacher = get_peft_model(type(trainer.model.base_model.model)(trainer.model.config), AdaLoraConfig(**OF_A_TEACHER))
     assert torch.isfinite(teacher(torch.ones(1, 4, dtype=torch.int64)).logits).all()
     pattern = trainer.accelerator.unwrap_model(trainer.model).peft_config["default"].rank_pattern
-    return [steps_of(trainer), sorted([name, sum(kept)] for name, kept in (pattern or {}).items())]
+    masks = [param for name, param in trainer.model.named_parameters() if "lora_E" in name]
+    with gathered(masks):
+        zeros = [int((param == 0).sum()) for param in masks]
+    return [steps_of(trainer), sorted([name, sum(kept)] for name, kept in (pattern or {}).items()), zeros]
 
 
 def adalora_bf16():
