@@ -14,7 +14,7 @@ import zeroshard
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from zeroshard import making
-from zeroshard.compat import zero
+from zeroshard.compat import leaf_modules, zero
 
 HIDDEN = 7  # no number of ranks divides it
 
@@ -526,13 +526,13 @@ def test_after_a_failure_another_model_can_be_made():
 def _leaves():
     model = nn.Sequential(Model(), nn.Linear(11, 11))
     blocks = model[0].blocks
-    assert zero.set_z3_leaf_modules(model, [Block]) == list(blocks)
-    assert zero.set_z3_leaf_modules(model, ["Model"]) == [model[0]]
+    assert leaf_modules.set_z3_leaf_modules(model, [Block]) == list(blocks)
+    assert leaf_modules.set_z3_leaf_modules(model, ["Model"]) == [model[0]]
     assert [unit.name for unit in zeroshard.find_units(model)] == ["0", "1"]
-    assert zero.get_z3_leaf_modules(model) == [model[0], *blocks]
-    assert zero.unset_z3_leaf_modules(model, ["Model"]) == [model[0]]
+    assert leaf_modules.get_z3_leaf_modules(model) == [model[0], *blocks]
+    assert leaf_modules.unset_z3_leaf_modules(model, ["Model"]) == [model[0]]
     assert "0.blocks.1" in {unit.name for unit in zeroshard.find_units(model)}
-    for function in (zero.set_z3_leaf_modules, zero.unset_z3_leaf_modules):
+    for function in (leaf_modules.set_z3_leaf_modules, leaf_modules.unset_z3_leaf_modules):
         with pytest.raises(ValueError, match="Conv2d"):
             function(model, [nn.Conv2d])
         assert function(model, ["Conv2d"], raise_if_not_found=False) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,8 +14,8 @@ from torch import nn
 from ..gathering import gathered
 from ..marks import mark_of
 from .fragments import safe_get_full_fp32_param, safe_get_full_grad, safe_set_full_fp32_param
+from .wrapping import wrap_once
 
-_WRAPPED = "_zeroshard_reads_shards"
 _ADAPTERS = ("lora_A", "lora_B", "lora_E")
 
 
@@ -24,20 +23,9 @@ def read_adapters() -> None:
     """From now on AdaLoRA's model and allocator, where they are imported, work on sharded adapters."""
     model = getattr(sys.modules.get("peft.tuners.adalora.model"), "AdaLoraModel", None)
     allocator = getattr(sys.modules.get("peft.tuners.adalora.layer"), "RankAllocator", None)
-    if model is not None and not hasattr(model.forward, _WRAPPED):
-        model.forward = _wrapped(model.forward, _forward)
-    if allocator is not None and not hasattr(allocator.update_and_allocate, _WRAPPED):
-        allocator.update_and_allocate = _wrapped(allocator.update_and_allocate, _update)
-        allocator.mask_using_rank_pattern = _wrapped(allocator.mask_using_rank_pattern, _mask)
-
-
-def _wrapped(own: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return instead(own, self, *args, **kwargs)
-
-    setattr(method, _WRAPPED, True)
-    return method
+    wrap_once(model, "forward", _forward)
+    wrap_once(allocator, "update_and_allocate", _update)
+    wrap_once(allocator, "mask_using_rank_pattern", _mask)
 
 
 def _adapters_of(model: nn.Module, adapter: str) -> list[tuple[str, nn.Parameter]]:
@@ -131,15 +119,11 @@ def _copies(named: list[tuple[str, nn.Parameter]], *, with_gradients: bool) -> I
 
 def _update(own: Callable[..., Any], self: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     named = _adapters_of(model, self.adapter_name)
-    if not named:
-        return own(self, model, *args, **kwargs)
-    with _copies(named, with_gradients=True) as copies:
-        return own(self, copies, *args, **kwargs)
+    with _copies(named, with_gradients=True) if named else nullcontext(model) as read:
+        return own(self, read, *args, **kwargs)
 
 
 def _mask(own: Callable[..., Any], self: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     named = [(name, param) for name, param in _adapters_of(model, self.adapter_name) if "lora_E" in name]
-    if not named:
-        return own(self, model, *args, **kwargs)
-    with _copies(named, with_gradients=False) as copies:
-        return own(self, copies, *args, **kwargs)
+    with _copies(named, with_gradients=False) if named else nullcontext(model) as read:
+        return own(self, read, *args, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,10 +11,10 @@ from torch import nn
 
 from .. import _C
 from ..marks import mark_of
+from .wrapping import wrap_once
 from .zero import GatheredParameters
 
 _budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # in elements
-_WRAPPED = "_zeroshard_keeps_gathered"
 
 
 def keep_gathered(core: _C.Engine, budget: int) -> None:
@@ -26,18 +25,12 @@ def keep_gathered(core: _C.Engine, budget: int) -> None:
     """
     _budgets[core] = budget
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
-    if mixin is not None and not hasattr(mixin.generate, _WRAPPED):
-        mixin.generate = _gathering(mixin.generate)
+    wrap_once(mixin, "generate", _generate)
 
 
-def _gathering(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def generate(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with GatheredParameters(_kept(self)):
-            return own(self, *args, **kwargs)
-
-    setattr(generate, _WRAPPED, True)
-    return generate
+def _generate(own: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with GatheredParameters(_kept(self)):
+        return own(self, *args, **kwargs)
 
 
 def _kept(module: nn.Module) -> list[nn.Parameter]:

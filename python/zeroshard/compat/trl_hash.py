@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,25 +12,17 @@ from torch import nn
 from ..gathering import gathered
 from ..marks import mark_of
 from ..shards import shard_of
-
-_WRAPPED = "_zeroshard_gathers"
+from .wrapping import wrap_once
 
 
 def gather_for_hashes() -> None:
     """TRL's ``hash_module``, where TRL is imported, reads sharded parameters one after the other. It is collective."""
     for user in [module for name, module in sys.modules.items() if name.startswith("trl.trainer.")]:
-        own = vars(user).get("hash_module")
-        if own is not None and not hasattr(own, _WRAPPED):
-            user.hash_module = _gathering(own)
+        wrap_once(user, "hash_module", _hash_module)
 
 
-def _gathering(own: Callable[[Any], str]) -> Callable[[nn.Module], str]:
-    @functools.wraps(own)
-    def hash_module(module: nn.Module) -> str:
-        return own(_OneByOne(module))
-
-    setattr(hash_module, _WRAPPED, True)
-    return hash_module
+def _hash_module(own: Callable[[Any], str], module: nn.Module) -> str:
+    return own(_OneByOne(module))
 
 
 class _OneByOne:

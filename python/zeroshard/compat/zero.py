@@ -18,9 +18,9 @@ from .. import _C, shards
 from ..gathering import gathered
 from ..marks import Mark, mark_of
 from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
-from ..units import LEAF
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
 from .comm import init_distributed
+from .leaf_modules import z3_leaf_parameter  # noqa: F401 - scripts look it up here
 from .trl_hash import gather_for_hashes
 
 _FIRST_ID_OF_ENGINES = 1 << 40  # shards without an engine count from 0
@@ -395,82 +395,6 @@ def _external_parameters(module: nn.Module) -> Iterable[tuple[int, nn.Parameter]
 
 
 nn.Module.ds_external_parameters = _external_parameters
-
-
-def set_z3_leaf_modules(
-    model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
-) -> list[nn.Module]:
-    """Makes each module of these classes one unit, with all modules inside it. Returns the modules."""
-    found = [module for module in model.modules() if _is_of(module, leaf_module_classes)]
-    for module in found:
-        setattr(module, LEAF, True)
-    if not found and raise_if_not_found:
-        raise ValueError(f"set_z3_leaf_modules: {type(model).__name__} has no module of {_names(leaf_module_classes)}")
-    return found
-
-
-def unset_z3_leaf_modules(
-    model: nn.Module, leaf_module_classes: list[type[nn.Module] | str], raise_if_not_found: bool = True
-) -> list[nn.Module]:
-    """Takes back ``set_z3_leaf_modules``. An engine that is there keeps its units."""
-    found = [module for module in model.modules() if _is_of(module, leaf_module_classes) and z3_leaf_module(module)]
-    for module in found:
-        delattr(module, LEAF)
-    if not found and raise_if_not_found:
-        raise ValueError(f"unset_z3_leaf_modules: no module of {_names(leaf_module_classes)} is a leaf module")
-    return found
-
-
-def set_z3_leaf_modules_by_name(
-    model: nn.Module, module_names: list[str], raise_if_not_found: bool = True
-) -> tuple[list[nn.Module], list[str]]:
-    """The same for modules of these full names. Returns the modules, and the names that no module has."""
-    return _set_leaves(model, module_names, lambda name, wanted: name == wanted, raise_if_not_found)
-
-
-def set_z3_leaf_modules_by_suffix(
-    model: nn.Module, module_name_suffixes: list[str], raise_if_not_found: bool = True
-) -> tuple[list[nn.Module], list[str]]:
-    """The same for modules whose full names end so. Returns the modules, and the endings that no module has."""
-    return _set_leaves(model, module_name_suffixes, str.endswith, raise_if_not_found)
-
-
-def _set_leaves(
-    model: nn.Module, wanted: list[str], fits: Callable[[str, str], bool], raise_if_not_found: bool
-) -> tuple[list[nn.Module], list[str]]:
-    names = dict(model.named_modules())
-    found = [module for name, module in names.items() if any(fits(name, text) for text in wanted)]
-    missing = [text for text in wanted if not any(fits(name, text) for name in names)]
-    if missing and raise_if_not_found:
-        raise ValueError(f"set_z3_leaf_modules: {type(model).__name__} has no module named {missing}")
-    for module in found:
-        setattr(module, LEAF, True)
-    return found, missing
-
-
-def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if z3_leaf_module(module)]
-
-
-def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
-    setattr(model, LEAF, flag)
-
-
-def z3_leaf_module(model: nn.Module) -> bool:
-    return bool(getattr(model, LEAF, False))
-
-
-def z3_leaf_parameter(model: nn.Module) -> bool:
-    return z3_leaf_module(model)
-
-
-def _is_of(module: nn.Module, classes: list[type[nn.Module] | str]) -> bool:
-    names = {type(module).__name__, f"{type(module).__module__}.{type(module).__qualname__}"}
-    return any(kind in names if isinstance(kind, str) else isinstance(module, kind) for kind in classes)
-
-
-def _names(classes: list[type[nn.Module] | str]) -> list[str]:
-    return [kind if isinstance(kind, str) else kind.__name__ for kind in classes]
 
 
 _orig_torch_arange = torch.arange

@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = provide(
     {
         "zeroshard.compat.logs": ["logger", "log_dist", "log_dist_once", "print_dist", "set_log_level_from_string"],
         "zeroshard.compat.repeating": ["RepeatingLoader"],
-        "zeroshard.compat.zero": [
+        "zeroshard.compat.leaf_modules": [
             "set_z3_leaf_modules",
             "unset_z3_leaf_modules",
             "get_z3_leaf_modules",

@@ -5,7 +5,7 @@ from zeroshard.compat.alias import provide
 __getattr__, __dir__, __all__ = provide(
     __name__,
     {
-        "zeroshard.compat.zero": [
+        "zeroshard.compat.leaf_modules": [
             "set_z3_leaf_modules",
             "unset_z3_leaf_modules",
             "get_z3_leaf_modules",
