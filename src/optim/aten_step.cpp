@@ -11,7 +11,7 @@ namespace {
 
 void adam(const at::Tensor& weights, const at::Tensor& grad, const std::vector<at::Tensor>& moments,
           const ParamGroupOptions& o, int64_t step) {
-  if (weights.is_cuda() && o.bias_correction) {
+  if (!weights.is_cpu() && o.bias_correction) {
     std::vector<at::Tensor> self{weights}, grads{grad}, exp_avg{moments[0]}, exp_avg_sq{moments[1]}, none;
     std::vector<at::Tensor> steps{at::full({}, double(step), weights.options())};
     if (o.decoupled_weight_decay) {

@@ -40,13 +40,14 @@ struct ModelOptions {
 // bias.
 class Model {
  public:
-  Model(const ModelOptions& options, uint64_t seed) : options_(options) {
+  Model(const ModelOptions& options, uint64_t seed, at::Device device = at::kCPU) : options_(options) {
     for (size_t u = 0; u < kUnits; ++u) {
       const int64_t out = u < kBlocks ? kWidth : kOut;
       std::vector<at::Tensor> params = {
           random_tensor({out, kWidth}, seed + u * 10, 0.2F), random_tensor({out}, seed + u * 10 + 1, 0.1F),
           random_tensor({kWidth}, seed + u * 10 + 2, 0.1F) + 1, random_tensor({kWidth}, seed + u * 10 + 3, 0.1F)};
       if (options.unused && u == 2) params.push_back(random_tensor({77}, seed + 99));
+      for (at::Tensor& param : params) param = param.to(device);
       for (size_t i = 0; i < params.size(); ++i) params[i].set_requires_grad(!(options.frozen && u == 1 && i == 1));
       params_.push_back(std::move(params));
     }
@@ -94,6 +95,11 @@ struct Scenario {
   std::function<float(int rank, int step)> input_scale;
   // The head is used once more, behind block 1: whether that enters the rank's loss.
   std::function<bool(int rank, int step)> counts_aside;
+  // Where a rank's model is, and what connects the ranks.
+  std::function<at::Device(int rank)> device_of = [](int) { return at::Device(at::kCPU); };
+  std::function<std::vector<std::unique_ptr<Comm>>(int world_size)> make_world = [](int world_size) {
+    return make_local_world(world_size);
+  };
 
   std::string text() const {
     return concat("world ", world_size, ", stage ", config.stage, ", overlap ", config.overlap_comm, ", accumulation ",
@@ -132,7 +138,9 @@ inline at::Tensor target_of(int rank, int step, int micro_batch) {
 
 inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, int micro_batch,
                           Engine* engine) {
+  const at::Device device = scenario.device_of(rank);
   at::Tensor x = input_of(scenario, rank, step, micro_batch).to(to_scalar_type(scenario.config.compute_dtype)), aside;
+  x = x.to(device);
   for (size_t u = 0; u < kUnits; ++u) {
     if (scenario.skip && scenario.skip(rank, step, u)) continue;
     const auto forward = [&] { return model.forward(u, x); };
@@ -142,7 +150,7 @@ inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank
     aside = engine ? engine->unit(kBlocks, head) : head();
   }
   x = x.narrow(1, 0, kOut);  // where the head is left out
-  const at::Tensor loss = at::mse_loss(x.to(at::kFloat), target_of(rank, step, micro_batch));
+  const at::Tensor loss = at::mse_loss(x.to(at::kFloat), target_of(rank, step, micro_batch).to(device));
   return aside.defined() && scenario.counts_aside(rank, step) ? loss + aside.to(at::kFloat).mean() : loss;
 }
 
@@ -152,11 +160,12 @@ struct Rank {
       : scenario(scenario_),
         gather(gather_),
         reduce(reduce_),
-        model(scenario_.model, /*seed=*/uint64_t(gather_.rank()) * 1000) {}
+        model(scenario_.model, /*seed=*/uint64_t(gather_.rank()) * 1000, scenario_.device_of(gather_.rank())) {}
 
   void make_engine() {
     EngineOptions options;
     options.config = scenario.config;
+    options.device = scenario.device_of(gather.rank());
     engine = std::make_unique<Engine>(model.definitions(), std::move(options), gather, reduce);
   }
   void train_step(int step) {
@@ -177,7 +186,7 @@ struct Rank {
     engine->gather(units);
     std::vector<at::Tensor> values;
     for (const auto& unit : model.params()) {
-      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}));
+      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}).cpu());
     }
     result.values = at::cat(values);
     engine->release(units);
@@ -205,8 +214,8 @@ class ThreadWorld {
 
   explicit ThreadWorld(const Scenario& scenario, const Decorate& decorate = {})
       : scenario_(scenario),
-        gather_(make_local_world(scenario.world_size)),
-        reduce_(make_local_world(scenario.world_size)) {
+        gather_(scenario.make_world(scenario.world_size)),
+        reduce_(scenario.make_world(scenario.world_size)) {
     for (size_t rank = 0; rank < gather_.size(); ++rank) {
       Comm *gather = gather_[rank].get(), *reduce = reduce_[rank].get();
       if (decorate) {

@@ -1,0 +1,182 @@
+#include "support/accelerator/streams.h"
+
+#include <ATen/Parallel.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/format.h"
+#include "support/random.h"
+
+namespace zeroshard::accelerator {
+
+struct Streams::Queue {
+  StreamKey key;
+  int number = 0;  // in Races
+  bool eager = false;
+  std::mutex mutex;
+  std::condition_variable work_came, work_done;
+  std::deque<std::function<void()>> works;
+  uint64_t enqueued = 0, done = 0, demanded = 0;
+  bool held = false;
+  std::exception_ptr error;  // the first
+};
+
+Streams& Streams::get() {
+  static auto& streams = *new Streams();
+  return streams;
+}
+
+void Streams::set_schedule(Schedule schedule, uint64_t seed) {
+  for (Queue* queue : all()) wait_on_host(queue->key);
+  seed_ = seed;
+  schedule_ = schedule;
+}
+
+StreamKey Streams::make_stream(int device, bool eager) {
+  StreamKey key{device, 0};
+  {
+    const std::scoped_lock lock(mutex_);
+    key.id = next_id_++;
+  }
+  queue(key).eager = eager;  // nobody else knows it yet
+  return key;
+}
+
+Streams::Queue& Streams::queue(StreamKey stream) {
+  const std::scoped_lock lock(mutex_);
+  std::unique_ptr<Queue>& queue = queues_[stream];
+  if (!queue) {
+    queue = std::make_unique<Queue>();
+    queue->key = stream;
+    queue->number = races_.add_stream(concat("stream ", stream.device, ":", stream.id));
+    std::thread([this, own = queue.get()] { run(*own); }).detach();
+  }
+  return *queue;
+}
+
+void Streams::run(Queue& queue) {
+  at::set_num_threads(1);
+  std::unique_lock lock(queue.mutex);
+  while (true) {
+    queue.work_came.wait(lock, [&] {
+      const bool lazy = schedule_ == Schedule::kLazy && !queue.eager;
+      return !queue.held && queue.done < (lazy ? queue.demanded : queue.enqueued);
+    });
+    std::function<void()> work = std::move(queue.works.front());
+    queue.works.pop_front();
+    testing::Random random(seed_ * 1'000'003 + static_cast<uint64_t>(queue.number) * 7919 + queue.done);
+    lock.unlock();
+    if (schedule_ == Schedule::kLate && !queue.eager)
+      std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 200)));
+    std::exception_ptr error;
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    work = nullptr;
+    lock.lock();
+    if (error && !queue.error) queue.error = error;
+    ++queue.done;
+    queue.work_done.notify_all();
+  }
+}
+
+void Streams::enqueue(StreamKey stream, WorkKind kind, const std::string& what, const std::vector<Access>& accesses,
+                      std::function<void()> work) {
+  if (kind == WorkKind::kLaunch) ++launches_;
+  if (kind == WorkKind::kCopy) ++copies_;
+  Queue& own = queue(stream);
+  const std::scoped_lock lock(own.mutex);
+  own.works.push_back(std::move(work));
+  races_.enqueue(own.number, ++own.enqueued, what, accesses);
+  own.work_came.notify_one();
+}
+
+Mark Streams::record(StreamKey stream) {
+  Queue& own = queue(stream);
+  const std::scoped_lock lock(own.mutex);
+  return {stream, own.enqueued, races_.clock(own.number)};
+}
+
+void Streams::wait_on_stream(StreamKey stream, const Mark& mark) {
+  ++event_waits_;
+  if (stream == mark.stream) return;
+  Queue& own = queue(stream);
+  races_.stream_waits(own.number, mark.clock);
+  enqueue(stream, WorkKind::kOther, "wait", {}, [this, mark] { await(mark); });
+}
+
+bool Streams::is_done(const Mark& mark) {
+  Queue& own = queue(mark.stream);
+  demand(mark);  // else somebody who polls would wait for ever
+  const std::scoped_lock lock(own.mutex);
+  return own.done >= mark.seq;
+}
+
+void Streams::demand(const Mark& mark) {
+  Queue& own = queue(mark.stream);
+  const std::scoped_lock lock(own.mutex);
+  own.demanded = std::max(own.demanded, mark.seq);
+  own.work_came.notify_one();
+}
+
+void Streams::await(const Mark& mark) {
+  demand(mark);
+  Queue& own = queue(mark.stream);
+  std::unique_lock lock(own.mutex);
+  own.work_done.wait(lock, [&] { return own.done >= mark.seq; });
+}
+
+void Streams::wait_on_host(const Mark& mark) {
+  ++host_waits_;
+  await(mark);
+  races_.host_waits(mark.clock);
+  Queue& own = queue(mark.stream);
+  std::exception_ptr error;
+  {
+    const std::scoped_lock lock(own.mutex);
+    std::swap(error, own.error);
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void Streams::wait_on_host(StreamKey stream) {
+  wait_on_host(record(stream));
+}
+
+void Streams::wait_for_device(int device) {
+  for (Queue* queue : all())
+    if (queue->key.device == device) wait_on_host(queue->key);
+}
+
+void Streams::hold(StreamKey stream) {
+  Queue& own = queue(stream);
+  const std::scoped_lock lock(own.mutex);
+  own.held = true;
+}
+
+void Streams::release(StreamKey stream) {
+  Queue& own = queue(stream);
+  const std::scoped_lock lock(own.mutex);
+  own.held = false;
+  own.work_came.notify_one();
+}
+
+Counts Streams::counts() const {
+  return {launches_, copies_, event_waits_, host_waits_};
+}
+
+void Streams::reset_counts() {
+  launches_ = copies_ = event_waits_ = host_waits_ = 0;
+}
+
+std::vector<Streams::Queue*> Streams::all() {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Queue*> found;
+  for (const auto& [key, queue] : queues_) found.push_back(queue.get());
+  return found;
+}
+
+}  // namespace zeroshard::accelerator
