@@ -82,6 +82,9 @@ class Comm {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::string_view transport() const = 0;  // "shm", "gloo", "nccl", ...: printed at start
+  // A communicator of the same ranks for the memory of the host: this one, or one beside it where this one is for a
+  // device. What ranks agree on goes over it, so that nobody waits for a device.
+  virtual Comm& host() { return *this; }
 
   // full = shard of rank 0, shard of rank 1, ... `shard` may be this rank's slice of `full`.
   virtual std::unique_ptr<Work> all_gather(Span full, ConstSpan shard, std::string_view tag) = 0;

@@ -14,10 +14,8 @@
 
 namespace zeroshard {
 
-C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
-                             const CommOptions& options)
+C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options)
     : group_(std::move(group)),
-      device_(device),
       timeout_ms_(options.timeout_ms),
       watch_(options.processes, options.stall_timeout_ms) {}
 
@@ -60,12 +58,12 @@ void C10dBootstrap::await(c10d::Work& work) {
   }
 }
 
-// Host memory in and out: world_size rows.
+// world_size rows.
 at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
-  const at::Tensor in = mine.to(device_), out = at::empty({world_size() * mine.numel()}, in.options());
+  const at::Tensor out = at::empty({world_size() * mine.numel()}, mine.options());
   try {
-    const c10d_names::WorkPtr work = c10d_names::all_gather(*group_, out, in);
-    if (device_.is_cpu()) await(*work);
+    const c10d_names::WorkPtr work = c10d_names::all_gather(*group_, out, mine);
+    await(*work);
     work->wait();
   } catch (const Error&) {
     throw;
@@ -74,7 +72,7 @@ at::Tensor C10dBootstrap::gather(const at::Tensor& mine) {
   } catch (const std::exception& error) {  // an error of Gloo
     fail(error.what());
   }
-  return out.cpu();
+  return out;
 }
 
 // The connections of a dying process break before the process is gone.

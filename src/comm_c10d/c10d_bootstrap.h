@@ -12,7 +12,8 @@ namespace zeroshard {
 // has it.
 class C10dBootstrap final : public Bootstrap {
  public:
-  C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, const CommOptions& options);
+  // `group` moves the memory of the host.
+  C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options);
   int rank() const override { return group_->getRank(); }
   int world_size() const override { return group_->getSize(); }
   std::vector<std::string> all_gather(std::string_view mine) override;
@@ -23,7 +24,6 @@ class C10dBootstrap final : public Bootstrap {
   void await(c10d::Work& work);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  at::Device device_;
   int64_t timeout_ms_;
   PeerWatch watch_;
 };

@@ -36,9 +36,12 @@ struct GatherHeader {
 }  // namespace
 
 C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
-                   const CommOptions& options, std::shared_ptr<Divergence> divergence)
+                   const CommOptions& options, std::shared_ptr<Divergence> divergence, std::unique_ptr<Comm> host)
     : core_(std::make_shared<C10dCore>(group, device, std::move(watch), options, std::move(divergence))),
-      transport_(group ? c10d::ProcessGroup::backendTypeToString(group->getBackendType()) : "single") {}
+      transport_(group ? c10d::ProcessGroup::backendTypeToString(group->getBackendType()) : "single"),
+      host_(std::move(host)) {
+  ZS_ASSERT(device.is_cpu() || host_, "a communicator of a device needs one for the host");
+}
 
 C10dComm::~C10dComm() {
   if (core_->is_forked()) new std::shared_ptr<C10dCore>(core_);  // never destroyed
@@ -58,6 +61,7 @@ bool C10dComm::still_writes() const {
 }
 void C10dComm::abort(std::string_view reason) noexcept {
   core_->abort(reason);
+  if (host_) host_->abort(reason);
 }
 
 // Moved as bytes, because backends support few element types for some operations.

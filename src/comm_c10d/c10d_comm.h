@@ -22,8 +22,10 @@ class Divergence;
 class C10dComm final : public Comm {
  public:
   // No `group`: a world of one. `watch` knows the peers of this host. `divergence`: see C10dCore.
+  // `host`: see Comm::host(); needed on a device.
   C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
-           const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr);
+           const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr,
+           std::unique_ptr<Comm> host = nullptr);
   ~C10dComm() override;
   C10dComm(const C10dComm&) = delete;
   C10dComm& operator=(const C10dComm&) = delete;
@@ -31,6 +33,7 @@ class C10dComm final : public Comm {
   int rank() const override;
   int world_size() const override;
   std::string_view transport() const override { return transport_; }
+  Comm& host() override { return host_ ? *host_ : *this; }
 
   std::unique_ptr<Work> all_gather(Span full, ConstSpan shard, std::string_view tag) override;
   std::unique_ptr<Work> reduce_scatter(Span out, ConstSpan full, std::string_view tag) override;
@@ -54,6 +57,7 @@ class C10dComm final : public Comm {
 
   std::shared_ptr<C10dCore> core_;
   std::string transport_;
+  std::unique_ptr<Comm> host_;  // null: this one
 };
 
 }  // namespace zeroshard

@@ -1,6 +1,7 @@
 #include "comm_c10d/make_comm.h"
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <cstring>
 
@@ -10,6 +11,8 @@
 #include "comm/shm_comm.h"
 #include "comm_c10d/c10d_bootstrap.h"
 #include "comm_c10d/c10d_comm.h"
+#include "comm_c10d/divergence.h"
+#include "comm_c10d/gloo_group.h"
 
 namespace zeroshard {
 namespace {
@@ -59,7 +62,32 @@ PeerWatch watch_of(const std::vector<RankCard>& cards, int rank, const CommOptio
 
 std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options) {
   if (device.is_cpu()) return make_single_comm();
-  return std::make_unique<C10dComm>(nullptr, device, PeerWatch({{}}, options.stall_timeout_ms), options);
+  return std::make_unique<C10dComm>(nullptr, device, PeerWatch({{}}, options.stall_timeout_ms), options, nullptr,
+                                    make_single_comm());
+}
+
+// A group of the same ranks for the memory of the host.
+c10::intrusive_ptr<c10d::ProcessGroup> beside(c10d::ProcessGroup& group, const CommOptions& options) {
+  const c10::intrusive_ptr<c10d::Store> store = group.getStore();
+  if (!store) throw CommError("the process group has no store, by which ranks could meet on the host");
+  // The same group may have been used before.
+  const int64_t number = store->add(concat("zeroshard/beside/", group.getRank()), 1);
+  return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(concat("zeroshard/beside/", number), store),
+                         group.getRank(), group.getSize(), options.timeout_ms);
+}
+
+// Shared memory where `transport` allows it and all ranks are on one host, or null.
+std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
+                              const CommOptions& options) {
+  using Transport = CommOptions::Transport;
+  if (options.transport == Transport::kProcessGroup || !on_one_host(cards)) return nullptr;
+  try {
+    return std::make_unique<ShmComm>(bootstrap, options);
+  } catch (const CommError& error) {  // on every rank alike
+    if (options.transport == Transport::kShm) throw;
+    log(LogLevel::kWarning, concat(error.what(), "; using the process group instead"));
+    return nullptr;
+  }
 }
 
 }  // namespace
@@ -68,23 +96,21 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
                                 const CommOptions& options, std::shared_ptr<Divergence> divergence) {
   using Transport = CommOptions::Transport;
   if (!group || group->getSize() == 1) return single_comm(device, options);
-  C10dBootstrap bootstrap(group, device, options);
+  const bool on_host = device.is_cpu();
+  const c10::intrusive_ptr<c10d::ProcessGroup> host_group = on_host ? group : beside(*group, options);
+  C10dBootstrap bootstrap(host_group, options);
   const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options);
-  const bool shm_possible = device.is_cpu() && on_one_host(cards);
-  if (options.transport == Transport::kShm && !shm_possible)
+  if (options.transport == Transport::kShm && !(on_host && on_one_host(cards)))
     throw ConfigError(concat("transport 'shm' needs CPU ranks of one host and pid namespace, but ",
-                             device.is_cpu() ? "the ranks are on several" : "the device is " + device.str(),
+                             on_host ? "the ranks are on several" : "the device is " + device.str(),
                              ": use 'auto' or 'process_group'"));
-  if (shm_possible && options.transport != Transport::kProcessGroup) {
-    try {
-      return std::make_unique<ShmComm>(bootstrap, options);
-    } catch (const CommError& error) {  // on every rank alike
-      if (options.transport == Transport::kShm) throw;
-      log(LogLevel::kWarning, concat(error.what(), "; using the process group instead"));
-    }
-  }
-  return std::make_unique<C10dComm>(group, device, watch_of(cards, group->getRank(), options), options,
-                                    std::move(divergence));
+  const PeerWatch watch = watch_of(cards, group->getRank(), options);
+  std::unique_ptr<Comm> host = try_shm(bootstrap, cards, options);
+  if (host && on_host) return host;
+  if (!divergence) divergence = std::make_shared<Divergence>(group->getStore(), group->getRank(), group->getSize());
+  if (!host) host = std::make_unique<C10dComm>(host_group, at::kCPU, watch, options, divergence);
+  if (on_host) return host;
+  return std::make_unique<C10dComm>(group, device, watch, options, std::move(divergence), std::move(host));
 }
 
 std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options) {

@@ -13,7 +13,8 @@ namespace zeroshard {
 class Divergence;
 
 // The communicator for `group`, by options.transport: kAuto uses shared memory for CPU ranks of one host, and the group
-// itself otherwise or when shared memory cannot be used. Collective. No group: a world of one. Communicators that one
+// itself otherwise or when shared memory cannot be used. On a device, a Gloo group beside it, or shared memory, is its
+// host(); ranks meet by the group's store. Collective. No group: a world of one. Communicators that one
 // thread uses may share a `divergence` (of the groups' ranks), like options.wait_graph.
 std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
                                 const CommOptions& options = {}, std::shared_ptr<Divergence> divergence = nullptr);

@@ -1,14 +1,10 @@
 #include "engine/agreement.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
 
 #include "base/check.h"
-#include "device/flat_buffer.h"
 
 namespace zeroshard {
 namespace {
@@ -21,19 +17,14 @@ uint64_t hash_text(const std::string& text) {
 }
 
 // Every rank's `mine`, in rank order; all have the same length.
-std::vector<std::string> all_gather_text(Comm& comm, at::Device device, const std::string& mine) {
+std::vector<std::string> all_gather_text(Comm& comm, const std::string& mine) {
   const auto size = int64_t(mine.size());
-  const auto options = at::TensorOptions().dtype(at::kByte);
-  at::Tensor sent = at::empty({size}, options);
-  std::memcpy(sent.data_ptr(), mine.data(), mine.size());
-  sent = sent.to(device);
   const auto received = comm.allocate(size * comm.world_size(), "agreement");
-  comm.all_gather({received->data(), received->bytes(), DType::kOther1}, {sent.const_data_ptr(), size, DType::kOther1},
+  comm.all_gather({received->data(), received->bytes(), DType::kOther1}, {mine.data(), size, DType::kOther1},
                   "agreement")
       ->wait();
-  comm.barrier("agreement");  // `sent` must stay as it is until every rank has read it
-  const at::Tensor host = view_memory(received->data(), received->bytes(), at::kByte, device).cpu();
-  const char* const data = static_cast<const char*>(host.const_data_ptr());
+  comm.barrier("agreement");  // `mine` must stay as it is until every rank has read it
+  const char* const data = static_cast<const char*>(received->data());
   std::vector<std::string> texts;
   for (int rank = 0; rank < comm.world_size(); ++rank) texts.emplace_back(data + rank * size, size_t(size));
   return texts;
@@ -70,12 +61,12 @@ std::optional<std::string> first_difference(const NamedValues& a, const NamedVal
 
 }  // namespace
 
-void check_agreement(Comm& comm, at::Device device, const std::string& what, const NamedValues& values) {
+void check_agreement(Comm& comm, const std::string& what, const NamedValues& values) {
   if (comm.world_size() == 1) return;
   std::string mine = encode(values);
   const uint64_t summary[2] = {hash_text(mine), mine.size()};
   const auto summaries =
-      all_gather_text(comm, device, std::string(reinterpret_cast<const char*>(summary), sizeof summary));
+      all_gather_text(comm.host(), std::string(reinterpret_cast<const char*>(summary), sizeof summary));
   if (std::all_of(summaries.begin(), summaries.end(), [&](const auto& other) { return other == summaries[0]; })) return;
   uint64_t longest = 0;
   for (const std::string& other : summaries) {
@@ -84,7 +75,7 @@ void check_agreement(Comm& comm, at::Device device, const std::string& what, con
     longest = std::max(longest, fields[1]);
   }
   mine.resize(longest, '\0');
-  const auto texts = all_gather_text(comm, device, mine);
+  const auto texts = all_gather_text(comm.host(), mine);
   const NamedValues first = decode(texts[0]);
   for (int rank = 1; rank < comm.world_size(); ++rank) {
     const auto difference = first_difference(first, decode(texts[size_t(rank)]), rank);

@@ -1,29 +1,24 @@
 #include "engine/consensus.h"
 
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
 namespace zeroshard {
 
-std::vector<int64_t> all_reduce(Comm& comm, at::Device device, const std::vector<int64_t>& words, ReduceOp op,
-                                std::string_view tag) {
-  const at::Tensor tensor = at::tensor(words, at::kLong).to(device);
-  comm.all_reduce({tensor.data_ptr(), tensor.numel(), DType::kOther8}, op, tag)->wait();
-  const at::Tensor host = tensor.cpu();
-  const int64_t* const data = host.const_data_ptr<int64_t>();
-  return {data, data + host.numel()};
+std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp op, std::string_view tag) {
+  comm.host().all_reduce({words.data(), std::ssize(words), DType::kOther8}, op, tag)->wait();
+  return words;
 }
 
 namespace {
 
 constexpr std::string_view kTag = "step";
 
-void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<bool>>& has_grad) {
+void agree_on_gradients(Comm& comm, std::vector<std::vector<bool>>& has_grad) {
   std::vector<int64_t> flags;
   for (const auto& group : has_grad) flags.insert(flags.end(), group.begin(), group.end());
-  const std::vector<int64_t> agreed = all_reduce(comm, device, flags, ReduceOp::kMax, kTag);
+  const std::vector<int64_t> agreed = all_reduce(comm, flags, ReduceOp::kMax, kTag);
   size_t next = 0;
   for (auto& group : has_grad) {
     for (size_t i = 0; i < group.size(); ++i) group[i] = agreed[next++] != 0;
@@ -32,7 +27,7 @@ void agree_on_gradients(Comm& comm, at::Device device, std::vector<std::vector<b
 
 }  // namespace
 
-Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
+Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state) {
   enum : size_t {
     kMissing = ExactSum::kNumLimbs,
@@ -52,9 +47,9 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   const int64_t hash = state.trainable % kHashes;
   words.insert(words.end(),
                {missing, signals.save_failed, signals.stop, signals.wrote, state.has_gradients, hash, hash * hash});
-  words = all_reduce(comm, device, words, ReduceOp::kSum, kTag);
+  words = all_reduce(comm, words, ReduceOp::kSum, kTag);
   std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
-  if (words[kMissing] > 0) agree_on_gradients(comm, device, has_grad);
+  if (words[kMissing] > 0) agree_on_gradients(comm, has_grad);
   Consensus consensus;
   consensus.finite = carried.is_finite();
   consensus.squares = carried.value();
@@ -68,12 +63,11 @@ Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, 
   return consensus;
 }
 
-std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::vector<int64_t>& flags) {
-  return all_reduce(comm, device, flags, ReduceOp::kMax, "parameters that were written");
+std::vector<int64_t> agree_on_flags(Comm& comm, const std::vector<int64_t>& flags) {
+  return all_reduce(comm, flags, ReduceOp::kMax, "parameters that were written");
 }
 
-std::string find_non_finite(Comm& comm, at::Device device, std::span<ShardedGroup* const> groups,
-                            const std::vector<GradBucket>& buckets) {
+std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, const std::vector<GradBucket>& buckets) {
   constexpr int64_t kGroupStride = int64_t{1} << 32, kNone = -(int64_t{1} << 62);
   const auto first_here = [&] {
     for (const ShardedGroup* const group : groups) {
@@ -87,7 +81,7 @@ std::string find_non_finite(Comm& comm, at::Device device, std::span<ShardedGrou
     return kNone;
   };
   // Negated, so that the maximum over ranks is the first.
-  const int64_t agreed = all_reduce(comm, device, {first_here()}, ReduceOp::kMax, kTag)[0];
+  const int64_t agreed = all_reduce(comm, {first_here()}, ReduceOp::kMax, kTag)[0];
   if (agreed == kNone) return "";
   return groups[size_t(-agreed / kGroupStride)]->param(size_t(-agreed % kGroupStride)).name();
 }

@@ -11,8 +11,7 @@
 namespace zeroshard {
 
 // Of every word the sum or the maximum over ranks.
-std::vector<int64_t> all_reduce(Comm& comm, at::Device device, const std::vector<int64_t>& words, ReduceOp op,
-                                std::string_view tag);
+std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp op, std::string_view tag);
 
 // What one rank tells the others at a step, and what they know afterwards: whether it is so on any rank.
 struct StepSignals {
@@ -40,15 +39,14 @@ struct Consensus {
 // One small all-reduce a step (two when some parameter got no gradient somewhere). It is also the point at which
 // every rank has finished its gathers, so that shards may be written. `squares`, `has_grad`,
 // `signals` and `state` are this rank's.
-Consensus agree_on_step(Comm& comm, at::Device device, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
+Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::vector<bool>> has_grad,
                         const StepSignals& signals, const StepState& state);
 
 // Which flags are set on some rank. Collective.
-std::vector<int64_t> agree_on_flags(Comm& comm, at::Device device, const std::vector<int64_t>& flags);
+std::vector<int64_t> agree_on_flags(Comm& comm, const std::vector<int64_t>& flags);
 
 // The name of the first parameter, in the order of units, with a reduced gradient on any rank that is not finite; "" is
 // none. Collective; for the message of a skipped step.
-std::string find_non_finite(Comm& comm, at::Device device, std::span<ShardedGroup* const> groups,
-                            const std::vector<GradBucket>& buckets);
+std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, const std::vector<GradBucket>& buckets);
 
 }  // namespace zeroshard

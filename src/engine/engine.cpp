@@ -30,7 +30,7 @@ void Engine::Impl::renew_hooks(size_t unit) const {
 }
 
 void Engine::Impl::report_skip(double scale) {
-  const std::string bad = find_non_finite(reduce_comm, options.device, groups->trained(), reducer->buckets());
+  const std::string bad = find_non_finite(reduce_comm, groups->trained(), reducer->buckets());
   const std::string where = bad.empty() ? "" : concat(" in '", bad, "'");
   const std::string fp16 = options.config.fp16.enabled ? concat(", loss scale ", scale, " -> ", scaler.scale()) : "";
   const std::string message = concat("step skipped on all ranks: the gradient is not finite", where, fp16);
@@ -58,7 +58,7 @@ void Engine::Impl::check_step() {
         now.emplace_back(layouts[u].params[i].name(), is_frozen ? "frozen" : "to be trained");
       }
     }
-    check_agreement(reduce_comm, options.device, "parameters that require a gradient", now);
+    check_agreement(reduce_comm, "parameters that require a gradient", now);
   }
   if (consensus.some_have_gradients == consensus.all_have_gradients) return;
   throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
@@ -78,7 +78,7 @@ void Engine::Impl::compare_replicas() {
     for (size_t i = 0; i < layouts[u].params.size(); ++i)
       replicas.emplace_back(layouts[u].params[i].name(), unit.tensors(i).front());
   }
-  check_replicas(reduce_comm, options.device, replicas,
+  check_replicas(reduce_comm, replicas,
                  "(zeroshard.check_replicas_every) Faulty memory, or code that wrote into it on one rank alone: go on "
                  "from the last checkpoint");
 }
@@ -181,7 +181,7 @@ StepResult Engine::prepare_step() {
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
                             impl.watch->any_written()};
   const StepState state{impl.progress.is_unapplied(), impl.hash_trainable()};
-  impl.consensus = agree_on_step(impl.reduce_comm, impl.options.device, impl.reducer->squares(), std::move(has_grad),
+  impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad),
                                  signals, state);
   impl.check_step();
   impl.compare_replicas();

@@ -1,7 +1,4 @@
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -15,12 +12,11 @@ namespace {
 constexpr int64_t kReasonBytes = 512;
 
 // `reason` of rank `root`, on every rank.
-std::string share_reason(Comm& comm, at::Device device, int root, const std::string& reason) {
-  at::Tensor bytes = at::zeros({kReasonBytes}, at::kByte);
-  std::memcpy(bytes.data_ptr(), reason.data(), std::min(reason.size(), size_t(kReasonBytes - 1)));
-  bytes = bytes.to(device);
-  comm.broadcast({bytes.data_ptr(), kReasonBytes, DType::kOther1}, root, "failed backward")->wait();
-  return static_cast<const char*>(bytes.cpu().const_data_ptr());
+std::string share_reason(Comm& comm, int root, const std::string& reason) {
+  std::string text = reason.substr(0, kReasonBytes - 1);
+  text.resize(kReasonBytes, 0);
+  comm.host().broadcast({text.data(), kReasonBytes, DType::kOther1}, root, "failed backward")->wait();
+  return text.c_str();
 }
 
 }  // namespace
@@ -38,10 +34,10 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
   const bool is_late = std::any_of(late.begin(), late.end(), [](int64_t each) { return each != 0; });
   const int world_size = reduce_comm.world_size();
   std::vector<int64_t> words = {failure.empty() ? 0 : world_size - reduce_comm.rank(), is_late ? 1 : 0};
-  if (world_size > 1) words = all_reduce(reduce_comm, options.device, words, ReduceOp::kMax, "end of backward");
+  if (world_size > 1) words = all_reduce(reduce_comm, words, ReduceOp::kMax, "end of backward");
   if (words[0] > 0) {
     const int rank = world_size - int(words[0]);
-    const std::string reason = share_reason(reduce_comm, options.device, rank, failure);
+    const std::string reason = share_reason(reduce_comm, rank, failure);
     reducer->launch_all(true);  // what is under way in spite of no_sync
     executor->forget_pass();
     discard();
@@ -49,7 +45,7 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
   }
   if (words[1] > 0) {
     reducer->launch_again(
-        world_size == 1 ? late : all_reduce(reduce_comm, options.device, late, ReduceOp::kMax, "late gradients"));
+        world_size == 1 ? late : all_reduce(reduce_comm, late, ReduceOp::kMax, "late gradients"));
   }
   reducer->end_backward(progress.syncs());
   progress.end_pass();

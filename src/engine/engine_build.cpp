@@ -133,9 +133,9 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   const Config& config = options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
   layouts = make_layouts(units, config, gather.world_size());
-  for (const auto& [what, values] : options.agreement) check_agreement(reduce, options.device, what, values);
-  check_agreement(reduce, options.device, "parameters of the model", describe(layouts));
-  check_agreement(reduce, options.device, "buffers of the model", describe(options.buffers));
+  for (const auto& [what, values] : options.agreement) check_agreement(reduce, what, values);
+  check_agreement(reduce, "parameters of the model", describe(layouts));
+  check_agreement(reduce, "buffers of the model", describe(options.buffers));
   check_offload(config, options.device);
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
@@ -198,7 +198,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {
     callbacks.max_over_ranks = [this](int64_t number) {
-      return all_reduce(gather_comm, options.device, {number}, ReduceOp::kMax, "unit of backward")[0];
+      return all_reduce(gather_comm, {number}, ReduceOp::kMax, "unit of backward")[0];
     };
   }
   const auto depth = [this](const UnitLayout& layout) { return prefetch_depth(layout.full_bytes(), plan); };

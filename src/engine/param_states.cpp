@@ -39,7 +39,7 @@ std::optional<at::Tensor> assemble(Comm& comm, at::Device device, const TrainedP
                                    const std::optional<at::Tensor>& mine, const std::string& what) {
   const ShardLayout& layout = param.group->layout();
   const std::string tag = concat(what, " of '", param.spec().name(), "'");
-  if (comm.world_size() > 1) has_some = all_reduce(comm, device, {has_some ? 1 : 0}, ReduceOp::kMax, tag)[0] > 0;
+  if (comm.world_size() > 1) has_some = all_reduce(comm, {has_some ? 1 : 0}, ReduceOp::kMax, tag)[0] > 0;
   if (!has_some) return std::nullopt;
   const Range whole = layout.param(param.index);
   at::Tensor values = at::empty({whole.size()}, at::TensorOptions(at::kFloat).device(device));

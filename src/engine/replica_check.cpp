@@ -1,11 +1,8 @@
 #include "engine/replica_check.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "base/check.h"
-#include "device/flat_buffer.h"
 #include "file/hash.h"
 
 namespace zeroshard {
@@ -31,28 +28,26 @@ std::string disagreement(const std::vector<int64_t>& hashes) {
 
 }  // namespace
 
-void check_replicas(Comm& comm, at::Device device, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
+void check_replicas(Comm& ranks, const std::vector<std::pair<std::string, at::Tensor>>& replicas,
                     std::string_view advice) {
+  Comm& comm = ranks.host();
   if (comm.world_size() == 1 || replicas.empty()) return;
   const auto count = int64_t(replicas.size());
-  const auto options = at::TensorOptions().dtype(at::kLong);
-  at::Tensor mine = at::empty({count}, options);
+  std::vector<int64_t> mine(replicas.size());
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor host = replicas[size_t(i)].second.detach().contiguous().cpu();
-    mine.data_ptr<int64_t>()[i] = int64_t(hash_bytes(host.const_data_ptr(), int64_t(host.nbytes())));
+    mine[size_t(i)] = int64_t(hash_bytes(host.const_data_ptr(), int64_t(host.nbytes())));
   }
-  mine = mine.to(device);
   const auto received = comm.allocate(count * comm.world_size() * int64_t{sizeof(int64_t)}, "replicas");
-  const at::Tensor all = view_memory(received->data(), count * comm.world_size(), at::kLong, device);
-  comm.all_gather({all.data_ptr(), all.numel(), DType::kOther8}, {mine.const_data_ptr(), count, DType::kOther8},
+  comm.all_gather({received->data(), count * comm.world_size(), DType::kOther8}, {mine.data(), count, DType::kOther8},
                   "replicas")
       ->wait();
   comm.barrier("replicas");  // `mine` must stay as it is until every rank has read it
-  const at::Tensor host = all.cpu();
+  const auto* const all = static_cast<const int64_t*>(received->data());
   for (int64_t i = 0; i < count; ++i) {
     std::vector<int64_t> hashes;
     for (int rank = 0; rank < comm.world_size(); ++rank)
-      hashes.push_back(host.const_data_ptr<int64_t>()[rank * count + i]);
+      hashes.push_back(all[rank * count + i]);
     const std::string wrong = disagreement(hashes);
     if (!wrong.empty())
       throw StateError(

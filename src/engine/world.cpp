@@ -1,6 +1,5 @@
 #include "zeroshard/world.h"
 
-#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <chrono>
@@ -217,9 +216,8 @@ std::vector<std::string> World::transports() const {
 }
 
 double World::mean(double value) {
-  const at::Tensor sum = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device_));
-  reduce_->all_reduce({sum.data_ptr(), 1, to_dtype(at::kDouble)}, ReduceOp::kSum, "mean")->wait();
-  return sum.item<double>() / world_size();
+  reduce_->host().all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum, "mean")->wait();
+  return value / world_size();
 }
 
 void World::barrier() {

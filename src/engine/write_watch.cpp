@@ -107,7 +107,7 @@ void Engine::Impl::take_writes(bool written_somewhere) {
 // Where no step follows that takes those of the shards it updates. Collective.
 void Engine::Impl::take_all_writes() {
   if (!in_use) return;
-  take_writes(agree_on_flags(reduce_comm, options.device, {watch->any_written() ? 1 : 0}).front() != 0);
+  take_writes(agree_on_flags(reduce_comm, {watch->any_written() ? 1 : 0}).front() != 0);
   take_writes_to_groups();
 }
 
@@ -122,7 +122,7 @@ void Engine::Impl::check_writes() {
     for (size_t i = 0; i < layouts[u].params.size(); ++i, ++next)
       if (written[next] == WriteWatch::kMoved && !executor->unit(u).prepare_take_back(i))
         written[next] = WriteWatch::kRefused;
-  written = agree_on_flags(reduce_comm, options.device, written);
+  written = agree_on_flags(reduce_comm, written);
   drop_writes_to_shards(written);
   next = 0;
   for (size_t u = 0; u < layouts.size(); ++u)
@@ -142,7 +142,7 @@ void Engine::Impl::check_writes() {
       replicas.emplace_back(layouts[u].params[i].name(), unit.tensors(i).front());
     }
   }
-  check_replicas(reduce_comm, options.device, replicas,
+  check_replicas(reduce_comm, replicas,
                  "It was written, and not the same on every rank: write the same everywhere, or inside "
                  "zeroshard.gathered(..., modify_rank=0), which takes what that rank writes");
   watch->accept_all();
@@ -198,7 +198,7 @@ std::string Engine::Impl::take_moved(const std::vector<size_t>& units, int root)
     }
   }
   if (gather_comm.world_size() > 1)
-    refused = all_reduce(gather_comm, options.device, {refused}, ReduceOp::kMax, "memory of parameters")[0];
+    refused = all_reduce(gather_comm, {refused}, ReduceOp::kMax, "memory of parameters")[0];
   for (const size_t u : units) executor->unit(u).take_back(is_root && refused == 0);
   if (refused == 0) return "";
   const auto [unit, param] = params.at(size_t(refused - 1));

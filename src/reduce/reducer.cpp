@@ -267,12 +267,8 @@ void Reducer::discard() {
 void Reducer::take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag) {
   std::vector<int64_t> order(own.begin(), own.end());
   ZS_ASSERT(order.size() == buckets_.size());
-  const at::Tensor on_device =
-      view_memory(order.data(), int64_t(order.size()), at::kLong, at::kCPU).to(options_.device);
-  comm.broadcast({on_device.data_ptr(), on_device.numel(), DType::kOther8}, /*root=*/0, tag)->wait();
-  const at::Tensor agreed = on_device.cpu();
-  const int64_t* const values = agreed.const_data_ptr<int64_t>();
-  set_order({values, values + agreed.numel()});
+  comm.host().broadcast({order.data(), std::ssize(order), DType::kOther8}, /*root=*/0, tag)->wait();
+  set_order({order.begin(), order.end()});
 }
 
 void Reducer::gather_reduced() {

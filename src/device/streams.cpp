@@ -1,0 +1,73 @@
+#include "device/streams.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace zeroshard {
+namespace {
+
+c10::Stream current_stream(c10::Device device) {
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  return impl.getStream(device.has_index() ? device : impl.getDevice());
+}
+
+}  // namespace
+
+StreamUses::Use* StreamUses::find(c10::Stream stream) {
+  const auto found = std::find_if(uses_.begin(), uses_.end(), [&](const Use& use) { return use.stream == stream; });
+  return found == uses_.end() ? nullptr : &*found;
+}
+
+void StreamUses::share() {
+  if (device_.is_cpu()) return;
+  const c10::Stream current = current_stream(device_);
+  Use* const use = find(current);
+  if (use == nullptr) {
+    uses_.push_back({current, std::nullopt});
+  } else {
+    use->event.reset();
+  }
+}
+
+void StreamUses::end() {
+  for (Use& use : uses_) {
+    if (use.event) continue;
+    use.event.emplace(use.stream.device_type());
+    use.event->record(use.stream);
+  }
+}
+
+void StreamUses::take() {
+  if (device_.is_cpu()) return;
+  const c10::Stream current = current_stream(device_);
+  for (Use& use : uses_) {
+    if (use.stream == current) continue;
+    if (!use.event) use.event.emplace(use.stream.device_type()).record(use.stream);
+    use.event->block(current);
+  }
+  uses_.clear();
+  uses_.push_back({current, std::nullopt});
+}
+
+std::vector<c10::Stream> StreamUses::streams() const {
+  std::vector<c10::Stream> streams;
+  for (const Use& use : uses_) streams.push_back(use.stream);
+  return streams;
+}
+
+SideStream::SideStream(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  stream_ = impl.getNewStream(device.has_index() ? device : impl.getDevice());
+}
+
+void SideStream::join() const {
+  if (!stream_) return;
+  c10::Event event(stream_->device_type());
+  event.record(*stream_);
+  event.block(current_stream(stream_->device()));
+}
+
+}  // namespace zeroshard
