@@ -75,7 +75,7 @@ at::Tensor C10dComm::values_of(const ConstSpan& span) const {
 
 std::unique_ptr<Work> C10dComm::local_copy(Span to, const ConstSpan& from) {
   if (to.data != from.data && from.numel > 0) bytes_of(to).copy_(bytes_of(from), /*non_blocking=*/true);
-  return std::make_unique<DoneWork>();
+  return std::make_unique<StreamWork>(core_->device());
 }
 
 std::unique_ptr<Work> C10dComm::all_gather(Span full, ConstSpan shard, std::string_view tag) {

@@ -7,6 +7,7 @@
 #include "comm/comm.h"
 #include "comm_c10d/c10d_core.h"
 #include "device/kept_memory.h"
+#include "device/streams.h"
 
 namespace zeroshard {
 
@@ -14,6 +15,19 @@ namespace zeroshard {
 class DoneWork final : public Work {
  public:
   void wait() override {}
+};
+
+// The current stream has been given the operation.
+class StreamWork final : public Work {
+ public:
+  explicit StreamWork(at::Device device) : uses_(device) {
+    uses_.share();
+    uses_.end();
+  }
+  void wait() override { uses_.take(); }
+
+ private:
+  StreamUses uses_;
 };
 
 class C10dWork final : public Work, private C10dCore::Pending {

@@ -12,6 +12,7 @@ class ExactSum {
  public:
   // 2^-1074 .. 2^1023 in limbs of 32 bits, one limb to carry into, one for non-finite terms.
   static constexpr size_t kNumLimbs = 69;
+  static constexpr size_t kNonFinite = kNumLimbs - 1;
 
   void add(double value);
   void add(const ExactSum& other);
@@ -24,7 +25,6 @@ class ExactSum {
   double value() const;
 
  private:
-  static constexpr size_t kNonFinite = kNumLimbs - 1;
   void normalize();
 
   std::array<int64_t, kNumLimbs> limbs_{};

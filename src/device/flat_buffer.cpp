@@ -78,6 +78,10 @@ void FlatBuffer::free() noexcept {
   shared_ = nullptr;
 }
 
+void FlatBuffer::freed_after(c10::Stream stream) {
+  if (owned_.defined()) owned_.record_stream(stream);
+}
+
 at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) const {
   return view_memory(data_ + offset, numel, type, device_);
 }

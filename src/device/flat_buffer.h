@@ -25,6 +25,9 @@ class FlatBuffer {
   explicit operator bool() const { return ledger_ != nullptr; }
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  at::Device device() const { return device_; }
+  // Its memory is not lent to others before `stream` has done what it was given until it is freed.
+  void freed_after(c10::Stream stream);
   // A 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
 

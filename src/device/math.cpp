@@ -1,14 +1,16 @@
 #include "device/math.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
 
 #include "base/align.h"
+#include "base/check.h"
+#include "device/device_squares.h"
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
 #include "kernels/kernels.h"
-#include "layout/shard_layout.h"
 
 #ifndef INTRA_OP_PARALLEL
 #error "LibTorch's parallel loops need OpenMP here, or they run on one thread: compile with -fopenmp"
@@ -18,7 +20,7 @@ namespace zeroshard::math {
 namespace {
 
 constexpr int64_t kGrain = 1 << 16;    // elements below which a second thread does not pay
-constexpr int64_t kAtenBlocks = 4096;  // squared at a time on other devices than the CPU: bounds their memory
+constexpr int64_t kAtenPiece = 1 << 23;  // elements summed at a time on other devices than the CPU: bounds their memory
 constexpr int64_t kCached = 1 << 15;   // elements summed, then squared, before the next ones: they stay in the L2 cache
 
 int64_t num_pieces(int64_t numel) {
@@ -54,29 +56,24 @@ void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool a
   add ? out.add_(scaled) : out.copy_(scaled);
 }
 
+// Needs memory for kAtenPiece elements in fp32, and none where the sum can grow in `out`.
 void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                         bool accumulate) {
-  at::Tensor sum = at::zeros_like(out, at::kFloat);
-  for (const void* piece : pieces) sum.add_(view_memory(const_cast<void*>(piece), out.numel(), type, out.device()));
-  sum.mul_(scale);
-  if (accumulate) sum = out.to(at::kFloat).add_(sum);
-  out.copy_(sum);
-}
-
-void aten::add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
-  const int64_t whole = flat.numel() / kBlockNumel;
-  const at::Tensor partial = at::zeros({ceil_div(flat.numel(), kBlockNumel)}, flat.options().dtype(at::kDouble));
-  const auto square = [&](int64_t first, int64_t last, int64_t end) {
-    const at::Tensor part = flat.slice(0, first * kBlockNumel, end).view({last - first, -1});
-    partial.slice(0, first, last).copy_(part.to(at::kDouble).square().sum(1));
-  };
-  for (int64_t at = 0; at < whole; at += kAtenBlocks) {
-    const int64_t last = std::min(whole, at + kAtenBlocks);
-    square(at, last, last * kBlockNumel);
+  const bool same_type = type == out.scalar_type();
+  if (pieces.size() == 1 && pieces[0] == out.const_data_ptr() && same_type && scale == 1 && !accumulate) return;
+  const bool grows_in_place = out.scalar_type() == at::kFloat && !accumulate;
+  for (int64_t begin = 0; begin < out.numel(); begin += kAtenPiece) {
+    const int64_t end = std::min(out.numel(), begin + kAtenPiece);
+    const at::Tensor to = out.slice(0, begin, end), sum = grows_in_place ? to : at::empty_like(to, at::kFloat);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const at::Tensor piece =
+          view_memory(const_cast<void*>(pieces[i]), out.numel(), type, out.device()).slice(0, begin, end);
+      i == 0 ? sum.copy_(piece) : sum.add_(piece);
+    }
+    if (scale != 1) sum.mul_(scale);
+    if (accumulate) sum.add_(to);
+    if (!grows_in_place) to.copy_(sum);
   }
-  if (whole < partial.numel()) square(whole, whole + 1, flat.numel());
-  const at::Tensor host = partial.cpu();
-  for (const double value : std::span(host.const_data_ptr<double>(), size_t(host.numel()))) sum.add(value);
 }
 
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
@@ -94,9 +91,8 @@ void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares) {
   if (!out.is_cpu()) {
-    aten::sum_in_order(pieces, type, scale, out, accumulate);
-    if (squares) aten::add_sum_of_squares(out, *squares);
-    return;
+    ZS_ASSERT(!squares, "on ", out.device().str(), ", squares are added on their own");
+    return aten::sum_in_order(pieces, type, scale, out, accumulate);
   }
   const DType from = to_dtype(type), to = to_dtype(out.scalar_type());
   void* const dst = out.data_ptr();
@@ -113,7 +109,7 @@ void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, floa
 }
 
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum) {
-  if (!flat.is_cpu()) return aten::add_sum_of_squares(flat, sum);
+  if (!flat.is_cpu()) return sum.add(sum_of_squares({&flat, 1}));
   const DType dtype = to_dtype(flat.scalar_type());
   std::vector<kernels::TwofoldSum> sums(size_t(num_pieces(flat.numel())));
   for_cached_pieces(flat.numel(), [&](int64_t begin, int64_t end) {

@@ -15,13 +15,13 @@ void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = f
 
 // out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each
 // piece has out.numel() elements of `type`. Also adds the squares of the result to `squares`, if given, like
-// add_sum_of_squares, while the result is in the cache.
+// add_sum_of_squares, while the result is in the cache; on the CPU only.
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares = nullptr);
 
 // Adds the squares of `flat` to `sum`: pieces of 2^15 elements to 70 bits and more (kernels::sum_of_squares), and the
 // pieces exactly. Rounded to a double, the sum does not depend on how elements are cut into tensors, except once in
-// millions of times. LibTorch's version adds blocks of kBlockNumel elements from flat[0] in fp64, then exactly.
+// millions of times. On other devices than the CPU: sum_of_squares() of device/device_squares.h.
 void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 
 // The same with LibTorch's operations. The functions above call these for devices that our kernels do not support.
@@ -29,7 +29,6 @@ namespace aten {
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add);
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate);
-void add_sum_of_squares(const at::Tensor& flat, ExactSum& sum);
 }  // namespace aten
 
 }  // namespace zeroshard::math

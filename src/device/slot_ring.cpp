@@ -33,6 +33,7 @@ void SlotRing::release(Slot* slot) {
   ZS_ASSERT(slot->lent_, "a slot was released twice");
   slot->lent_ = false;
   if (!slot->overflow_) return;
+  for (const c10::Stream stream : slot->uses_.streams()) slot->buffer_.freed_after(stream);
   auto& slots = classes_[slot->buffer().bytes()];
   std::erase_if(slots, [&](const auto& owned) { return owned.get() == slot; });
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device/flat_buffer.h"
+#include "device/streams.h"
 
 namespace zeroshard {
 
@@ -13,13 +14,16 @@ class SlotRing {
  public:
   class Slot {
    public:
-    explicit Slot(FlatBuffer buffer) : buffer_(std::move(buffer)) {}
+    explicit Slot(FlatBuffer buffer) : buffer_(std::move(buffer)), uses_(buffer_.device()) {}
     char* data() const { return buffer_.data(); }
     const FlatBuffer& buffer() const { return buffer_; }
+    // A slot is handed back when its users have been given all their work, and may be busy with it for long.
+    StreamUses& uses() { return uses_; }
 
    private:
     friend class SlotRing;
     FlatBuffer buffer_;
+    StreamUses uses_;
     bool lent_ = false;
     bool overflow_ = false;
   };

@@ -57,10 +57,21 @@ std::vector<c10::Stream> StreamUses::streams() const {
   return streams;
 }
 
+void outlive_current_stream(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) tensor.record_stream(current_stream(tensor.device()));
+}
+
 SideStream::SideStream(c10::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl impl(device.type());
   stream_ = impl.getNewStream(device.has_index() ? device : impl.getDevice());
+}
+
+SideStream::~SideStream() {
+  try {
+    join();
+  } catch (const std::exception&) {  // the device has failed, and does no more work
+  }
 }
 
 void SideStream::join() const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
@@ -41,11 +42,19 @@ class StreamUses {
   std::vector<Use> uses_;  // few: one for each stream
 };
 
+// The memory of `tensor`, which is made on another stream, is not lent to others before the current one has done what it
+// was given.
+void outlive_current_stream(const at::Tensor& tensor);
+
 // A stream of the engine's own.
 class SideStream {
  public:
   // None on the CPU. A device without an index is the current one.
   explicit SideStream(c10::Device device);
+  // Joins: memory that it uses may be freed afterwards.
+  ~SideStream();
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
 
   // The stream is current for this thread as long as this lives.
   class Scope {

@@ -129,7 +129,8 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
       checkpoint(checkpoint_comm),
       optimizer(options.optimizer, options.device),
       scaler(options.config.fp16),
-      progress(options.config, reduce.world_size()) {
+      progress(options.config, reduce.world_size()),
+      gathers(options.device) {
   const Config& config = options.config;
   ZS_CHECK(!units.empty(), "the model has no parameters");
   layouts = make_layouts(units, config, gather.world_size());
@@ -184,7 +185,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
       };
     }
     units.push_back(std::make_unique<Unit>(layouts[u], groups->of_unit(u), placements[u].parameters, std::move(source),
-                                           options.device, gather_comm, *gather_ring, ledger));
+                                           options.device, gather_comm, *gather_ring, gathers, ledger));
     parents.push_back(definitions[u].parent);
     freed_bytes += layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < layouts.size()) continue;
@@ -202,6 +203,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     };
   }
   const auto depth = [this](const UnitLayout& layout) { return prefetch_depth(layout.full_bytes(), plan); };
+  callbacks.on_pass = [this] { gathers.after_current_stream(); };
   executor = std::make_unique<Executor>(std::move(units), parents, depth, std::move(callbacks));
 }
 

@@ -126,6 +126,7 @@ struct Engine::Impl {
   std::shared_ptr<bool> in_use = std::make_shared<bool>(true);  // null from retire() on; backward hooks ask for it
   DirectoryLocks save_locks;                                    // of what this engine has saved to
   std::unique_ptr<AsyncSaver> async_saver;                      // null before the first save; after what it uses
+  GatherStream gathers;  // the last that uses memory of the device: joined before that goes
   // The parts that a failed load has begun to overwrite, and from which checkpoint, until a load of them succeeds.
   std::map<StateKey, std::string> half_loaded;
 };

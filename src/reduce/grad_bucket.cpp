@@ -19,6 +19,8 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       comm_(comm),
       full_(std::move(full)),
       grads_(std::move(grads)),
+      uses_(options.device),
+      local_uses_(options.device),
       expected_(group_.params.size(), 1),
       fired_(group_.params.size(), 0),
       missing_(int(group_.params.size())),
@@ -30,6 +32,7 @@ int64_t GradBucket::slot_bytes() const {
 
 void GradBucket::begin(SlotRing::Slot* slot) {
   ZS_ASSERT(is_idle() && bool(slot) == needs_slot(), "unit ", unit_.name);
+  uses(slot).take();
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
@@ -40,6 +43,7 @@ void GradBucket::begin(SlotRing::Slot* slot) {
 void GradBucket::add(size_t index, const at::Tensor& grad) {
   Filling& filling = std::get<Filling>(state_);
   const Range range = group_.layout.param(index);
+  uses(filling.slot).take();
   math::pack(grad, filling.buffer.slice(0, range.begin, range.end), options_.pack_scale, filling.filled[index]);
   filling.filled[index] = true;
   has_grad_[index] = true;
@@ -52,6 +56,7 @@ void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger)
   if (!local_)
     local_ = FlatBuffer(numel * element_size(place_.grad_dtype), options_.device, ledger, Category::kGradients);
   const at::Tensor local = local_.view(type, 0, numel);
+  local_uses_.take();
   if (!std::exchange(local_used_, true)) local.zero_();
   const Range range = group_.layout.param(index);
   math::pack(grad, local.slice(0, range.begin, range.end), options_.pack_scale, /*add=*/true);
@@ -61,12 +66,14 @@ void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger)
 void GradBucket::launch(Span scratch) {
   Filling& filling = std::get<Filling>(state_);
   const int64_t padded = group_.layout.padded_numel();
+  uses(filling.slot).take();
   for (size_t i = 0; i < group_.params.size(); ++i) {
     const Range range = group_.layout.param(i);
     if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
   }
   filling.buffer.slice(0, group_.layout.numel(), padded).zero_();  // the ring lends buffers to units of other layouts
   if (std::exchange(local_used_, false)) {
+    local_uses_.take();
     math::pack(local_.view(to_scalar_type(place_.grad_dtype), 0, padded), filling.buffer, 1, /*add=*/true);
   }
   const Span span{filling.buffer.data_ptr(), padded, place_.wire_dtype};
@@ -95,14 +102,19 @@ void GradBucket::finish() {
     in_flight.work->wait();
     const Range mine = group_.layout.shard(comm_.rank());
     const void* const piece = in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr();
-    math::sum_in_order({&piece, 1}, in_flight.buffer.scalar_type(), options_.sum_scale, out, accumulate, &squares_);
+    math::sum_in_order({&piece, 1}, in_flight.buffer.scalar_type(), options_.sum_scale, out, accumulate,
+                       squares_here());
   } else {
     in_flight.exchange->wait();
     math::sum_in_order(in_flight.exchange->pieces(), in_flight.buffer.scalar_type(), options_.sum_scale, out,
-                       accumulate, &squares_);
+                       accumulate, squares_here());
     in_flight.exchange->release();
   }
-  if (kept_.defined()) shard().copy_(std::exchange(kept_, at::Tensor()));
+  if (kept_.defined()) {
+    shard().copy_(kept_);
+    outlive_current_stream(std::exchange(kept_, at::Tensor()));
+  }
+  uses(in_flight.slot).end();
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
 }
 
@@ -150,7 +162,7 @@ void GradBucket::replace(size_t index, const at::Tensor& values) {
   if (owned.size() > 0) own.slice(0, owned.begin - mine.begin, owned.end - mine.begin).copy_(values);
   has_grad_[index] = true;
   squares_ = ExactSum();
-  math::add_sum_of_squares(own, squares_);
+  if (ExactSum* const squares = squares_here()) math::add_sum_of_squares(own, *squares);
 }
 
 void GradBucket::end_step() {

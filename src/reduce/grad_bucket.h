@@ -9,6 +9,7 @@
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
 #include "device/slot_ring.h"
+#include "device/streams.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 
@@ -78,7 +79,7 @@ class GradBucket {
   bool is_reduced() const { return reduced_; }
   // The caller's own values for this rank's elements of parameter `index`, in a bucket that is reduced.
   void replace(size_t index, const at::Tensor& values);
-  // Squares of this rank's shard; valid after finish().
+  // On the CPU: squares of this rank's shard; valid after finish().
   const ExactSum& squares() const { return squares_; }
   // Whether parameter `index` got a gradient on this rank since the last step.
   bool has_grad(size_t index) const { return has_grad_.at(index); }
@@ -101,6 +102,9 @@ class GradBucket {
     std::unique_ptr<Exchange> exchange;
   };
 
+  StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
+  ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
+
   const UnitLayout& unit_;
   const FlatGroup& group_;
   GroupPlacement place_;
@@ -111,6 +115,7 @@ class GradBucket {
   at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place
   FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
   bool local_used_ = false;
+  StreamUses uses_, local_uses_;  // of full_ and of local_; a slot has its own
   bool reduced_ = false;  // grads_ holds gradients of this step
   std::vector<int> expected_, fired_;
   int missing_ = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/device_squares.h"
 #include "device/dtype.h"
 
 namespace zeroshard {
@@ -27,7 +28,7 @@ void for_each_trainable(std::span<const UnitLayout> units, std::span<const UnitP
 
 Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
                  Comm& comm, Ledger& ledger)
-    : options_(std::move(options)), comm_(comm), ledger_(ledger) {
+    : options_(std::move(options)), comm_(comm), ledger_(ledger), stream_(options_.device) {
   // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
   make_buckets(units, placements);
@@ -193,7 +194,10 @@ void Reducer::launch(size_t index) {
   if (!scratch_.empty()) {
     scratch = {scratch_[launches_ % scratch_.size()].data(), bucket.group().layout.padded_numel(), bucket.wire_dtype()};
   }
-  bucket.launch(scratch);
+  {
+    const SideStream::Scope scope(stream_);
+    bucket.launch(scratch);
+  }
   ++launches_;
   in_flight_.push_back(index);
   while (in_flight_.size() > (options_.overlap ? 1 : 0)) finish_oldest();
@@ -203,7 +207,10 @@ void Reducer::finish_oldest() {
   const size_t index = in_flight_.front();
   in_flight_.pop_front();
   GradBucket& bucket = buckets_[index];
-  bucket.finish();
+  {
+    const SideStream::Scope scope(stream_);
+    bucket.finish();
+  }
   if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(index);
 }
 
@@ -214,7 +221,12 @@ void Reducer::launch_all(bool sync) {
     filling(index);  // a bucket without any gradient takes part too: other ranks may have some
     mark_ready(index);
   }
+  finish_all();
+}
+
+void Reducer::finish_all() {
   while (!in_flight_.empty()) finish_oldest();
+  stream_.join();
 }
 
 std::vector<int64_t> Reducer::late() const {
@@ -237,7 +249,7 @@ void Reducer::end_backward(bool sync) {
   if (!sync) return;
   launch_all(sync);
   launch_again(late());
-  while (!in_flight_.empty()) finish_oldest();
+  finish_all();
   for (GradBucket& bucket : buckets_) bucket.end_backward();
   if (basis_ != Basis::kBackward) {
     take_order_of_rank_0(completed_, comm_, "order of backward");
@@ -298,7 +310,15 @@ void Reducer::set_order(std::vector<size_t> order) {
 
 ExactSum Reducer::squares() const {
   ExactSum sum;
-  for (const GradBucket& bucket : buckets_) sum.add(bucket.squares());
+  std::vector<at::Tensor> shards;
+  for (const GradBucket& bucket : buckets_) {
+    if (options_.device.is_cpu()) {
+      sum.add(bucket.squares());
+    } else if (bucket.is_reduced()) {
+      shards.push_back(bucket.shard());
+    }
+  }
+  sum.add(sum_of_squares(shards));
   return sum;
 }
 

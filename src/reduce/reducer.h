@@ -68,7 +68,7 @@ class Reducer {
   const std::vector<size_t>& order_of_forward() const { return order_of_forward_; }
   // One for each trained group, in the order of units and their groups.
   const std::vector<GradBucket>& buckets() const { return buckets_; }
-  // Squares of this rank's shards, over all units. The norm of gradients that were multiplied by the loss scale.
+  // Squares of this rank's shards, over all units. On a device the host waits for it. The norm of gradients that were multiplied by the loss scale.
   ExactSum squares() const;
 
  private:
@@ -86,6 +86,7 @@ class Reducer {
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
+  void finish_all();
   void set_order(std::vector<size_t> order);
   void take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag);
 
@@ -112,6 +113,7 @@ class Reducer {
   size_t next_ = 0;            // position in order_
   std::deque<size_t> in_flight_;
   std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read
+  SideStream stream_;  // of exchanges and their sums; the last member, so that it ends before the memory goes
 };
 
 }  // namespace zeroshard

@@ -41,8 +41,16 @@ void copy_overlap(const at::Tensor& to, Range to_range, const at::Tensor& from, 
 }  // namespace
 
 Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-           at::Device device, Comm& comm, SlotRing& ring, Ledger& ledger)
-    : layout_(layout), groups_(groups), placement_(placement), device_(device), comm_(comm), ring_(ring) {
+           at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers, Ledger& ledger)
+    : layout_(layout),
+      groups_(groups),
+      placement_(placement),
+      device_(device),
+      comm_(comm),
+      ring_(ring),
+      gathers_(gathers),
+      persistent_uses_(device),
+      ready_(device) {
   if (placement_ == Placement::kPersistent) {
     persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing, &comm_);
   }
@@ -72,7 +80,9 @@ Unit::~Unit() {
   } catch (const std::bad_alloc&) {
     for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
   }
-  if (slot_) ring_.release(slot_);
+  if (!slot_) return;
+  slot_->uses().end();
+  ring_.release(slot_);
 }
 
 // Copies rank 0's values into the shards (or the replica) and the master weights, one group at a time, so that
@@ -155,12 +165,16 @@ bool Unit::prefetch() {
 }
 
 void Unit::unshard() {
+  if (is_sharded()) gathers_.after_current_stream();
   if (prefetch()) return;
   slot_ = ring_.acquire(layout_.full_bytes());
   start_gather(slot_->data());
 }
 
 void Unit::start_gather(char* memory) {
+  const SideStream::Scope scope(gathers_.side);
+  gathers_.shards.take();
+  uses().take();
   Unsharding pending{{}, memory};
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
@@ -172,17 +186,21 @@ void Unit::start_gather(char* memory) {
 }
 
 void Unit::wait() {
-  Unsharding* const pending = std::get_if<Unsharding>(&state_);
-  if (!pending) return;
-  for (const auto& work : pending->works) work->wait();
-  attach(pending->memory);
-  state_ = Unsharded{pending->memory};
+  if (Unsharding* const pending = std::get_if<Unsharding>(&state_)) {
+    for (const auto& work : pending->works) work->wait();
+    attach(pending->memory);
+    state_ = Unsharded{pending->memory};
+  }
+  if (!is_unsharded()) return;
+  ready_.take();
+  uses().share();
 }
 
 void Unit::reshard() {
   if (placement_ == Placement::kReplicated || is_sharded()) return;
   wait();  // a collective may still write to the memory
   detach();
+  uses().end();
   if (slot_) ring_.release(std::exchange(slot_, nullptr));
   state_ = Sharded{};
 }
@@ -194,6 +212,7 @@ void Unit::take_part() {
     return reshard();
   }
   wait();
+  gathers_.after_current_stream();
   start_gather(std::get<Unsharded>(state_).memory);  // over the same values
   wait();
 }
@@ -382,6 +401,7 @@ void Unit::write_back(int root) {
     const Range mine = groups_[g].mine();
     groups_[g].my_shard().copy_(whole.slice(0, mine.begin, mine.end));
   }
+  gathers_.after_current_stream();  // others may be gathered ahead in the same pass
 }
 
 }  // namespace zeroshard

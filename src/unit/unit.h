@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "device/flat_buffer.h"
 #include "device/slot_ring.h"
+#include "device/streams.h"
 #include "group/sharded_group.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
@@ -25,6 +26,19 @@ struct UnitSource {
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
 };
 
+// What the units of an engine gather on. A gather that is started ahead of its use waits for what was given to the
+// current stream before the pass began, or before the last unshard(), and wrote the shards; not for compute since.
+struct GatherStream {
+  explicit GatherStream(at::Device device) : shards(device), side(device) {}
+  // The current stream may have written shards.
+  void after_current_stream() {
+    shards.share();
+    shards.end();
+  }
+  StreamUses shards;
+  SideStream side;
+};
+
 // Parameters that are gathered, used and freed together. See Note [Stable storage] in device/swap_storage.h: the
 // storage behind the full parameters lives as long as the unit, only its memory comes and goes.
 //
@@ -36,7 +50,7 @@ class Unit {
   // Collective. `layout` and its `groups` outlive the unit. The values are written to the groups' parameters and master
   // weights; unless the source has `values`, those of rank 0 are taken on every rank.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-       at::Device device, Comm& comm, SlotRing& ring, Ledger& ledger);
+       at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers, Ledger& ledger);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   ~Unit();
@@ -106,6 +120,7 @@ class Unit {
   void detach();
   char* group_memory(char* base, size_t group) const;
   char* replicated_memory() const;
+  StreamUses& uses() { return slot_ ? slot_->uses() : persistent_uses_; }
 
   const UnitLayout& layout_;
   std::span<ShardedGroup> groups_;  // as layout_.groups
@@ -113,6 +128,9 @@ class Unit {
   at::Device device_;
   Comm& comm_;
   SlotRing& ring_;
+  GatherStream& gathers_;
+  StreamUses persistent_uses_;
+  StreamUses ready_;  // the streams for which the gather was awaited, one after another
   FlatBuffer persistent_;             // kPersistent only: where the gathered parameters stay
   SlotRing::Slot* slot_ = nullptr;    // kSharded only: the ring buffer behind the gathered parameters
   std::vector<c10::Storage> full_;    // per group

@@ -1,4 +1,7 @@
 // Engines on simulated devices train as those on the CPU do.
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm_c10d/make_comm.h"
@@ -83,6 +86,82 @@ TEST_P(DeviceTraining, EveryStageGivesTheSameBits) {
   const Result result = test::train(on_devices(test::make_scenario(world_size, stage)));
   ASSERT_FALSE(HasFailure());
   EXPECT_TRUE(expected.values.equal(result.values));
+}
+
+// What the rank's thread gives to its device from now on goes to `stream`, after what it gave before.
+void move_to(c10::Stream stream) {
+  const c10::impl::VirtualGuardImpl impl(stream.device_type());
+  c10::Event event(stream.device_type());
+  event.record(impl.getStream(stream.device()));
+  event.block(stream);
+  impl.exchangeStream(stream);
+}
+
+// One step on streams of the user's: each of forward, backward and step on another.
+void step_on_own_streams(test::Rank& rank, int step) {
+  const c10::impl::VirtualGuardImpl impl(c10::kPrivateUse1);
+  const c10::Device device = rank.scenario.device_of(rank.gather.rank());
+  const c10::Stream before = impl.getStream(device);
+  move_to(impl.getNewStream(device));
+  rank.engine->begin_forward(/*training=*/true);
+  const at::Tensor loss =
+      test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0, rank.engine.get());
+  move_to(impl.getNewStream(device));
+  rank.engine->backward(loss);
+  move_to(impl.getNewStream(device));
+  rank.result.steps.push_back(rank.engine->step());
+  move_to(before);
+}
+
+TEST_P(DeviceTraining, StreamsOfTheUsersGiveTheSameBits) {
+  const auto [schedule, world_size, stage] = GetParam();
+  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
+  const Result expected = test::train(scenario);
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
+    rank.finish();
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
+}
+
+// Of the third step, from a barrier to a barrier. The test itself waits for two copies: the input and the target.
+TEST_P(DeviceTraining, TheHostWaitsOnceAStep) {
+  const auto [schedule, world_size, stage] = GetParam();
+  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
+  test::ThreadWorld world(scenario);
+  Counts pass, step;
+  const auto errors = world.run([&pass, &step](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
+    Comm& host = rank.reduce.host();
+    const bool counts = host.rank() == 0;
+    host.barrier("before");
+    if (counts) Streams::get().reset_counts();
+    host.barrier("counted");
+    rank.engine->begin_forward(/*training=*/true);
+    const at::Tensor loss = test::loss_of(rank.model, rank.scenario, host.rank(), 2, 0, rank.engine.get());
+    rank.engine->backward(loss);
+    host.barrier("after backward");
+    if (counts) pass = Streams::get().counts();
+    host.barrier("counted");
+    rank.engine->step();
+    host.barrier("after step");
+    if (counts) step = Streams::get().counts();
+    host.barrier("counted");
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  EXPECT_EQ(pass.host_waits, 2 * world_size);
+  EXPECT_EQ(step.host_waits, 3 * world_size);
+  RecordProperty("launches_of_a_pass", int(pass.launches) / world_size);
+  RecordProperty("copies_of_a_pass", int(pass.copies) / world_size);
+  RecordProperty("event_waits_of_a_pass", int(pass.event_waits) / world_size);
+  RecordProperty("launches_of_a_step", int(step.launches) / world_size);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "device/math.h"
 
+#include "device/device_squares.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -163,7 +165,7 @@ TEST(Math, SquaresAreExactWhereDoublesAre) {
         expected += double(value) * value;
       ExactSum ours, theirs;
       math::add_sum_of_squares(flat, ours);
-      math::aten::add_sum_of_squares(flat, theirs);
+      theirs.add(sum_of_squares(std::vector<at::Tensor>{flat}));
       EXPECT_EQ(ours.value(), expected) << type << ", " << numel;
       EXPECT_EQ(theirs.value(), expected) << type << ", " << numel;
     }
@@ -173,9 +175,9 @@ TEST(Math, SquaresAreExactWhereDoublesAre) {
 TEST(Math, SquaresOfLibTorchDoNotDependOnTheCut) {
   const at::Tensor flat = random_tensor(1024 * 9 + 17, at::kFloat, 7) / 3;
   ExactSum whole, parts;
-  math::aten::add_sum_of_squares(flat, whole);
-  math::aten::add_sum_of_squares(flat.slice(0, 0, 4096), parts);
-  math::aten::add_sum_of_squares(flat.slice(0, 4096, flat.numel()), parts);
+  whole.add(sum_of_squares(std::vector<at::Tensor>{flat}));
+  parts.add(sum_of_squares(std::vector<at::Tensor>{flat.slice(0, 0, 4096)}));
+  parts.add(sum_of_squares(std::vector<at::Tensor>{flat.slice(0, 4096, flat.numel())}));
   EXPECT_EQ(parts.value(), whole.value());
 }
 
@@ -185,7 +187,7 @@ TEST(Math, SquaresOfNonFiniteValuesAreFlagged) {
     flat[2999] = bad;
     ExactSum ours, theirs;
     math::add_sum_of_squares(flat, ours);
-    math::aten::add_sum_of_squares(flat, theirs);
+    theirs.add(sum_of_squares(std::vector<at::Tensor>{flat}));
     EXPECT_FALSE(ours.is_finite());
     EXPECT_FALSE(theirs.is_finite());
   }
