@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -109,6 +110,15 @@ class Comm {
   // Whether a collective that failed, or was not waited for, may still write to its output. Then that output must not
   // be freed until the process ends; for memory from allocate() the communicator ensures this.
   virtual bool still_writes() const { return false; }
+
+  // On a device, where no collective compares what ranks have called: a number that is the same on ranks that called
+  // the same. The ranks compare it over host(). Nothing where differences are found without it.
+  virtual std::optional<int64_t> history() const { return std::nullopt; }
+  // The histories differ, as every rank has found: throws CommError that names the first difference.
+  virtual void report_difference(std::string_view) {}
+  // On a device: returns when the current stream has done what it was given; throws CommError if a rank that it needs
+  // does not come. On the host, where every call waits for its own, at once.
+  virtual void await_device(std::string_view) {}
 
   // Makes every rank's pending and future operations fail with `reason` (best effort). Called when this rank fails
   // outside a collective, so that no peer waits for it.

@@ -59,6 +59,21 @@ bool C10dComm::exchange_needs_scratch() const {
 bool C10dComm::still_writes() const {
   return world_size() > 1 && core_->still_writes();
 }
+std::optional<int64_t> C10dComm::history() const {
+  if (core_->device().is_cpu() || world_size() == 1) return std::nullopt;
+  return static_cast<int64_t>(core_->history().hash >> 1);
+}
+
+void C10dComm::report_difference(std::string_view tag) {
+  core_->report_difference(Op(OpKind::kBarrier, 0, DType::kOther1, tag));
+}
+
+void C10dComm::await_device(std::string_view tag) {
+  core_->throw_if_failed();
+  if (core_->device().is_cpu() || world_size() == 1) return;
+  core_->await_stream(Op(OpKind::kBarrier, 0, DType::kOther1, tag));
+}
+
 void C10dComm::abort(std::string_view reason) noexcept {
   core_->abort(reason);
   if (host_) host_->abort(reason);

@@ -15,9 +15,10 @@ namespace zeroshard {
 class C10dCore;
 class Divergence;
 
-// Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier()
-// blocks the host. An all_reduce of more than 64 KiB sums in the backend's order.
-// Ranks that call different collectives are detected at the next all_reduce on the host; before that, the backend may
+// Comm over any c10d process group. On CUDA, wait() orders the current stream after the collective; only barrier() and
+// await_device() block the host. An all_reduce of more than 64 KiB sums in the backend's order.
+// Ranks that call different collectives are detected at the next all_reduce on the host (on a device: when history() is
+// compared); before that, the backend may
 // fail with its own message or time out. abort() reaches NCCL's peers at once, others when this process ends.
 class C10dComm final : public Comm {
  public:
@@ -45,6 +46,9 @@ class C10dComm final : public Comm {
   bool exchange_needs_scratch() const override;
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
   bool still_writes() const override;
+  std::optional<int64_t> history() const override;
+  void report_difference(std::string_view tag) override;
+  void await_device(std::string_view tag) override;
   void abort(std::string_view reason) noexcept override;
 
  private:

@@ -1,6 +1,8 @@
 #include "comm_c10d/c10d_core.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -93,7 +95,7 @@ void C10dCore::complete(c10d::Work& work, const Op& op) {
 
 void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   throw_if_failed();
-  poll(work, op);
+  poll([&work] { return work.isCompleted(); }, op);
   try {
     work.wait();  // complete: throws its error, if any
   } catch (const std::exception& error) {
@@ -115,16 +117,16 @@ void C10dCore::fail_explained(const Op& op, const std::string& message, bool wai
 
 // Neither Work::wait() nor its version with a time-out works here: the first notices a stopped peer after half an hour,
 // the second throws at each time-out, after which some backends give up the operation.
-void C10dCore::poll(c10d::Work& work, const Op& op) {
+void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   for (int i = 0; i < 50; ++i) {
-    if (work.isCompleted()) return;
+    if (is_done()) return;
     std::this_thread::yield();
   }
   const auto start = Clock::now();
   auto last = start, looked = start;
   LongWait wait(options_.wait_listener);
   int64_t waited_ms = 0, looks = 0;
-  while (!work.isCompleted()) {
+  while (!is_done()) {
     // Sleeps for a sixteenth of the time waited so far: short compared with the wait, and few wake-ups in a long one.
     const auto nap = (Clock::now() - start) / 16;
     std::this_thread::sleep_for(
@@ -136,14 +138,25 @@ void C10dCore::poll(c10d::Work& work, const Op& op) {
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
     heed_interrupt(op);
-    if (const std::string trouble = watch_.check_all(); !trouble.empty() && !work.isCompleted()) fail(op, trouble);
+    if (const std::string trouble = watch_.check_all(); !trouble.empty() && !is_done()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
       looks = waited_ms / kLookMs;
-      // Even if `work` has ended meanwhile: a rank that also found the difference has left.
+      // Even if the work has ended meanwhile: a rank that also found the difference has left.
       if (const auto difference = divergence_->look(number_, &op)) fail(op, *difference);
     }
     if (waited_ms >= options_.timeout_ms) fail(op, concat("not done after ", waited_ms, " ms: a rank is missing"));
   }
+}
+
+void C10dCore::await_stream(const Op& op) {
+  const c10::impl::VirtualGuardImpl device(device_.type());
+  c10::Event event(device_.type());
+  event.record(device.getStream(device_.has_index() ? device_ : device.getDevice()));
+  poll([&event] { return event.query(); }, op);
+}
+
+void C10dCore::report_difference(const Op& op) {
+  fail_explained(op, "ranks have called different collectives on their devices", /*waits=*/false);
 }
 
 void C10dCore::leave(c10d::Work& work) noexcept {
@@ -166,7 +179,7 @@ void C10dCore::throw_if_failed() const {
 
 void C10dCore::fail(const Op& op, const std::string& what) {
   if (!failed()) *failure_ = concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what);
-  ended_ = true;
+  if (!std::exchange(ended_, true) && !device_.is_cpu()) end_group();  // else the device would wait for ever
   throw CommError(*failure_);
 }
 
@@ -182,9 +195,14 @@ void C10dCore::heed_interrupt(const Op& op) {
 void C10dCore::abort(std::string_view reason) noexcept {
   if (is_forked() || std::exchange(ended_, true)) return;
   if (!failed()) *failure_ = concat(reason, " [reported by rank ", rank_, "]");
+  end_group();
+}
+
+// NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends.
+void C10dCore::end_group() noexcept {
   if (!group_) return;
   try {
-    group_->abort();  // NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends
+    group_->abort();
   } catch (const std::exception&) {
   }
 }

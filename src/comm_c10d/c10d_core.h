@@ -55,6 +55,10 @@ class C10dCore {
   // Like on the host, for any device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
+  // Returns when the device's current stream has done what it was given.
+  void await_stream(const Op& op);
+  // Ranks have called different collectives of a device, as every rank knows.
+  [[noreturn]] void report_difference(const Op& op);
 
   void add(Pending& pending) { pending_.push_back(&pending); }
   void remove(Pending& pending) { std::erase(pending_, &pending); }
@@ -70,7 +74,8 @@ class C10dCore {
   void abort(std::string_view reason) noexcept;
 
  private:
-  void poll(c10d::Work& work, const Op& op);
+  void end_group() noexcept;
+  void poll(const std::function<bool()>& is_done, const Op& op);
   // Lets the program end the wait.
   void heed_interrupt(const Op& op);
   // The backend's own message rarely says why: adds what the other ranks called.

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/align.h"
 #include "layout/shard_layout.h"
@@ -14,24 +15,49 @@ namespace {
 constexpr int64_t kBlocksAtOnce = 4096;  // bounds the temporary memory
 static_assert((kBlockNumel & (kBlockNumel - 1)) == 0, "blocks are added by halves");
 
-// sums[i] = the sum of the squares of block i of `flat`.
-void add_blocks(const at::Tensor& flat, const at::Tensor& sums, const at::Tensor& squares) {
-  for (int64_t first = 0; first < sums.numel(); first += kBlocksAtOnce) {
-    const int64_t blocks = std::min(kBlocksAtOnce, sums.numel() - first), begin = first * kBlockNumel;
-    const at::Tensor part = flat.slice(0, begin, std::min(flat.numel(), begin + blocks * kBlockNumel));
-    const at::Tensor rows = squares.slice(0, 0, blocks), all = rows.view({-1});
-    all.slice(0, 0, part.numel()).copy_(part);
-    if (part.numel() < all.numel()) all.slice(0, part.numel(), all.numel()).zero_();
+// Sums of the squares of blocks, many at a time, whichever tensors they are of.
+class BlockSums {
+ public:
+  BlockSums(int64_t blocks, at::TensorOptions options)
+      : sums_(at::empty({blocks}, options)),
+        squares_(at::empty({std::min(blocks, kBlocksAtOnce), kBlockNumel}, options)) {}
+
+  void add(const at::Tensor& flat) {
+    for (int64_t begin = 0; begin < flat.numel();) {
+      if (filled_ == squares_.size(0)) flush();
+      const int64_t room = (squares_.size(0) - filled_) * kBlockNumel, numel = std::min(room, flat.numel() - begin);
+      const int64_t blocks = ceil_div(numel, kBlockNumel);
+      const at::Tensor rows = squares_.slice(0, filled_, filled_ + blocks).view({-1});
+      rows.slice(0, 0, numel).copy_(flat.slice(0, begin, begin + numel));
+      if (numel < rows.numel()) rows.slice(0, numel).zero_();
+      filled_ += blocks;
+      begin += numel;
+    }
+  }
+
+  const at::Tensor& sums() {
+    flush();
+    return sums_;
+  }
+
+ private:
+  void flush() {
+    if (filled_ == 0) return;
+    const at::Tensor rows = squares_.slice(0, 0, filled_);
     rows.mul_(rows);
     // By halves, not sum(): its order of additions depends on the number of rows.
     for (int64_t half = kBlockNumel / 2; half > 0; half /= 2)
       rows.slice(1, 0, half).add_(rows.slice(1, half, 2 * half));
-    sums.slice(0, first, first + blocks).copy_(rows.select(1, 0));
+    sums_.slice(0, done_, done_ + filled_).copy_(rows.select(1, 0));
+    done_ += std::exchange(filled_, 0);
   }
-}
 
-// The limbs of an ExactSum of doubles that are not negative. A double is mantissa * 2^(exponent - 1075); its mantissa of
-// 53 bits, moved left by up to 31, lies in three limbs.
+  at::Tensor sums_, squares_;
+  int64_t filled_ = 0, done_ = 0;  // blocks
+};
+
+// The limbs of an ExactSum of doubles that are not negative. A double is mantissa * 2^(exponent - 1075); its mantissa
+// of 53 bits, moved left by up to 31, lies in three limbs.
 at::Tensor limbs_of(const at::Tensor& values) {
   constexpr int64_t kLow = 0xffffffff, kFraction = (int64_t{1} << 52) - 1;
   const at::Tensor bits = values.view(at::kLong);
@@ -53,23 +79,12 @@ at::Tensor limbs_of(const at::Tensor& values) {
 
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors) {
   ExactSum sum;
-  int64_t blocks = 0, most = 0;
-  for (const at::Tensor& tensor : tensors) {
-    const int64_t own = ceil_div(tensor.numel(), kBlockNumel);
-    blocks += own;
-    most = std::max(most, own);
-  }
+  int64_t blocks = 0;
+  for (const at::Tensor& tensor : tensors) blocks += ceil_div(tensor.numel(), kBlockNumel);
   if (blocks == 0) return sum;
-  const auto options = tensors[0].options().dtype(at::kDouble);
-  const at::Tensor sums = at::empty({blocks}, options);
-  const at::Tensor squares = at::empty({std::min(most, kBlocksAtOnce), kBlockNumel}, options);
-  int64_t next = 0;
-  for (const at::Tensor& tensor : tensors) {
-    const int64_t own = ceil_div(tensor.numel(), kBlockNumel);
-    add_blocks(tensor, sums.slice(0, next, next + own), squares);
-    next += own;
-  }
-  const at::Tensor host = limbs_of(sums).cpu();
+  BlockSums squares(blocks, tensors[0].options().dtype(at::kDouble));
+  for (const at::Tensor& tensor : tensors) squares.add(tensor);
+  const at::Tensor host = limbs_of(squares.sums()).cpu();
   std::copy_n(host.const_data_ptr<int64_t>(), ExactSum::kNumLimbs, sum.limbs().begin());
   return sum;
 }

@@ -13,6 +13,11 @@ namespace zeroshard {
 // Of every word the sum or the maximum over ranks.
 std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp op, std::string_view tag);
 
+// On devices: throws CommError on every rank if ranks have called different collectives in one of `comms`, before
+// anybody waits for a device that would not end them, or that has mixed their data. Collective over the first one's
+// host.
+void compare_histories(std::span<Comm* const> comms, std::string_view tag);
+
 // What one rank tells the others at a step, and what they know afterwards: whether it is so on any rank.
 struct StepSignals {
   bool save_failed = false;  // a checkpoint in the background

@@ -181,8 +181,8 @@ StepResult Engine::prepare_step() {
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
                             impl.watch->any_written()};
   const StepState state{impl.progress.is_unapplied(), impl.hash_trainable()};
-  impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad),
-                                 signals, state);
+  impl.reduce_comm.await_device("gradients of the step");
+  impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad), signals, state);
   impl.check_step();
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/check.h"
@@ -44,10 +45,11 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
     return concat("rank ", rank, ": ", reason);
   }
   if (words[1] > 0) {
-    reducer->launch_again(
-        world_size == 1 ? late : all_reduce(reduce_comm, late, ReduceOp::kMax, "late gradients"));
+    reducer->launch_again(world_size == 1 ? late : all_reduce(reduce_comm, late, ReduceOp::kMax, "late gradients"));
   }
   reducer->end_backward(progress.syncs());
+  const std::array<Comm*, 2> comms = {&reduce_comm, &gather_comm};
+  compare_histories(comms, "end of backward");
   progress.end_pass();
   return "";
 }

@@ -29,6 +29,7 @@ import async_mutants
 import checkpoint_mutants
 import compat_mutants
 import data_mutants
+import device_mutants
 import disk_mutants
 import failure_mutants
 import lora_mutants
@@ -352,6 +353,7 @@ MUTANTS = [
         "Unit.ReshardWaitsForAGatherUnderWay",
     ),
     *async_mutants.MUTANTS,
+    *device_mutants.MUTANTS,
     *checkpoint_mutants.MUTANTS,
     *compat_mutants.MUTANTS,
     *data_mutants.MUTANTS,

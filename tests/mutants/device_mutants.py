@@ -1,0 +1,79 @@
+"""What could be forgotten where work on a device is given to several streams."""
+
+from mutant import Mutant
+
+_UNIT = "src/unit/unit.cpp"
+_BUCKET = "src/reduce/grad_bucket.cpp"
+_TRAINING = "*DeviceTraining.StreamsOfTheUsers*:*DeviceTraining.GivesTheCpus*"
+_ONCE = "*DeviceTraining.TheHostWaitsOnceAStep*"
+
+_TABLE = [
+    (
+        "gather-into-a-slot-in-use",
+        _UNIT,
+        "  gathers_.shards.take();\n  uses().take();\n",
+        "  gathers_.shards.take();\n",
+        _TRAINING,
+    ),
+    (
+        "gather-before-the-update",
+        _UNIT,
+        "  gathers_.shards.take();\n  uses().take();\n",
+        "  uses().take();\n",
+        _TRAINING,
+    ),
+    ("gather-before-the-pass", "src/engine/executor.cpp", "  callbacks_.on_pass();\n", "", _TRAINING),
+    ("readers-forgotten", _UNIT, "  ready_.take();\n  uses().share();\n", "  ready_.take();\n", _TRAINING),
+    ("compute-before-the-gather", _UNIT, "    for (const auto& work : pending->works) work->wait();\n", "", _TRAINING),
+    (
+        "exchange-before-the-gradients",
+        _BUCKET,
+        "  uses(filling.slot).take();\n  for",
+        "  for",
+        _TRAINING,
+    ),
+    ("packed-over-an-exchange", _BUCKET, "  uses(slot).take();\n", "", _TRAINING),
+    ("sum-before-the-exchange", _BUCKET, "    in_flight.exchange->wait();\n", "", _TRAINING),
+    ("step-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _TRAINING),
+    ("streams-never-wait", "src/device/streams.cpp", "    use.event->block(current);\n", "", _TRAINING),
+    (
+        "sums-on-the-wrong-stream",
+        "src/reduce/reducer.cpp",
+        "    const SideStream::Scope scope(stream_);\n    bucket.finish();\n",
+        "    bucket.finish();\n",
+        _TRAINING,
+    ),
+    (
+        "host-reads-the-device",
+        "src/device/device_squares.cpp",
+        "limbs_of(squares.sums()).cpu()",
+        "limbs_of(squares.sums())",
+        _TRAINING,
+    ),
+    (
+        "host-waits-for-the-pass",
+        "src/engine/engine_backward.cpp",
+        '  compare_histories(comms, "end of backward");\n',
+        '  compare_histories(comms, "end of backward");\n  reducer->squares();\n',
+        _ONCE,
+    ),
+    (
+        "histories-not-compared",
+        "src/engine/consensus.cpp",
+        "if (words[2 * i] != -words[2 * i + 1]) ",
+        "if (words[2 * i] == -words[2 * i + 1] - 1) ",
+        "DeviceGroup.RanksThatCalledOther*",
+    ),
+    (
+        "blocks-added-by-rows",
+        "src/device/device_squares.cpp",
+        "limb.add(2), high.bitwise_right_shift(32)",
+        "limb.add(1), high.bitwise_right_shift(32)",
+        "DeviceSquares.*",
+    ),
+]
+
+MUTANTS = [
+    Mutant(name, file, old, new, "device" if test.startswith("DeviceSq") else "accelerator", test)
+    for name, file, old, new, test in _TABLE
+]
