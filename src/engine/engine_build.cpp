@@ -203,7 +203,6 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     };
   }
   const auto depth = [this](const UnitLayout& layout) { return prefetch_depth(layout.full_bytes(), plan); };
-  callbacks.on_pass = [this] { gathers.after_current_stream(); };
   executor = std::make_unique<Executor>(std::move(units), parents, depth, std::move(callbacks));
 }
 

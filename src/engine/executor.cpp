@@ -35,7 +35,6 @@ void Executor::begin_pass(bool training) {
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
-  callbacks_.on_pass();
 }
 
 void Executor::demand(size_t index) {

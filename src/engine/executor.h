@@ -42,8 +42,6 @@ class Executor {
     std::function<void(size_t)> on_unit_done;
     // The largest of all ranks' numbers. Collective. Null where no unit is sharded.
     std::function<int64_t(int64_t)> max_over_ranks;
-    // A forward pass begins, before any gather.
-    std::function<void()> on_pass;
   };
 
   // `parents[u]`: the unit whose modules contain unit u's, or -1. Up to `prefetch_depth` of units such as this are

@@ -32,11 +32,13 @@ int64_t GradBucket::slot_bytes() const {
 
 void GradBucket::begin(SlotRing::Slot* slot) {
   ZS_ASSERT(is_idle() && bool(slot) == needs_slot(), "unit ", unit_.name);
-  uses(slot).take();
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
   // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
-  if (reduced_ && place_.reduces_in_place()) kept_ = shard().clone();
+  if (reduced_ && place_.reduces_in_place()) {
+    uses(slot).take();
+    kept_ = shard().clone();
+  }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }
 

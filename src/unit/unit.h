@@ -26,8 +26,9 @@ struct UnitSource {
   std::function<void(size_t index, int64_t begin, int64_t end, float* out)> values;
 };
 
-// What the units of an engine gather on. A gather that is started ahead of its use waits for what was given to the
-// current stream before the pass began, or before the last unshard(), and wrote the shards; not for compute since.
+// What the units of an engine gather on. A gather that is started ahead of its use waits for what the current stream
+// was given before the last unshard(), and not for compute since. That suffices: an update leaves no unit gathered, so
+// the first gather after it is no gather ahead; other writes of shards tell by after_current_stream().
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // The current stream may have written shards.
@@ -130,7 +131,7 @@ class Unit {
   SlotRing& ring_;
   GatherStream& gathers_;
   StreamUses persistent_uses_;
-  StreamUses ready_;  // the streams for which the gather was awaited, one after another
+  StreamUses ready_;                  // the streams for which the gather was awaited, one after another
   FlatBuffer persistent_;             // kPersistent only: where the gathered parameters stay
   SlotRing::Slot* slot_ = nullptr;    // kSharded only: the ring buffer behind the gathered parameters
   std::vector<c10::Storage> full_;    // per group

@@ -22,7 +22,6 @@ _TABLE = [
         "  uses().take();\n",
         _TRAINING,
     ),
-    ("gather-before-the-pass", "src/engine/executor.cpp", "  callbacks_.on_pass();\n", "", _TRAINING),
     ("readers-forgotten", _UNIT, "  ready_.take();\n  uses().share();\n", "  ready_.take();\n", _TRAINING),
     ("compute-before-the-gather", _UNIT, "    for (const auto& work : pending->works) work->wait();\n", "", _TRAINING),
     (
@@ -32,17 +31,10 @@ _TABLE = [
         "  for",
         _TRAINING,
     ),
-    ("packed-over-an-exchange", _BUCKET, "  uses(slot).take();\n", "", _TRAINING),
+    ("packed-over-an-exchange", _BUCKET, "  uses(filling.slot).take();\n  math::pack", "  math::pack", _TRAINING),
     ("sum-before-the-exchange", _BUCKET, "    in_flight.exchange->wait();\n", "", _TRAINING),
     ("step-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _TRAINING),
     ("streams-never-wait", "src/device/streams.cpp", "    use.event->block(current);\n", "", _TRAINING),
-    (
-        "sums-on-the-wrong-stream",
-        "src/reduce/reducer.cpp",
-        "    const SideStream::Scope scope(stream_);\n    bucket.finish();\n",
-        "    bucket.finish();\n",
-        _TRAINING,
-    ),
     (
         "host-reads-the-device",
         "src/device/device_squares.cpp",
