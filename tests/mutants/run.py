@@ -283,8 +283,8 @@ MUTANTS = [
     Mutant(
         "lost-second-reduction",
         "src/reduce/grad_bucket.cpp",
-        "if (reduced_ && place_.reduces_in_place()) kept_",
-        "if (false) kept_",
+        "if (reduced_ && place_.reduces_in_place()) {",
+        "if (false) {",
         "reduce",
         "Reducer.UnannouncedBackwardPassesAreAddedToo",
     ),
