@@ -19,9 +19,9 @@
 namespace zeroshard::math {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;    // elements below which a second thread does not pay
+constexpr int64_t kGrain = 1 << 16;      // elements below which a second thread does not pay
 constexpr int64_t kAtenPiece = 1 << 23;  // elements summed at a time on other devices than the CPU: bounds their memory
-constexpr int64_t kCached = 1 << 15;   // elements summed, then squared, before the next ones: they stay in the L2 cache
+constexpr int64_t kCached = 1 << 15;  // elements summed, then squared, before the next ones: they stay in the L2 cache
 
 int64_t num_pieces(int64_t numel) {
   return ceil_div(numel, kCached);

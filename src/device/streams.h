@@ -13,8 +13,8 @@
 // Note [Streams of an engine]
 // Compute runs on the stream that is current when the engine is called; autograd runs a backward on the stream of its
 // forward. Gathers and reductions are given to a stream of the engine's own each, so that neither waits for compute
-// that it does not need, nor compute for them. Each buffer has its StreamUses: whoever takes it next waits for those who
-// had it before, and for nothing else.
+// that it does not need, nor compute for them. Each buffer has its StreamUses: whoever takes it next waits for those
+// who had it before, and for nothing else.
 namespace zeroshard {
 
 // The streams that use a buffer.
@@ -42,8 +42,8 @@ class StreamUses {
   std::vector<Use> uses_;  // few: one for each stream
 };
 
-// The memory of `tensor`, which is made on another stream, is not lent to others before the current one has done what it
-// was given.
+// The memory of `tensor`, which is made on another stream, is not lent to others before the current one has done what
+// it was given.
 void outlive_current_stream(const at::Tensor& tensor);
 
 // A stream of the engine's own.

@@ -46,8 +46,7 @@ void check_replicas(Comm& ranks, const std::vector<std::pair<std::string, at::Te
   const auto* const all = static_cast<const int64_t*>(received->data());
   for (int64_t i = 0; i < count; ++i) {
     std::vector<int64_t> hashes;
-    for (int rank = 0; rank < comm.world_size(); ++rank)
-      hashes.push_back(all[rank * count + i]);
+    for (int rank = 0; rank < comm.world_size(); ++rank) hashes.push_back(all[rank * count + i]);
     const std::string wrong = disagreement(hashes);
     if (!wrong.empty())
       throw StateError(

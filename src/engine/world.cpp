@@ -1,6 +1,5 @@
 #include "zeroshard/world.h"
 
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>

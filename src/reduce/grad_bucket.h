@@ -116,7 +116,7 @@ class GradBucket {
   FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
   bool local_used_ = false;
   StreamUses uses_, local_uses_;  // of full_ and of local_; a slot has its own
-  bool reduced_ = false;  // grads_ holds gradients of this step
+  bool reduced_ = false;          // grads_ holds gradients of this step
   std::vector<int> expected_, fired_;
   int missing_ = 0;
   std::vector<bool> has_grad_;

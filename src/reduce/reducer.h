@@ -68,7 +68,8 @@ class Reducer {
   const std::vector<size_t>& order_of_forward() const { return order_of_forward_; }
   // One for each trained group, in the order of units and their groups.
   const std::vector<GradBucket>& buckets() const { return buckets_; }
-  // Squares of this rank's shards, over all units. On a device the host waits for it. The norm of gradients that were multiplied by the loss scale.
+  // Squares of this rank's shards, over all units. On a device the host waits for it. The norm of gradients that were
+  // multiplied by the loss scale.
   ExactSum squares() const;
 
  private:
