@@ -42,8 +42,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
         state["numpy"] = (name, keys.tolist(), *rest)
-    if device.type == "cuda":
-        state["cuda"] = _to_text(torch.cuda.get_rng_state(device))
+    if device.type != "cpu":
+        state[device.type] = _to_text(torch.get_device_module(device).get_rng_state(device))
     return encode(state, "random", {})
 
 
@@ -56,8 +56,8 @@ def restore_other_random_state(saved: dict[str, Any], device: torch.device) -> N
         import numpy
 
         numpy.random.set_state(state["numpy"])
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(_from_text(state["cuda"]), device)
+    if device.type != "cpu" and device.type in state:
+        torch.get_device_module(device).set_rng_state(_from_text(state[device.type]), device)
 
 
 def _to_text(state: torch.Tensor) -> str:

@@ -50,7 +50,7 @@ def init_distributed(
     if not env.source and not alone:
         return
     device = torch.device(device) if device is not None else default_device(env.local_rank)
-    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    backend = backend or dist.get_default_backend_for_device(device)
     if env.world_size == 1:
         _stay_on_loopback()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -134,8 +134,8 @@ def _timeout(settings: str | dict | os.PathLike, world_size: int, model: nn.Modu
 
 
 def _device(model: nn.Module, local_rank: int) -> torch.device:
-    """The model's own device if that is a GPU; else this rank's default."""
+    """The model's own device if that is a GPU or the like; else this rank's default."""
     for param in model.parameters():
-        if param.device.type == "cuda":
+        if param.device.type not in ("cpu", "meta"):
             return param.device
     return device_of_rank(local_rank)

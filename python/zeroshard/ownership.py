@@ -223,8 +223,8 @@ def _fits(run: Run) -> bool:
 
 
 def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return torch.get_device_module(device).mem_get_info(device)[0]
     ranks = max(1, _C.rank_environment().local_world_size)
     with open("/proc/meminfo") as file:
         available = next(line for line in file if line.startswith("MemAvailable"))
