@@ -49,6 +49,7 @@ def device(schedule: Schedule, seed: int = 3) -> Iterator[torch.device]:
         module._is_in_bad_fork = lambda: False
         module.manual_seed_all = lambda _: None
         module.is_bf16_supported = lambda: True
+        module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
         torch._register_device_module(DEVICE, module)
     if not torch.distributed.is_initialized():  # torch knows no backend for this device
         torch.distributed.init_process_group("gloo")

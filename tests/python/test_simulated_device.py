@@ -1,5 +1,6 @@
 """The Python front on a device: the simulated one, by one rank."""
 
+import models
 import pytest
 import simulated
 import torch
@@ -95,3 +96,24 @@ def save_and_load(schedule, directory):
 def test_a_run_goes_on_from_a_checkpoint(schedule, tmp_path):
     ((whole, resumed),) = world.run(1, save_and_load, schedule=schedule, directory=str(tmp_path), timeout_s=120)
     assert whole == resumed
+
+
+def train_llama(stage, checkpointing):
+    """A Hugging Face model, unchanged."""
+    with simulated.device(simulated.Schedule.LAZY) as device:
+        model = models.tiny_llama().to(device)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        settings = models.configuration(stage, "bf16", gradient_clipping=0.5, optimizer=models.adamw(3e-3))
+        engine, *_ = zeroshard.initialize(model=model, config=settings)
+        for step in range(3):
+            ids = models.share(models.tokens(step, 0, 2), 0, 1)
+            engine.backward(models.language_loss(engine, ids.to(device)))
+            engine.step()
+        return engine.parameter_digest()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_of_hugging_face_has_one_digest(checkpointing):
+    digests = [world.run(1, train_llama, stage=stage, checkpointing=checkpointing, timeout_s=120) for stage in (0, 3)]
+    assert digests[0] == digests[1]

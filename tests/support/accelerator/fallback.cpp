@@ -228,7 +228,19 @@ class Call {
     return real;
   }
 
+  // out= of another size is resized, as everywhere in torch.
+  void resize_outputs(const std::vector<c10::IValue>& metas) const {
+    for (size_t i = 0; i < metas.size(); ++i) {
+      const int argument = argument_of_output(i);
+      if (argument < 0 || !metas[i].isTensor()) continue;
+      const at::Tensor& meta = metas[i].toTensor();
+      const at::Tensor& tensor = arguments_[static_cast<size_t>(argument)].toTensor();
+      if (meta.defined() && meta.sizes() != tensor.sizes()) tensor.resize_(meta.sizes());
+    }
+  }
+
   Values launch(const std::vector<c10::IValue>& metas) {
+    resize_outputs(metas);
     std::vector<Access> accesses;
     Values real = real_arguments(accesses), outputs, real_outputs;
     for (size_t i = 0; i < metas.size(); ++i) {
