@@ -56,3 +56,16 @@ def device(schedule: Schedule, seed: int = 3) -> Iterator[torch.device]:
     yield torch.device(DEVICE, 0)
     findings = loaded.simulated_findings().decode()
     assert not findings, findings
+
+
+@contextlib.contextmanager
+def stream(device: torch.device, new: bool) -> Iterator[None]:
+    """A new current stream, if ``new``; it waits for the one before, and that for it at the end."""
+    if not new:
+        yield
+        return
+    before, own = torch.accelerator.current_stream(device), torch.Stream(device)
+    own.wait_stream(before)
+    with own:
+        yield
+    before.wait_stream(own)

@@ -79,6 +79,32 @@ def test_one_digest_at_every_stage(schedule, dtype):
         assert planned == measured
 
 
+def train_on_streams(schedule):
+    """Digests by stage: on one stream, and with forward, backward and step each on another."""
+    digests = []
+    with simulated.device(schedule) as device:
+        for stage in range(4):
+            for own_streams in (False, True):
+                engine, *_ = zeroshard.initialize(model=make_model().to(device), config=configuration(stage, "bf16"))
+                for step in range(3):
+                    x, y = (torch.full((4, width), 0.1 * (step + 1), device=device) for width in (8, 4))
+                    with simulated.stream(device, own_streams):
+                        loss = nn.functional.mse_loss(engine(x.bfloat16()).float(), y)
+                    with simulated.stream(device, own_streams):
+                        engine.backward(loss)
+                    with simulated.stream(device, own_streams):
+                        engine.step()
+                digests.append(engine.parameter_digest())
+                engine.destroy()
+    return digests
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_streams_of_the_users_give_the_same_bits(schedule):
+    (digests,) = world.run(1, train_on_streams, schedule=schedule, timeout_s=120)
+    assert len(set(digests)) == 1
+
+
 def save_and_load(schedule, directory):
     with simulated.device(schedule) as device:
         engine, *_ = zeroshard.initialize(model=make_model().to(device), config=configuration(3, "bf16"))
