@@ -120,6 +120,8 @@ class Comm {
   // does not come. On the host, where every call waits for its own, at once.
   virtual void await_device(std::string_view) {}
 
+  // Throws CommError if this rank knows that the communicator is broken.
+  virtual void check() {}
   // Makes every rank's pending and future operations fail with `reason` (best effort). Called when this rank fails
   // outside a collective, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;

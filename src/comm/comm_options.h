@@ -1,10 +1,10 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "comm/peer_watch.h"
+#include "comm/shared_failure.h"
 #include "comm/wait_listener.h"
 
 namespace zeroshard {
@@ -19,9 +19,9 @@ struct CommOptions {
   int64_t staging_bytes = int64_t{16} << 30;    // shm: address space, not memory, for inputs outside of allocate()
   std::shared_ptr<WaitListener> wait_listener;  // null: no listener
   std::shared_ptr<WaitGraph> wait_graph;        // of all communicators that one thread uses; null: only this one
-  // Why a communicator that one thread uses broke. Then all of them are broken, so that none waits for a rank that is
-  // gone. Null: only this one. Where ranks share memory, wait_graph does this.
-  std::shared_ptr<std::string> failure;
+  // Of all communicators that one thread uses; null: only this one. Ranks that share memory break theirs by wait_graph,
+  // and tell those of a device by this.
+  std::shared_ptr<SharedFailure> failure;
   std::vector<ProcessId> processes;  // the ranks' processes, watched while they connect; empty: not known
 };
 

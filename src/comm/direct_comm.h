@@ -29,6 +29,7 @@ class DirectComm : public Comm {
   std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override;
   bool exchange_needs_scratch() const override { return false; }
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
+  void check() override { core_->throw_if_failed(); }
   void abort(std::string_view reason) noexcept override { core_->abort(reason); }
 
  private:

@@ -229,13 +229,18 @@ void DirectCore::throw_if_failed() {
   if (failure_.empty()) {
     if (const std::optional<std::string> reason = control_.aborted()) failure_ = *reason;
   }
-  if (!failure_.empty()) throw CommError(failure_);
+  if (!failure_.empty()) throw_failure();
 }
 
 void DirectCore::fail(const std::string& message) {
   abort_all(message);
   // Another rank may have been first: all ranks throw the same text.
   failure_ = control_.aborted().value_or(message);
+  throw_failure();
+}
+
+void DirectCore::throw_failure() {
+  if (options_.failure) options_.failure->set(failure_);
   throw CommError(failure_);
 }
 

@@ -55,6 +55,7 @@ class DirectCore {
   void leave() noexcept;
 
  private:
+  [[noreturn]] void throw_failure();
   // Completes this rank's reads of collectives before `seq`.
   void read_until(uint64_t seq);
   void await(const Op& mine, const Awaited& awaited);

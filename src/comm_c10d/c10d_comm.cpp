@@ -41,9 +41,16 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       transport_(group ? c10d::ProcessGroup::backendTypeToString(group->getBackendType()) : "single"),
       host_(std::move(host)) {
   ZS_ASSERT(device.is_cpu() || host_, "a communicator of a device needs one for the host");
+  if (device.is_cpu()) return;
+  // Else the device would wait for ever; and ranks that wait on the host learn of it.
+  core_->failure().listen(this, [this](const std::string& text) {
+    core_->end();
+    host_->abort(text);
+  });
 }
 
 C10dComm::~C10dComm() {
+  core_->failure().leave(this);
   if (core_->is_forked()) new std::shared_ptr<C10dCore>(core_);  // never destroyed
 }
 
@@ -71,7 +78,11 @@ void C10dComm::report_difference(std::string_view tag) {
 void C10dComm::await_device(std::string_view tag) {
   core_->throw_if_failed();
   if (core_->device().is_cpu() || world_size() == 1) return;
-  core_->await_stream(Op(OpKind::kBarrier, 0, DType::kOther1, tag));
+  core_->await_stream(Op(OpKind::kBarrier, 0, DType::kOther1, tag), [this] { host_->check(); });
+}
+
+void C10dComm::check() {
+  core_->throw_if_failed();
 }
 
 void C10dComm::abort(std::string_view reason) noexcept {

@@ -49,6 +49,7 @@ class C10dComm final : public Comm {
   std::optional<int64_t> history() const override;
   void report_difference(std::string_view tag) override;
   void await_device(std::string_view tag) override;
+  void check() override;
   void abort(std::string_view reason) noexcept override;
 
  private:

@@ -62,7 +62,7 @@ C10dCore::C10dCore(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
       divergence_(divergence ? std::move(divergence)
                              : std::make_shared<Divergence>(group_ ? group_->getStore() : nullptr, rank_, world_size_)),
       number_(divergence_->add_communicator()),
-      failure_(options.failure ? options.failure : std::make_shared<std::string>()) {
+      failure_(options.failure ? options.failure : std::make_shared<SharedFailure>()) {
   renew_thread_pool();
 }
 
@@ -148,11 +148,19 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
   }
 }
 
-void C10dCore::await_stream(const Op& op) {
-  const c10::impl::VirtualGuardImpl device(device_.type());
-  c10::Event event(device_.type());
-  event.record(device.getStream(device_.has_index() ? device_ : device.getDevice()));
-  poll([&event] { return event.query(); }, op);
+void C10dCore::await_stream(const Op& op, const std::function<void()>& check) {
+  try {
+    const c10::impl::VirtualGuardImpl device(device_.type());
+    c10::Event event(device_.type());
+    event.record(device.getStream(device_.has_index() ? device_ : device.getDevice()));
+    const auto is_done = [&] {
+      check();
+      return event.query();
+    };
+    poll(is_done, op);
+  } catch (const c10::Error& error) {
+    fail(op, text_of(error));
+  }
 }
 
 void C10dCore::report_difference(const Op& op) {
@@ -174,13 +182,12 @@ void C10dCore::complete_all() {
 
 void C10dCore::throw_if_failed() const {
   if (is_forked()) throw CommError(process_.refusal(rank_, "communicator"));
-  if (failed()) throw CommError(*failure_);
+  if (failed()) throw CommError(failure_->text());
 }
 
 void C10dCore::fail(const Op& op, const std::string& what) {
-  if (!failed()) *failure_ = concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what);
-  if (!std::exchange(ended_, true) && !device_.is_cpu()) end_group();  // else the device would wait for ever
-  throw CommError(*failure_);
+  failure_->set(concat("rank ", rank_, ": collective #", op.seq, " ", op.text(), " failed: ", what));
+  throw CommError(failure_->text());
 }
 
 void C10dCore::heed_interrupt(const Op& op) {
@@ -193,14 +200,13 @@ void C10dCore::heed_interrupt(const Op& op) {
 }
 
 void C10dCore::abort(std::string_view reason) noexcept {
-  if (is_forked() || std::exchange(ended_, true)) return;
-  if (!failed()) *failure_ = concat(reason, " [reported by rank ", rank_, "]");
-  end_group();
+  if (is_forked()) return;
+  failure_->set(concat(reason, " [reported by rank ", rank_, "]"));
+  end();
 }
 
-// NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends.
-void C10dCore::end_group() noexcept {
-  if (!group_) return;
+void C10dCore::end() noexcept {
+  if (std::exchange(ended_, true) || !group_) return;
   try {
     group_->abort();
   } catch (const std::exception&) {

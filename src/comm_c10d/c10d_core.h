@@ -40,7 +40,8 @@ class C10dCore {
   // In a forked child of the rank: destroying objects would end its parent's connections and join threads it lacks.
   bool is_forked() const { return !process_.is_own(); }
   // Or another communicator of CommOptions::failure has failed.
-  bool failed() const { return !failure_->empty(); }
+  bool failed() const { return failure_->happened(); }
+  SharedFailure& failure() { return *failure_; }
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
@@ -55,8 +56,8 @@ class C10dCore {
   // Like on the host, for any device.
   void complete_on_host(c10d::Work& work, const Op& op);
   void complete_all();
-  // Returns when the device's current stream has done what it was given.
-  void await_stream(const Op& op);
+  // Returns when the device's current stream has done what it was given, or `check` throws.
+  void await_stream(const Op& op, const std::function<void()>& check);
   // Ranks have called different collectives of a device, as every rank knows.
   [[noreturn]] void report_difference(const Op& op);
 
@@ -72,9 +73,10 @@ class C10dCore {
   void throw_if_failed() const;
   [[noreturn]] void fail(const Op& op, const std::string& what);
   void abort(std::string_view reason) noexcept;
+  // Ends what is under way. NCCL: peers fail at once. Gloo has no such call: peers notice when this process ends.
+  void end() noexcept;
 
  private:
-  void end_group() noexcept;
   void poll(const std::function<bool()>& is_done, const Op& op);
   // Lets the program end the wait.
   void heed_interrupt(const Op& op);
@@ -89,9 +91,9 @@ class C10dCore {
   History history_;
   std::shared_ptr<Divergence> divergence_;  // may be shared by several communicators
   size_t number_;                           // this communicator's number in it
-  std::shared_ptr<std::string> failure_;    // empty: none
-  bool ended_ = false;                      // this communicator itself has failed or was aborted
-  bool was_left_ = false;                   // a collective was left before it was complete
+  std::shared_ptr<SharedFailure> failure_;
+  bool ended_ = false;     // see end()
+  bool was_left_ = false;  // a collective was left before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
 };

@@ -93,10 +93,13 @@ std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCa
 }  // namespace
 
 std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
-                                const CommOptions& options, std::shared_ptr<Divergence> divergence) {
+                                const CommOptions& comm_options, std::shared_ptr<Divergence> divergence) {
   using Transport = CommOptions::Transport;
-  if (!group || group->getSize() == 1) return single_comm(device, options);
+  if (!group || group->getSize() == 1) return single_comm(device, comm_options);
   const bool on_host = device.is_cpu();
+  CommOptions options = comm_options;
+  // The communicator of a device and the one beside it break together.
+  if (!on_host && !options.failure) options.failure = std::make_shared<SharedFailure>();
   const c10::intrusive_ptr<c10d::ProcessGroup> host_group = on_host ? group : beside(*group, options);
   C10dBootstrap bootstrap(host_group, options);
   const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options);

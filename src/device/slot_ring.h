@@ -14,7 +14,11 @@ class SlotRing {
  public:
   class Slot {
    public:
-    explicit Slot(FlatBuffer buffer) : buffer_(std::move(buffer)), uses_(buffer_.device()) {}
+    // The current stream has been given the zeros of `buffer`.
+    explicit Slot(FlatBuffer buffer) : buffer_(std::move(buffer)), uses_(buffer_.device()) {
+      uses_.share();
+      uses_.end();
+    }
     char* data() const { return buffer_.data(); }
     const FlatBuffer& buffer() const { return buffer_; }
     // A slot is handed back when its users have been given all their work, and may be busy with it for long.

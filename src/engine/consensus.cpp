@@ -13,12 +13,17 @@ std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp
 
 void compare_histories(std::span<Comm* const> comms, std::string_view tag) {
   std::vector<int64_t> words;  // each once as it is and once negated: the maxima agree exactly when all are alike
-  for (const Comm* const comm : comms)
-    if (const auto history = comm->history()) words.insert(words.end(), {*history, -*history});
+  std::vector<Comm*> compared;
+  for (Comm* const comm : comms) {
+    const auto history = comm->history();
+    if (!history) continue;
+    words.insert(words.end(), {*history, -*history});
+    compared.push_back(comm);
+  }
   if (words.empty()) return;
-  words = all_reduce(*comms[0], std::move(words), ReduceOp::kMax, tag);
-  for (size_t i = 0; i < comms.size(); ++i)
-    if (words[2 * i] != -words[2 * i + 1]) comms[i]->report_difference(tag);
+  words = all_reduce(*compared[0], std::move(words), ReduceOp::kMax, tag);
+  for (size_t i = 0; i < compared.size(); ++i)
+    if (words[2 * i] != -words[2 * i + 1]) compared[i]->report_difference(tag);
 }
 
 namespace {

@@ -114,6 +114,7 @@ void Engine::begin_forward(bool training) {
   impl_->backward_hooks.forget();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
+  impl_->gathers.after_current_stream();  // an update, or what the user did between passes
   impl_->executor->begin_pass(training);
   if (!training) end_cpu_memory_step();  // evaluation has no other end
 }

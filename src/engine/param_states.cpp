@@ -168,6 +168,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
         .copy_(flat.slice(0, both.begin - first, both.end - first));
   };
   copy_to(group.kept_parameters(), group.kept());
+  impl.gathers.after_current_stream();
   Unit& whole = impl.executor->unit(unit);
   if (whole.placement() == Placement::kReplicated || !whole.is_unsharded()) return;
   for (size_t g = 0; g < whole.layout().groups.size(); ++g)

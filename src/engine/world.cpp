@@ -182,7 +182,7 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   if (meeting != nullptr) options.processes = meeting->state().processes;
   // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
   options.wait_graph = std::make_shared<WaitGraph>();
-  options.failure = std::make_shared<std::string>();
+  options.failure = std::make_shared<SharedFailure>();
   std::shared_ptr<Divergence> divergence;
   if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
   gather_ = make_comm(gather, device_, options, divergence);

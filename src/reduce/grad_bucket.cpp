@@ -34,10 +34,12 @@ void GradBucket::begin(SlotRing::Slot* slot) {
   ZS_ASSERT(is_idle() && bool(slot) == needs_slot(), "unit ", unit_.name);
   const at::ScalarType wire = to_scalar_type(place_.wire_dtype);
   at::Tensor buffer = slot ? slot->buffer().view(wire, 0, group_.layout.padded_numel()) : full_;
-  // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
   if (reduced_ && place_.reduces_in_place()) {
+    // A second reduction in one step, as for a late gradient: its gradients are packed where the first result lies.
     uses(slot).take();
     kept_ = shard().clone();
+  } else {
+    uses(slot).share();  // where nothing is added, the launch comes after what read the last result all the same
   }
   state_ = Filling{std::move(buffer), slot, std::vector<bool>(group_.params.size(), false)};
 }

@@ -53,6 +53,8 @@ Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement p
       ready_(device) {
   if (placement_ == Placement::kPersistent) {
     persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing, &comm_);
+    persistent_uses_.share();
+    persistent_uses_.end();
   }
   source.values ? read(source) : load(source);
   adopt_tensors(std::move(source.params));
@@ -66,6 +68,7 @@ Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement p
 
 // Tensors of the user's may live longer than the memory.
 Unit::~Unit() {
+  leave_memory();
   try {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const ParamSpec& spec = layout_.params[i];
@@ -80,9 +83,20 @@ Unit::~Unit() {
   } catch (const std::bad_alloc&) {
     for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
   }
-  if (!slot_) return;
-  slot_->uses().end();
-  ring_.release(slot_);
+  if (slot_) ring_.release(slot_);
+}
+
+// Orders whoever uses the memory next after those who do. On the host a gather ahead that nobody waited for is left: a
+// peer may never come.
+void Unit::leave_memory() noexcept {
+  try {
+    if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
+      for (const auto& work : pending->works) work->wait();
+      uses().share();
+    }
+    uses().end();
+  } catch (const std::exception&) {  // the device or a rank has failed: nobody uses the memory again
+  }
 }
 
 // Copies rank 0's values into the shards (or the replica) and the master weights, one group at a time, so that
@@ -193,6 +207,7 @@ void Unit::wait() {
   }
   if (!is_unsharded()) return;
   ready_.take();
+  ready_.end();
   uses().share();
 }
 

@@ -27,8 +27,9 @@ struct UnitSource {
 };
 
 // What the units of an engine gather on. A gather that is started ahead of its use waits for what the current stream
-// was given before the last unshard(), and not for compute since. That suffices: an update leaves no unit gathered, so
-// the first gather after it is no gather ahead; other writes of shards tell by after_current_stream().
+// was given before the last unshard() of a sharded unit, and not for compute since. So who writes shards tells by
+// after_current_stream(): the first unit that a pass needs may be whole, or held, and then nothing is unsharded before
+// others are gathered ahead.
 struct GatherStream {
   explicit GatherStream(at::Device device) : shards(device), side(device) {}
   // The current stream may have written shards.
@@ -111,6 +112,7 @@ class Unit {
     char* memory;
   };
 
+  void leave_memory() noexcept;
   void load(UnitSource& source);
   void read(const UnitSource& source);
   void adopt_tensors(std::vector<std::vector<at::Tensor>> params);

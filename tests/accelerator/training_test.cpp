@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm_c10d/make_comm.h"
-#include "engine/consensus.h"
 #include "support/accelerator/device.h"
 #include "support/accelerator/group.h"
 #include "support/accelerator/memory.h"
@@ -17,6 +16,7 @@
 namespace zeroshard::accelerator {
 namespace {
 
+using test::kWidth;
 using test::Result;
 using test::Scenario;
 
@@ -92,73 +92,93 @@ TEST_P(DeviceTraining, EveryStageGivesTheSameBits) {
   EXPECT_TRUE(expected.values.equal(result.values));
 }
 
-// Two ranks of simulated devices. Returns what each threw.
-std::vector<std::string> run_two(int64_t timeout_ms, const std::function<void(Comm&)>& body) {
-  start();
-  Streams::get().set_schedule(Schedule::kEager);
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::unique_ptr<Comm>> comms(2);
-  return testing::run_threads(2, [&](int rank) {
-    set_current_device(rank);
-    CommOptions options;
-    options.timeout_ms = timeout_ms;
-    auto& comm = comms[size_t(rank)];
-    comm = make_comm(make_group(store, rank, 2, rank), device(rank), options);
-    body(*comm);
-  });
-}
-
-TEST(DeviceGroup, RanksThatCalledOtherCollectivesOfOneSizeNameThem) {
-  const auto errors = run_two(60'000, [](Comm& comm) {
-    const at::Tensor data = at::ones({8}, at::TensorOptions().device(device(comm.rank())));
-    const Span all{data.data_ptr(), 8, DType::kFloat32};
-    const ConstSpan mine{data.data_ptr<float>() + 4 * comm.rank(), 4, DType::kFloat32};
-    comm.all_gather(all, mine, "same")->wait();
-    comm.all_gather(all, mine, comm.rank() == 0 ? "left" : "right")->wait();
-    Comm* const comms[] = {&comm};
-    compare_histories(comms, "end of backward");
-  });
-  for (const std::string& error : errors) {
-    EXPECT_THAT(error, ::testing::HasSubstr("ranks disagree: in collective #2 rank 0 called all_gather"));
-    EXPECT_THAT(error, ::testing::HasSubstr("left"));
-    EXPECT_THAT(error, ::testing::HasSubstr("right"));
+// The optimizer reads the gradients of a unit, and in the next pass nothing is added to them before they are summed.
+TEST_P(DeviceTraining, AUnitWithoutGradientsWaitsForTheUpdateBefore) {
+  const auto [schedule, world_size, stage] = GetParam();
+  for (const bool everywhere : {true, false}) {
+    if (!everywhere && stage == 3) continue;  // ranks gather the same units
+    Scenario scenario = test::make_scenario(world_size, stage);
+    scenario.skip = [everywhere](int rank, int step, size_t unit) {
+      return step % 2 == 1 && (unit == 1 || unit == 3) && (everywhere || rank == 0);
+    };
+    expect_the_cpus_values(scenario, 1e-8F);
   }
 }
 
-TEST(DeviceGroup, EqualHistoriesPass) {
-  const auto errors = run_two(60'000, [](Comm& comm) {
-    const at::Tensor data = at::ones({8}, at::TensorOptions().device(device(comm.rank())));
-    comm.broadcast({data.data_ptr(), 8, DType::kFloat32}, 0, "same")->wait();
-    Comm* const comms[] = {&comm};
-    compare_histories(comms, "end of backward");
-    comm.await_device("step");
-  });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+// What is done with an engine, on each rank, beside training it.
+void expect_the_same_bits(const Scenario& scenario, const std::function<void(test::Rank&)>& train) {
+  std::vector<at::Tensor> values;
+  for (const bool on_device : {false, true}) {
+    test::ThreadWorld world(on_device ? on_devices(scenario) : scenario);
+    const auto errors = world.run([&train](test::Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      train(rank);
+      rank.finish();
+    });
+    for (const std::string& error : errors) ASSERT_EQ(error, "");
+    values.push_back(world.rank(0).result.values);
+  }
+  EXPECT_LE((values[0] - values[1]).abs().max().item<float>(), 1e-8F);
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 
-TEST(DeviceGroup, ADeviceThatWaitsForAMissingRankIsAnError) {
-  std::promise<void> over;
-  const std::shared_future<void> is_over = over.get_future().share();
-  const auto errors = run_two(1500, [&](Comm& comm) {
-    const at::Tensor data = at::ones({8}, at::TensorOptions().device(device(comm.rank())));
-    if (comm.rank() == 0) {
-      const auto work = comm.broadcast({data.data_ptr(), 8, DType::kFloat32}, 1, "embedding");
-      work->wait();
-      try {
-        comm.await_device("gradients of the step");
-      } catch (const CommError&) {
-        over.set_value();
-        throw;
-      }
-      over.set_value();
-    } else {
-      is_over.wait();  // and then comes after all, so that the device's stream ends
-      comm.broadcast({data.data_ptr(), 8, DType::kFloat32}, 1, "embedding")->wait();
+TEST_P(DeviceTraining, MoreUnitsAreHeldThanTheRingHasSlots) {
+  const auto [schedule, world_size, stage] = GetParam();
+  Scenario scenario = test::make_scenario(world_size, stage);
+  scenario.config.prefetch_numel = 0;
+  expect_the_same_bits(scenario, [](test::Rank& rank) {
+    const std::vector<size_t> all = {0, 1, 2, 3, 4};
+    for (int step = 0; step < 3; ++step) {
+      rank.engine->gather(all);
+      rank.train_step(step);
+      rank.engine->release(all);
     }
   });
-  EXPECT_THAT(errors[0], ::testing::HasSubstr("gradients of the step"));
-  EXPECT_THAT(errors[0], ::testing::HasSubstr("a rank is missing"));
-  EXPECT_EQ(errors[1], "");
+}
+
+// Nothing is unsharded before the next units are gathered ahead.
+TEST_P(DeviceTraining, WritesBetweenPassesComeBeforeGathersAhead) {
+  const auto [schedule, world_size, stage] = GetParam();
+  expect_the_same_bits(test::make_scenario(world_size, stage), [](test::Rank& rank) {
+    rank.engine->gather({0});
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor weight = testing::random_tensor({kWidth * kWidth}, uint64_t(step));
+      for (const size_t unit : {1, 2}) rank.engine->set_weights(unit, 0, 0, weight);
+      rank.train_step(step);
+    }
+    rank.engine->release({0});
+  });
+}
+
+// As above, where the first unit is whole on every rank and the update writes the others.
+TEST_P(DeviceTraining, AnUpdateComesBeforeGathersAhead) {
+  const auto [schedule, world_size, stage] = GetParam();
+  Scenario scenario = test::make_scenario(world_size, stage);
+  scenario.config.placement.push_back({"unit 0", /*replicated=*/true});
+  expect_the_cpus_values(scenario, 1e-8F);
+}
+
+// An engine that goes while units are gathered ahead gives its memory back.
+TEST_P(DeviceTraining, AnEngineGoesWhileItGathersAhead) {
+  const auto [schedule, world_size, stage] = GetParam();
+  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
+  const int64_t before = allocated_bytes(0);
+  {
+    test::ThreadWorld world(scenario);
+    const auto errors = world.run([](test::Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      for (int step = 0; step < 2; ++step) rank.train_step(step);
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->unit(0, [&] { return at::zeros({1}); });
+      rank.engine.reset();
+    });
+    for (const std::string& error : errors) ASSERT_EQ(error, "");
+  }
+  for (int i = 0; i < world_size; ++i) Streams::get().wait_for_device(i);
+  EXPECT_EQ(allocated_bytes(0), before);
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 
 // What the rank's thread gives to its device from now on goes to `stream`, after what it gave before.

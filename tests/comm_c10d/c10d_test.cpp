@@ -478,7 +478,7 @@ TEST(C10dComm, CommunicatorsThatShareAFailureFailTogether) {
   const auto errors = testing::run_threads(2, [&](int rank) {
     CommOptions options = with(Transport::kProcessGroup);
     options.timeout_ms = 300;
-    options.failure = std::make_shared<std::string>();
+    options.failure = std::make_shared<SharedFailure>();
     const auto first = make_comm(make_gloo_group(first_store, rank, 2), kCpu, options);
     const auto second = make_comm(make_gloo_group(second_store, rank, 2), kCpu, options);
     if (rank == 1) {

@@ -1,7 +1,10 @@
 #include "support/accelerator/group.h"
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -20,6 +23,11 @@ namespace {
 using c10d::Work;
 using WorkPtr = c10::intrusive_ptr<Work>;
 using Tensors = std::vector<at::Tensor>;
+
+std::array<std::atomic<int>, kDevices>& aborts() {
+  static std::array<std::atomic<int>, kDevices> counts{};
+  return counts;
+}
 
 struct DeviceWork final : Work {
   explicit DeviceWork(Mark end) : end_(std::move(end)) {}
@@ -44,6 +52,11 @@ class DeviceBackend final : public c10d::Backend {
         stream_(Streams::get().make_stream(device, /*eager=*/true)) {}
 
   const std::string getBackendName() const override { return "simulated"; }
+  // What is under way ends, whoever is missing.
+  void abort() override {
+    ++aborts()[size_t(stream_.device)];
+    *is_aborted_ = true;
+  }
 
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
     return run("all_gather", {in}, {out}, [options](c10d::Backend& gloo, Tensors ins, Tensors outs) {
@@ -95,17 +108,26 @@ class DeviceBackend final : public c10d::Backend {
       real_outs.push_back(real_tensor(tensor));
     }
     streams.enqueue(stream_, WorkKind::kOther, name, accesses,
-                    [gloo = gloo_, collective = std::move(collective), real_ins, real_outs] {
-                      collective(*gloo, real_ins, real_outs)->wait();
+                    [gloo = gloo_, is_aborted = is_aborted_, collective = std::move(collective), real_ins, real_outs] {
+                      if (*is_aborted) return;
+                      const WorkPtr work = collective(*gloo, real_ins, real_outs);
+                      while (!work->isCompleted() && !*is_aborted)
+                        std::this_thread::sleep_for(std::chrono::microseconds(20));
+                      if (!*is_aborted) work->wait();
                     });
     return c10::make_intrusive<DeviceWork>(streams.record(stream_));
   }
 
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
   StreamKey stream_;
+  std::shared_ptr<std::atomic<bool>> is_aborted_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace
+
+int aborted_groups(int device) {
+  return aborts()[size_t(device)];
+}
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                   int world_size, int device) {

@@ -9,5 +9,7 @@ namespace zeroshard::accelerator {
 // after what the current stream has, and Work::wait() makes the current stream wait for it, not the host.
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                   int world_size, int device);
+// How many groups of the device were aborted.
+int aborted_groups(int device);
 
 }  // namespace zeroshard::accelerator
