@@ -40,6 +40,14 @@ if(ZEROSHARD_CUDA)
             PATHS ${nvcc_dir}/../include $ENV{CUDA_HOME}/include /usr/local/cuda/include
                   ${torch_root}/../nvidia/cu13/include ${torch_root}/../nvidia/cuda_runtime/include)
   list(PREPEND torch_libraries torch_cuda c10_cuda)
+  # With the compiler of CUDA, zeroshard's own kernels (*.cu) are built; without it LibTorch's operations do their work.
+  find_library(ZS_CUDART cudart NO_DEFAULT_PATH
+               PATHS ${nvcc_dir}/../lib64 ${nvcc_dir}/../lib $ENV{CUDA_HOME}/lib64 /usr/local/cuda/lib64
+                     /usr/local/cuda/lib ${torch_root}/../nvidia/cu13/lib)
+  if(NOT ZS_NVCC OR NOT ZS_CUDART)
+    message(WARNING "no nvcc with its libcudart was found: zeroshard's own kernels are left out")
+  endif()
+  set(ZEROSHARD_CUDA_ARCHITECTURES "80;86;90;100;120" CACHE STRING "Cards that kernels are compiled for (80: A100)")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION} in ${torch_root}, CUDA ${ZEROSHARD_CUDA}")
 

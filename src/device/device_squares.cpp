@@ -2,11 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/align.h"
+#include "device/device_kernels.h"
+#include "device/dtype.h"
 #include "layout/shard_layout.h"
 
 namespace zeroshard {
@@ -75,18 +78,32 @@ at::Tensor limbs_of(const at::Tensor& values) {
   return limbs;
 }
 
+ExactSum sum_of(const at::Tensor& limbs) {
+  ExactSum sum;
+  const at::Tensor host = limbs.cpu();
+  std::copy_n(host.const_data_ptr<int64_t>(), ExactSum::kNumLimbs, sum.limbs().begin());
+  return sum;
+}
+
+ExactSum sum_by(const DeviceKernels& own, std::span<const at::Tensor> tensors) {
+  const c10::OptionalDeviceGuard guard(tensors[0].device());
+  const at::Tensor limbs = at::zeros({int64_t{ExactSum::kNumLimbs}}, tensors[0].options().dtype(at::kLong));
+  for (const at::Tensor& tensor : tensors)
+    own.add_squares(tensor.const_data_ptr(), to_dtype(tensor.scalar_type()), tensor.numel(), limbs.data_ptr<int64_t>());
+  return sum_of(limbs);
+}
+
 }  // namespace
 
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors) {
-  ExactSum sum;
   int64_t blocks = 0;
   for (const at::Tensor& tensor : tensors) blocks += ceil_div(tensor.numel(), kBlockNumel);
-  if (blocks == 0) return sum;
+  if (blocks == 0) return {};
+  if (const DeviceKernels* const own = device_kernels(tensors[0].device().type()); own && own->add_squares)
+    return sum_by(*own, tensors);
   BlockSums squares(blocks, tensors[0].options().dtype(at::kDouble));
   for (const at::Tensor& tensor : tensors) squares.add(tensor);
-  const at::Tensor host = limbs_of(squares.sums()).cpu();
-  std::copy_n(host.const_data_ptr<int64_t>(), ExactSum::kNumLimbs, sum.limbs().begin());
-  return sum;
+  return sum_of(limbs_of(squares.sums()));
 }
 
 }  // namespace zeroshard

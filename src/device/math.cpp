@@ -2,11 +2,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
 #include "base/align.h"
 #include "base/check.h"
+#include "device/device_kernels.h"
 #include "device/device_squares.h"
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
@@ -40,6 +42,15 @@ void for_cached_pieces(int64_t numel, const Body& body) {
   at::parallel_for(0, num_pieces(numel), kGrain / kCached, [&](int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; ++piece) body(piece * kCached, std::min(numel, (piece + 1) * kCached));
   });
+}
+
+// The device's own kernels, if they take these types.
+const kernels::KernelTable* table_for(at::Device device, at::ScalarType one, at::ScalarType other) {
+  const auto is_taken = [](at::ScalarType type) {
+    return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  };
+  const DeviceKernels* const own = device_kernels(device.type());
+  return own && is_taken(one) && is_taken(other) ? own->table : nullptr;
 }
 
 void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
@@ -77,22 +88,34 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
 }
 
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
-  if (!out.is_cpu()) return aten::pack(in, out, scale, add);
+  const bool on_host = out.is_cpu();
+  const auto* const table =
+      on_host ? &kernels::active_table() : table_for(out.device(), in.scalar_type(), out.scalar_type());
+  if (!table) return aten::pack(in, out, scale, add);
   const at::Tensor dense = in.contiguous();
   const DType from = to_dtype(dense.scalar_type()), to = to_dtype(out.scalar_type());
-  const void* const src = dense.const_data_ptr();
-  void* const dst = out.data_ptr();
-  at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    auto* const kernel = add ? kernels::pack_add : kernels::pack;
-    kernel(at_offset(src, begin, from), from, at_offset(dst, begin, to), to, scale, end - begin);
-  });
+  const auto pack_range = [&, src = dense.const_data_ptr(), dst = out.data_ptr()](int64_t begin, int64_t end) {
+    const void* const src_here = at_offset(src, begin, from);
+    void* const dst_here = at_offset(dst, begin, to);
+    add ? kernels::pack_add(*table, src_here, from, dst_here, to, scale, end - begin)
+        : kernels::pack(*table, src_here, from, dst_here, to, scale, end - begin);
+  };
+  if (on_host) return at::parallel_for(0, out.numel(), kGrain, pack_range);
+  const c10::OptionalDeviceGuard guard(out.device());
+  pack_range(0, out.numel());
 }
 
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares) {
   if (!out.is_cpu()) {
     ZS_ASSERT(!squares, "on ", out.device().str(), ", squares are added on their own");
-    return aten::sum_in_order(pieces, type, scale, out, accumulate);
+    const auto* const table = table_for(out.device(), type, out.scalar_type());
+    if (!table) return aten::sum_in_order(pieces, type, scale, out, accumulate);
+    const bool is_there = pieces.size() == 1 && pieces[0] == out.const_data_ptr() && type == out.scalar_type();
+    if (is_there && scale == 1 && !accumulate) return;
+    const c10::OptionalDeviceGuard guard(out.device());
+    return kernels::sum_in_order(*table, pieces, to_dtype(type), scale, out.data_ptr(), to_dtype(out.scalar_type()),
+                                 accumulate, out.numel());
   }
   const DType from = to_dtype(type), to = to_dtype(out.scalar_type());
   void* const dst = out.data_ptr();

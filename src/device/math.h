@@ -5,7 +5,8 @@
 
 #include "device/exact_sum.h"
 
-// Arithmetic over flat 1-D tensors on any device: our one-pass kernels on CPU, LibTorch's elsewhere. CPU ranges are
+// Arithmetic over flat 1-D tensors on any device: our one-pass kernels on the CPU and where a device has its own
+// (device_kernels.h), LibTorch's operations elsewhere. CPU ranges are
 // split among at::get_num_threads() threads on fixed boundaries; the results do not depend on their number.
 namespace zeroshard::math {
 

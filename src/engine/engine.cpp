@@ -114,7 +114,6 @@ void Engine::begin_forward(bool training) {
   impl_->backward_hooks.forget();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
-  impl_->gathers.after_current_stream();  // an update, or what the user did between passes
   impl_->executor->begin_pass(training);
   if (!training) end_cpu_memory_step();  // evaluation has no other end
 }
@@ -336,6 +335,7 @@ void Engine::Impl::refresh(const Update& update) {
     return;
   }
   executor->refresh(reducer->order_of_forward(), update_unit);
+  gathers.after_current_stream();
   // From here on users may write to what they see; peers that read it directly must have done so.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))

@@ -7,6 +7,13 @@
 // The 16-bit element types and their scalar conversions, which define the results of every instruction set: round to
 // nearest even, subnormals kept, every NaN becomes the one positive quiet NaN.
 namespace zeroshard::kernels {
+// What nvcc compiles for a device, too.
+#ifdef __CUDACC__
+#define ZS_KERNEL __host__ __device__
+#else
+#define ZS_KERNEL
+#endif
+
 // Internal linkage: each *_<isa>.cpp compiles its own copy with its own flags, and none may leak into another.
 namespace {
 
@@ -20,24 +27,24 @@ static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2);
 
 constexpr uint16_t kBf16NaN = 0x7fc0, kFp16NaN = 0x7e00;
 
-inline uint32_t bits_of(float value) {
+ZS_KERNEL inline uint32_t bits_of(float value) {
   uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
+  memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-inline float float_of(uint32_t bits) {
+ZS_KERNEL inline float float_of(uint32_t bits) {
   float value;
-  std::memcpy(&value, &bits, sizeof value);
+  memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-inline float to_float(float value) {
+ZS_KERNEL inline float to_float(float value) {
   return value;
 }
-inline float to_float(Bf16 value) {
+ZS_KERNEL inline float to_float(Bf16 value) {
   return float_of(static_cast<uint32_t>(value.bits) << 16);
 }
-inline float to_float(Fp16 value) {
+ZS_KERNEL inline float to_float(Fp16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1fu, mantissa = value.bits & 0x3ffu;
   if (exponent == 0x1f) {
@@ -49,19 +56,19 @@ inline float to_float(Fp16 value) {
 }
 
 template <typename T>
-T from_float(float value);
+ZS_KERNEL T from_float(float value);
 template <>
-inline float from_float<float>(float value) {
+ZS_KERNEL inline float from_float<float>(float value) {
   return value;
 }
 template <>
-inline Bf16 from_float<Bf16>(float value) {
+ZS_KERNEL inline Bf16 from_float<Bf16>(float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {kBf16NaN};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 template <>
-inline Fp16 from_float<Fp16>(float value) {
+ZS_KERNEL inline Fp16 from_float<Fp16>(float value) {
   const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
   if (magnitude > 0x7f800000u) return {kFp16NaN};
   uint32_t half;

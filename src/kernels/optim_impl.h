@@ -9,7 +9,7 @@ namespace {
 
 // Param is void when there is no lower-precision copy to write.
 template <typename Param, class V, class Where>
-inline void store_weights(const Where& where, const StepBuffers& buffers, typename V::F weights) {
+ZS_KERNEL inline void store_weights(const Where& where, const StepBuffers& buffers, typename V::F weights) {
   where.template store<float>(buffers.master, weights);
   if constexpr (!std::is_void_v<Param>) where.template store_last<Param>(buffers.param, weights);
 }
@@ -34,118 +34,208 @@ class Divisor {
  public:
   explicit Divisor(float value) : negative_(V::set(-value)), reciprocal_(V::set(1.0f / value)) {}
 
-  typename V::F divide(typename V::F a) const {
+  ZS_KERNEL typename V::F divide(typename V::F a) const {
     const auto first = V::mul(a, reciprocal_);
     const auto second = correct(first, a);
     return V::finite_or(correct(second, a), first);
   }
 
  private:
-  typename V::F correct(typename V::F quotient, typename V::F a) const {
+  ZS_KERNEL typename V::F correct(typename V::F quotient, typename V::F a) const {
     return V::fma(V::fma(quotient, negative_, a), reciprocal_, quotient);
   }
 
   typename V::F negative_, reciprocal_;
 };
 
+// AdamConstants as vectors.
+template <class V>
+struct AdamFactors {
+  explicit AdamFactors(const AdamConstants& c)
+      : grad_scale(V::set(c.grad_scale)),
+        decay(V::set(c.decay)),
+        l2(V::set(c.l2)),
+        beta2(V::set(c.beta2)),
+        beta2_weight(V::set(c.beta2_weight)),
+        bias_correction2_sqrt(c.bias_correction2_sqrt),
+        eps(V::set(c.eps)),
+        negative_step_size(V::set(c.negative_step_size)),
+        // torch.lerp: from the nearer end, so that a weight of 1 gives the gradient exactly.
+        lerp_weight(V::set(c.beta1_weight < 0.5f ? c.beta1_weight : c.beta1_weight - 1.0f)) {}
+
+  typename V::F grad_scale, decay, l2, beta2, beta2_weight;
+  Divisor<V> bias_correction2_sqrt;
+  typename V::F eps, negative_step_size, lerp_weight;
+};
+
+template <class V, typename Grad, typename Param>
+class AdamStep {
+ public:
+  AdamStep(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamConstants& c)
+      : b_(buffers),
+        exp_avg_(exp_avg),
+        exp_avg_sq_(exp_avg_sq),
+        c_(c),
+        from_exp_avg_(c.beta1_weight < 0.5f),
+        decoupled_(c.decoupled),
+        coupled_(c.coupled) {}
+
+  template <class Where>
+  ZS_KERNEL void operator()(Where where) const {
+    where.template prefetch<float>(b_.master);
+    where.template prefetch<Grad>(b_.grad);
+    where.template prefetch<float>(exp_avg_);
+    where.template prefetch<float>(exp_avg_sq_);
+    auto weights = where.template load<float>(b_.master);
+    auto grad = V::mul(where.template load<Grad>(b_.grad), c_.grad_scale);
+    if (decoupled_) weights = V::mul(weights, c_.decay);
+    if (coupled_) grad = V::fma(weights, c_.l2, grad);
+
+    auto mean = where.template load<float>(exp_avg_);
+    mean = V::fma(c_.lerp_weight, V::sub(grad, mean), from_exp_avg_ ? mean : grad);
+    auto square = V::mul(where.template load<float>(exp_avg_sq_), c_.beta2);
+    square = V::fma(V::mul(c_.beta2_weight, grad), grad, square);
+    where.template store<float>(exp_avg_, mean);
+    where.template store<float>(exp_avg_sq_, square);
+
+    const auto denominator = V::add(c_.bias_correction2_sqrt.divide(V::sqrt(square)), c_.eps);
+    weights = V::add(weights, V::div(V::mul(c_.negative_step_size, mean), denominator));
+    store_weights<Param, V>(where, b_, weights);
+  }
+
+ private:
+  StepBuffers b_;
+  float *exp_avg_, *exp_avg_sq_;
+  AdamFactors<V> c_;
+  bool from_exp_avg_, decoupled_, coupled_;
+};
+
 template <class V, typename Grad, typename Param>
 void adam_kernel(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamConstants& c) {
-  const auto grad_scale = V::set(c.grad_scale), decay = V::set(c.decay), l2 = V::set(c.l2);
-  const auto beta2 = V::set(c.beta2), beta2_weight = V::set(c.beta2_weight);
-  const Divisor<V> bias_correction2_sqrt(c.bias_correction2_sqrt);
-  const auto eps = V::set(c.eps);
-  const auto negative_step_size = V::set(c.negative_step_size);
-  // torch.lerp: from the nearer end, so that a weight of 1 gives the gradient exactly.
-  const bool from_exp_avg = c.beta1_weight < 0.5f;
-  const auto lerp_weight = V::set(from_exp_avg ? c.beta1_weight : c.beta1_weight - 1.0f);
-  const bool decoupled = c.decoupled, coupled = c.coupled;
-  const StepBuffers b = buffers;
-  for_each_weight<V, Param>(b, [=](auto where) {
-    where.template prefetch<float>(b.master);
-    where.template prefetch<Grad>(b.grad);
-    where.template prefetch<float>(exp_avg);
-    where.template prefetch<float>(exp_avg_sq);
-    auto weights = where.template load<float>(b.master);
-    auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
-    if (decoupled) weights = V::mul(weights, decay);
-    if (coupled) grad = V::fma(weights, l2, grad);
-
-    auto mean = where.template load<float>(exp_avg);
-    mean = V::fma(lerp_weight, V::sub(grad, mean), from_exp_avg ? mean : grad);
-    auto square = V::mul(where.template load<float>(exp_avg_sq), beta2);
-    square = V::fma(V::mul(beta2_weight, grad), grad, square);
-    where.template store<float>(exp_avg, mean);
-    where.template store<float>(exp_avg_sq, square);
-
-    const auto denominator = V::add(bias_correction2_sqrt.divide(V::sqrt(square)), eps);
-    weights = V::add(weights, V::div(V::mul(negative_step_size, mean), denominator));
-    store_weights<Param, V>(where, b, weights);
-  });
+  for_each_weight<V, Param>(buffers, AdamStep<V, Grad, Param>(buffers, exp_avg, exp_avg_sq, c));
 }
+
+template <class V, typename Grad, typename Param>
+class SgdStep {
+ public:
+  SgdStep(const StepBuffers& buffers, float* momentum_buffer, const SgdConstants& c)
+      : b_(buffers),
+        momentum_buffer_(momentum_buffer),
+        grad_scale_(V::set(c.grad_scale)),
+        l2_(V::set(c.l2)),
+        momentum_(V::set(c.momentum)),
+        grad_weight_(V::set(c.grad_weight)),
+        negative_lr_(V::set(c.negative_lr)),
+        decay_(c.decay),
+        nesterov_(c.nesterov),
+        first_step_(c.first_step) {}
+
+  template <class Where>
+  ZS_KERNEL void operator()(Where where) const {
+    where.template prefetch<float>(b_.master);
+    where.template prefetch<Grad>(b_.grad);
+    auto weights = where.template load<float>(b_.master);
+    auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
+    if (decay_) grad = V::fma(weights, l2_, grad);
+    if (momentum_buffer_ != nullptr) {
+      where.template prefetch<float>(momentum_buffer_);
+      auto velocity = grad;
+      if (!first_step_) {
+        velocity = V::mul(where.template load<float>(momentum_buffer_), momentum_);
+        velocity = V::fma(grad, grad_weight_, velocity);
+      }
+      where.template store<float>(momentum_buffer_, velocity);
+      grad = nesterov_ ? V::fma(velocity, momentum_, grad) : velocity;
+    }
+    store_weights<Param, V>(where, b_, V::fma(grad, negative_lr_, weights));
+  }
+
+ private:
+  StepBuffers b_;
+  float* momentum_buffer_;
+  typename V::F grad_scale_, l2_, momentum_, grad_weight_, negative_lr_;
+  bool decay_, nesterov_, first_step_;
+};
 
 template <class V, typename Grad, typename Param>
 void sgd_kernel(const StepBuffers& buffers, float* momentum_buffer, const SgdConstants& c) {
-  const auto grad_scale = V::set(c.grad_scale), l2 = V::set(c.l2), momentum = V::set(c.momentum);
-  const auto grad_weight = V::set(c.grad_weight), negative_lr = V::set(c.negative_lr);
-  const bool decay = c.decay, nesterov = c.nesterov, first_step = c.first_step;
-  const StepBuffers b = buffers;
-  for_each_weight<V, Param>(b, [=](auto where) {
-    where.template prefetch<float>(b.master);
-    where.template prefetch<Grad>(b.grad);
-    auto weights = where.template load<float>(b.master);
-    auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
-    if (decay) grad = V::fma(weights, l2, grad);
-    if (momentum_buffer != nullptr) {
-      where.template prefetch<float>(momentum_buffer);
-      auto velocity = grad;
-      if (!first_step) {
-        velocity = V::mul(where.template load<float>(momentum_buffer), momentum);
-        velocity = V::fma(grad, grad_weight, velocity);
-      }
-      where.template store<float>(momentum_buffer, velocity);
-      grad = nesterov ? V::fma(velocity, momentum, grad) : velocity;
-    }
-    store_weights<Param, V>(where, b, V::fma(grad, negative_lr, weights));
-  });
+  for_each_weight<V, Param>(buffers, SgdStep<V, Grad, Param>(buffers, momentum_buffer, c));
 }
+
+template <class V, typename Grad, typename Param>
+class LionStep {
+ public:
+  LionStep(const StepBuffers& buffers, float* exp_avg, const LionConstants& c)
+      : b_(buffers),
+        exp_avg_(exp_avg),
+        grad_scale_(V::set(c.grad_scale)),
+        decay_(V::set(c.decay)),
+        lr_(V::set(c.lr)),
+        beta1_(V::set(c.beta1)),
+        beta1_weight_(V::set(c.beta1_weight)),
+        beta2_(V::set(c.beta2)),
+        beta2_weight_(V::set(c.beta2_weight)) {}
+
+  template <class Where>
+  ZS_KERNEL void operator()(Where where) const {
+    where.template prefetch<float>(b_.master);
+    where.template prefetch<Grad>(b_.grad);
+    where.template prefetch<float>(exp_avg_);
+    const auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
+    const auto mean = where.template load<float>(exp_avg_);
+    const auto direction = V::fma(grad, beta1_weight_, V::mul(mean, beta1_));
+    where.template store<float>(exp_avg_, V::fma(grad, beta2_weight_, V::mul(mean, beta2_)));
+    const auto weights = V::mul(where.template load<float>(b_.master), decay_);
+    store_weights<Param, V>(where, b_, V::sub(weights, V::by_sign(lr_, direction)));
+  }
+
+ private:
+  StepBuffers b_;
+  float* exp_avg_;
+  typename V::F grad_scale_, decay_, lr_, beta1_, beta1_weight_, beta2_, beta2_weight_;
+};
 
 template <class V, typename Grad, typename Param>
 void lion_kernel(const StepBuffers& buffers, float* exp_avg, const LionConstants& c) {
-  const auto grad_scale = V::set(c.grad_scale), decay = V::set(c.decay), lr = V::set(c.lr);
-  const auto beta1 = V::set(c.beta1), beta1_weight = V::set(c.beta1_weight);
-  const auto beta2 = V::set(c.beta2), beta2_weight = V::set(c.beta2_weight);
-  const StepBuffers b = buffers;
-  for_each_weight<V, Param>(b, [=](auto where) {
-    where.template prefetch<float>(b.master);
-    where.template prefetch<Grad>(b.grad);
-    where.template prefetch<float>(exp_avg);
-    const auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
-    const auto mean = where.template load<float>(exp_avg);
-    const auto direction = V::fma(grad, beta1_weight, V::mul(mean, beta1));
-    where.template store<float>(exp_avg, V::fma(grad, beta2_weight, V::mul(mean, beta2)));
-    const auto weights = V::mul(where.template load<float>(b.master), decay);
-    store_weights<Param, V>(where, b, V::sub(weights, V::by_sign(lr, direction)));
-  });
+  for_each_weight<V, Param>(buffers, LionStep<V, Grad, Param>(buffers, exp_avg, c));
 }
 
 template <class V, typename Grad, typename Param>
+class AdagradStep {
+ public:
+  AdagradStep(const StepBuffers& buffers, float* sum, const AdagradConstants& c)
+      : b_(buffers),
+        sum_(sum),
+        grad_scale_(V::set(c.grad_scale)),
+        l2_(V::set(c.l2)),
+        eps_(V::set(c.eps)),
+        negative_lr_(V::set(c.negative_lr)),
+        decay_(c.decay) {}
+
+  template <class Where>
+  ZS_KERNEL void operator()(Where where) const {
+    where.template prefetch<float>(b_.master);
+    where.template prefetch<Grad>(b_.grad);
+    where.template prefetch<float>(sum_);
+    const auto weights = where.template load<float>(b_.master);
+    auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
+    if (decay_) grad = V::fma(weights, l2_, grad);
+    const auto total = V::fma(grad, grad, where.template load<float>(sum_));
+    where.template store<float>(sum_, total);
+    const auto denominator = V::add(V::sqrt(total), eps_);
+    store_weights<Param, V>(where, b_, V::add(weights, V::div(V::mul(negative_lr_, grad), denominator)));
+  }
+
+ private:
+  StepBuffers b_;
+  float* sum_;
+  typename V::F grad_scale_, l2_, eps_, negative_lr_;
+  bool decay_;
+};
+
+template <class V, typename Grad, typename Param>
 void adagrad_kernel(const StepBuffers& buffers, float* sum, const AdagradConstants& c) {
-  const auto grad_scale = V::set(c.grad_scale), l2 = V::set(c.l2), eps = V::set(c.eps);
-  const auto negative_lr = V::set(c.negative_lr);
-  const bool decay = c.decay;
-  const StepBuffers b = buffers;
-  for_each_weight<V, Param>(b, [=](auto where) {
-    where.template prefetch<float>(b.master);
-    where.template prefetch<Grad>(b.grad);
-    where.template prefetch<float>(sum);
-    const auto weights = where.template load<float>(b.master);
-    auto grad = V::mul(where.template load<Grad>(b.grad), grad_scale);
-    if (decay) grad = V::fma(weights, l2, grad);
-    const auto total = V::fma(grad, grad, where.template load<float>(sum));
-    where.template store<float>(sum, total);
-    const auto denominator = V::add(V::sqrt(total), eps);
-    store_weights<Param, V>(where, b, V::add(weights, V::div(V::mul(negative_lr, grad), denominator)));
-  });
+  for_each_weight<V, Param>(buffers, AdagradStep<V, Grad, Param>(buffers, sum, c));
 }
 
 template <class V>

@@ -11,6 +11,7 @@ namespace {
 // 8 lanes; the contract of each member is beside struct Scalar.
 struct Avx2 {
   static constexpr int kWidth = 8, kParts = 2;
+  static constexpr bool kOnDevice = false;
   static constexpr bool kStreams = true;
   using F = __m256;
   using D = __m256d;

@@ -20,6 +20,7 @@ namespace {
 // 16 lanes; the contract of each member is beside struct Scalar. vcvtneps2bf16 is not used: it flushes subnormals.
 struct Avx512 {
   static constexpr int kWidth = 16, kParts = 2;
+  static constexpr bool kOnDevice = false;
   static constexpr bool kStreams = true;
   using F = __m512;
   using D = __m512d;

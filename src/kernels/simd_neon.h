@@ -11,6 +11,7 @@ namespace {
 // 4 lanes of AArch64; the contract of each member is beside struct Scalar.
 struct Neon {
   static constexpr int kWidth = 4, kParts = 2;
+  static constexpr bool kOnDevice = false;
   static constexpr bool kStreams = false;
   using F = float32x4_t;
   using D = float64x2_t;

@@ -10,6 +10,7 @@ namespace {
 // of float (F), loads and stores any element type at any address, and kWidth lanes of double in kParts pieces (D).
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
+  static constexpr bool kOnDevice = false;
   // Whether stream<T>(to, value), a store past the caches to an address aligned to the vector, and end_streams() exist.
   static constexpr bool kStreams = false;
   using F = float;

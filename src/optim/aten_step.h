@@ -15,8 +15,8 @@ struct UpdateTensors {
   UpdateTensors slice(int64_t begin, int64_t end) const;
 };
 
-// One optimizer update with LibTorch's operations, for devices that our kernels do not run on. `step` is 1 for the
-// first update. The same formulas as src/kernels; Adam on CUDA is the library's fused kernel.
+// One optimizer update with LibTorch's operations, for devices without kernels of ours (device_kernels.h). `step` is 1
+// for the first update. The same formulas as src/kernels; Adam is the library's fused kernel.
 void aten_step(OptimizerConfig::Type type, const UpdateTensors& tensors, const ParamGroupOptions& options, int64_t step,
                float grad_scale);
 

@@ -1,12 +1,14 @@
 #include "optim/sharded_optimizer.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
 #include "base/check.h"
+#include "device/device_kernels.h"
 #include "device/dtype.h"
-#include "kernels/kernels.h"
+#include "kernels/table.h"
 #include "optim/aten_step.h"
 #include "optim/written.h"
 
@@ -36,13 +38,13 @@ kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int
   return buffers;
 }
 
-void run_kernel(OptimizerConfig::Type type, const kernels::StepBuffers& buffers, float* first, float* second,
-                const ParamGroupOptions& o, int64_t step) {
+void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
+                float* first, float* second, const ParamGroupOptions& o, int64_t step) {
   using Type = OptimizerConfig::Type;
   switch (type) {
     case Type::kAdam:
     case Type::kAdamW:
-      return kernels::adam(buffers, first, second,
+      return kernels::adam(table, buffers, first, second,
                            {.lr = o.lr,
                             .beta1 = o.beta1,
                             .beta2 = o.beta2,
@@ -53,7 +55,7 @@ void run_kernel(OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
                             .maximize = o.maximize,
                             .step = step});
     case Type::kSgd:
-      return kernels::sgd(buffers, first,
+      return kernels::sgd(table, buffers, first,
                           {.lr = o.lr,
                            .momentum = o.momentum,
                            .dampening = o.dampening,
@@ -62,10 +64,10 @@ void run_kernel(OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
                            .maximize = o.maximize,
                            .first_step = step == 1});
     case Type::kLion:
-      return kernels::lion(buffers, first,
+      return kernels::lion(table, buffers, first,
                            {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = o.weight_decay});
     case Type::kAdagrad:
-      return kernels::adagrad(buffers, first,
+      return kernels::adagrad(table, buffers, first,
                               {.lr = o.lr,
                                .lr_decay = o.lr_decay,
                                .weight_decay = o.weight_decay,
@@ -138,21 +140,25 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, 
   const bool open = group.is_open() && group.has_master();
   group.states().lend(run.range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
     const UpdateTensors tensors{lent.master, cut(params, part), cut(grads, part), lent.moments};
-    if (!device_.is_cpu()) {
-      if (open) take_written(tensors.master, tensors.param);
-      return aten_step(type_, tensors, options, run.step, grad_scale);
-    }
     const auto moment = [&](size_t slot, int64_t begin) {
       return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
     };
+    if (!device_.is_cpu()) {
+      if (open) take_written(tensors.master, tensors.param);
+      const DeviceKernels* const own = device_kernels(device_.type());
+      if (!own) return aten_step(type_, tensors, options, run.step, grad_scale);
+      const c10::OptionalDeviceGuard guard(tensors.param.device());
+      return run_kernel(*own->table, type_, buffers_of(tensors, 0, part.size(), grad_scale), moment(0, 0), moment(1, 0),
+                        options, run.step);
+    }
     at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
       // A piece at a time, what is compared first is in the processor's cache for the update.
       const int64_t piece = open ? kPiece : end - begin;
       for (int64_t from = begin; from < end; from += piece) {
         const int64_t to = std::min(from + piece, end);
         if (open) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
-        run_kernel(type_, buffers_of(tensors, from, to, grad_scale), moment(0, from), moment(1, from), options,
-                   run.step);
+        run_kernel(kernels::active_table(), type_, buffers_of(tensors, from, to, grad_scale), moment(0, from),
+                   moment(1, from), options, run.step);
       }
     });
   });

@@ -136,11 +136,21 @@ inline at::Tensor target_of(int rank, int step, int micro_batch) {
   return random_tensor({kRows, kOut}, uint64_t(5000 + rank * 100 + step * 10 + micro_batch));
 }
 
-inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, int micro_batch,
-                          Engine* engine) {
+// What a micro-batch of a rank is computed from, on its device.
+struct Batch {
+  at::Tensor input, target;
+};
+
+inline Batch batch_of(const Scenario& scenario, int rank, int step, int micro_batch) {
   const at::Device device = scenario.device_of(rank);
-  at::Tensor x = input_of(scenario, rank, step, micro_batch).to(to_scalar_type(scenario.config.compute_dtype)), aside;
-  x = x.to(device);
+  const at::Tensor input = input_of(scenario, rank, step, micro_batch);
+  return {input.to(to_scalar_type(scenario.config.compute_dtype)).to(device),
+          target_of(rank, step, micro_batch).to(device)};
+}
+
+inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, const Batch& batch,
+                          Engine* engine) {
+  at::Tensor x = batch.input, aside;
   for (size_t u = 0; u < kUnits; ++u) {
     if (scenario.skip && scenario.skip(rank, step, u)) continue;
     const auto forward = [&] { return model.forward(u, x); };
@@ -150,8 +160,13 @@ inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank
     aside = engine ? engine->unit(kBlocks, head) : head();
   }
   x = x.narrow(1, 0, kOut);  // where the head is left out
-  const at::Tensor loss = at::mse_loss(x.to(at::kFloat), target_of(rank, step, micro_batch).to(device));
+  const at::Tensor loss = at::mse_loss(x.to(at::kFloat), batch.target);
   return aside.defined() && scenario.counts_aside(rank, step) ? loss + aside.to(at::kFloat).mean() : loss;
+}
+
+inline at::Tensor loss_of(const Model& model, const Scenario& scenario, int rank, int step, int micro_batch,
+                          Engine* engine) {
+  return loss_of(model, scenario, rank, step, batch_of(scenario, rank, step, micro_batch), engine);
 }
 
 // One rank of a run. The engine outlives the call, since peers may read its memory.

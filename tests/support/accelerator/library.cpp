@@ -1,5 +1,6 @@
 // What tests of the Python front load: tests/python/simulated.py.
 #include "support/accelerator/device.h"
+#include "support/accelerator/kernels.h"
 #include "support/accelerator/streams.h"
 
 using zeroshard::accelerator::Schedule;
@@ -15,6 +16,7 @@ extern "C" {
 
 void simulated_start(int schedule, uint64_t seed) {
   zeroshard::accelerator::start();
+  zeroshard::accelerator::use_own_kernels(true);
   Streams::get().set_schedule(static_cast<Schedule>(schedule), seed);
   Streams::get().races().forget();
 }

@@ -1,0 +1,16 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "kernels/table.h"
+
+// Between kernels.cu, which nvcc compiles and which knows nothing of torch, and the rest. See DeviceKernels.
+namespace zeroshard::cuda {
+
+const kernels::KernelTable& table();
+void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs);
+
+// torch's, of the current device.
+cudaStream_t current_stream();
+[[noreturn]] void report(const char* what);
+
+}  // namespace zeroshard::cuda

@@ -1,0 +1,177 @@
+#include "support/accelerator/kernels.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "device/device_kernels.h"
+#include "device/device_squares.h"
+#include "layout/shard_layout.h"
+#include "support/accelerator/device.h"
+#include "support/accelerator/memory.h"
+
+namespace zeroshard::accelerator {
+namespace {
+
+using kernels::StepBuffers;
+
+constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+
+template <typename T>
+T* real(T* address) {
+  return const_cast<T*>(static_cast<const T*>(real_address(address)));
+}
+
+Access read(const void* data, int64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  return {begin, begin + uintptr_t(bytes), /*writes=*/false};
+}
+Access write(void* data, int64_t bytes) {
+  Access access = read(data, bytes);
+  access.writes = true;
+  return access;
+}
+
+void launch(const void* data, const char* name, const std::vector<Access>& accesses, std::function<void()> work) {
+  Streams::get().enqueue(current_stream(device_of(data)), WorkKind::kLaunch, name, accesses, std::move(work));
+}
+
+template <int kSrc, int kDst, bool kAdd>
+void pack(const void* src, void* dst, float scale, int64_t numel) {
+  if (numel == 0) return;
+  launch(dst, kAdd ? "pack_add" : "pack",
+         {read(src, numel * element_size(kTypes[kSrc])), write(dst, numel * element_size(kTypes[kDst]))},
+         [src = real(src), dst = real(dst), scale, numel] {
+           auto* const kernel = kAdd ? kernels::scalar_table()->pack_add : kernels::scalar_table()->pack;
+           kernel[kSrc][kDst](src, dst, scale, numel);
+         });
+}
+
+template <int kSrc, int kDst>
+void sum_in_order(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel) {
+  if (numel == 0) return;
+  std::vector<const void*> all;
+  std::vector<Access> accesses;
+  for (int i = 0; i < count; ++i) {
+    all.push_back(real(pieces[i]));
+    if (pieces[i] != out) accesses.push_back(read(pieces[i], numel * element_size(kTypes[kSrc])));
+  }
+  accesses.push_back(write(out, numel * element_size(kTypes[kDst])));
+  launch(out, "sum_in_order", accesses, [all, scale, out = real(out), accumulate, numel] {
+    kernels::scalar_table()->sum_in_order[kSrc][kDst](all.data(), int(all.size()), scale, out, accumulate, numel);
+  });
+}
+
+// `kernel` is given the real addresses. `states`: null where an optimizer has none.
+void update(const char* name, const StepBuffers& buffers, DType grad_dtype, const std::vector<float*>& states,
+            const std::function<void(const StepBuffers&, const std::vector<float*>&)>& kernel) {
+  if (buffers.numel == 0) return;
+  const int64_t numel = buffers.numel;
+  std::vector<Access> accesses{write(buffers.master, numel * 4), read(buffers.grad, numel * element_size(grad_dtype))};
+  if (buffers.param) accesses.push_back(write(buffers.param, numel * element_size(buffers.param_dtype)));
+  StepBuffers there = buffers;
+  there.master = real(buffers.master);
+  there.grad = real(buffers.grad);
+  there.param = buffers.param ? real(buffers.param) : nullptr;
+  std::vector<float*> real_states;
+  for (float* const state : states) {
+    if (state) accesses.push_back(write(state, numel * 4));
+    real_states.push_back(state ? real(state) : nullptr);
+  }
+  launch(buffers.master, name, accesses, [there, real_states, kernel] { kernel(there, real_states); });
+}
+
+template <int kGrad, int kParam>
+void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const kernels::AdamConstants& c) {
+  update("adam", buffers, kTypes[kGrad], {exp_avg, exp_avg_sq}, [c](const StepBuffers& b, const auto& states) {
+    kernels::scalar_table()->adam[kGrad][kParam](b, states[0], states[1], c);
+  });
+}
+template <int kGrad, int kParam>
+void sgd(const StepBuffers& buffers, float* momentum, const kernels::SgdConstants& c) {
+  update("sgd", buffers, kTypes[kGrad], {momentum}, [c](const StepBuffers& b, const auto& states) {
+    kernels::scalar_table()->sgd[kGrad][kParam](b, states[0], c);
+  });
+}
+template <int kGrad, int kParam>
+void lion(const StepBuffers& buffers, float* exp_avg, const kernels::LionConstants& c) {
+  update("lion", buffers, kTypes[kGrad], {exp_avg}, [c](const StepBuffers& b, const auto& states) {
+    kernels::scalar_table()->lion[kGrad][kParam](b, states[0], c);
+  });
+}
+template <int kGrad, int kParam>
+void adagrad(const StepBuffers& buffers, float* sum, const kernels::AdagradConstants& c) {
+  update("adagrad", buffers, kTypes[kGrad], {sum}, [c](const StepBuffers& b, const auto& states) {
+    kernels::scalar_table()->adagrad[kGrad][kParam](b, states[0], c);
+  });
+}
+
+double element(const void* data, DType dtype, int64_t index) {
+  float value = 0;
+  const auto* const at = static_cast<const char*>(data) + index * element_size(dtype);
+  kernels::pack(at, dtype, &value, DType::kFloat32, 1, 1);
+  return value;
+}
+
+// By halves in fp64, as device/device_squares.h says.
+double sum_of_block(const void* data, DType dtype, int64_t begin, int64_t end) {
+  std::vector<double> squares(size_t(kBlockNumel), 0.0);
+  for (int64_t i = begin; i < end; ++i) {
+    const double value = element(data, dtype, i);
+    squares[size_t(i - begin)] = value * value;
+  }
+  for (size_t half = size_t(kBlockNumel) / 2; half > 0; half /= 2)
+    for (size_t i = 0; i < half; ++i) squares[i] += squares[i + half];
+  return squares[0];
+}
+
+void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs) {
+  if (numel == 0) return;
+  launch(data, "add_squares", {read(data, numel * element_size(dtype)), write(limbs, ExactSum::kNumLimbs * 8)},
+         [data = real(data), dtype, numel, limbs = real(limbs)] {
+           ExactSum sum;
+           for (int64_t begin = 0; begin < numel; begin += kBlockNumel)
+             sum.add(sum_of_block(data, dtype, begin, std::min(numel, begin + kBlockNumel)));
+           for (size_t i = 0; i < ExactSum::kNumLimbs; ++i) limbs[i] += sum.limbs()[i];
+         });
+}
+
+template <int kSrc>
+void fill_row(kernels::KernelTable& table) {
+  table.pack[kSrc][0] = pack<kSrc, 0, false>;
+  table.pack[kSrc][1] = pack<kSrc, 1, false>;
+  table.pack[kSrc][2] = pack<kSrc, 2, false>;
+  table.pack_add[kSrc][0] = pack<kSrc, 0, true>;
+  table.pack_add[kSrc][1] = pack<kSrc, 1, true>;
+  table.pack_add[kSrc][2] = pack<kSrc, 2, true>;
+  table.sum_in_order[kSrc][0] = sum_in_order<kSrc, 0>;
+  table.sum_in_order[kSrc][1] = sum_in_order<kSrc, 1>;
+  table.sum_in_order[kSrc][2] = sum_in_order<kSrc, 2>;
+  [&]<int... kParam>(std::integer_sequence<int, kParam...>) {
+    ((table.adam[kSrc][kParam] = adam<kSrc, kParam>, table.sgd[kSrc][kParam] = sgd<kSrc, kParam>,
+      table.lion[kSrc][kParam] = lion<kSrc, kParam>, table.adagrad[kSrc][kParam] = adagrad<kSrc, kParam>),
+     ...);
+  }
+  (std::make_integer_sequence<int, kernels::kDtypes + 1>());
+}
+
+const DeviceKernels& own_kernels() {
+  static const kernels::KernelTable table = [] {
+    kernels::KernelTable made{};
+    made.name = "simulated";
+    fill_row<0>(made);
+    fill_row<1>(made);
+    fill_row<2>(made);
+    return made;
+  }();
+  static const DeviceKernels all{&table, add_squares};
+  return all;
+}
+
+}  // namespace
+
+void use_own_kernels(bool use) {
+  set_device_kernels(c10::DeviceType::PrivateUse1, use ? &own_kernels() : nullptr);
+}
+
+}  // namespace zeroshard::accelerator
