@@ -1,12 +1,16 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <span>
+
+#include "device/pack_item.h"
 #include "kernels/table.h"
 
 // Between kernels.cu, which nvcc compiles and which knows nothing of torch, and the rest. See DeviceKernels.
 namespace zeroshard::cuda {
 
 const kernels::KernelTable& table();
+void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale);
 void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs);
 
 // torch's, of the current device.

@@ -2,7 +2,9 @@
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
+#include <span>
 
+#include "device/pack_item.h"
 #include "kernels/table.h"
 
 namespace zeroshard {
@@ -13,6 +15,8 @@ struct DeviceKernels {
   // Packing, sums and updates; the table's other functions are null. The pieces of a sum_in_order lie at equal
   // distances where there are more than three.
   const kernels::KernelTable* table = nullptr;
+  // Packs many tensors as table->pack does each: a launch for some dozens.
+  void (*pack_all)(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) = nullptr;
   // Adds to `limbs` (ExactSum::kNumLimbs of them, on the device) the squares of `numel` elements, by blocks as
   // sum_of_squares() of device_squares.h does.
   void (*add_squares)(const void* data, DType dtype, int64_t numel, int64_t* limbs) = nullptr;

@@ -42,6 +42,62 @@ struct CudaVector : FourLanes {
   }
 };
 
+// As many tensors as the parameters of a launch have room for.
+struct PackItems {
+  static constexpr int kMost = 64;
+  const void* src[kMost];
+  void* dst[kMost];
+  int64_t numel[kMost];
+  unsigned first_block[kMost];
+  int count = 0;
+};
+
+template <class V, typename Src, typename Dst>
+__global__ void __launch_bounds__(kThreads) run_pack_all(PackItems items, float scale) {
+  int item = items.count - 1;
+  while (items.first_block[item] > blockIdx.x) --item;
+  const int64_t block = blockIdx.x - items.first_block[item], numel = items.numel[item];
+  const int64_t i = (block * kThreads + threadIdx.x) * V::kWidth;
+  const Pack<V, Src, Dst> step{items.src[item], items.dst[item], V::set(scale)};
+  if (i + V::kWidth <= numel) {
+    step(Body<V>{i});
+  } else if (i < numel) {
+    step(Tail<V>{i, static_cast<int>(numel - i)});
+  }
+}
+
+template <typename Src, typename Dst>
+void pack_all(std::span<const PackItem> all, float scale) {
+  using V = CudaVector;
+  constexpr int64_t kPerBlock = int64_t{kThreads} * V::kWidth;
+  PackItems items;
+  unsigned blocks = 0;
+  const auto launch = [&] {
+    if (items.count == 0) return;
+    run_pack_all<V, Src, Dst><<<blocks, kThreads, 0, cuda::current_stream()>>>(items, scale);
+    check_launch();
+    items.count = 0;
+    blocks = 0;
+  };
+  for (const PackItem& item : all) {
+    if (item.numel == 0) continue;
+    items.src[items.count] = item.src;
+    items.dst[items.count] = item.dst;
+    items.numel[items.count] = item.numel;
+    items.first_block[items.count++] = blocks;
+    blocks += static_cast<unsigned>((item.numel + kPerBlock - 1) / kPerBlock);
+    if (items.count == PackItems::kMost) launch();
+  }
+  launch();
+}
+
+template <typename Src>
+void pack_all_to(std::span<const PackItem> items, DType dst_dtype, float scale) {
+  if (dst_dtype == DType::kFloat32) return pack_all<Src, float>(items, scale);
+  if (dst_dtype == DType::kBFloat16) return pack_all<Src, Bf16>(items, scale);
+  pack_all<Src, Fp16>(items, scale);
+}
+
 // Adds a double, which is not negative, to limbs as ExactSum::add does.
 __device__ void add_to_limbs(double value, unsigned long long* limbs) {
   const unsigned long long bits = static_cast<unsigned long long>(__double_as_longlong(value));
@@ -105,6 +161,12 @@ namespace zeroshard::cuda {
 const kernels::KernelTable& table() {
   static const kernels::KernelTable all = kernels::make_device_table<kernels::CudaVector>("cuda");
   return all;
+}
+
+void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) {
+  if (src_dtype == DType::kFloat32) return kernels::pack_all_to<float>(items, dst_dtype, scale);
+  if (src_dtype == DType::kBFloat16) return kernels::pack_all_to<kernels::Bf16>(items, dst_dtype, scale);
+  kernels::pack_all_to<kernels::Fp16>(items, dst_dtype, scale);
 }
 
 void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs) {

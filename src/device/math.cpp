@@ -105,6 +105,25 @@ void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
   pack_range(0, out.numel());
 }
 
+bool packs_together(const at::Tensor& in, const at::Tensor& out) {
+  const DeviceKernels* const own = device_kernels(out.device().type());
+  return own && own->pack_all && in.device() == out.device() && in.is_contiguous() &&
+         table_for(out.device(), in.scalar_type(), out.scalar_type());
+}
+
+void pack_all(std::span<const at::Tensor> ins, std::span<const at::Tensor> outs, float scale) {
+  if (ins.empty()) return;
+  const c10::OptionalDeviceGuard guard(outs[0].device());
+  std::vector<PackItem> items;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    ZS_ASSERT(packs_together(ins[i], outs[i]) && ins[i].scalar_type() == ins[0].scalar_type() &&
+              ins[i].numel() == outs[i].numel());
+    items.push_back({ins[i].const_data_ptr(), outs[i].data_ptr(), ins[i].numel()});
+  }
+  device_kernels(outs[0].device().type())
+      ->pack_all(items, to_dtype(ins[0].scalar_type()), to_dtype(outs[0].scalar_type()), scale);
+}
+
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,
                   bool accumulate, ExactSum* squares) {
   if (!out.is_cpu()) {

@@ -14,6 +14,12 @@ namespace zeroshard::math {
 // elements.
 void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = false);
 
+// Whether pack_all() takes this gradient: on a device with kernels of its own. Then it saves launches.
+bool packs_together(const at::Tensor& in, const at::Tensor& out);
+// outs[i] = round(ins[i] * scale), in a few launches. All are of one device; the ins have one dtype, and so do the
+// outs.
+void pack_all(std::span<const at::Tensor> ins, std::span<const at::Tensor> outs, float scale);
+
 // out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each
 // piece has out.numel() elements of `type`. Also adds the squares of the result to `squares`, if given, like
 // add_sum_of_squares, while the result is in the cache; on the CPU only.

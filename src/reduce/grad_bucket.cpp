@@ -46,12 +46,43 @@ void GradBucket::begin(SlotRing::Slot* slot) {
 
 void GradBucket::add(size_t index, const at::Tensor& grad) {
   Filling& filling = std::get<Filling>(state_);
-  const Range range = group_.layout.param(index);
-  uses(filling.slot).take();
-  math::pack(grad, filling.buffer.slice(0, range.begin, range.end), options_.pack_scale, filling.filled[index]);
+  if (lets_wait(filling, index, grad)) {
+    uses(filling.slot).share();  // the stream that computes it
+    filling.waiting.emplace_back(index, grad);
+    filling.waiting_bytes += int64_t(grad.nbytes());
+  } else {
+    uses(filling.slot).take();
+    if (filling.filled[index]) pack_waiting(filling);
+    math::pack(grad, place_in(filling.buffer, index), options_.pack_scale, filling.filled[index]);
+  }
   filling.filled[index] = true;
   has_grad_[index] = true;
   if (++fired_[index] == expected_[index]) --missing_;
+}
+
+at::Tensor GradBucket::place_in(const at::Tensor& buffer, size_t index) const {
+  const Range range = group_.layout.param(index);
+  return buffer.slice(0, range.begin, range.end);
+}
+
+// Gradients that wait keep their memory. Large ones are worth a launch of their own.
+bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
+  constexpr int64_t kMostBytes = 32 << 20;
+  if (filling.filled[index] || filling.waiting_bytes + int64_t(grad.nbytes()) > kMostBytes) return false;
+  const bool same = filling.waiting.empty() || filling.waiting[0].second.scalar_type() == grad.scalar_type();
+  return same && math::packs_together(grad, filling.buffer);
+}
+
+void GradBucket::pack_waiting(Filling& filling) {
+  std::vector<at::Tensor> ins, outs;
+  for (auto& [index, grad] : filling.waiting) {
+    outlive_current_stream(grad);
+    outs.push_back(place_in(filling.buffer, index));
+    ins.push_back(std::move(grad));
+  }
+  filling.waiting.clear();
+  filling.waiting_bytes = 0;
+  math::pack_all(ins, outs, options_.pack_scale);
 }
 
 void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger) {
@@ -71,11 +102,11 @@ void GradBucket::launch(Span scratch) {
   Filling& filling = std::get<Filling>(state_);
   const int64_t padded = group_.layout.padded_numel();
   uses(filling.slot).take();
-  for (size_t i = 0; i < group_.params.size(); ++i) {
-    const Range range = group_.layout.param(i);
-    if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
-  }
-  filling.buffer.slice(0, group_.layout.numel(), padded).zero_();  // the ring lends buffers to units of other layouts
+  pack_waiting(filling);
+  for (size_t i = 0; i < group_.params.size(); ++i)
+    if (!filling.filled[i]) place_in(filling.buffer, i).zero_();
+  // The ring lends buffers to units of other layouts.
+  if (group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
   if (std::exchange(local_used_, false)) {
     local_uses_.take();
     math::pack(local_.view(to_scalar_type(place_.grad_dtype), 0, padded), filling.buffer, 1, /*add=*/true);

@@ -90,6 +90,9 @@ class GradBucket {
     at::Tensor buffer;
     SlotRing::Slot* slot;
     std::vector<bool> filled;
+    // Small gradients that wait to be packed together, on a device: by parameters, and their bytes.
+    std::vector<std::pair<size_t, at::Tensor>> waiting = {};
+    int64_t waiting_bytes = 0;
   };
   struct InFlight {
     at::Tensor buffer;
@@ -102,6 +105,9 @@ class GradBucket {
     std::unique_ptr<Exchange> exchange;
   };
 
+  at::Tensor place_in(const at::Tensor& buffer, size_t index) const;
+  bool lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const;
+  void pack_waiting(Filling& filling);
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
   ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
 

@@ -64,8 +64,8 @@ MUTANTS = [
     Mutant(
         "groups-fail-alone",
         "src/comm_c10d/c10d_core.cpp",
-        "failure_(options.failure ? options.failure : std::make_shared<std::string>())",
-        "failure_(std::make_shared<std::string>())",
+        "failure_(options.failure ? options.failure : std::make_shared<SharedFailure>())",
+        "failure_(std::make_shared<SharedFailure>())",
         "comm_c10d",
         "C10dComm.CommunicatorsThatShareAFailureFailTogether",
     ),

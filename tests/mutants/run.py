@@ -251,8 +251,8 @@ MUTANTS = [
     Mutant(
         "no-zero-fill",
         "src/reduce/grad_bucket.cpp",
-        "if (!filling.filled[i]) filling",
-        "if (false) filling",
+        "if (!filling.filled[i]) place_in",
+        "if (false) place_in",
         "reduce",
         "Reducer.ParametersWithoutAGradientCountAsZero",
     ),

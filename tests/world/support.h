@@ -34,6 +34,7 @@ inline constexpr size_t kUnits = kBlocks + 1;  // and the head
 struct ModelOptions {
   bool frozen = false;  // the bias of block 1 has no gradient
   bool unused = false;  // block 2 has a parameter that no forward reads
+  int64_t ballast = 0;  // elements of one more parameter of each block, so that rings have few slots
 };
 
 // kBlocks times x + gelu(linear(layer_norm(x))), then a linear head. Of each unit: weight, bias, norm weight, norm
@@ -47,6 +48,7 @@ class Model {
           random_tensor({out, kWidth}, seed + u * 10, 0.2F), random_tensor({out}, seed + u * 10 + 1, 0.1F),
           random_tensor({kWidth}, seed + u * 10 + 2, 0.1F) + 1, random_tensor({kWidth}, seed + u * 10 + 3, 0.1F)};
       if (options.unused && u == 2) params.push_back(random_tensor({77}, seed + 99));
+      if (options.ballast > 0 && u < kBlocks) params.push_back(random_tensor({options.ballast}, seed + 200 + u, 0.1F));
       for (at::Tensor& param : params) param = param.to(device);
       for (size_t i = 0; i < params.size(); ++i) params[i].set_requires_grad(!(options.frozen && u == 1 && i == 1));
       params_.push_back(std::move(params));
@@ -76,7 +78,9 @@ class Model {
   at::Tensor forward(size_t u, const at::Tensor& x) const {
     const std::vector<at::Tensor>& p = params_[u];
     const at::Tensor y = at::linear(at::layer_norm(x, {kWidth}, p[2], p[3]), p[0], p[1]);
-    return u < kBlocks ? x + at::gelu(y) : y;
+    if (u == kBlocks) return y;
+    const at::Tensor sum = x + at::gelu(y);
+    return options_.ballast > 0 ? sum + p.back().mean() : sum;
   }
   const std::vector<std::vector<at::Tensor>>& params() const { return params_; }
 

@@ -106,6 +106,22 @@ void adagrad(const StepBuffers& buffers, float* sum, const kernels::AdagradConst
   });
 }
 
+void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) {
+  std::vector<Access> accesses;
+  std::vector<PackItem> there;
+  for (const PackItem& item : items) {
+    if (item.numel == 0) continue;
+    accesses.push_back(read(item.src, item.numel * element_size(src_dtype)));
+    accesses.push_back(write(item.dst, item.numel * element_size(dst_dtype)));
+    there.push_back({real(item.src), real(item.dst), item.numel});
+  }
+  if (there.empty()) return;
+  launch(items[0].dst, "pack_all", accesses, [there, src_dtype, dst_dtype, scale] {
+    for (const PackItem& item : there)
+      kernels::pack(*kernels::scalar_table(), item.src, src_dtype, item.dst, dst_dtype, scale, item.numel);
+  });
+}
+
 double element(const void* data, DType dtype, int64_t index) {
   float value = 0;
   const auto* const at = static_cast<const char*>(data) + index * element_size(dtype);
@@ -164,7 +180,7 @@ const DeviceKernels& own_kernels() {
     fill_row<2>(made);
     return made;
   }();
-  static const DeviceKernels all{&table, add_squares};
+  static const DeviceKernels all{&table, pack_all, add_squares};
   return all;
 }
 
