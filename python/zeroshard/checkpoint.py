@@ -17,6 +17,7 @@ import torch
 from . import _C
 from .encoding import DTYPES, check_tensor, decode, encode
 from .half_load import note_half_load
+from .pretrained import save_config
 from .run import Run
 from .together import naming_causes, together
 
@@ -170,6 +171,7 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
         exclude_frozen=exclude_frozen_parameters,
         buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(run.module)],
     )
+    together(run, lambda: save_config(run, save_dir) if run.rank == 0 else None)
 
 
 def _own_buffers(run: Run) -> list[_C.TensorState]:

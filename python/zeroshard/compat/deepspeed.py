@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import _C
-from ..gathering import gathered
 from ..initialize import make_engine
 from ..messages import log
 from ..optimizer import OptimizerSetup
-from ..together import together
+from ..pretrained import state_dict_of_rank_0
 from . import checkpoint, generation
 from . import zero as zero  # parameters get ds_id, ds_status and the others
 from .adalora import read_adapters
@@ -175,42 +174,13 @@ class DeepSpeedEngine(EngineWithGetters):
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
         """The whole model's ``state_dict`` on the CPU on rank 0, gathered unit by unit; None elsewhere. Collective."""
         try:
-            return self._consolidated(exclude_frozen_parameters)
+            return state_dict_of_rank_0(self._run, lambda p: p.requires_grad or not exclude_frozen_parameters)
         except ValueError as error:  # Trainer takes a ValueError for "gathering is off"
             raise RuntimeError(f"the model's weights could not be collected: {error}") from error
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
         """The same under the name for tensor parallelism, at every stage."""
         return self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
-
-    def _consolidated(self, exclude_frozen: bool) -> dict[str, Any] | None:
-        run = self._run
-        copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share theirs
-        failures: list[Exception] = []
-
-        def copy(tensors: Iterable[torch.Tensor]) -> None:
-            try:  # the other ranks are in the same gathers, which must go on
-                own = next(iter(tensors)).detach().to("cpu", copy=True)
-                copies.update(dict.fromkeys(map(id, tensors), own))
-            except Exception as error:  # noqa: BLE001 - raised below, on every rank
-                failures.append(error)
-
-        for unit in run.units:
-            params = [p for p in unit.params if p.tensors[0].requires_grad or not exclude_frozen]
-            with gathered([param.tensors[0] for param in params]):
-                for param in params if run.rank == 0 and not failures else []:
-                    copy(param.tensors)
-
-        def report() -> None:
-            if failures:
-                raise failures[0]
-
-        together(run, report)
-        if run.rank != 0:
-            return None
-        left_out = {id(p) for p in self.module.parameters() if exclude_frozen and not p.requires_grad}
-        found = self.module.state_dict(keep_vars=True)
-        return {name: _on_cpu(value, copies) for name, value in found.items() if id(value) not in left_out}
 
     # -- getters -----------------------------------------------------------------------------------------------------
 
@@ -315,12 +285,6 @@ class DeepSpeedEngine(EngineWithGetters):
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         return value
-
-
-def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
-    if id(value) in copies:
-        return copies[id(value)]
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def initialize(

@@ -1,0 +1,147 @@
+"""A trained model as a directory that ``from_pretrained`` reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .gathering import gathered
+from .run import Run
+from .together import together
+
+# What lies beside the weights that a model was made from, and is needed to use it.
+_COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+# PEFT's parameters by their names, beside those that begin as the adapter's kind says ("lora_").
+_ADAPTER_PARTS = ("modules_to_save.", "trainable_tokens_", "prompt_encoder.")
+
+
+def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, options: dict[str, Any]) -> None:
+    """See ``Engine.save_pretrained``."""
+    module = run.module
+
+    def check() -> None:
+        if not hasattr(module, "save_pretrained"):
+            raise ValueError(
+                f"save_pretrained: a {type(module).__name__} has no such method, as models of transformers, PEFT and "
+                "diffusers have: save_16bit_model writes the weights of any module"
+            )
+        if os.path.exists(save_dir) and not os.path.isdir(save_dir):
+            raise ValueError(f"save_pretrained: '{os.fspath(save_dir)}' is a file: name a directory")
+        if refused := options.keys() & {"state_dict", "is_main_process", "push_to_hub"}:
+            raise ValueError(
+                f"save_pretrained: {sorted(refused)[0]} cannot be given: all ranks call this, and rank 0 writes"
+            )
+
+    together(run, check)
+
+    def write(**weights: Any) -> None:
+        if run.rank == 0:
+            module.save_pretrained(save_dir, **weights, **options)
+            _save_tokenizer(module, save_dir, tokenizer)
+
+    if _is_peft(module):  # small enough to stay on the device; a prompt's values are computed from its parameters
+        with gathered(_adapter_params(module)):
+            together(run, write)
+    else:
+        weights = state_dict_of_rank_0(run, lambda param: True)
+        together(run, lambda: write(state_dict=weights))
+
+
+def save_config(run: Run, save_dir: str | os.PathLike) -> None:
+    """Puts the model's config.json beside its weights, if the model has one and the directory does not. Rank 0."""
+    module = run.module
+    for name, part in (("config.json", "config"), ("generation_config.json", "generation_config")):
+        config = getattr(module, part, None)
+        if not hasattr(config, "save_pretrained") or os.path.exists(os.path.join(save_dir, name)):
+            continue
+        if part == "config" and getattr(config, "architectures", None) is None:
+            config.architectures = [type(module).__name__]  # as transformers does when it saves
+        config.save_pretrained(save_dir)
+
+
+def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> dict[str, Any] | None:
+    """The model's ``state_dict`` with its ``wanted`` parameters, on the CPU of rank 0; None elsewhere. Collective.
+
+    Gathered unit by unit: beside rank 0's copies no rank needs more than a step does.
+    """
+    copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share theirs
+    failures: list[Exception] = []
+
+    def copy(tensors: Iterable[torch.Tensor]) -> None:
+        try:  # the other ranks are in the same gathers, which must go on
+            own = next(iter(tensors)).detach().to("cpu", copy=True)
+            copies.update(dict.fromkeys(map(id, tensors), own))
+        except Exception as error:  # noqa: BLE001 - raised below, on every rank
+            failures.append(error)
+
+    for unit in run.units:
+        params = [param for param in unit.params if wanted(param.tensors[0])]
+        with gathered([param.tensors[0] for param in params]):
+            for param in params if run.rank == 0 and not failures else []:
+                copy(param.tensors)
+
+    def report() -> None:
+        if failures:
+            raise failures[0]
+
+    together(run, report)
+    if run.rank != 0:
+        return None
+    left_out = {id(param) for param in run.module.parameters() if not wanted(param)}
+    found = run.module.state_dict(keep_vars=True)
+    return {name: _on_cpu(value, copies) for name, value in found.items() if id(value) not in left_out}
+
+
+def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    if id(value) in copies:
+        return copies[id(value)]
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _is_peft(module: nn.Module) -> bool:
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(module, peft.PeftModel)
+
+
+def _adapter_params(module: nn.Module) -> list[torch.Tensor]:
+    """Those of all adapters, whether they train or not."""
+    parts = (*_ADAPTER_PARTS, getattr(module.base_model, "prefix", "lora_"))
+    return [
+        param for name, param in module.named_parameters() if param.requires_grad or any(part in name for part in parts)
+    ]
+
+
+def _save_tokenizer(module: nn.Module, save_dir: str | os.PathLike, tokenizer: Any) -> None:
+    if tokenizer is not None:
+        tokenizer.save_pretrained(save_dir)
+        return
+    source = getattr(getattr(module, "config", None), "_name_or_path", "") or ""
+    if not os.path.isdir(source):
+        return
+    for name in _COMPANIONS:
+        path, copy = os.path.join(source, name), os.path.join(save_dir, name)
+        if os.path.isfile(path) and not os.path.exists(copy):
+            with contextlib.suppress(shutil.SameFileError):
+                shutil.copyfile(path, copy)
