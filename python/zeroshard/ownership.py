@@ -17,6 +17,7 @@ from .half_load import describe, half_loaded
 from .hooks import Readers
 from .marks import Mark, mark, mark_optimizer, owners_of, unmark, unmark_optimizer
 from .messages import log
+from .printing import show_sharded_parameters
 from .run import Run
 from .together import together
 
@@ -45,6 +46,7 @@ class Ownership:
             self._own_methods = {name: vars(self._inner)[name] for name in _BORROWED if name in vars(self._inner)}
             vars(self._inner).update({name: getattr(run.optimizer, name) for name in _BORROWED})
             mark_optimizer(self._inner, self)
+        show_sharded_parameters()
         core, mine = weakref.ref(run.core), weakref.ref(self)  # the core holds the tensors
         for index, unit in enumerate(run.units):
             for position, param in enumerate(unit.params):

@@ -13,8 +13,8 @@ from torch import nn
 
 from ..gathering import gathered
 from ..marks import mark_of
+from ..wrapping import wrap_once
 from .fragments import safe_get_full_fp32_param, safe_get_full_grad, safe_set_full_fp32_param
-from .wrapping import wrap_once
 
 _ADAPTERS = ("lora_A", "lora_B", "lora_E")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import _C
 from ..marks import mark_of
-from .wrapping import wrap_once
+from ..wrapping import wrap_once
 from .zero import GatheredParameters
 
 _budgets: weakref.WeakKeyDictionary[_C.Engine, int] = weakref.WeakKeyDictionary()  # in elements

@@ -12,7 +12,7 @@ from torch import nn
 from ..gathering import gathered
 from ..marks import mark_of
 from ..shards import shard_of
-from .wrapping import wrap_once
+from ..wrapping import wrap_once
 
 
 def gather_for_hashes() -> None:
