@@ -14,6 +14,14 @@ from .engine import Engine
 from .gathering import gathered
 from .initialize import initialize
 from .materialize import Init
+from .param_values import (
+    get_gradient,
+    get_master_weight,
+    get_optimizer_state,
+    set_gradient,
+    set_master_weight,
+    set_optimizer_state,
+)
 from .units import find_units
 
 __all__ = [
@@ -30,6 +38,12 @@ __all__ = [
     "as_deepspeed",
     "find_units",
     "gathered",
+    "get_gradient",
+    "get_master_weight",
+    "get_optimizer_state",
     "init_distributed",
     "initialize",
+    "set_gradient",
+    "set_master_weight",
+    "set_optimizer_state",
 ]

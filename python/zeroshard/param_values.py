@@ -1,0 +1,241 @@
+"""Reading and setting of master weights, gradients and optimizer states of single parameters.
+
+Call these functions between passes. None of them changes anything for a parameter that no engine trains (a frozen one,
+or of a module whose engine has ended); getters return None there. Gradients are averaged over ranks and micro-batches,
+without the loss scale and before clipping. They are there from ``backward`` on, after the ``step`` as well, until the
+next forward pass for training.
+
+Getters return fp32 tensors in the parameter's shape; setters take the same whole tensor on every rank, of which each
+keeps its share. Every rank calls them with the same parameter. With ``local=True`` both are about the elements that
+this rank updates, one after another, perhaps none; stages 1 to 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _C
+from .marks import mark_of
+from .run import Run
+
+
+def get_master_weight(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | None:
+    """The parameter's fp32 (master) weights. Collective, unless ``local``.
+
+    >>> zeroshard.get_master_weight(model.head.weight).norm()
+    """
+    return read_state(param, None, local, "get_master_weight")
+
+
+def set_master_weight(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
+    """Sets the parameter and its master weights.
+
+    Other ranks see what a ``local`` call set when they gather the parameter next: where they hold it whole, after the
+    next step.
+
+    >>> zeroshard.set_master_weight(model.head.bias, torch.zeros(10))
+    """
+    write_state(param, None, value, local, "set_master_weight")
+
+
+def get_optimizer_state(param: torch.Tensor, key: str, *, local: bool = False) -> torch.Tensor | None:
+    """A state of the optimizer, such as ``exp_avg``. Collective, unless ``local``.
+
+    None before the first step of an optimizer that makes its states itself. Raises ``ValueError`` for an unknown key.
+
+    >>> zeroshard.get_optimizer_state(model.head.weight, "exp_avg_sq").max()
+    """
+    return read_state(param, key, local, "get_optimizer_state")
+
+
+def set_optimizer_state(param: torch.Tensor, key: str, value: torch.Tensor, *, local: bool = False) -> None:
+    """Sets a state of the optimizer.
+
+    >>> zeroshard.set_optimizer_state(model.head.weight, "exp_avg", torch.zeros(10, 30))
+    """
+    write_state(param, key, value, local, "set_optimizer_state")
+
+
+def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | None:
+    """The gradient; None if no rank has one. Collective, unless ``local``.
+
+    A ``local`` one is zeros before the step, where no rank has one.
+
+    >>> zeroshard.get_gradient(model.head.weight).norm()
+    """
+    return read_gradient(param, local, "get_gradient")
+
+
+def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:
+    """Sets the gradient that the next step uses. Call it after ``backward``.
+
+    Raises ``StateError`` where there is none to replace.
+
+    >>> zeroshard.set_gradient(param, zeroshard.get_gradient(param).clamp(-1, 1))
+    """
+    write_gradient(param, value, local, "set_gradient")
+
+
+# -- the same under a caller's name: ``who`` is for messages ---------------------------------------------------------
+
+
+def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> torch.Tensor | None:
+    """Master weights without a ``key``, else a state of the optimizer."""
+    place = _local_place(param, who) if local else _place_of(param, who)
+    own = _slice(place) if place is not None else None
+    if own is None:
+        return None
+    return _local(place, own, key) if local else _full(place, own, key)
+
+
+def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local: bool, who: str) -> None:
+    """Master weights without a ``key``, else a state of the optimizer."""
+    place = _local_place(param, who) if local else _place_of(param, who)
+    own = _slice(place) if place is not None else None
+    if own is None:
+        return
+    if local:
+        value = _checked(value, own.master.numel(), who, own.param if key else f"{own.param}' of this rank's")
+    else:
+        value = _checked(value, param.numel(), who, own.param)
+    if key is None:
+        place.run.core.set_weights(place.unit, place.position, own.begin if local else 0, value)
+        return
+    stretch = value.reshape(-1)
+    if not local:
+        stretch = stretch[own.begin : own.begin + own.master.numel()]
+    _set(place, own, key, stretch, who)
+
+
+def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | None:
+    place = _local_place(param, who) if local else _place_of(param, who)
+    if local:
+        return place.run.core.local_grad(place.unit, place.position) if place is not None else None
+    if place is None or param.grad is not None:
+        return param.grad
+    return place.run.core.full_grad(place.unit, place.position)
+
+
+def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: str) -> None:
+    place = _local_place(param, who) if local else _place_of(param, who)
+    if not local and param.grad is not None:
+        param.grad.copy_(value)
+        return
+    own = _slice(place) if place is not None else None
+    if own is None:
+        return
+    if local:
+        value = _checked(value, own.master.numel(), who, own.param)
+        place.run.core.set_grad(place.unit, place.position, own.begin, value)
+    else:
+        place.run.core.set_grad(place.unit, place.position, 0, _checked(value, param.numel(), who, own.param))
+
+
+# -- where a parameter is in its engine ------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where a parameter is in its engine."""
+
+    run: Run
+    unit: int
+    position: int
+
+
+def _place_of(param: torch.Tensor, who: str) -> _Place | None:
+    if not isinstance(param, torch.Tensor):
+        raise ValueError(f"{who}: param is a {type(param).__name__}, expected a parameter of the model")
+    mark = mark_of(param)
+    owner = mark.owner() if mark is not None else None
+    run = owner.run if owner is not None else None
+    return _Place(run, mark.unit, mark.position) if run is not None and not run.has_ended else None
+
+
+def _local_place(param: torch.Tensor, who: str) -> _Place | None:
+    place = _place_of(param, who)
+    if place is not None and place.run.config.stage == 0:
+        whole = who.replace("_local_", "_full_") if "_local_" in who else f"{who} without local=True"
+        raise ValueError(f"{who}: at stage 0 every rank updates all elements: {whole} has them")
+    return place
+
+
+def _slice(place: _Place) -> _C.OptimizerSlice | None:
+    return place.run.core.slice(place.unit, place.position)
+
+
+def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{who}: value is a {type(value).__name__}, expected a tensor")
+    if value.numel() != numel:
+        raise ValueError(f"{who}: value has {value.numel()} elements, '{name}' has {numel}")
+    return value.detach()
+
+
+def _core_state(place: _Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
+    """This rank's stretch of a state that the core keeps; None where it keeps none."""
+    names = place.run.optimizer.state_names
+    if key not in names:
+        raise ValueError(f"'{own.param}' has no optimizer state '{key}': {place.run.optimizer.name} has {list(names)}")
+    index = names.index(key)
+    return own.moments[index] if index < len(own.moments) else None
+
+
+def _outside_states(place: _Place, own: _C.OptimizerSlice) -> dict[str, Any]:
+    """The states that the caller's own optimizer has for this rank's stretch; none before its first step."""
+    for part, param in place.run.external_params():
+        if part.param == own.param:
+            return place.run.external.state.get(param, {})
+    return {}
+
+
+def _state(place: _Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
+    """Raises ``ValueError`` on every rank for a key that is unknown on some. Collective with an optimizer outside."""
+    if place.run.external is None:
+        return _core_state(place, own, key)
+    states = _outside_states(place, own)
+
+    def check() -> None:
+        value = states.get(key)
+        if states and (not isinstance(value, torch.Tensor) or value.numel() != own.master.numel()):
+            elementwise = [name for name, each in states.items() if isinstance(each, torch.Tensor) and each.dim() > 0]
+            what = "has one value" if key in states else "is missing"
+            raise ValueError(
+                f"the optimizer state '{key}' of '{own.param}' {what}: {place.run.optimizer.name} has {elementwise} "
+                "with a value for each element"
+            )
+
+    place.run.core.together(check)
+    return states.get(key)
+
+
+def _full(place: _Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
+    mine = own.master if key is None else _state(place, own, key)
+    return place.run.core.full_state(place.unit, place.position, mine, key or "fp32 weights")
+
+
+def _local(place: _Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
+    if key is None:
+        return own.master.clone()
+    if place.run.external is None:
+        state = _core_state(place, own, key)
+        nothing = None if own.master.numel() else own.master
+    else:
+        state, nothing = _outside_states(place, own).get(key), None
+    return state.detach().to(torch.float32, copy=True) if isinstance(state, torch.Tensor) else nothing
+
+
+def _set(place: _Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, who: str) -> None:
+    if own.master.numel() == 0:
+        if place.run.external is None:
+            _core_state(place, own, key)  # an unknown key is an error on this rank, too
+        return
+    state = _core_state(place, own, key) if place.run.external is None else _outside_states(place, own).get(key)
+    if not isinstance(state, torch.Tensor) or state.numel() != own.master.numel():
+        raise ValueError(
+            f"{who}: the optimizer keeps no state '{key}' with a value for each element of '{own.param}' now; an "
+            "optimizer of the caller's makes its states in its first step"
+        )
+    with torch.no_grad():
+        state.copy_(stretch.reshape(-1))
