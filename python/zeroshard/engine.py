@@ -19,12 +19,15 @@ from . import _C, checkpoint
 from .announce import announce, memory_report
 from .compiling import check_arguments, compile_units
 from .gathering import gathered
+from .input_dtypes import explain_dtypes
 from .leaves import to_half
 from .making import make_run
 from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
 from .ownership import destroy
 from .passes import backward_pass
+from .pretrained import save_pretrained
+from .step_report import StepReport
 from .stopping import request_stop_on, save_last, wait_at_exit
 
 
@@ -46,6 +49,11 @@ class Engine(nn.Module):
 
     A step: ``loss = engine(...)``, ``engine.backward(loss)``, ``engine.step()``; ``step()`` updates once per
     ``gradient_accumulation_steps`` calls. Every rank makes the same calls in the same order.
+
+    >>> for batch in loader:
+    ...     loss = engine(**batch).loss
+    ...     engine.backward(loss)
+    ...     engine.step()
     """
 
     _checkpoints = checkpoint  # the module that saves and loads
@@ -66,6 +74,7 @@ class Engine(nn.Module):
         self._warned_of_plain_backward = False
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
+        self._report = StepReport(self._run)
         announce(self._run)
         wait_at_exit(self._run)
         if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
@@ -79,15 +88,22 @@ class Engine(nn.Module):
             self._run.parameter_check.check_forward()
         self._run.core.begin_forward(training)
         self._readers.reset()
+        if training:
+            self._report.note_inputs(args, kwargs)
         if self._run.config.fp16_auto_cast:
             args, kwargs = pytree.tree_map(to_half, (args, kwargs))
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            explain_dtypes(error, self._run.config)
+            raise
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Computes and reduces gradients of ``loss``, divided by the accumulation steps by default."""
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         core = self._run.core
+        self._report.note_loss(self._run, loss)
         scaled = core.scale_loss(loss) if scale_wrt_gas else core.scale_loss(loss, micro_batches=1)
         with backward_pass(core, self._syncs):
             scaled.backward(retain_graph=retain_graph)
@@ -113,7 +129,7 @@ class Engine(nn.Module):
         if run.applied and run.lr_scheduler is not None:
             run.lr_scheduler.step(**(lr_kwargs or {}))
         if updates:
-            self._print_step()
+            self._report.end_step(run)
         if run.stop and self._last_save is not None:
             self._last_save()
             raise SystemExit(128 + signal.SIGTERM)
@@ -155,14 +171,6 @@ class Engine(nn.Module):
         run.optimizer.loss_scale = run.core.loss_scale
         run.stop = result.stop
         return result.save_failed
-
-    def _print_step(self) -> None:
-        run, every = self._run, self._run.config.steps_per_print
-        if every > 0 and run.global_steps % every == 0 and run.rank == 0:
-            log(
-                f"step={run.global_steps}, skipped={run.skipped_steps}, lr={run.optimizer.rates()}, "
-                f"grad_norm={run.grad_norm:.4g}"
-            )
 
     def _step_external(self) -> None:
         for part, param in self._run.external_params():
@@ -278,10 +286,21 @@ class Engine(nn.Module):
     ) -> bool:
         """Writes the whole model as one safetensors file, in its training dtype, unit by unit. Collective.
 
-        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead: no pickle is written.
+        A name that ends in ``.bin`` or ``.pt`` gets ``.safetensors`` instead: no pickle is written. The config.json of
+        a model of transformers is put beside it, if there is none.
         """
         checkpoint.save_weights(self._run, save_dir, save_filename, exclude_frozen_parameters)
         return True
+
+    def save_pretrained(self, save_dir: str | os.PathLike, tokenizer: Any = None, **options: Any) -> None:
+        """Writes the model as a directory that ``from_pretrained`` reads. Collective.
+
+        For models of transformers, PEFT (the adapters alone, in PEFT's format) and diffusers: rank 0 calls the model's
+        own ``save_pretrained`` with the gathered weights, in their training dtype, and ``options`` such as
+        ``max_shard_size``. Rank 0 needs host memory for the weights it writes. The files of the tokenizer come from
+        ``tokenizer``, else from the directory that the model was loaded from. Raises ``ValueError`` for other modules.
+        """
+        save_pretrained(self._run, save_dir, tokenizer, options)
 
     def request_stop(self) -> None:
         """Makes ``stop_requested`` true on every rank after the next ``step()``. For signal handlers."""

@@ -1,0 +1,18 @@
+"""Inputs in another dtype than the one in which the module computes."""
+
+from __future__ import annotations
+
+from . import _C
+
+_TORCH_NAMES = {"fp16": "Half", "bf16": "BFloat16"}
+
+
+def explain_dtypes(error: RuntimeError, config: _C.Config) -> None:
+    """Adds the way out to torch's error about fp32 inputs of a module that computes in 16 bits."""
+    dtype, text = config.compute_dtype, str(error)
+    is_mixed = "float" in text.lower().replace("bfloat16", "") and _TORCH_NAMES.get(dtype, "no name") in text
+    if is_mixed and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(
+            f"[zeroshard] the parameters are in {dtype}, as {dtype}.enabled asks, and an input of the forward is not: "
+            f"cast it, or set {dtype}.auto_cast, which casts the floating-point inputs of every forward"
+        )
