@@ -40,6 +40,8 @@ def init_distributed(
 
     Raises ``CommError`` when a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up; the
     error says which ranks arrived. Every rank may then call it again.
+
+    >>> zeroshard.init_distributed("cpu")
     """
     global _unused_group, _started_group
     timeout = timeout or timedelta(minutes=10)

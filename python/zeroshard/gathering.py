@@ -25,6 +25,9 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     Without ``modify_rank`` they are for reading: a rank that has written to one gets a ``StateError`` at exit. (Writes
     to parameters that no engine has yet, of ``deepspeed.zero.Init``, are dropped.)
     ``params`` may hold None and tensors that are not zeroshard's; they are left alone.
+
+    >>> with zeroshard.gathered(model.parameters()):
+    ...     model.generate(ids)
     """
     with _gathered(params, modify_rank, can_drop=True):
         yield

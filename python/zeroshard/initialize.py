@@ -56,6 +56,8 @@ def initialize(
     Raises ``ConfigError`` for a wrong configuration; ``ValueError`` when ranks differ in configuration, model, or the
     versions of zeroshard, torch and the packages of the model's modules; and ``StateError`` for a model that a failed
     ``load_checkpoint`` has left half loaded. In these cases an existing engine of the model continues as before.
+
+    >>> engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config="zero3.json")
     """
     engine, loader, scheduler = make_engine(
         EngineWithGetters,

@@ -37,6 +37,9 @@ class Init:
             and have no effect, except ``enabled``.
 
     Raises ``ValueError`` when ``dtype`` is no floating-point type.
+
+    >>> with zeroshard.Init():
+    ...     model = LlamaForCausalLM(config)
     """
 
     def __init__(

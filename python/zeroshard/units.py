@@ -47,6 +47,8 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
 
     Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
     memory, for a leaf module without a forward, and for a scripted model.
+
+    >>> [unit.name for unit in zeroshard.find_units(model)]
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")

@@ -189,6 +189,9 @@ def as_deepspeed() -> None:
 
     Call it before anything imports deepspeed, accelerate or transformers, which look for DeepSpeed when they are
     imported: raises ``StateError`` if one of them is imported already. Calling it again does nothing.
+
+    >>> zeroshard.as_deepspeed()
+    >>> import deepspeed
     """
     if any(finder is _Finder for finder in sys.meta_path):
         return
