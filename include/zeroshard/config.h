@@ -112,6 +112,7 @@ struct Config {
 
   DType compute_dtype = DType::kFloat32;  // bf16 / fp16 when enabled
   Fp16Config fp16;
+  bool bf16_auto_cast = false;               // inputs of forward, as fp16.auto_cast; only with bf16
   std::optional<DType> communication_dtype;  // gradients on the wire; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;     // reduced gradients; unset: fp32 while accumulating
   double prescale = 1;                       // gradients are divided by this before the sum, and by the rest after it

@@ -58,6 +58,11 @@ void bind_config(py::module_& m) {
       .def_readonly("gather_16bit_weights_on_save", &Config::gather_16bit_weights_on_save)
       .def_property_readonly("fp16_enabled", [](const Config& c) { return c.fp16.enabled; })
       .def_property_readonly("fp16_auto_cast", [](const Config& c) { return c.fp16.enabled && c.fp16.auto_cast; })
+      .def_property_readonly("auto_cast",
+                             [](const Config& c) {
+                               return c.fp16.enabled ? c.fp16.auto_cast
+                                                     : c.compute_dtype == DType::kBFloat16 && c.bf16_auto_cast;
+                             })
       .def_property_readonly("compute_dtype", [](const Config& c) { return std::string(name_of(c.compute_dtype)); })
       .def_property_readonly(
           "reduction",

@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from . import _C, checkpoint
 from .announce import announce, memory_report
 from .compiling import check_arguments, compile_units
 from .gathering import gathered
-from .input_dtypes import explain_dtypes
-from .leaves import to_half
+from .input_dtypes import cast_floats, explain_dtypes
 from .making import make_run
 from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
@@ -90,8 +88,8 @@ class Engine(nn.Module):
         self._readers.reset()
         if training:
             self._report.note_inputs(args, kwargs)
-        if self._run.config.fp16_auto_cast:
-            args, kwargs = pytree.tree_map(to_half, (args, kwargs))
+        if self._run.config.auto_cast:
+            args, kwargs = cast_floats((args, kwargs), self._run.config.compute_dtype)
         try:
             return self.module(*args, **kwargs)
         except RuntimeError as error:

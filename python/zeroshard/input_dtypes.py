@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
 from . import _C
 
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _TORCH_NAMES = {"fp16": "Half", "bf16": "BFloat16"}
+
+
+def cast_floats(inputs: Any, dtype: str) -> Any:
+    """The same inputs, with all floating-point tensors in ``dtype``."""
+
+    def cast(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(_DTYPES[dtype]) if is_float else value
+
+    return pytree.tree_map(cast, inputs)
 
 
 def explain_dtypes(error: RuntimeError, config: _C.Config) -> None:

@@ -40,8 +40,3 @@ def _held_by(leaf: Any) -> list[Any]:
         return list(leaf.values() if isinstance(leaf, dict) else leaf)
     held = getattr(leaf, "__dict__", {}).values()
     return [value for value in held if isinstance(value, (torch.Tensor, tuple, list, dict))]
-
-
-def to_half(value: Any) -> Any:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.half() if is_float else value

@@ -132,6 +132,8 @@ TEST(Config, EveryValueReachesItsField) {
 
 TEST(Config, AliasesAndOldForms) {
   EXPECT_EQ(configuration(R"({"bfloat16": {"enabled": true}})").config.compute_dtype, DType::kBFloat16);
+  EXPECT_TRUE(configuration(R"({"bf16": {"enabled": true, "auto_cast": true}})").config.bf16_auto_cast);
+  EXPECT_FALSE(configuration(R"({"bf16": {"enabled": true}})").config.bf16_auto_cast);
   EXPECT_EQ(configuration(R"({"zero_optimization": true})").config.stage, 1);
   EXPECT_EQ(configuration(R"({"zero_optimization": false})").config.stage, 0);
   const ParsedConfig parsed = configuration(R"({"zero_optimization": {"prefetch_bucket_size": 5,

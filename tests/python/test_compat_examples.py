@@ -77,3 +77,14 @@ def test_examples_are_ordinary_scripts(name):
     imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not any(module.startswith("zeroshard") for module in imports)
     assert command_of(name) in (REPOSITORY / "docs" / "from-deepspeed.md").read_text()
+
+
+def test_fine_tuning_in_a_loop_of_ones_own(pretrained, tmp_path):
+    """docs/fine-tune.md, to the text that the result gives."""
+    folder, before = pretrained
+    losses = run("finetune", "--model", str(folder), "--out", str(tmp_path), "--epochs", "2")
+    assert len(losses) == 2 and losses[-1] < before[0] - 0.5, (before, losses)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in tmp_path.iterdir()}
+    command = [ZEROSHARD, "generate", str(tmp_path), "--prompt", "zeroshard is", "--max-tokens", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("zeroshard is"), done.stdout + done.stderr
