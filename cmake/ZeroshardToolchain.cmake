@@ -7,7 +7,7 @@ find_program(ZS_CCACHE ccache)
 if(ZS_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ZS_CCACHE})
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_PCH_EXTSUM=1 ${ZS_CCACHE})
 endif()
 
 # Programs share the libraries' precompiled header, so they are compiled like them: GCC rejects a -fPIC header under -fPIE.

@@ -76,4 +76,12 @@ set(ZS_TORCH_LIB_DIR ${torch_root}/lib)
 
 add_library(zs_torch_pch STATIC ${PROJECT_SOURCE_DIR}/src/base/torch_pch.cpp)
 target_link_libraries(zs_torch_pch PUBLIC zs_torch Threads::Threads)
-target_precompile_headers(zs_torch_pch PRIVATE ${PROJECT_SOURCE_DIR}/src/base/torch_pch.h)
+target_include_directories(zs_torch_pch PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_precompile_headers(zs_torch_pch PRIVATE <base/torch_pch.h>)
+# The compiled header has paths and times in it, so that ccache would find nothing in another clone. It takes this file
+# in its place, which says what the header is made of; options of the compiler it compares by itself.
+file(SHA256 ${PROJECT_SOURCE_DIR}/src/base/torch_pch.h pch_hash)
+file(READ ${torch_root}/version.py torch_build)
+file(CONFIGURE OUTPUT CMakeFiles/zs_torch_pch.dir/cmake_pch.hxx.gch.sum @ONLY
+     CONTENT "@pch_hash@ @CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VERSION@\n@torch_build@")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/torch_pch.h)
