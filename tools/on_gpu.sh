@@ -5,7 +5,7 @@
 #   tools/on_gpu.sh --rehearse [STEP...]   here: the same steps, limits and results without a GPU: an existing build
 #                                          (ZEROSHARD_BUILD_DIR), the simulated device and the CPU in the card's place
 #   tools/on_gpu.sh --list                 the steps, their limits in seconds and what they show
-# ZEROSHARD_CARRY names the carry folder (default .cache/carry, about 4 MB). The machine brings Python 3.12 with a
+# ZEROSHARD_CARRY names the carry folder (default .cache/carry, about 8 MB). The machine brings Python 3.12 with a
 # CUDA torch and pytest, cmake, ninja, g++ and nvcc. ZEROSHARD_GPU_SECONDS: all steps together (default 530); a step gets its
 # own limit or what is left. ZEROSHARD_GPU_LIMITS="build=300 save=9" replaces limits of steps.
 # $OUT (default build/gpu/out) has seven files, each written as the run goes: summary.json and summary.md with the
@@ -69,6 +69,8 @@ configure() {
   # "9.0" is 90. Without an answer: for all cards.
   card=$(nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. \n')
   [ -z "$card" ] || options+=("-DZEROSHARD_CUDA_ARCHITECTURES=$card")
+  "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+    options+=("-DPython_INCLUDE_DIR=$carry/include/python3.12")
   cmake -S . -B "$build" -G Ninja "${options[@]}"
 }
 
@@ -83,8 +85,10 @@ step_build() {
     return
   fi
   configure || return
-  compile test_device_cuda test_world_cuda zs_python
-  local rc=$?
+  local rc=0
+  compile test_device_cuda test_world_cuda zs_python || rc=$?
+  # Without Python's headers there is no target zs_python, and nothing was built.
+  [ $rc -eq 0 ] || compile test_device_cuda test_world_cuda
   # A plain package beside the build: the compiled parts and the Python files.
   mkdir -p "$build/site/zeroshard"
   cp -r python/zeroshard/. "$build/site/zeroshard/"
@@ -128,14 +132,14 @@ step_faults() {
 }
 
 sanitizer() {
-  local tool=$1
+  local tool=$1 program
   shift
-  if ! command -v compute-sanitizer >/dev/null; then
+  if ! program=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer); then
     echo "there is no compute-sanitizer"
     return $kSkipped
   fi
   # Errors of the API that torch itself asks for and handles are no finding.
-  compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 1 "$@"
+  "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 "$@"
 }
 
 step_memcheck() {
@@ -294,13 +298,23 @@ run() {
 pack() (
   set -e
   mkdir -p "$carry/debs"
-  rm -rf "$carry/usr"
+  rm -rf "$carry/usr" "$carry/include"
   packages=(nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libgloo-dev libxxhash-dev libpcre2-dev libutf8proc-dev)
   (cd "$carry/debs" && rm -f ./*.deb && apt-get download -q "${packages[@]}")
   for deb in "$carry"/debs/*.deb; do dpkg -x "$deb" "$carry"; done
   # Headers, gtest's static library and the CMake files stay: no gtest sources, documents or gloo libraries.
   rm -rf "$carry/debs" "$carry/usr/src" "$carry/usr/share/doc"
   find "$carry" -name 'libgloo*' -delete
+  # The headers of Python 3.12, for a machine whose Python has none.
+  for candidate in "${CUDA_PYTHON:-}" "$HOME"/.pyenv/versions/3.12*/bin/python3.12 /usr/bin/python3.12; do
+    [ -x "$candidate" ] || continue
+    include=$("$candidate" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    [ -e "$include/Python.h" ] || continue
+    mkdir -p "$carry/include"
+    cp -rL "$include" "$carry/include/python3.12"
+    packages+=("Python's headers")
+    break
+  done
   say "packed ${packages[*]} into $carry ($(du -sh "$carry" | cut -f1))"
 )
 
