@@ -15,8 +15,13 @@ pytestmark = pytest.mark.skipif(simulated.library() is None, reason="this build 
 FILES = {"summary.json", "summary.md", "bench.json", "bench.md", "build.log", "tests.log", "bench.log"}
 
 
+STEPS = ("machine", "build", "kernels", "digests", "memcheck", "optimizer", "save")
+AMPLE = " ".join(f"{step}=600" for step in STEPS)  # a busy machine may take ten times as long
+
+
 def start(out, *steps, **environment):
-    known = os.environ | {"OUT": str(out), "PYTHON": sys.executable, "ZEROSHARD_BUILD_DIR": str(BUILD)} | environment
+    known = {"OUT": str(out), "PYTHON": sys.executable, "ZEROSHARD_BUILD_DIR": str(BUILD)}
+    known = os.environ | known | {"ZEROSHARD_GPU_LIMITS": AMPLE, "ZEROSHARD_GPU_SECONDS": "3000"} | environment
     return subprocess.Popen(
         ["tools/on_gpu.sh", "--rehearse", *steps],
         cwd=REPOSITORY, env=known, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -38,14 +43,13 @@ def states(summary):
 
 
 def test_steps_pass_and_leave_their_results(tmp_path):
-    steps = ("machine", "build", "kernels", "digests", "memcheck", "optimizer", "save")
-    code, printed, summary = rehearse(tmp_path, *steps)
+    code, printed, summary = rehearse(tmp_path, *STEPS)
     assert (code, summary["state"]) == (0, "passed"), printed
     told = states(summary)
     # Without the program, the step says so; the same step would run it.
     assert told.pop("memcheck") in ("skipped", "passed")
-    assert {name for name, state in told.items() if state == "passed"} == {*steps} - {"memcheck"}
-    assert {state for name, state in told.items() if name not in steps} == {"not reached"}
+    assert {name for name, state in told.items() if state == "passed"} == {*STEPS} - {"memcheck"}
+    assert {state for name, state in told.items() if name not in STEPS} == {"not reached"}
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert "[       OK ] SimulatedKernels.Pack" in (tmp_path / "tests.log").read_text()
     assert "test_the_digest_is_the_cpus[fp32-simulated] PASSED" in (tmp_path / "tests.log").read_text()
@@ -57,7 +61,7 @@ def test_steps_pass_and_leave_their_results(tmp_path):
 
 
 def test_a_step_that_is_cut_off_leaves_the_others(tmp_path):
-    code, printed, summary = rehearse(tmp_path, "digests", "build", ZEROSHARD_GPU_LIMITS="digests=1")
+    code, printed, summary = rehearse(tmp_path, "digests", "build", ZEROSHARD_GPU_LIMITS=f"{AMPLE} digests=1")
     assert (code, summary["state"]) == (1, "failed"), printed
     told = {step["name"]: step for step in summary["steps"]}
     assert told["digests"]["state"] == "cut off" and told["digests"]["exit_code"] == 124
