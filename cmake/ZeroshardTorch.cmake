@@ -47,7 +47,8 @@ if(ZEROSHARD_CUDA)
   if(NOT ZS_NVCC OR NOT ZS_CUDART)
     message(WARNING "no nvcc with its libcudart was found: zeroshard's own kernels are left out")
   endif()
-  set(ZEROSHARD_CUDA_ARCHITECTURES "80;86;90;100;120" CACHE STRING "Cards that kernels are compiled for (80: A100)")
+  # Those of torch's wheel: tools/cuda_check.sh compares.
+  set(ZEROSHARD_CUDA_ARCHITECTURES "75;80;86;90;100;120" CACHE STRING "Cards that kernels are compiled for (80: A100)")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION} in ${torch_root}, CUDA ${ZEROSHARD_CUDA}")
 

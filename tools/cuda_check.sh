@@ -26,6 +26,14 @@ PY
 fi
 [ -e "$root/lib/libtorch_cuda.so" ] || { echo "cuda-check: $root has no libtorch_cuda.so: not a CUDA wheel" >&2; exit 1; }
 
+# Cards that the wheel has kernels for and zeroshard has none are cards on which torch works and zeroshard does not.
+theirs=$(grep -aoE '(sm_[0-9]+ )+sm_[0-9]+' "$root/lib/libtorch_python.so" | head -n 1 | sed 's/sm_//g; s/ /;/g')
+ours=$(sed -nE 's/.*set\(ZEROSHARD_CUDA_ARCHITECTURES "([0-9;]+)".*/\1/p' cmake/ZeroshardTorch.cmake)
+if [ "$theirs" != "$ours" ]; then
+  echo "cuda-check: torch $version has kernels for '$theirs', ZEROSHARD_CUDA_ARCHITECTURES names '$ours'" >&2
+  exit 1
+fi
+
 # The extension needs the headers of the wheel's own Python; without them the libraries and programs are still checked.
 python=.venv/bin/python
 extension=OFF

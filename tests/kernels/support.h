@@ -73,6 +73,10 @@ class Buffer {
   void* at(int64_t i) { return bytes_.data() + offset_ + i * element_size(dtype_); }
   DType dtype() const { return dtype_; }
   int64_t numel() const { return numel_; }
+  // The elements with the guards, and where among them the elements begin.
+  std::vector<uint8_t>& bytes() { return bytes_; }
+  const std::vector<uint8_t>& bytes() const { return bytes_; }
+  size_t offset() const { return offset_; }
 
   void set(int64_t i, float value) {
     if (dtype_ == DType::kFloat32) {

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""One training step of a Llama at stage 3 with one rank, beside plain eager PyTorch and FSDP2, in turns.
+
+    bench/step_gpu.py --shape 125m         # or 1.3b
+    bench/step_gpu.py --device cpu --small # only shows that it runs
+
+Each peer is paired with plain PyTorch: round after round one takes some steps, then the other, and a ratio is taken
+within the round. So two models are in memory at a time. Times are from an idle device to an idle device. Losses of a
+pair must agree.
+"""
+
+import statistics
+import sys
+
+import torch
+from gpubench import results
+from gpubench.llama import SHAPES, Llama, build, tokens
+from gpubench.measuring import parse_arguments, quartiles, seconds_of
+from gpubench.peers import PEERS
+
+GOAL = 1.02
+TOLERANCE = 2e-2  # of losses: bf16, and gradients that are rounded at different places
+
+
+class Runner:
+    """A peer, its losses, and what building it has allocated."""
+
+    def __init__(self, name, shape, device):
+        self.shape, self.device, self.losses, self.steps = shape, device, [], 0
+        before = self._allocated()
+        self.peer = PEERS[name](build(lambda: Llama(shape), device))
+        self.batches = [tokens(shape, device, step) for step in range(4)]
+        self.gigabytes = (self._allocated() - before) / 1e9
+
+    def _allocated(self):
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+    def step(self):
+        self.losses.append(self.peer.backward(self.batches[self.steps % 4]))
+        self.peer.update()
+        self.steps += 1
+
+    def seconds(self, steps):
+        return seconds_of(self.device, lambda: [self.step() for _ in range(steps)]) / steps
+
+
+def worst_difference(one, other):
+    return max(abs(float(a) - float(b)) / abs(float(b)) for a, b in zip(one, other, strict=True))
+
+
+def race(name, shape, device, rounds, steps):
+    """`name` and plain in turns."""
+    runners = [Runner("plain", shape, device), Runner(name, shape, device)]
+    for runner in runners:
+        runner.seconds(3)
+    times = [[], []]
+    for number in range(rounds):
+        for index in (0, 1) if number % 2 == 0 else (1, 0):
+            times[index].append(runners[index].seconds(steps))
+    plain, own = runners
+    difference = worst_difference(own.losses, plain.losses)
+    own.peer.close()
+    return {
+        "plain_ms": statistics.median(times[0]) * 1e3,
+        "ms": statistics.median(times[1]) * 1e3,
+        "ratio": quartiles([mine / base for base, mine in zip(*times, strict=True)]),
+        "loss_difference": difference,
+        "gigabytes": own.gigabytes,
+        "plain_gigabytes": plain.gigabytes,
+    }
+
+
+def main():
+    arguments = parse_arguments(__doc__, shape="125m", rounds=7, steps=5)
+    name = "small" if arguments.small else arguments.shape
+    if arguments.small:
+        arguments.rounds, arguments.steps = 2, 2
+    shape, figures = SHAPES[name], {}
+    for peer in ("zeroshard", "zeroshard_sharded", "fsdp2"):
+        figures[peer] = race(peer, shape, arguments.place, arguments.rounds, arguments.steps)
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+        write(arguments, name, figures)
+    return 0 if all(each["loss_difference"] <= TOLERANCE for each in figures.values()) else 1
+
+
+def write(arguments, name, figures):
+    rows = []
+    for peer, each in figures.items():
+        low, middle, high = each["ratio"]
+        told = results.verdict(arguments, middle, GOAL) if peer.startswith("zeroshard") else f"{middle:.3g}"
+        rows.append([peer, f"{each['ms']:.2f}", f"{each['plain_ms']:.2f}", f"{told}, {low:.3f} to {high:.3f}"])
+        rows[-1] += [f"{each['gigabytes']:.2f} / {each['plain_gigabytes']:.2f}", f"{each['loss_difference']:.1e}"]
+    header = ["peer", "ms a step", "plain beside it", "ratio, quartiles", "GB when built / plain", "losses differ by"]
+    results.write(arguments, f"step {name}", figures, results.table(header, rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
