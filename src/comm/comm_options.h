@@ -24,7 +24,7 @@ struct CommOptions {
   // and tell those of a device by this.
   std::shared_ptr<SharedFailure> failure;
   std::shared_ptr<DeviceWatch> device_watch;  // of all communicators of a device that one thread uses; null: only this
-  std::vector<ProcessId> processes;  // the ranks' processes, watched while they connect; empty: not known
+  std::vector<ProcessId> processes;           // the ranks' processes, watched while they connect; empty: not known
 };
 
 }  // namespace zeroshard

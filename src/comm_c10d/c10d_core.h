@@ -100,7 +100,7 @@ class C10dCore {
   size_t number_;                           // this communicator's number in it
   std::shared_ptr<SharedFailure> failure_;
   std::atomic<bool> ended_ = false;  // see end()
-  bool was_left_ = false;  // a collective was left before it was complete
+  bool was_left_ = false;            // a collective was left before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
   std::unique_ptr<DeviceWatch::Watching> watching_;  // null: on the host, or alone

@@ -117,9 +117,10 @@ std::string DeviceWatch::Subject::time_is_over(const Op& op) const {
     who += concat(who.empty() ? "" : ", ", comm_.peers.name(rank), last == 0 ? "" : concat(" (last in #", last, ")"));
   const std::string text = concat("no progress for ", stuck_ms_, " ms (zeroshard.timeout_s); ");
   if (!who.empty()) return concat(text, "not known to have called it: ", who);
-  return concat(text,
-                "every rank has called it: look at the network, and whether devices have got the collectives of several "
-                "groups in different orders");
+  return concat(
+      text,
+      "every rank has called it: look at the network, and whether devices have got the collectives of several "
+      "groups in different orders");
 }
 
 void DeviceWatch::Subject::take(const Divergence::News& news) {

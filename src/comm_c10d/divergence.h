@@ -107,7 +107,7 @@ class Divergence {
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, world_size_;
-  int64_t generation_ = 0;  // the same store may have been used before
+  int64_t generation_ = 0;    // the same store may have been used before
   mutable std::mutex mutex_;  // of the communicators, and of what is known of others
   std::vector<Communicator> communicators_;
   std::map<std::pair<size_t, int>, uint64_t> known_;  // communicator and rank: the last call that it has published

@@ -157,7 +157,8 @@ class Beside {
           watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms);
           result = {};  // a rank has begun again, if this one had begun
         }
-        if (!result.valid() && cards_.all_here()) result = connect(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
+        if (!result.valid() && cards_.all_here())
+          result = connect(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
       }
       if (result.valid() && result.wait_for(kNap) == std::future_status::ready) {
         if (Group group = take(result)) return group;
@@ -218,8 +219,8 @@ GroupBeside make_group_beside(c10d::ProcessGroup& group, const CommOptions& opti
   try {
     return Beside(std::move(store), group.getRank(), group.getSize(), options).make();
   } catch (const c10::Error& error) {
-    throw CommError(concat("rank ", group.getRank(), ": the store of the process group does not answer: ",
-                           error.what_without_backtrace()));
+    throw CommError(concat("rank ", group.getRank(),
+                           ": the store of the process group does not answer: ", error.what_without_backtrace()));
   }
 }
 

@@ -21,8 +21,8 @@
 namespace zeroshard::accelerator {
 namespace {
 
-using ::testing::HasSubstr;
 using test::Scenario;
+using ::testing::HasSubstr;
 
 constexpr int64_t kLongMs = 600'000;  // a test that needs it fails by ctest's own time-out
 
@@ -59,7 +59,12 @@ class Ranks {
     place.rank->train_step(0);
     return *place.rank;
   }
-  void destroy(int rank) { places_[size_t(rank)] = {}; }
+  void destroy(int rank) {
+    Place& place = places_[size_t(rank)];
+    place.rank.reset();
+    place.gather.reset();
+    place.reduce.reset();
+  }
 
  private:
   struct Place {
@@ -254,10 +259,12 @@ TEST_F(OneQueue, TwoCommunicatorsInDifferentOrdersWaitUntilTheTimeIsOver) {
     options.failure = std::make_shared<SharedFailure>();
     options.device_watch = std::make_shared<DeviceWatch>();
     const Groups groups = make_groups(rank);
-    const auto gather = make_comm(groups[0], device(rank), options), reduce = make_comm(groups[1], device(rank), options);
+    const auto gather = make_comm(groups[0], device(rank), options),
+               reduce = make_comm(groups[1], device(rank), options);
     call_in_different_orders(*gather, *reduce);
   });
-  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("the collectives of several groups in different"));
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, HasSubstr("the collectives of several groups in different"));
 }
 
 Config make_config() {
@@ -285,7 +292,7 @@ TEST_F(OneQueue, AWorldHasOneCommunicatorWhichNamesDifferentOrders) {
 TEST_F(OneQueue, TrainsWithTheCpusBits) {
   for (const int stage : {0, 1, 2, 3}) {
     Scenario scenario = test::make_scenario(/*world_size=*/2, stage);
-    scenario.skip = [](int rank, int step, size_t unit) { return rank == 1 && step % 2 == 1 && unit == 2; };
+    scenario.counts_aside = [](int rank, int step) { return rank == 0 || step % 2 == 0; };
     const test::Result expected = test::train(scenario);
     scenario.device_of = make_scenario().device_of;
     const auto store = c10::make_intrusive<c10d::HashStore>();

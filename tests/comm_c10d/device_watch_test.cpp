@@ -33,8 +33,7 @@ class WatchedRank {
       changed_.notify_all();
     });
     number_ = divergence_->add_communicator();
-    WatchedComm comm{rank,     timeout_ms, PeerWatch(std::move(processes), 60'000), failure_, divergence_, number_,
-                     [this] {
+    WatchedComm comm{rank, timeout_ms, PeerWatch(std::move(processes), 60'000), failure_, divergence_, number_, [this] {
                        const std::scoped_lock lock(mutex_);
                        return host_;
                      }};
