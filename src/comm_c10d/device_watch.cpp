@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <system_error>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -145,7 +146,12 @@ void DeviceWatch::Subject::tell_failure() {
 void DeviceWatch::add(std::shared_ptr<Subject> subject) {
   const std::scoped_lock lock(mutex_);
   subjects_.push_back(std::move(subject));
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (thread_.joinable()) return;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {  // the process may have no more threads
+    log(LogLevel::kWarning, concat("nobody watches the device while the script waits for it: ", error.what()));
+  }
 }
 
 void DeviceWatch::remove(const std::shared_ptr<Subject>& subject) {
@@ -153,7 +159,7 @@ void DeviceWatch::remove(const std::shared_ptr<Subject>& subject) {
   std::erase(subjects_, subject);
   changed_.notify_all();
   changed_.wait(lock, [&] { return !is_looking_; });
-  if (!subjects_.empty()) return;
+  if (!subjects_.empty() || !thread_.joinable()) return;
   lock.unlock();
   thread_.join();
   thread_ = {};

@@ -269,7 +269,7 @@ TEST_F(OneQueue, TwoCommunicatorsInDifferentOrdersWaitUntilTheTimeIsOver) {
 
 Config make_config() {
   Config config = test::make_scenario(/*world_size=*/2, /*stage=*/3).config;
-  config.timeout_ms = kLongMs;
+  config.timeout_ms = 60'000;
   return config;
 }
 
