@@ -55,7 +55,8 @@ class World {
   std::vector<std::string> transports() const;
 
   Comm& gather() { return *gather_; }
-  Comm& reduce() { return *reduce_; }
+  // The same as gather() where all streams of the device share one queue (CUDA_DEVICE_MAX_CONNECTIONS=1).
+  Comm& reduce() { return reduce_ ? *reduce_ : *gather_; }
   Comm* checkpoint() { return checkpoint_.get(); }
 
   // The mean over ranks, for losses and metrics: the same bits on every rank.

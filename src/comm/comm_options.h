@@ -9,6 +9,7 @@
 
 namespace zeroshard {
 
+class DeviceWatch;
 class WaitGraph;
 
 struct CommOptions {
@@ -22,7 +23,8 @@ struct CommOptions {
   // Of all communicators that one thread uses; null: only this one. Ranks that share memory break theirs by wait_graph,
   // and tell those of a device by this.
   std::shared_ptr<SharedFailure> failure;
-  std::vector<ProcessId> processes;  // the ranks' processes, watched while they connect; empty: not known
+  std::shared_ptr<DeviceWatch> device_watch;  // of all communicators of a device that one thread uses; null: only this
+  std::vector<ProcessId> processes;           // the ranks' processes, watched while they connect; empty: not known
 };
 
 }  // namespace zeroshard

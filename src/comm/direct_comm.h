@@ -30,6 +30,8 @@ class DirectComm : public Comm {
   bool exchange_needs_scratch() const override { return false; }
   std::unique_ptr<Allocation> allocate(int64_t bytes, std::string_view tag) override;
   void check() override { core_->throw_if_failed(); }
+  // "": it is not, as far as this rank knows. Any thread may ask, and may call abort().
+  std::string why_broken() const { return core_->memory()->control().aborted().value_or(""); }
   void abort(std::string_view reason) noexcept override { core_->abort(reason); }
 
  private:

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "comm/arguments.h"
+#include "comm/direct_comm.h"
 #include "comm/rank_order.h"
 #include "comm_c10d/c10d_core.h"
 #include "comm_c10d/c10d_names.h"
@@ -33,6 +34,14 @@ struct GatherHeader {
   uint64_t seq, hash;
 };
 
+// Why the communicator of the host is broken: any thread may ask. One over a process group has the failure of the
+// device's.
+std::function<std::string()> question_to(const Comm& host) {
+  const auto* const direct = dynamic_cast<const DirectComm*>(&host);
+  if (direct == nullptr) return [] { return std::string(); };
+  return [direct] { return direct->why_broken(); };
+}
+
 }  // namespace
 
 C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, PeerWatch watch,
@@ -47,11 +56,17 @@ C10dComm::C10dComm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device devi
     core_->end();
     host_->abort(text);
   });
+  if (core_->world_size() > 1) core_->watch(question_to(*host_));
 }
 
 C10dComm::~C10dComm() {
+  if (core_->is_forked()) {
+    core_->abandon_watch();
+    new std::shared_ptr<C10dCore>(core_);  // never destroyed
+    return;
+  }
+  core_->unwatch();
   core_->failure().leave(this);
-  if (core_->is_forked()) new std::shared_ptr<C10dCore>(core_);  // never destroyed
 }
 
 int C10dComm::rank() const {
@@ -83,6 +98,7 @@ void C10dComm::await_device(std::string_view tag) {
 
 void C10dComm::check() {
   core_->throw_if_failed();
+  if (host_) host_->check();  // ranks that share memory hear there at once
 }
 
 void C10dComm::abort(std::string_view reason) noexcept {

@@ -77,7 +77,9 @@ c10::intrusive_ptr<c10d::Work> C10dCore::issue(Op& op, const std::function<c10::
   history_.hash = extend(history_.hash, op);
   divergence_->note(number_, op, history_.hash);
   try {
-    return start();
+    auto work = start();
+    if (watching_) watching_->note(op, work);
+    return work;
   } catch (const std::exception& error) {
     fail_explained(op, text_of(error), /*waits=*/false);
   }
@@ -95,6 +97,7 @@ void C10dCore::complete(c10d::Work& work, const Op& op) {
 
 void C10dCore::complete_on_host(c10d::Work& work, const Op& op) {
   throw_if_failed();
+  const DeviceWatch::Watching::Attended attended(watching_.get());
   poll([&work] { return work.isCompleted(); }, op);
   try {
     work.wait();  // complete: throws its error, if any
@@ -137,6 +140,7 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
     waited_ms += std::min<int64_t>(ms_since(last), 2 * kPollMs);
     last = looked;
     wait.lasts([&] { return concat("#", op.seq, " ", op.text()); });
+    throw_if_failed();  // the thread that watches the device may have found out
     heed_interrupt(op);
     if (const std::string trouble = watch_.check_all(); !trouble.empty() && !is_done()) fail(op, trouble);
     if (waited_ms / kLookMs > looks) {
@@ -149,6 +153,7 @@ void C10dCore::poll(const std::function<bool()>& is_done, const Op& op) {
 }
 
 void C10dCore::await_stream(const Op& op, const std::function<void()>& check) {
+  const DeviceWatch::Watching::Attended attended(watching_.get());
   try {
     const c10::impl::VirtualGuardImpl device(device_.type());
     c10::Event event(device_.type());
@@ -161,6 +166,12 @@ void C10dCore::await_stream(const Op& op, const std::function<void()>& check) {
   } catch (const c10::Error& error) {
     fail(op, text_of(error));
   }
+}
+
+void C10dCore::watch(std::function<std::string()> why_host) {
+  const auto watch = options_.device_watch ? options_.device_watch : std::make_shared<DeviceWatch>();
+  watching_ = std::make_unique<DeviceWatch::Watching>(
+      watch, WatchedComm{rank_, options_.timeout_ms, watch_, failure_, divergence_, number_, std::move(why_host)});
 }
 
 void C10dCore::report_difference(const Op& op) {
@@ -206,7 +217,7 @@ void C10dCore::abort(std::string_view reason) noexcept {
 }
 
 void C10dCore::end() noexcept {
-  if (std::exchange(ended_, true) || !group_) return;
+  if (ended_.exchange(true) || !group_) return;
   try {
     group_->abort();
   } catch (const std::exception&) {

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "comm/comm_options.h"
 #include "comm/op.h"
 #include "comm/peer_watch.h"
+#include "comm_c10d/device_watch.h"
 #include "comm_c10d/divergence.h"
 
 namespace zeroshard {
@@ -42,6 +44,11 @@ class C10dCore {
   // Or another communicator of CommOptions::failure has failed.
   bool failed() const { return failure_->happened(); }
   SharedFailure& failure() { return *failure_; }
+  // A thread looks after what the device is given, from now on until unwatch(). `why_host`: see WatchedComm.
+  void watch(std::function<std::string()> why_host);
+  void unwatch() { watching_.reset(); }
+  // In a forked child nothing may end.
+  void abandon_watch() { static_cast<void>(watching_.release()); }
 
   // See Comm::still_writes.
   bool still_writes() const { return failed() || was_left_; }
@@ -92,10 +99,11 @@ class C10dCore {
   std::shared_ptr<Divergence> divergence_;  // may be shared by several communicators
   size_t number_;                           // this communicator's number in it
   std::shared_ptr<SharedFailure> failure_;
-  bool ended_ = false;     // see end()
-  bool was_left_ = false;  // a collective was left before it was complete
+  std::atomic<bool> ended_ = false;  // see end()
+  bool was_left_ = false;            // a collective was left before it was complete
   ProcessMark process_;
   std::vector<Pending*> pending_;
+  std::unique_ptr<DeviceWatch::Watching> watching_;  // null: on the host, or alone
 };
 
 }  // namespace zeroshard

@@ -22,16 +22,22 @@ Divergence::Divergence(c10::intrusive_ptr<c10d::Store> store, int rank, int worl
   if (store_) generation_ = store_->add(concat("zeroshard/divergence/", rank), 1);
 }
 
+std::string Divergence::key(std::string_view what) const {
+  return concat("zeroshard/", generation_, "/", what);
+}
+
 std::string Divergence::key(std::string_view what, int rank) const {
-  return concat("zeroshard/", generation_, "/", what, "/", rank);
+  return concat(key(what), "/", rank);
 }
 
 size_t Divergence::add_communicator() {
+  const std::scoped_lock lock(mutex_);
   communicators_.emplace_back();
   return communicators_.size() - 1;
 }
 
 void Divergence::note(size_t communicator, const Op& op, uint64_t hash) {
+  const std::scoped_lock lock(mutex_);
   Communicator& own = communicators_[communicator];
   own.last = op.seq;
   own.calls[own.last % own.calls.size()] = {op.seq, hash, op};
@@ -51,12 +57,14 @@ std::string Divergence::table(const Communicator& communicator) const {
 
 // The first call that both know and in which their histories differ. If the histories differ already before the calls
 // that both know, all known calls differ: then the first known one is named.
-std::optional<std::string> Divergence::compare(const Communicator& communicator, int peer,
-                                               const std::string& theirs) const {
+std::optional<std::string> Divergence::compare(size_t number, int peer, const std::string& theirs) {
+  const std::scoped_lock lock(mutex_);
+  const Communicator& communicator = communicators_[number];
   std::istringstream lines(theirs);
   uint64_t seq = 0, hash = 0;
   std::string text;
   while (lines >> seq >> hash && std::getline(lines.ignore(), text)) {
+    known_[{number, peer}] = seq;
     const Call& own = communicator.calls[seq % communicator.calls.size()];
     if (own.seq != seq || own.hash == hash) continue;
     const std::string mine = concat("rank ", rank_, " called ", own.op.text());
@@ -78,6 +86,7 @@ std::string Divergence::text_of(const Place& place) {
 
 std::optional<Divergence::Place> Divergence::parse_place(int rank, const std::string& text) const {
   std::istringstream in(text);
+  const std::scoped_lock lock(mutex_);
   Place place{rank, 0, 0, std::vector<uint64_t>(communicators_.size()), {}};
   in >> place.communicator >> place.seq;
   for (uint64_t& last : place.last) in >> last;
@@ -112,6 +121,7 @@ std::shared_ptr<Divergence::Talk> Divergence::Talk::start(std::function<void(Tal
     try {
       body(*talk);
     } catch (const std::exception&) {  // the store's host is gone; other checks report that better
+      talk->broken = true;
     }
     const std::scoped_lock lock(talk->mutex_);
     talk->over_ = true;
@@ -130,15 +140,22 @@ bool Divergence::Talk::wait_for(std::chrono::milliseconds patience) {
   return changed_.wait_for(lock, patience, [&] { return over_; });
 }
 
-void Divergence::start_exchange(size_t number, const std::optional<Place>& place) {
-  Communicator& communicator = communicators_[number];
+void Divergence::start_exchange(size_t number, const std::optional<Place>& place, bool asks) {
   const std::string calls = concat("calls/", number);
-  std::vector<std::pair<std::string, std::string>> own, theirs;  // key and text; keys of tables and places
-  if (communicator.told != communicator.last) own.emplace_back(key(calls, rank_), table(communicator));
-  if (place) own.emplace_back(key("place", rank_), text_of(*place));
+  std::map<std::string, std::string> own;                   // texts by key
+  std::vector<std::pair<std::string, std::string>> theirs;  // keys of tables and places
+  uint64_t last = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    const Communicator& communicator = communicators_[number];
+    last = communicator.last;
+    if (communicator.told != last) own.emplace(key(calls, rank_), table(communicator));
+  }
+  if (place) own.emplace(key("place", rank_), text_of(*place));
   for (int rank = 0; rank < world_size_; ++rank) theirs.emplace_back(key(calls, rank), key("place", rank));
-  exchange_ = Talk::start([store = store_, own, theirs, self = size_t(rank_)](Talk& talk) {
+  const auto body = [store = store_, own, theirs, self = size_t(rank_), asks, asked = key("asked")](Talk& talk) {
     for (const auto& [key, text] : own) store->set(key, text);
+    if (asks) store->add(asked, 1);
     const auto read = [&](const std::string& key, size_t peer, auto& texts) {
       if (store->check({key})) texts.emplace_back(int(peer), store->get_to_str(key));
     };
@@ -147,10 +164,12 @@ void Divergence::start_exchange(size_t number, const std::optional<Place>& place
       read(theirs[peer].first, peer, talk.tables);
       read(theirs[peer].second, peer, talk.places);
     }
-  });
+  };
+  exchange_ = Talk::start(body);
   if (!exchange_) return;
   exchange_->communicator = number;
-  communicator.told = communicator.last;
+  const std::scoped_lock lock(mutex_);
+  communicators_[number].told = last;
 }
 
 void Divergence::await_others() const {
@@ -165,24 +184,66 @@ void Divergence::await_others() const {
   if (talk) talk->wait_for(kFarewell);
 }
 
-std::optional<std::string> Divergence::look(size_t communicator, const Op* waiting) {
+std::optional<std::string> Divergence::look(size_t communicator, const Op* waiting, bool asks) {
   if (!store_) return std::nullopt;
+  const std::scoped_lock looking(looking_);
   std::optional<Place> place;
   if (waiting != nullptr) {
+    const std::scoped_lock lock(mutex_);
     place = {rank_, communicator, waiting->seq, {}, waiting->text()};
     for (const Communicator& each : communicators_) place->last.push_back(each.last);
   }
-  if (!exchange_) start_exchange(communicator, place);
+  if (!exchange_) start_exchange(communicator, place, asks);
   if (!exchange_) return std::nullopt;
   const std::shared_ptr<Talk> exchange = exchange_;
   if (!exchange->wait_for(kPatience)) return std::nullopt;
   exchange_.reset();
   std::optional<std::string> difference;
   for (const auto& [peer, theirs] : exchange->tables)
-    if (!difference) difference = compare(communicators_[exchange->communicator], peer, theirs);
+    if (const auto found = compare(exchange->communicator, peer, theirs); found && !difference) difference = found;
   if (!difference) difference = find_crossed(place, *exchange);
   if (difference) await_others();
   return difference;
+}
+
+Divergence::News Divergence::hear() {
+  if (!store_) return {};
+  const std::scoped_lock looking(looking_);
+  if (!inquiry_) {
+    const auto body = [store = store_, asked = key("asked"), failed = key("failed"), heard = heard_](Talk& talk) {
+      const int64_t count = store->add(asked, 0);
+      if (count != heard && store->check({failed})) talk.news.failure = store->get_to_str(failed);
+      talk.news.asked = count != heard;
+      talk.asked = count;
+    };
+    inquiry_ = Talk::start(body);
+  }
+  const std::shared_ptr<Talk> inquiry = inquiry_;
+  // A store that is gone is not asked again: its client may log each try.
+  if (!inquiry || !inquiry->wait_for(kPatience) || inquiry->broken) return {};
+  inquiry_.reset();
+  if (inquiry->news.asked) heard_ = inquiry->asked;
+  return inquiry->news;
+}
+
+void Divergence::tell_failure(const std::string& why) {
+  if (!store_) return;
+  const auto talk = Talk::start([store = store_, failed = key("failed"), asked = key("asked"), why](Talk&) {
+    if (!store->check({failed})) store->set(failed, why);
+    store->add(asked, 1);
+  });
+  if (talk) talk->wait_for(kPatience);
+}
+
+std::vector<std::pair<int, uint64_t>> Divergence::behind(size_t communicator, uint64_t seq) const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::pair<int, uint64_t>> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto found = known_.find({communicator, rank});
+    const uint64_t last = found == known_.end() ? 0 : found->second;
+    if (rank != rank_ && last < seq) ranks.emplace_back(rank, last);
+  }
+  return ranks;
 }
 
 }  // namespace zeroshard

@@ -1,8 +1,8 @@
 #include "comm_c10d/make_comm.h"
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -12,7 +12,7 @@
 #include "comm_c10d/c10d_bootstrap.h"
 #include "comm_c10d/c10d_comm.h"
 #include "comm_c10d/divergence.h"
-#include "comm_c10d/gloo_group.h"
+#include "comm_c10d/group_beside.h"
 
 namespace zeroshard {
 namespace {
@@ -23,9 +23,11 @@ struct RankCard {
   ProcessId process;
   int32_t transport = 0;
   int32_t device_type = 0;
+  int64_t generation = 0;  // of its Divergence
 };
 
-std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, const CommOptions& options) {
+std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, const CommOptions& options,
+                                     int64_t generation) {
   RankCard card;
   const std::string known = this_host(),
                     host = known.empty() ? concat("unknown host of rank ", bootstrap.rank()) : known;
@@ -33,6 +35,7 @@ std::vector<RankCard> exchange_cards(Bootstrap& bootstrap, at::Device device, co
   card.process = this_process();
   card.transport = static_cast<int32_t>(options.transport);
   card.device_type = static_cast<int32_t>(device.type());
+  card.generation = generation;
   std::vector<RankCard> cards;
   for (const std::string& bytes : bootstrap.all_gather({reinterpret_cast<const char*>(&card), sizeof card})) {
     if (bytes.size() != sizeof card)
@@ -66,16 +69,6 @@ std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options)
                                     make_single_comm());
 }
 
-// A group of the same ranks for the memory of the host.
-c10::intrusive_ptr<c10d::ProcessGroup> beside(c10d::ProcessGroup& group, const CommOptions& options) {
-  const c10::intrusive_ptr<c10d::Store> store = group.getStore();
-  if (!store) throw CommError("the process group has no store, by which ranks could meet on the host");
-  // The same group may have been used before.
-  const int64_t number = store->add(concat("zeroshard/beside/", group.getRank()), 1);
-  return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(concat("zeroshard/beside/", number), store),
-                         group.getRank(), group.getSize(), options.timeout_ms);
-}
-
 // Shared memory where `transport` allows it and all ranks are on one host, or null.
 std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCard>& cards,
                               const CommOptions& options) {
@@ -100,9 +93,17 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
   CommOptions options = comm_options;
   // The communicator of a device and the one beside it break together.
   if (!on_host && !options.failure) options.failure = std::make_shared<SharedFailure>();
-  const c10::intrusive_ptr<c10d::ProcessGroup> host_group = on_host ? group : beside(*group, options);
+  c10::intrusive_ptr<c10d::ProcessGroup> host_group = group;
+  if (!on_host) {
+    GroupBeside beside = make_group_beside(*group, options);
+    host_group = std::move(beside.group);
+    options.processes = std::move(beside.processes);
+  }
+  if (!divergence) divergence = std::make_shared<Divergence>(group->getStore(), group->getRank(), group->getSize());
   C10dBootstrap bootstrap(host_group, options);
-  const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options);
+  const std::vector<RankCard> cards = exchange_cards(bootstrap, device, options, divergence->generation());
+  const auto by_generation = [](const RankCard& a, const RankCard& b) { return a.generation < b.generation; };
+  divergence->agree(std::max_element(cards.begin(), cards.end(), by_generation)->generation);
   if (options.transport == Transport::kShm && !(on_host && on_one_host(cards)))
     throw ConfigError(concat("transport 'shm' needs CPU ranks of one host and pid namespace, but ",
                              on_host ? "the ranks are on several" : "the device is " + device.str(),
@@ -110,7 +111,6 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
   const PeerWatch watch = watch_of(cards, group->getRank(), options);
   std::unique_ptr<Comm> host = try_shm(bootstrap, cards, options);
   if (host && on_host) return host;
-  if (!divergence) divergence = std::make_shared<Divergence>(group->getStore(), group->getRank(), group->getSize());
   if (!host) host = std::make_unique<C10dComm>(host_group, at::kCPU, watch, options, divergence);
   if (on_host) return host;
   return std::make_unique<C10dComm>(group, device, watch, options, std::move(divergence), std::move(host));

@@ -22,6 +22,9 @@ void Engine::Impl::check_caller() const {
     throw StateError(
         "the handler of a signal called the engine while it waits for other ranks or for a checkpoint. Let the handler "
         "note the signal, or call request_stop(), and act on it between steps");
+  if (options.device.is_cpu()) return;
+  gather_comm.check();  // the thread that watches the device may have found out that a rank is gone
+  reduce_comm.check();
 }
 
 void Engine::Impl::renew_hooks(size_t unit) const {

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "comm/wait_graph.h"
+#include "comm_c10d/device_watch.h"
 #include "comm_c10d/divergence.h"
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
@@ -125,6 +126,19 @@ std::string attempt() {
   return concat("zeroshard/", count ? count : "0", "/");
 }
 
+// Note [One queue for all streams of a device]
+// With CUDA_DEVICE_MAX_CONNECTIONS=1 the device does all work in the order in which the host gave it. Where ranks give
+// gathers and reductions in different orders, each device would wait in another communicator for the other, for ever.
+// So both go over one communicator, for which the order is part of what ranks must do alike: a difference is found, and
+// named. Read when the world is made; one rank's setting counts for all.
+bool has_one_queue(Comm& gather, c10::Device device) {
+  if (device.is_cpu() || gather.world_size() == 1) return false;
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  int64_t is_one = connections != nullptr && std::string_view(connections) == "1" ? 1 : 0;
+  gather.host().all_reduce({&is_one, 1, DType::kOther8}, ReduceOp::kMax, "queues of the device")->wait();
+  return is_one != 0;
+}
+
 }  // namespace
 
 World::World(const Config& config, const RankEnvironment& env, std::shared_ptr<RankObserver> observer)
@@ -183,13 +197,15 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
   // One thread calls all gathers and reductions; checkpoints are also written by one in the background.
   options.wait_graph = std::make_shared<WaitGraph>();
   options.failure = std::make_shared<SharedFailure>();
+  if (!device_.is_cpu()) options.device_watch = std::make_shared<DeviceWatch>();
   std::shared_ptr<Divergence> divergence;
   if (gather) divergence = std::make_shared<Divergence>(gather->getStore(), gather->getRank(), gather->getSize());
   gather_ = make_comm(gather, device_, options, divergence);
-  reduce_ = make_comm(reduce, device_, options, divergence);
+  if (!has_one_queue(*gather_, device_)) reduce_ = make_comm(reduce, device_, options, divergence);
   if (!gather || checkpoint) {
     options.wait_graph.reset();
     options.failure.reset();
+    options.device_watch.reset();
     // A rank waits here while another writes or reads its whole share.
     options.timeout_ms = std::max(options.timeout_ms, kCheckpointTimeoutMs);
     checkpoint_ = make_comm(checkpoint, c10::kCPU, options);
@@ -198,10 +214,10 @@ void World::connect(const Config& config, const Groups& groups, Meeting* meeting
 }
 
 int World::rank() const {
-  return reduce_->rank();
+  return gather_->rank();
 }
 int World::world_size() const {
-  return reduce_->world_size();
+  return gather_->world_size();
 }
 std::string_view World::transport() const {
   return gather_->transport();
@@ -209,23 +225,23 @@ std::string_view World::transport() const {
 
 std::vector<std::string> World::transports() const {
   std::vector<std::string> all;
-  for (const auto* const comm : {&gather_, &reduce_, &checkpoint_})
-    all.emplace_back(*comm ? (*comm)->transport() : std::string_view());
+  for (const Comm* const comm : {gather_.get(), reduce_ ? reduce_.get() : gather_.get(), checkpoint_.get()})
+    all.emplace_back(comm != nullptr ? comm->transport() : std::string_view());
   return all;
 }
 
 double World::mean(double value) {
-  reduce_->host().all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum, "mean")->wait();
+  reduce().host().all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum, "mean")->wait();
   return value / world_size();
 }
 
 void World::barrier() {
-  reduce_->barrier("World::barrier");
+  reduce().barrier("World::barrier");
 }
 
 void World::abort(std::string_view reason) noexcept {
   gather_->abort(reason);
-  reduce_->abort(reason);
+  reduce().abort(reason);
   if (checkpoint_) checkpoint_->abort(reason);
 }
 

@@ -48,6 +48,25 @@ TEST(DeviceGroup, RanksThatCalledOtherCollectivesOfOneSizeNameThem) {
   }
 }
 
+// Each rank counts its own tries; one has failed alone before.
+TEST(DeviceGroup, RanksThatHaveTriedUnequallyOftenFindWhereTheyDiffer) {
+  start();
+  Streams::get().set_schedule(Schedule::kEager);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  store->add("zeroshard/divergence/1", 1);
+  std::vector<std::unique_ptr<Comm>> comms(2);
+  const auto errors = testing::run_threads(2, [&](int rank) {
+    set_current_device(rank);
+    comms[size_t(rank)] = make_comm(make_group(store, rank, 2, rank), device(rank));
+    const at::Tensor data = at::ones({8}, at::TensorOptions().device(device(rank)));
+    comms[size_t(rank)]->broadcast({data.data_ptr(), 8, DType::kFloat32}, 0, rank == 0 ? "left" : "right")->wait();
+    Comm* const compared[] = {comms[size_t(rank)].get()};
+    compare_histories(compared, "end of backward");
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, ::testing::HasSubstr("ranks disagree: in collective #1 rank 0 called broadcast"));
+}
+
 TEST(DeviceGroup, EqualHistoriesPass) {
   const auto errors = run_two(60'000, [](Comm& comm) {
     const at::Tensor data = at::ones({8}, at::TensorOptions().device(device(comm.rank())));

@@ -5,6 +5,8 @@ from mutant import Mutant
 _UNIT = "src/unit/unit.cpp"
 _BUCKET = "src/reduce/grad_bucket.cpp"
 _TRAINING = "*DeviceTraining.StreamsOfTheUsers*:*DeviceTraining.GivesTheCpus*"
+_WATCH = "src/comm_c10d/device_watch.cpp"
+_PROGRAMS = {"DeviceSquares": "device", "DeviceWatch": "comm_c10d", "GroupBeside": "comm_c10d"}
 _ONCE = "*DeviceTraining.TheHostWaitsOnceAStep*"
 
 _TABLE = [
@@ -125,11 +127,46 @@ _TABLE = [
         "DeviceGroup.AFailureOnTheHost*",
     ),
     (
-        "abort-not-heard",
+        "nobody-watches-the-device",
         "src/comm_c10d/c10d_comm.cpp",
-        "[this] { host_->check(); }",
-        "[] {}",
-        "DeviceGroup.ARankThatAwaits*",
+        "  if (core_->world_size() > 1) core_->watch(question_to(*host_));\n",
+        "",
+        "WatchedDevice.ARankThatGathersAnother*",
+    ),
+    (
+        "two-communicators-for-one-queue",
+        "src/engine/world.cpp",
+        "  if (!has_one_queue(*gather_, device_)) ",
+        "  ",
+        "OneQueue.AWorldHasOne*",
+    ),
+    (
+        "who-waits-for-nothing-does-not-tell",
+        _WATCH,
+        "  } else if (news.asked && !comm_.failure->happened()) {\n",
+        "  } else if (news.asked && comm_.failure->happened()) {\n",
+        "DeviceWatch.NamesBothCalls*",
+    ),
+    (
+        "the-device-is-watched-beside-the-engine",
+        _WATCH,
+        "  if (!op || op->seq != stuck_ || attended_ > 0) {\n",
+        "  if (!op || op->seq != stuck_) {\n",
+        "DeviceWatch.LeavesTheDevice*",
+    ),
+    (
+        "groups-beside-are-counted-by-each-rank",
+        "src/comm_c10d/group_beside.cpp",
+        "    for (const std::string& text : texts_)\n",
+        "    for (const std::string& text : {texts_[rank_]})\n",
+        "GroupBeside.ATryAfter*",
+    ),
+    (
+        "a-rank-that-begins-again-is-missed",
+        "src/comm_c10d/group_beside.cpp",
+        "cards_.read(/*again=*/result.valid())",
+        "cards_.read(/*again=*/false)",
+        "GroupBeside.ARankThatBeginsAgain*",
     ),
     (
         "blocks-added-by-rows",
@@ -141,6 +178,6 @@ _TABLE = [
 ]
 
 MUTANTS = [
-    Mutant(name, file, old, new, "device" if test.startswith("DeviceSq") else "accelerator", test)
+    Mutant(name, file, old, new, _PROGRAMS.get(test.split(".")[0], "accelerator"), test)
     for name, file, old, new, test in _TABLE
 ]

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <string_view>
 #include <thread>
 
 #include "base/format.h"
@@ -10,13 +12,49 @@
 
 namespace zeroshard::accelerator {
 
+namespace {
+
+// As on CUDA, all streams of a device share one queue where CUDA_DEVICE_MAX_CONNECTIONS is 1: what the host gave to any
+// of them ends before the next begins, and a collective ends only when all ranks have come to it. Read by
+// set_schedule(); for eager streams.
+std::atomic<bool> has_one_queue = false;
+
+// The works of such a device take turns.
+struct Lane {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t given = 0, done = 0;
+
+  uint64_t take_turn() {
+    const std::scoped_lock lock(mutex);
+    return ++given;
+  }
+  void await_turn(uint64_t turn) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return done + 1 == turn; });
+  }
+  void end_turn() {
+    const std::scoped_lock lock(mutex);
+    ++done;
+    changed.notify_all();
+  }
+};
+
+struct Item {
+  std::function<void()> run;
+  uint64_t turn = 0;  // 0: it needs none
+};
+
+}  // namespace
+
 struct Streams::Queue {
+  std::shared_ptr<Lane> lane;  // of all streams of the device
   StreamKey key;
   int number = 0;  // in Races
   bool eager = false;
   std::mutex mutex;
   std::condition_variable work_came, work_done;
-  std::deque<std::function<void()>> works;
+  std::deque<Item> works;
   uint64_t enqueued = 0, done = 0, demanded = 0;
   bool held = false;
   std::exception_ptr error;  // the first
@@ -31,6 +69,8 @@ void Streams::set_schedule(Schedule schedule, uint64_t seed) {
   for (Queue* queue : all()) wait_on_host(queue->key);
   seed_ = seed;
   schedule_ = schedule;
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  has_one_queue = connections != nullptr && std::string_view(connections) == "1";
 }
 
 StreamKey Streams::make_stream(int device, bool eager) {
@@ -48,6 +88,9 @@ Streams::Queue& Streams::queue(StreamKey stream) {
   std::unique_ptr<Queue>& queue = queues_[stream];
   if (!queue) {
     queue = std::make_unique<Queue>();
+    for (const auto& [key, other] : queues_)
+      if (key.device == stream.device && other->lane) queue->lane = other->lane;
+    if (!queue->lane) queue->lane = std::make_shared<Lane>();
     queue->key = stream;
     queue->number = races_.add_stream(concat("stream ", stream.device, ":", stream.id));
     std::thread([this, own = queue.get()] { run(*own); }).detach();
@@ -63,19 +106,21 @@ void Streams::run(Queue& queue) {
       const bool lazy = schedule_ == Schedule::kLazy && !queue.eager;
       return !queue.held && queue.done < (lazy ? queue.demanded : queue.enqueued);
     });
-    std::function<void()> work = std::move(queue.works.front());
+    Item work = std::move(queue.works.front());
     queue.works.pop_front();
     testing::Random random(seed_ * 1'000'003 + static_cast<uint64_t>(queue.number) * 7919 + queue.done);
     lock.unlock();
     if (schedule_ == Schedule::kLate && !queue.eager)
       std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 200)));
+    if (work.turn != 0) queue.lane->await_turn(work.turn);
     std::exception_ptr error;
     try {
-      work();
+      work.run();
     } catch (...) {
       error = std::current_exception();
     }
-    work = nullptr;
+    if (work.turn != 0) queue.lane->end_turn();
+    work.run = nullptr;
     lock.lock();
     if (error && !queue.error) queue.error = error;
     ++queue.done;
@@ -89,7 +134,7 @@ void Streams::enqueue(StreamKey stream, WorkKind kind, const std::string& what, 
   if (kind == WorkKind::kCopy) ++copies_;
   Queue& own = queue(stream);
   const std::scoped_lock lock(own.mutex);
-  own.works.push_back(std::move(work));
+  own.works.push_back({std::move(work), has_one_queue ? own.lane->take_turn() : 0});
   races_.enqueue(own.number, ++own.enqueued, what, accesses);
   own.work_came.notify_one();
 }

@@ -1,0 +1,227 @@
+#include "comm_c10d/group_beside.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+
+#include "base/check.h"
+#include "base/interrupt.h"
+#include "comm_c10d/gloo_group.h"
+
+namespace zeroshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+constexpr std::chrono::milliseconds kNap(5), kLookEvery(100), kReadEvery(500);
+constexpr size_t kAskedAtOnce = 64;  // of thousands of ranks, the store has enough to do
+constexpr std::string_view kLeft = "left ";
+
+std::string card_key(size_t rank) {
+  return concat("zeroshard/beside/card/", rank);
+}
+
+// Note [Names of groups beside]
+// Each rank counts its own tries and writes the number on its card. Ranks that have failed alone have other numbers
+// than the rest. So the name of a try is made of all cards, and a rank whose peer has begun again meanwhile connects
+// under the new name. A card of a try before may be found first: one whose rank has left, or whose process is gone,
+// counts as none until another is written.
+class Cards {
+ public:
+  Cards(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size)
+      : store_(std::move(store)), rank_(size_t(rank)), texts_(size_t(world_size)), processes_(size_t(world_size)) {
+    const std::string host = this_host();
+    const ProcessId own = this_process();
+    const int64_t number = store_->add(concat("zeroshard/beside/try/", rank), 1);
+    store_->set(card_key(rank_),
+                concat(number, ' ', own.pid, ' ', own.start_time, ' ', host.empty() ? std::string("?") : host));
+  }
+
+  // Reads the cards of ranks that have not come yet, or all again. Whether one is new; throws CommError when a rank
+  // that had come has left.
+  bool read(bool again) {
+    bool is_new = false;
+    size_t asked = 0;
+    for (size_t rank = 0; rank < texts_.size() && (again || asked < kAskedAtOnce); ++rank) {
+      if (!again && !texts_[rank].empty()) continue;
+      ++asked;
+      if (!store_->check({card_key(rank)})) continue;
+      const std::string text = store_->get_to_str(card_key(rank));
+      if (text == texts_[rank]) continue;
+      is_new = take(rank, text) || is_new;
+    }
+    return is_new;
+  }
+  bool all_here() const { return missing().empty(); }
+  std::vector<size_t> missing() const {
+    std::vector<size_t> ranks;
+    for (size_t rank = 0; rank < texts_.size(); ++rank)
+      if (texts_[rank].empty()) ranks.push_back(rank);
+    return ranks;
+  }
+  // The same for all ranks that have read the same cards.
+  std::string name() const {
+    uint64_t hash = 0xcbf29ce484222325ULL;
+    for (const std::string& text : texts_)
+      for (const char c : text + '\n') hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+    return concat("zeroshard/beside/", hash);
+  }
+  const std::vector<ProcessId>& processes() const { return processes_; }
+
+  void leave(std::string_view reason) noexcept {
+    try {
+      store_->set(card_key(rank_), concat(kLeft, reason));
+    } catch (const std::exception&) {  // the store is gone
+    }
+  }
+
+ private:
+  bool take(size_t rank, const std::string& text) {
+    if (text.starts_with(kLeft)) {
+      if (texts_[rank].empty()) return false;
+      throw CommError(concat("rank ", rank_, ": rank ", rank, " left before all ranks were connected (",
+                             text.substr(kLeft.size()), "). To try again, every rank has to"));
+    }
+    std::istringstream card(text);
+    int64_t number = 0;
+    ProcessId process;
+    std::string host;
+    card >> number >> process.pid >> process.start_time >> host;
+    if (!card) throw CommError(concat("rank ", rank, " runs another version of zeroshard"));
+    const bool is_here = host == this_host();
+    if (is_here && state_of(process) == ProcessState::kDead) return false;
+    texts_[rank] = text;
+    processes_[rank] = is_here ? process : ProcessId{};
+    return true;
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  size_t rank_;
+  std::vector<std::string> texts_;  // by rank; "": has not come
+  std::vector<ProcessId> processes_;
+};
+
+// Nothing of Gloo that connects ranks can be interrupted: it runs on a thread of its own, with a connection of its own
+// to the store, and is left behind when it is no longer wanted.
+std::future<Group> connect(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
+                           int world_size, int64_t timeout_ms) {
+  std::packaged_task<Group()> task([store = store->clone(), name, rank, world_size, timeout_ms] {
+    return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size, timeout_ms);
+  });
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* const c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
+}
+
+class Beside {
+ public:
+  Beside(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, const CommOptions& options)
+      : store_(std::move(store)),
+        options_(options),
+        rank_(rank),
+        world_size_(world_size),
+        cards_(store_, rank, world_size),
+        watch_(options.processes, options.stall_timeout_ms) {}
+
+  GroupBeside make() {
+    try {
+      return {wait(), cards_.processes()};
+    } catch (const std::exception& error) {
+      cards_.leave(text_of(error));
+      throw;
+    }
+  }
+
+ private:
+  Group wait() {
+    LongWait wait(options_.wait_listener);
+    std::future<Group> result;
+    auto looked = start_, read = start_;
+    while (true) {
+      const auto now = Clock::now();
+      if (!result.valid() || now - read > kReadEvery) {
+        read = now;
+        if (cards_.read(/*again=*/result.valid())) {
+          watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms);
+          result = {};  // a rank has begun again, if this one had begun
+        }
+        if (!result.valid() && cards_.all_here())
+          result = connect(store_, cards_.name(), rank_, world_size_, options_.timeout_ms);
+      }
+      if (result.valid() && result.wait_for(kNap) == std::future_status::ready) {
+        if (Group group = take(result)) return group;
+        continue;
+      }
+      if (!result.valid()) std::this_thread::sleep_for(kNap);
+      if (now - looked < kLookEvery) continue;
+      looked = now;
+      wait.lasts([] { return std::string("the group beside the device's, for all ranks"); });
+      check_interrupt();
+      if (const std::string trouble = watch_.check_all(); !trouble.empty())
+        throw CommError(concat("rank ", rank_, ": ", trouble, " while ranks were connected"));
+      check_time(now);
+    }
+  }
+
+  // Null: a rank has begun again meanwhile.
+  Group take(std::future<Group>& result) {
+    try {
+      return result.get();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      // The connections of a process that dies break before it is gone.
+      for (int attempt = 0; attempt < 10; ++attempt) {
+        if (cards_.read(/*again=*/true)) return {};
+        if (const std::string trouble = watch_.check_all(); !trouble.empty())
+          throw CommError(concat("rank ", rank_, ": ", trouble, " while ranks were connected: ", text_of(error)));
+        check_interrupt();
+        std::this_thread::sleep_for(std::chrono::milliseconds(110));
+      }
+      throw CommError(concat("rank ", rank_, ": cannot connect the ranks on the host: ", text_of(error)));
+    }
+  }
+
+  void check_time(Clock::time_point now) const {
+    if (now - start_ < std::chrono::milliseconds(options_.timeout_ms)) return;
+    std::string who;
+    for (const size_t rank : cards_.missing()) who += concat(who.empty() ? "missing: rank " : ", ", rank);
+    throw CommError(concat("rank ", rank_, ": not all ranks have made the group beside the device's within ",
+                           double(options_.timeout_ms) / 1000, " s (zeroshard.timeout_s); ",
+                           who.empty() ? std::string("all came, but were not connected") : who));
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  const CommOptions& options_;
+  int rank_, world_size_;
+  Cards cards_;
+  PeerWatch watch_;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace
+
+GroupBeside make_group_beside(c10d::ProcessGroup& group, const CommOptions& options) {
+  c10::intrusive_ptr<c10d::Store> store = group.getStore();
+  if (!store) throw CommError("the process group has no store, by which ranks could meet on the host");
+  try {
+    return Beside(std::move(store), group.getRank(), group.getSize(), options).make();
+  } catch (const c10::Error& error) {
+    throw CommError(concat("rank ", group.getRank(),
+                           ": the store of the process group does not answer: ", error.what_without_backtrace()));
+  }
+}
+
+}  // namespace zeroshard
