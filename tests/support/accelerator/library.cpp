@@ -41,6 +41,6 @@ PYBIND11_MODULE(zs_simulated_device, m) {
   m.def("set_device", zeroshard::accelerator::set_current_device);
   m.def("allocated_bytes", zeroshard::accelerator::allocated_bytes);
   // A collective frees tensors on its own thread, so none of this may hold Python's lock.
-  m.def("make_backend", zeroshard::accelerator::make_backend, py::arg("store"), py::arg("rank"),
-        py::arg("world_size"), py::arg("device"), py::call_guard<py::gil_scoped_release>());
+  m.def("make_backend", zeroshard::accelerator::make_backend, py::arg("store"), py::arg("rank"), py::arg("world_size"),
+        py::arg("device"), py::call_guard<py::gil_scoped_release>());
 }
