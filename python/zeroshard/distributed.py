@@ -159,17 +159,18 @@ def device_of_rank(local_rank: int) -> torch.device:
 
 def default_device(local_rank: int) -> torch.device:
     """The GPU with this rank's number, if there are GPUs. Raises ValueError when there are fewer GPUs than ranks."""
-    if not torch.cuda.is_available():
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
         return torch.device("cpu")
-    gpus = torch.cuda.device_count()
+    gpus = torch.accelerator.device_count()
     if local_rank >= gpus:
         raise ValueError(
             f"local rank {local_rank} has no GPU of its own: this host shows {gpus} (CUDA_VISIBLE_DEVICES="
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}). Start at most {gpus} rank(s) on it. To share one, move "
             "the model to it and call torch.distributed.init_process_group('gloo') before zeroshard.initialize"
         )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(kind.type, local_rank)
 
 
 def _make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:

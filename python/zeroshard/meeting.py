@@ -91,7 +91,7 @@ def while_all_live(
     interrupted, neither by a death nor by Ctrl-C. On an interruption the thread is left behind; if it succeeds later,
     it calls ``undo(result)``. Without a meeting no rank is watched.
     """
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    device = _device_in_use()
     answer: dict[str, Any] = {}
     lock = threading.Lock()
     done = threading.Event()
@@ -99,7 +99,7 @@ def while_all_live(
     def run() -> None:
         try:
             if device is not None:
-                torch.cuda.set_device(device)
+                torch.accelerator.set_device_index(device)
             result = connect()
             with lock:
                 answer["result"] = result
@@ -136,6 +136,13 @@ def while_all_live(
         if error is not None:
             raise error
     return answer["result"]
+
+
+def _device_in_use() -> int | None:
+    """The number of this thread's GPU if GPUs are in use: a new thread would begin with the first one."""
+    kind = torch.accelerator.current_accelerator()
+    in_use = kind is not None and torch.get_device_module(kind).is_initialized()
+    return torch.accelerator.current_device_index() if in_use else None
 
 
 def await_left_behind(timeout: timedelta) -> None:

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
+#include <optional>
 #include <utility>
 
 #include "base/align.h"
@@ -87,7 +88,13 @@ at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) 
 }
 
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device) {
-  return at::from_blob(data, {numel}, at::TensorOptions().dtype(type).device(device));
+  // Told the device, torch does not ask the driver for that of the address: that costs time, and fails where there are
+  // no elements and so perhaps no address.
+  const auto known = device.is_cpu() || device.has_index() ? std::optional(device) : std::nullopt;
+  return at::for_blob(data, {numel})
+      .options(at::TensorOptions().dtype(type).device(device))
+      .target_device(known)
+      .make_tensor();
 }
 
 }  // namespace zeroshard

@@ -177,7 +177,25 @@ _TABLE = [
     ),
 ]
 
+# The front, with two ranks on devices.
+_PYTHON = [
+    (
+        "front-knows-cuda-alone",
+        "python/zeroshard/distributed.py",
+        "    kind = torch.accelerator.current_accelerator(check_available=True)\n",
+        '    kind = torch.device("cuda") if torch.cuda.is_available() else None\n',
+        "tests/python/test_models.py::test_gathered_reads_and_writes[1-late]",
+    ),
+    (
+        "groups-of-the-first-device",
+        "python/zeroshard/meeting.py",
+        "                torch.accelerator.set_device_index(device)\n",
+        "                pass\n",
+        "tests/python/test_models.py::test_gathered_writes_reach_the_masters[1-late]",
+    ),
+]
+
 MUTANTS = [
     Mutant(name, file, old, new, _PROGRAMS.get(test.split(".")[0], "accelerator"), test)
     for name, file, old, new, test in _TABLE
-]
+] + [Mutant(name, file, old, new, "python", test) for name, file, old, new, test in _PYTHON]

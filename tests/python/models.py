@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import world
 from torch import nn
 
 VOCABULARY = 61
@@ -60,13 +61,20 @@ def tiny_deberta() -> nn.Module:
 
 
 def tokens(step: int, micro: int, samples: int, length: int = 9) -> torch.Tensor:
-    """The token ids of one micro-batch of all ranks together."""
+    """The token ids of one micro-batch of all ranks together, on this rank's device."""
     generator = torch.Generator().manual_seed(1000 * step + micro)
-    return torch.randint(0, VOCABULARY, (samples, length), generator=generator)
+    return placed(torch.randint(0, VOCABULARY, (samples, length), generator=generator))
+
+
+def placed(tensor: torch.Tensor) -> torch.Tensor:
+    """On this rank's device, without a wait of the host."""
+    device = world.device()
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def language_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Mean next-token loss in fp32, whatever the model computes in."""
+    """Mean next-token loss in fp32, whatever the model computes in, and wherever it is."""
+    ids = ids.to(next(model.parameters()).device)
     logits = model(input_ids=ids).logits[:, :-1].float()
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
@@ -102,8 +110,9 @@ def stack(seed: int = 0, **sizes) -> Stack:
 
 
 def vectors(step: int, micro: int, samples: int, width: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of one micro-batch of all ranks together, on this rank's device."""
     generator = torch.Generator().manual_seed(1000 * step + micro)
-    return torch.randn(samples, width, generator=generator), torch.randn(samples, 5, generator=generator)
+    return tuple(placed(torch.randn(samples, size, generator=generator)) for size in (width, 5))
 
 
 def share(batch: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import signal
 
 import models
 import pytest
+import simulated
 import torch
 import world
 import zeroshard
@@ -66,7 +67,7 @@ def train(engine, steps):
     losses = []
     for _ in range(steps):
         shift = random.randrange(5)
-        ids = (torch.randint(0, 45, (4, 6)) + shift) % 50
+        ids = ((torch.randint(0, 45, (4, 6)) + shift) % 50).to(world.device())
         loss = torch.nn.functional.cross_entropy(engine(ids).float(), ids[:, 0])
         engine.backward(loss)
         engine.step()
@@ -130,6 +131,17 @@ def test_a_resumed_run_has_the_same_bits_at_every_stage(tmp_path, ranks):
 def test_a_resumed_run_in_16_bits(tmp_path, dtype):
     cases = [(stage, 3 - stage, dtype, "AdamW", 4, 8) for stage in STAGES]
     world.run(2, stops_and_resumes, folder=str(tmp_path), cases=cases)
+
+
+@simulated.needed
+@pytest.mark.row("R1", "W1", "W2")
+@pytest.mark.parametrize(
+    "ranks,stage,dtype,optimizer,on",
+    [(1, 1, "fp16", "AdamW", "lazy"), (2, 3, "bf16", "Lion", "late"), (3, 2, "fp32", "none", "lazy")],
+)
+def test_a_resumed_run_has_the_same_bits_on_devices(tmp_path, ranks, stage, dtype, optimizer, on):
+    cases = [(stage, (stage + 1) % 4, dtype, optimizer, 2, 4)]
+    world.run(ranks, stops_and_resumes, folder=str(tmp_path), cases=cases, on=on)
 
 
 def resume_with_skipped_steps(folder, stage):
@@ -416,7 +428,8 @@ def export(folder, stage, dtype):
         whole = load_file(os.path.join(folder, "whole", "pytorch_model.safetensors"))
         assert whole.keys() == expected.keys()
         assert all(
-            whole[name].dtype == value.dtype and torch.equal(whole[name], value) for name, value in expected.items()
+            whole[name].dtype == value.dtype and torch.equal(whole[name], value.cpu())
+            for name, value in expected.items()
         )
         part = load_file(os.path.join(folder, "part", "model.safetensors"))
         assert part.keys() == expected.keys() - {"frozen"}
@@ -425,10 +438,13 @@ def export(folder, stage, dtype):
 
 
 @pytest.mark.row("W3")
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_whole_model_as_one_file(tmp_path, stage):
+@pytest.mark.parametrize(
+    "ranks,stage,on",
+    [*((2, stage, None) for stage in STAGES), *(simulated.case(3, s, "lazy") for s in (1, 3))],
+)
+def test_the_whole_model_as_one_file(tmp_path, ranks, stage, on):
     for dtype in ("fp32", "bf16"):
-        world.run(2, export, folder=str(tmp_path / dtype), stage=stage, dtype=dtype)
+        world.run(ranks, export, folder=str(tmp_path / dtype), stage=stage, dtype=dtype, on=on)
 
 
 def load_from_a_path_that_is_no_text(folder):

@@ -8,6 +8,7 @@ from unittest import mock
 
 import models
 import pytest
+import simulated
 import torch
 import world
 import zeroshard
@@ -59,7 +60,7 @@ def expected(build=Model, seed=0):
 def build(rank_seeds=True, build=Model, **arguments):
     import torch.distributed as dist
 
-    zeroshard.init_distributed("cpu")
+    zeroshard.init_distributed(world.device())
     torch.manual_seed(dist.get_rank() if rank_seeds else 0)
     with zero.Init(**arguments):
         return build()
@@ -86,15 +87,19 @@ def _init():
     return values_of(model)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_each_rank_keeps_a_piece_of_the_values_of_rank_zero(ranks):
-    assert world.run(ranks, _init) == [expected()] * ranks
+@pytest.mark.parametrize(
+    "ranks,on",
+    [(1, None), (2, None), (3, None), (4, None), simulated.case(3, "lazy")],
+    ids=["1", "2", "3", "4", "3-lazy"],
+)
+def test_each_rank_keeps_a_piece_of_the_values_of_rank_zero(ranks, on):
+    assert world.run(ranks, _init, on=on) == [expected()] * ranks
 
 
 def _init_of_a_model_that_is_there():
     import torch.distributed as dist
 
-    zeroshard.init_distributed("cpu")
+    zeroshard.init_distributed(world.device())
     torch.manual_seed(dist.get_rank())
     model = Model()
     zero.Init(module=model)
@@ -203,7 +208,7 @@ class Failing(nn.Module):
 
 
 def _constructors():
-    zeroshard.init_distributed("cpu")
+    zeroshard.init_distributed(world.device())
     constructor = nn.Linear.__init__
     with pytest.raises(KeyError), zero.Init():
         Failing()
@@ -342,8 +347,9 @@ def _copies():
     assert "sharded" in repr(model.head.weight)
 
 
-def test_copies_and_casts_keep_the_shards():
-    world.run(2, _copies)
+@pytest.mark.parametrize("on", [None, simulated.case("late")])
+def test_copies_and_casts_keep_the_shards(on):
+    world.run(2, _copies, on=on)
 
 
 # -- the engine takes over -------------------------------------------------------------------------------------------
@@ -351,12 +357,12 @@ def test_copies_and_casts_keep_the_shards():
 
 def _trains(stage, sharded_before):
     with contextlib.nullcontext() if not sharded_before else zero.Init():
-        zeroshard.init_distributed("cpu")
+        zeroshard.init_distributed(world.device())
         torch.manual_seed(0)
         model = Model(tied=True)
     engine, *_ = zeroshard.initialize(model=model, config=models.configuration(stage, optimizer=models.adamw()))
     assert type(model.head.weight.data) is torch.Tensor
-    ids = torch.arange(6).view(2, 3) + torch.distributed.get_rank()
+    ids = (torch.arange(6).view(2, 3) + torch.distributed.get_rank()).to(world.device())
     for _ in range(3):
         engine.backward(engine(ids).square().mean())
         engine.step()
@@ -370,13 +376,17 @@ def _trains(stage, sharded_before):
     return digest
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_an_engine_takes_the_shards_over(ranks):
+@pytest.mark.parametrize(
+    "ranks,stages,on",
+    [*((ranks, range(4), None) for ranks in (1, 2, 3)), simulated.case(2, [1, 3], "lazy")],
+    ids=["1", "2", "3", "2-lazy"],
+)
+def test_an_engine_takes_the_shards_over(ranks, stages, on):
     digests = {
         digest
-        for stage in (0, 1, 2, 3)
+        for stage in stages
         for sharded_before in (False, True)
-        for digest in world.run(ranks, _trains, stage=stage, sharded_before=sharded_before)
+        for digest in world.run(ranks, _trains, stage=stage, sharded_before=sharded_before, on=on)
     }
     assert len(digests) == 1
 

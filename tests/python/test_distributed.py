@@ -46,9 +46,9 @@ def test_torchrun_starts_the_same_job(tmp_path):
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     assert [distributed.default_device(rank) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     with pytest.raises(ValueError, match=r"local rank 2 has no GPU .* shows 2 .*at most 2 rank"):
         distributed.default_device(2)

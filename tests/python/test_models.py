@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import models
 import pytest
+import simulated
 import torch
 import world
 import zeroshard
@@ -30,8 +31,13 @@ def stack_batch(step, rank, width=WIDTH):
     return models.share(x, rank, world.size()), models.share(y, rank, world.size())
 
 
+def batch_for(model, step, rank):
+    """Where the model is."""
+    return [each.to(next(model.parameters()).device) for each in stack_batch(step, rank)]
+
+
 def stack_loss(model, step, rank):
-    x, y = stack_batch(step, rank)
+    x, y = batch_for(model, step, rank)
     return nn.functional.mse_loss(model(x), y)
 
 
@@ -108,7 +114,7 @@ class Dropped(models.Stack):
 
 
 def dropped_loss(model, step, rank):
-    x, y = stack_batch(step, rank)
+    x, y = batch_for(model, step, rank)
     return nn.functional.mse_loss(model(x, step=step), y)
 
 
@@ -192,7 +198,7 @@ class Nested(nn.Module):
 
 
 def nested_loss(model, step, rank):
-    x, y = stack_batch(step, rank)
+    x, y = batch_for(model, step, rank)
     return nn.functional.mse_loss(model(x)["out"][0], y)
 
 
@@ -261,14 +267,22 @@ def train_cases(names, steps=6):
     return results
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_models_train_as_in_pytorch(world_size):
-    by_rank = world.run(world_size, train_cases, names=list(CASES), timeout_s=200)
+# What differs most in which parameters a unit has, and in when it is needed.
+ON_DEVICES = ["lora", "odd", "repeated", "checkpointed", "checkpointed_reentrant"]
+
+
+@pytest.mark.parametrize(
+    "world_size,names,steps,on",
+    [(2, list(CASES), 6, None), (3, list(CASES), 6, None), simulated.case(2, ON_DEVICES, 3, "lazy")],
+    ids=["2", "3", "2-lazy"],
+)
+def test_models_train_as_in_pytorch(world_size, names, steps, on):
+    by_rank = world.run(world_size, train_cases, names=names, steps=steps, on=on, timeout_s=200)
     # Of three ranks the mean is rounded: the reference divides before it adds, zeroshard after.
     tolerance = TOLERANCE if world_size == 2 else 4 * TOLERANCE
     failures = []
     for results in by_rank:
-        for name, by_stage in zip(CASES, results, strict=True):
+        for name, by_stage in zip(names, results, strict=True):
             errors = [error for error, _ in by_stage]
             if max(errors) >= tolerance or len({digest for _, digest in by_stage}) != 1:
                 failures.append((name, errors, [digest[:8] for _, digest in by_stage]))
@@ -333,9 +347,9 @@ def compare_no_sync(last_outside):
     return results
 
 
-@pytest.mark.parametrize("last_outside", [True, False])
-def test_no_sync(last_outside):
-    for errors in world.run(2, compare_no_sync, last_outside=last_outside):
+@pytest.mark.parametrize("last_outside,on", [(True, None), (False, None), simulated.case(True, "late")])
+def test_no_sync(last_outside, on):
+    for errors in world.run(2, compare_no_sync, last_outside=last_outside, on=on):
         assert max(errors) < TOLERANCE, errors
 
 
@@ -376,7 +390,7 @@ def evaluate_in_between():
 
 
 def evaluate(engine, model, with_eval):
-    """The difference of the engine's logits from those of a copy of the model."""
+    """The difference of the engine's logits from those of a copy of the model on the CPU."""
     ids = models.tokens(99, 0, 2)
     with zeroshard.gathered(model.parameters()):
         reference = models.tiny_llama()
@@ -384,13 +398,14 @@ def evaluate(engine, model, with_eval):
     engine.train(not with_eval)
     with torch.no_grad():
         logits = engine(input_ids=ids).logits
-        expected = reference(input_ids=ids).logits
+        expected = reference(input_ids=ids.cpu()).logits
     engine.train()
-    return (logits - expected).abs().max().item()
+    return (logits.cpu() - expected).abs().max().item()
 
 
-def test_evaluation_in_the_middle_of_training():
-    for by_stage in world.run(2, evaluate_in_between):
+@pytest.mark.parametrize("on", [None, simulated.case("lazy")])
+def test_evaluation_in_the_middle_of_training(on):
+    for by_stage in world.run(2, evaluate_in_between, on=on, timeout_s=120):
         for same, differences, _ in by_stage:
             assert same and differences == [0.0] * len(differences)
         assert len({digest for *_, digest in by_stage}) == 1
@@ -402,18 +417,18 @@ def read_and_write(stage):
     expected = reference_optimizer(reference, None)
     engine, *_ = zeroshard.initialize(model=model, config=configuration(stage, bf16={"enabled": False}))
     weight = model.model.layers[1].mlp.up_proj.weight
-    assert weight.shape == reference.model.layers[1].mlp.up_proj.weight.shape and weight.device.type == "cpu"
+    assert weight.shape == reference.model.layers[1].mlp.up_proj.weight.shape and weight.device == world.device()
     messages = []
     if stage == 3:
-        for read in (torch.sum, torch.clone, torch.Tensor.tolist, lambda w: w + 1, lambda w: w.detach().numpy().sum()):
+        for read in (torch.sum, torch.clone, torch.Tensor.tolist, lambda w: w + 1, lambda w: w.detach().cpu().numpy()):
             try:
                 read(weight)
                 messages.append("no error")
             except RuntimeError as error:
                 messages.append(str(error))
     with zeroshard.gathered([weight, None, torch.ones(2), weight, model.lm_head.weight]):
-        assert torch.equal(weight, reference.model.layers[1].mlp.up_proj.weight)
-        assert torch.equal(model.model.embed_tokens.weight, reference.lm_head.weight)
+        assert torch.equal(weight.cpu(), reference.model.layers[1].mlp.up_proj.weight)
+        assert torch.equal(model.model.embed_tokens.weight.cpu(), reference.lm_head.weight)
     with zeroshard.gathered([]):
         pass
     for step in range(2):
@@ -425,7 +440,7 @@ def read_and_write(stage):
     with torch.no_grad():
         reference.model.layers[1].mlp.up_proj.weight.fill_(0.02)
     with zeroshard.gathered(weight):
-        assert torch.equal(weight, reference.model.layers[1].mlp.up_proj.weight)
+        assert torch.equal(weight.cpu(), reference.model.layers[1].mlp.up_proj.weight)
     for step in range(2, 4):
         engine.backward(llama_loss(engine, step, world.rank()))
         engine.step()
@@ -433,9 +448,9 @@ def read_and_write(stage):
     return [difference(model, reference), messages]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_gathered_reads_and_writes(stage):
-    for error, messages in world.run(2, read_and_write, stage=stage):
+@pytest.mark.parametrize("stage,on", [*((stage, None) for stage in STAGES), *simulated.at_stages(1, 3)])
+def test_gathered_reads_and_writes(stage, on):
+    for error, messages in world.run(2, read_and_write, stage=stage, on=on):
         assert error < TOLERANCE
         for message in messages:
             assert "'model.layers.1.mlp.up_proj.weight' is sharded" in message and "gathered" in message
@@ -452,12 +467,12 @@ def write_master(stage):
     engine.backward(nn.functional.mse_loss(engine(x.bfloat16()).float(), y))
     engine.step()
     with zeroshard.gathered(model.head.weight):
-        return torch.unique(model.head.weight).tolist()
+        return torch.unique(model.head.weight.cpu()).tolist()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_gathered_writes_reach_the_masters(stage):
-    assert world.run(2, write_master, stage=stage) == [[0.125], [0.125]]
+@pytest.mark.parametrize("stage,on", [*((stage, None) for stage in STAGES), *simulated.at_stages(1, 3)])
+def test_gathered_writes_reach_the_masters(stage, on):
+    assert world.run(2, write_master, stage=stage, on=on) == [[0.125], [0.125]]
 
 
 def generate():
@@ -496,13 +511,13 @@ def build_at_stage(context, stage):
         engine.backward(loss(engine, step, world.rank()))
         engine.step()
     with zeroshard.gathered(model.parameters()):
-        assert all(torch.isfinite(param).all() and param.any() for param in model.parameters() if param.dim() > 1)
+        assert all(p.isfinite().all() and p.any() for p in map(torch.Tensor.cpu, model.parameters()) if p.dim() > 1)
     return engine.parameter_digest()
 
 
-@pytest.mark.parametrize("context", ["Init", "device"])
-def test_models_on_the_meta_device(context):
-    digests = world.run(2, build_on_meta, context=context)
+@pytest.mark.parametrize("context,on", [("Init", None), ("device", None), simulated.case("Init", "late")])
+def test_models_on_the_meta_device(context, on):
+    digests = world.run(2, build_on_meta, context=context, on=on)
     assert len({digest for by_stage in digests for digest in by_stage}) == 1, digests
 
 
@@ -543,9 +558,9 @@ def fail_on_rank_1(stage):
 
 
 @pytest.mark.row("K6")
-@pytest.mark.parametrize("stage", [0, 3])
-def test_an_exception_on_one_rank_ends_all(stage):
-    ranks = world.run_ranks(3, fail_on_rank_1, stage=stage, timeout_s=30)
+@pytest.mark.parametrize("stage,on", [(0, None), (3, None), *simulated.at_stages(0, 3)])
+def test_an_exception_on_one_rank_ends_all(stage, on):
+    ranks = world.run_ranks(3, fail_on_rank_1, stage=stage, on=on, timeout_s=30)
     assert all(rank.exit_code == 1 for rank in ranks)
     assert ranks[1].error == 'KeyError: "the user\'s own mistake"'
     for rank in (ranks[0], ranks[2]):

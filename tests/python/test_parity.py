@@ -5,6 +5,7 @@ import math
 
 import models
 import pytest
+import simulated
 import torch
 import torch.distributed as dist
 import world
@@ -17,6 +18,11 @@ TOLERANCE = 1e-6
 # Adam divides by a gradient's own size, however small: an element whose gradient is rounding noise would take steps of
 # the size of the learning rate in either direction. Where gradients of ranks are summed, this bounds such steps.
 EPS = 1e-3
+
+
+def tolerance(on):
+    """On a simulated device, some of a Llama's operators add in another order than they do on the CPU."""
+    return 10 * TOLERANCE if on else TOLERANCE
 
 
 class Lion(torch.optim.Optimizer):
@@ -67,17 +73,18 @@ def difference(model, reference):
             assert torch.isfinite(ours).all() and torch.isfinite(theirs).all(), name
             if ours.numel() == 0:
                 continue
-            error = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-12)
+            error = (ours.cpu().double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-12)
             largest = max(largest, error.item())
     return largest
 
 
 def replicate(model):
-    """What the engine is compared with: DDP when there are several ranks."""
+    """What the engine is compared with, on the CPU: DDP when there are several ranks."""
     reference = copy.deepcopy(model)
     if world.size() == 1:
         return reference, reference
-    zeroshard.init_distributed()
+    device = world.device().type
+    zeroshard.init_distributed(backend=f"cpu:gloo,{device}:{device}" if device != "cpu" else None)
     return reference, DistributedDataParallel(reference, bucket_cap_mb=0.01)
 
 
@@ -133,8 +140,8 @@ def compare_one(name, stage, accumulation=1, clip=0.0, groups=False, steps=10, t
     return [*errors, difference(model, reference)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_optimizers_of_the_configuration(world_size, release):
+@pytest.mark.parametrize("world_size,on", [(1, None), (2, None), simulated.case(2, "lazy")])
+def test_optimizers_of_the_configuration(world_size, on, release):
     cases = [{"name": name, "stage": index % 4} for index, name in enumerate(OPTIMIZERS)]
     cases += [
         {"name": "adamw", "stage": 3, "clip": 0.3},
@@ -143,9 +150,11 @@ def test_optimizers_of_the_configuration(world_size, release):
     ]
     if release:
         cases = [{**case, "stage": stage, "steps": 50} for case in cases for stage in range(4)]
-    for errors in world.run(world_size, compare_configured, cases=cases, timeout_s=600 if release else 120):
+    elif on:
+        cases = [{**case, "stage": (case["stage"] + 3) % 4, "steps": 3} for case in cases[::4]]
+    for errors in world.run(world_size, compare_configured, cases=cases, on=on, timeout_s=600 if release else 120):
         for case, (loss, norm, params) in zip(cases, errors, strict=True):
-            assert max(loss, norm, params) < TOLERANCE, (case, loss, norm, params)
+            assert max(loss, norm, params) < tolerance(on), (case, loss, norm, params)
 
 
 # -- learning-rate schedules of the configuration ----------------------------------------------------------------------
@@ -212,9 +221,10 @@ TORCH_OPTIMIZERS = {
 }
 
 
-def compare_user_optimizers(stage, as_callable):
+def compare_user_optimizers(stage, as_callable, names=tuple(TORCH_OPTIMIZERS), steps=8):
     results = []
-    for name, params in TORCH_OPTIMIZERS.items():
+    for name in names:
+        params = TORCH_OPTIMIZERS[name]
         optimizer_class = getattr(torch.optim, name)
         model = models.tiny_llama()
         reference, replica = replicate(model)
@@ -232,7 +242,7 @@ def compare_user_optimizers(stage, as_callable):
         assert all(a is b for a, b in zip(optimizer.param_groups, group_dicts, strict=True)), (
             "schedulers hold the dicts"
         )
-        errors = train_both(engine, replica, theirs, steps=8, accumulation=2, clip=0.5, each_step=expected.step)
+        errors = train_both(engine, replica, theirs, steps, accumulation=2, clip=0.5, each_step=expected.step)
         assert engine.get_lr() == expected.get_last_lr(), (engine.get_lr(), expected.get_last_lr())
         # A rate that is written between two steps counts in the next one.
         for group in [*optimizer.param_groups, *theirs.param_groups]:
@@ -245,6 +255,17 @@ def compare_user_optimizers(stage, as_callable):
 def train_both_again(engine, replica, theirs):
     engine.global_steps = 0
     return train_both(engine, replica, theirs, steps=1, accumulation=2, clip=0.5)
+
+
+def compare_user_optimizers_on_devices():
+    return compare_user_optimizers(3, False, names=["SGD", "NAdam"], steps=3)
+
+
+@simulated.needed
+def test_optimizers_of_the_caller_on_devices():
+    """One that runs in zeroshard's kernels, and one that runs itself over flat slices."""
+    for results in world.run(3, compare_user_optimizers_on_devices, on="lazy"):
+        assert max(error for errors in results for error in errors) < tolerance("lazy"), results
 
 
 @pytest.mark.parametrize("world_size,stage,as_callable", [(1, 0, False), (2, 3, False), (2, 1, True)])
@@ -319,7 +340,7 @@ class Masters:
     """
 
     def __init__(self, model, dtype=None):
-        self.model = copy.deepcopy(model)
+        self.model = copy.deepcopy(model).to(world.device())
         for param in self.model.parameters():  # buffers stay as they are: a rotary embedding's need fp32
             param.data = param.data.to(dtype or param.dtype)
         self.masters = [param.detach().clone().float() for param in model.parameters()]
@@ -333,7 +354,7 @@ class Masters:
             self.model.zero_grad()
             (models.language_loss(self.model, ids) * scale).backward()
             for total, param in zip(totals, self.model.parameters(), strict=True):
-                total += param.grad.float()
+                total += param.grad.float().cpu()
         for param, master, total in zip(self.model.parameters(), self.masters, totals, strict=True):
             master.grad = (total / ranks).to(param.dtype).float() / scale
         norm = torch.nn.utils.clip_grad_norm_(self.masters, clip or math.inf).item()
@@ -353,10 +374,11 @@ class Masters:
         different = total = error = 0
         with zeroshard.gathered(model.parameters()):
             for ours, theirs in zip(model.parameters(), self.model.parameters(), strict=True):
+                ours, theirs = ours.cpu(), theirs.data
                 if ours.dtype == torch.float32:
-                    error = max(error, ((ours - theirs).abs().max() / theirs.abs().max()).item())
+                    error = max(error, ((ours - theirs.cpu()).abs().max() / theirs.cpu().abs().max()).item())
                 else:
-                    roundings = (ours.view(torch.int16).int() - theirs.view(torch.int16).int()).abs()
+                    roundings = (ours.view(torch.int16).int() - theirs.cpu().view(torch.int16).int()).abs()
                     assert roundings.max() <= 1, roundings.max()
                     different += roundings.sum().item()
                     total += roundings.numel()
@@ -425,9 +447,11 @@ def test_a_model_of_two_dtypes_keeps_both(world_size, dtype):
             assert norm < 1e-6 and different < 1e-3 and error < TOLERANCE, (stage, norm, different, error)
 
 
-@pytest.mark.parametrize("world_size,stage", [(1, 3), (2, 1), (3, 3)])
-def test_bf16_with_fp32_masters(world_size, stage):
-    for norm, different, _ in world.run(world_size, compare_bf16, stage=stage):
+@pytest.mark.parametrize(
+    "world_size,stage,on", [(1, 3, None), (2, 1, None), (3, 3, None), simulated.case(3, 3, "lazy")]
+)
+def test_bf16_with_fp32_masters(world_size, stage, on):
+    for norm, different, _ in world.run(world_size, compare_bf16, stage=stage, steps=4 if on else 10, on=on):
         # Masters agree to fp32's precision, so that hardly any weight is rounded the other way.
         assert norm < 1e-6 and different < 1e-3, (norm, different)
 
@@ -469,9 +493,11 @@ def fp16_step(engine, step, factor=1.0):
     engine.step()
 
 
-@pytest.mark.parametrize("world_size,stage", [(1, 3), (2, 3), (3, 0)])
-def test_fp16_with_overflows(world_size, stage):
-    results = world.run(world_size, compare_fp16, stage=stage)
+@pytest.mark.parametrize(
+    "world_size,stage,on", [(1, 3, None), (2, 3, None), (3, 0, None), simulated.case(2, 3, "late")]
+)
+def test_fp16_with_overflows(world_size, stage, on):
+    results = world.run(world_size, compare_fp16, stage=stage, on=on)
     assert all(result == results[0] for result in results), "ranks differ"
     history, different = results[0]
     assert [applied for _, applied in history[:2]] == [False, False] and not history[16][1]

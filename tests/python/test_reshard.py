@@ -8,6 +8,7 @@ import random
 
 import numpy
 import pytest
+import simulated
 import torch
 import world
 import zeroshard
@@ -78,7 +79,8 @@ def train(engine, feed, steps, bad=()):
     history = []
     for step in range(steps):
         ids, _ = next(feed)
-        loss = engine((ids + random.randrange(5)).repeat(2, 1)).float().square().mean()
+        ids = (ids + random.randrange(5)).to(world.device())
+        loss = engine(ids.repeat(2, 1)).float().square().mean()
         engine.backward(loss * math.inf if step in bad and engine.rank() == engine.world_size() - 1 else loss)
         engine.step()
         history.append([loss.item(), engine.get_lr(), engine.loss_scale])
@@ -224,6 +226,20 @@ def test_any_number_of_ranks_at_any_stage_loads(tmp_path, release, dtype):
             compare_runs(before, runs)
             assert payload(load[2]) == saved
             compare_random_states(manifest_of(folder, TAG), manifest_of(load[2], TAG))
+
+
+@simulated.needed
+@pytest.mark.row("W1")
+@pytest.mark.parametrize("writers,readers,on", [(3, 2, "lazy"), (2, 3, "late")])
+def test_another_number_of_devices_loads_at_another_stage(tmp_path, writers, readers, on):
+    folder, out = str(tmp_path / "from"), str(tmp_path / "by")
+    before = world.run(writers, write, folder=folder, stage=3, dtype="bf16", on=on)
+    check_what_was_written(folder, writers, "bf16")
+    compare_runs(before, world.run(readers, read, folder=folder, stage=1, dtype="bf16", out=out, on=on))
+    assert payload(out) == payload(folder)
+    # Ranks on the CPU go on from what devices saved.
+    (found,) = world.run(1, read, folder=folder, stage=2, dtype="bf16", out=str(tmp_path / "cpu"))
+    assert found["common"] == before[0]["common"]
 
 
 # -- other dtypes ------------------------------------------------------------------------------------------------------

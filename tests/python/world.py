@@ -22,13 +22,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
+_device: torch.device | None = None  # of this rank, if that is not the CPU
 _LAUNCHER_VARIABLES = re.compile(r"^((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC|OMPI_|PMI_|SLURM_)")
 
 
@@ -46,9 +50,12 @@ class Rank:
 
 
 class World:
-    """`world_size` processes that run `case(**kwargs)`, a function of a test module; results come back as JSON."""
+    """`world_size` processes that run `case(**kwargs)`, a function of a test module; results come back as JSON.
 
-    def __init__(self, world_size: int, case: Callable, **kwargs: Any) -> None:
+    `on`: the schedule by which each rank's simulated device runs ("eager", "late" or "lazy"); None: ranks have the CPU.
+    """
+
+    def __init__(self, world_size: int, case: Callable, *, on: str | None = None, **kwargs: Any) -> None:
         context = _server()
         port, self._port_claim = _reserve_port()
         self._started = time.monotonic()
@@ -61,7 +68,7 @@ class World:
             log = tempfile.NamedTemporaryFile(prefix=f"zeroshard-rank{rank}-", suffix=".log")  # noqa: SIM115
             environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            args = (environment, log.name, sender, case, kwargs)
+            args = (environment, log.name, sender, case, kwargs, on)
             process = context.Process(target=_rank_main, args=args, daemon=True)
             process.start()
             sender.close()
@@ -132,7 +139,7 @@ class World:
 
 
 def run(world_size: int, case: Callable, *, timeout_s: float = TIMEOUT_S, **kwargs: Any) -> list[Any]:
-    """What `case(**kwargs)` returned on each rank. Fails, with every rank's log, when it raised on any."""
+    """As World: what `case(**kwargs)` returned on each rank. Fails, with every rank's log, when it raised on any."""
     ranks = run_ranks(world_size, case, timeout_s=timeout_s, **kwargs)
     bad = [rank for rank in ranks if rank.exit_code != 0 or rank.error]
     if bad:
@@ -197,7 +204,26 @@ def _reserve_port() -> tuple[int, socket.socket]:
                 raise
 
 
-def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: dict) -> None:
+def device() -> torch.device:
+    """On a rank: its own, the CPU or the simulated one."""
+    import torch
+
+    return _device or torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _placed(on: str | None) -> Iterator[None]:
+    global _device
+    if on is None:
+        yield
+        return
+    import simulated
+
+    with simulated.device(simulated.Schedule[on.upper()]) as _device:
+        yield
+
+
+def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: dict, on: str | None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlives the server, and so never the tests
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     sys.stdout.flush()
@@ -215,7 +241,8 @@ def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: d
     torch.set_num_threads(torch.get_num_threads())
     code = 1
     try:
-        answer = {"value": case(**kwargs)}
+        with _placed(on):
+            answer = {"value": case(**kwargs)}
     except BaseException as error:  # noqa: BLE001 (reported, and the exit code tells)
         traceback.print_exc()
         if isinstance(error, SystemExit) and isinstance(error.code, int):

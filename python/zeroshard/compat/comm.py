@@ -68,7 +68,9 @@ def start_alone(model: torch.nn.Module | None) -> None:
     """Without a launcher, and unless torch.distributed is started: makes a group of this one rank."""
     if not dist.is_initialized() and not _C.rank_environment().source:
         params = model.parameters() if isinstance(model, torch.nn.Module) else ()
-        _from_environment(None, PORT, TIMEOUT, next((param.device for param in params if param.is_cuda), None))
+        _from_environment(
+            None, PORT, TIMEOUT, next((p.device for p in params if p.device.type not in ("cpu", "meta")), None)
+        )
 
 
 def _from_environment(backend: str | None, port: int, timeout: timedelta, device: torch.device | None = None) -> None:
@@ -102,7 +104,8 @@ def _backend(name: str | None) -> str | None:
 
 
 def _by_device() -> str:
-    return NCCL_BACKEND if torch.cuda.is_available() else GLOO_BACKEND
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    return dist.get_default_backend_for_device(device)
 
 
 def _tell_accelerate() -> None:
@@ -150,9 +153,8 @@ def new_group(ranks: list[int] | None = None, **options: Any) -> dist.ProcessGro
 
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
-    return dist.init_device_mesh(
-        "cuda" if torch.cuda.is_available() else "cpu", mesh_shape, mesh_dim_names=mesh_dim_names
-    )
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    return dist.init_device_mesh(device.type, mesh_shape, mesh_dim_names=mesh_dim_names)
 
 
 def configure(

@@ -95,6 +95,10 @@ class DeviceBackend final : public c10d::Backend {
   using Collective = std::function<WorkPtr(c10d::Backend&, Tensors ins, Tensors outs)>;
 
   WorkPtr run(const std::string& name, const Tensors& ins, const Tensors& outs, Collective collective) {
+    for (const Tensors& tensors : {ins, outs})
+      for (const at::Tensor& tensor : tensors)
+        TORCH_CHECK(tensor.device().index() == stream_.device, "the group is of device ", stream_.device,
+                    ", the tensor of ", tensor.device());
     Streams& streams = Streams::get();
     streams.wait_on_stream(stream_, streams.record(current_stream(stream_.device)));
     std::vector<Access> accesses;
@@ -110,12 +114,19 @@ class DeviceBackend final : public c10d::Backend {
     streams.enqueue(stream_, WorkKind::kOther, name, accesses,
                     [gloo = gloo_, is_aborted = is_aborted_, collective = std::move(collective), real_ins, real_outs] {
                       if (*is_aborted) return;
-                      const WorkPtr work = collective(*gloo, real_ins, real_outs);
-                      while (!work->isCompleted() && !*is_aborted)
-                        std::this_thread::sleep_for(std::chrono::microseconds(20));
-                      if (!*is_aborted) work->wait();
+                      try {
+                        const WorkPtr work = collective(*gloo, real_ins, real_outs);
+                        wait_unless([&] { return work->isCompleted(); }, *is_aborted);
+                        if (!*is_aborted) work->wait();
+                      } catch (const std::exception&) {
+                        wait_unless([] { return false; }, *is_aborted);  // NCCL would not notice that a peer is gone
+                      }
                     });
     return c10::make_intrusive<DeviceWork>(streams.record(stream_));
+  }
+
+  static void wait_unless(const std::function<bool()>& is_over, const std::atomic<bool>& is_aborted) {
+    while (!is_over() && !is_aborted) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
@@ -123,19 +134,29 @@ class DeviceBackend final : public c10d::Backend {
   std::shared_ptr<std::atomic<bool>> is_aborted_ = std::make_shared<std::atomic<bool>>(false);
 };
 
+c10::intrusive_ptr<c10d::ProcessGroupGloo> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                     int world_size) {
+  auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::minutes(1));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank,
+                                                     world_size, options);
+}
+
 }  // namespace
 
 int aborted_groups(int device) {
   return aborts()[size_t(device)];
 }
 
+c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                               int device) {
+  return c10::make_intrusive<DeviceBackend>(make_gloo(store, rank, world_size), rank, world_size, device);
+}
+
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                   int world_size, int device) {
   using Type = c10d::ProcessGroup::BackendType;
-  auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::minutes(1));
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank,
-                                                          world_size, options);
+  const auto gloo = make_gloo(store, rank, world_size);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
   group->setBackend(c10::DeviceType::CPU, Type::GLOO, gloo);
   group->setBackend(c10::DeviceType::PrivateUse1, Type::CUSTOM,

@@ -109,14 +109,16 @@ void adagrad(const StepBuffers& buffers, float* sum, const kernels::AdagradConst
 void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale) {
   std::vector<Access> accesses;
   std::vector<PackItem> there;
+  const void* somewhere = nullptr;  // on the device: what has no elements may lie nowhere
   for (const PackItem& item : items) {
     if (item.numel == 0) continue;
+    somewhere = item.dst;
     accesses.push_back(read(item.src, item.numel * element_size(src_dtype)));
     accesses.push_back(write(item.dst, item.numel * element_size(dst_dtype)));
     there.push_back({real(item.src), real(item.dst), item.numel});
   }
   if (there.empty()) return;
-  launch(items[0].dst, "pack_all", accesses, [there, src_dtype, dst_dtype, scale] {
+  launch(somewhere, "pack_all", accesses, [there, src_dtype, dst_dtype, scale] {
     for (const PackItem& item : there)
       kernels::pack(*kernels::scalar_table(), item.src, src_dtype, item.dst, dst_dtype, scale, item.numel);
   });
