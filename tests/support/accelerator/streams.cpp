@@ -10,6 +10,12 @@
 
 namespace zeroshard::accelerator {
 
+namespace {
+
+thread_local int64_t host_waits_of_thread = 0;
+
+}  // namespace
+
 struct Streams::Queue {
   StreamKey key;
   int number = 0;  // in Races
@@ -131,6 +137,7 @@ void Streams::await(const Mark& mark) {
 
 void Streams::wait_on_host(const Mark& mark) {
   ++host_waits_;
+  ++host_waits_of_thread;
   await(mark);
   races_.host_waits(mark.clock);
   Queue& own = queue(mark.stream);
@@ -166,6 +173,10 @@ void Streams::release(StreamKey stream) {
 
 Counts Streams::counts() const {
   return {launches_, copies_, event_waits_, host_waits_};
+}
+
+int64_t Streams::host_waits_of_this_thread() {
+  return host_waits_of_thread;
 }
 
 void Streams::reset_counts() {
