@@ -214,7 +214,7 @@ TEST_P(DeviceCheckpoint, HasWhatTheStateWasWhenItWasAskedFor) {
         rank.engine->wait_for_checkpoint();
         gate.close();
         const int64_t before = Streams::host_waits_of_this_thread();
-        rank.engine->save_checkpoint(root.path(), concat("of ", step), step, contents);
+        rank.engine->save_checkpoint(root.path(), concat("step", step), step, contents);
         EXPECT_EQ(Streams::host_waits_of_this_thread(), before);
         buffer.fill_(-1);
         rank.train_step(saving, step);
@@ -225,7 +225,7 @@ TEST_P(DeviceCheckpoint, HasWhatTheStateWasWhenItWasAskedFor) {
     EXPECT_THAT(errors, Each(""));
     for (const int step : {1, 2}) {
       const at::Tensor buffer = at::zeros({100});
-      EXPECT_TRUE(values_in(root.path(), concat("of ", step), on_cpu, buffer).equal(expected[size_t(step - 1)]));
+      EXPECT_TRUE(values_in(root.path(), concat("step", step), on_cpu, buffer).equal(expected[size_t(step - 1)]));
       EXPECT_TRUE(buffer.eq(step).all().item<bool>());
     }
   }
@@ -291,7 +291,7 @@ TEST_P(DeviceCheckpoint, HoldsWhatWasPlanned) {
                            [&](SavingRank& rank) {
                              rank.train_step(saving, 0);
                              for (const int step : {1, 2}) {
-                               rank.engine->save_checkpoint(root.path(), concat("of ", step), step);
+                               rank.engine->save_checkpoint(root.path(), concat("step", step), step);
                                rank.train_step(saving, step);
                              }
                              EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
