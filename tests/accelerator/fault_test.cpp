@@ -49,6 +49,19 @@ class DeviceFaults : public ::testing::TestWithParam<Schedule> {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, DeviceFaults, ::testing::Values(Schedule::kLate, Schedule::kLazy));
 
+// The batches are there before: a rank that itself waits for its device within a pass waits for the missing peer.
+void train_without_waits(Rank& rank) {
+  at::set_num_threads(1);
+  const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), /*step=*/0, /*micro_batch=*/0);
+  rank.make_engine();
+  for (int step = 0; step < rank.scenario.steps; ++step) {
+    rank.engine->begin_forward(/*training=*/true);
+    rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batch, rank.engine.get()));
+    rank.engine->step();
+  }
+  rank.reduce.host().barrier("end");  // a rank that needs nothing more of the others still hears of their end
+}
+
 // Fails the n-th collective of one device for n = 1, 1 + stride, ... until none fails.
 void fail_every_call(const Scenario& scenario, int bad_rank, bool bad_gather, int64_t stride) {
   for (int64_t fail_at = 1;; fail_at += stride) {
@@ -60,10 +73,7 @@ void fail_every_call(const Scenario& scenario, int bad_rank, bool bad_gather, in
       if (bad) failing = decorated.get();
       return decorated;
     });
-    const std::vector<std::string> errors = world.run([](Rank& rank) {
-      rank.train();
-      rank.reduce.host().barrier("end");  // a rank that needs nothing more of the others still hears of their end
-    });
+    const std::vector<std::string> errors = world.run(train_without_waits);
     if (failing->calls() < fail_at) {
       for (const std::string& error : errors) EXPECT_EQ(error, "");
       EXPECT_GT(fail_at, 5);
