@@ -17,10 +17,19 @@ namespace {
 constexpr std::chrono::milliseconds kLook(100);    // between looks for an interruption
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of one call: enough for many threads; then the writer hears of it
 
+// Mapped rather than allocated: what a smaller save does not need goes back to the system at once.
+std::shared_ptr<std::byte> map_memory(int64_t bytes) {
+  void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
+           " bytes of this rank's state: save synchronously (zeroshard.checkpoint.async: false)");
+  ::madvise(memory, size_t(bytes), MADV_HUGEPAGE);
+  return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
+}
+
 }  // namespace
 
-AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger)
-    : comm_(comm), io_(io), ledger_(ledger), process_(::getpid()) {
+AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies)
+    : comm_(comm), io_(io), ledger_(ledger), copies_(copies), process_(::getpid()) {
   worker_->thread = std::thread([this] { run(); });
 }
 
@@ -40,23 +49,19 @@ AsyncSaver::~AsyncSaver() {
   reserve(0);
 }
 
-// Mapped rather than allocated: what a smaller save does not need goes back to the system at once.
 std::byte* AsyncSaver::reserve(int64_t bytes) {
   if (bytes == staging_bytes_) return staging_;
   if (staging_ != nullptr) {
-    ::munmap(staging_, size_t(staging_bytes_));
+    worker_->staging.reset();
     ledger_.remove(Category::kCheckpointStaging, Tier::kHost, staging_bytes_);
     staging_ = nullptr;
     staging_bytes_ = 0;
   }
   if (bytes == 0) return nullptr;
-  const auto copied = std::make_shared<HostData>(nullptr);  // what can throw comes before the mapping
-  void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  ZS_CHECK(memory != MAP_FAILED, "no memory for a copy of ", bytes,
-           " bytes of this rank's state: save synchronously (zeroshard.checkpoint.async: false)");
-  ::madvise(memory, size_t(bytes), MADV_HUGEPAGE);
-  staging_ = static_cast<std::byte*>(memory);
-  *copied = HostData(memory);
+  const auto copied = std::make_shared<HostData>(nullptr);  // what can throw comes before the memory is kept
+  worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);
+  staging_ = worker_->staging.get();
+  *copied = HostData(staging_);
   copied_ = copied;
   staging_bytes_ = bytes;
   ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes);
@@ -79,26 +84,55 @@ void AsyncSaver::start(SaveRequest request, const Copy& copy, int64_t staging_by
     const std::scoped_lock lock(worker_->mutex);
     worker_->copied_until = staging_;
     worker_->copy_error = nullptr;
+    worker_->copying = true;
     worker_->request = std::move(request);
   }
   worker_->changed.notify_all();
   // From here on the others wait for this rank: what fails is told by the thread.
   try {
-    for (const Stretch& stretch : stretches_) {
-      for (int64_t at = 0; at < stretch.bytes; at += kCopyBytes) {
-        const int64_t bytes = std::min(kCopyBytes, stretch.bytes - at);
-        if (stretch.from != nullptr) {
-          copy(stretch.to + at, stretch.from + at, bytes);
-        } else {
-          stretch.data->read(stretch.offset + at, bytes, stretch.to + at);
-        }
-        publish(stretch.to + at + bytes);
-      }
-    }
+    copies_ != nullptr ? copy_on_device(copy) : copy_on_host(copy);
   } catch (...) {
     publish(nullptr, std::current_exception());
   }
   stretches_.clear();  // the data may go
+  {
+    const std::scoped_lock lock(worker_->mutex);
+    worker_->copying = false;
+  }
+  worker_->changed.notify_all();
+}
+
+void AsyncSaver::copy_on_host(const Copy& copy) {
+  for (const Stretch& stretch : stretches_) {
+    for (int64_t at = 0; at < stretch.bytes; at += kCopyBytes) {
+      const int64_t bytes = std::min(kCopyBytes, stretch.bytes - at);
+      if (stretch.from != nullptr) {
+        copy(stretch.to + at, stretch.from + at, bytes);
+      } else {
+        stretch.data->read(stretch.offset + at, bytes, stretch.to + at);
+      }
+      publish(stretch.to + at + bytes);
+    }
+  }
+}
+
+// See Note [Copies of a device].
+void AsyncSaver::copy_on_device(const Copy& copy) {
+  copies_->in_order([&] { begin_copies(/*of_waiting_writers=*/false); }, DeviceCopies::Order::kBeforeLater);
+  copies_->in_order([&] { begin_copies(/*of_waiting_writers=*/true); }, DeviceCopies::Order::kBesideLater);
+  for (const Stretch& stretch : stretches_)
+    if (stretch.from != nullptr) copy(stretch.to, stretch.from, stretch.bytes);
+  publish(staging_ + staging_bytes_);
+}
+
+void AsyncSaver::begin_copies(bool of_waiting_writers) {
+  for (const Stretch& stretch : stretches_) {
+    if (stretch.from != nullptr || stretch.data->writers_wait() != of_waiting_writers) continue;
+    for (int64_t at = 0; at < stretch.bytes; at += kCopyBytes) {
+      stretch.data->begin_read(stretch.offset + at, std::min(kCopyBytes, stretch.bytes - at), stretch.to + at);
+      publish(Mark{stretch.to + at, copies_->mark()});
+    }
+  }
 }
 
 // Gives the slices places in the staging memory, one after the other. Slices that are neighbours in memory stay so: few
@@ -133,10 +167,40 @@ void AsyncSaver::publish(const std::byte* copied_until, std::exception_ptr error
   worker_->changed.notify_all();
 }
 
+void AsyncSaver::publish(Mark mark) {
+  const std::scoped_lock lock(worker_->mutex);
+  worker_->marks.push_back(std::move(mark));
+}
+
 void AsyncSaver::wait_for_copy(const void* end) {
   std::unique_lock lock(worker_->mutex);
   worker_->changed.wait(lock, [&] { return worker_->copied_until >= end || worker_->copy_error; });
   if (worker_->copy_error) std::rethrow_exception(worker_->copy_error);
+  while (true) {
+    std::vector<Mark>& marks = worker_->marks;
+    const auto next = std::find_if(marks.begin(), marks.end(), [&](const Mark& mark) { return mark.begin < end; });
+    if (next == marks.end()) return;
+    const Mark mark = std::move(*next);
+    marks.erase(next);
+    lock.unlock();
+    mark.wait();
+    lock.lock();
+  }
+}
+
+// See Note [Copies of a device].
+void AsyncSaver::await_copies() noexcept {
+  if (copies_ == nullptr) return;
+  std::vector<Mark> marks;
+  {
+    std::unique_lock lock(worker_->mutex);
+    worker_->changed.wait(lock, [&] { return !worker_->copying; });
+    marks.swap(worker_->marks);
+  }
+  for (const Mark& mark : marks)
+    attempt(
+        [&] { mark.wait(); },
+        [](const std::string& reason) { return "a copy for a checkpoint that was not saved failed, too: " + reason; });
 }
 
 void AsyncSaver::await_end() {
@@ -177,6 +241,7 @@ void AsyncSaver::run() {
     } catch (...) {
       error = std::current_exception();
     }
+    await_copies();
     lock.lock();
     worker.error = error;
     worker.request.reset();

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/device_copies.h"
 #include "checkpoint/save.h"
 #include "memory/ledger.h"
 
@@ -18,13 +19,18 @@ namespace zeroshard {
 
 // Saves while training goes on: start() copies the state, a thread writes what is copied. At most one save is under
 // way. Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
+//
+// Note [Copies of a device]
+// start() gives the copies to the device and returns. Those of memory whose writers do not wait by themselves come
+// first; the current stream waits for them. The thread waits for each copy before it writes what was copied, and for
+// all of them before a save ends, however it ends: then nothing reads the state or writes to the staging memory.
 class AsyncSaver {
  public:
   // Copies bytes of slices that are in the host's memory. SliceData::read() copies others.
   using Copy = std::function<void(void* to, const void* from, int64_t bytes)>;
 
-  // `comm` and `io` outlive it.
-  AsyncSaver(Comm& comm, Io& io, Ledger& ledger);
+  // `comm`, `io` and `copies` outlive it. With `copies`, what is not in the host's memory is copied by them.
+  AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies = nullptr);
   // Waits for a save that is under way; an error that nobody asked for is logged. In a forked child, which does not
   // have the thread, nothing is waited for or freed.
   ~AsyncSaver();
@@ -35,8 +41,9 @@ class AsyncSaver {
   // rank alone. Throws the error of the previous save, or ValueError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
   // Waits for the previous save, and copies the slices (into `staging_bytes`, or more when they need more) while they
-  // are written; returns when the copy is whole or has failed, which fails the save on every rank. Throws the error of
-  // the previous save.
+  // are written; returns when the copy is whole or has failed, which fails the save on every rank. A device has then
+  // been given the copies, and the state may change in the order of its current stream. Throws the error of the
+  // previous save.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();
@@ -54,28 +61,44 @@ class AsyncSaver {
     int64_t offset, bytes;
   };
 
+  // Copies of a device that are complete after `wait`.
+  struct Mark {
+    const std::byte* begin;  // where in the staging memory
+    DeviceCopies::Wait wait;
+  };
+
   void run();
+  void copy_on_host(const Copy& copy);
+  void copy_on_device(const Copy& copy);
+  void begin_copies(bool of_waiting_writers);
   void relocate(std::vector<StateSlice>& slices);
   void publish(const std::byte* copied_until, std::exception_ptr error = nullptr);
+  void publish(Mark mark);
   void wait_for_copy(const void* end);
+  void await_copies() noexcept;
   std::byte* reserve(int64_t bytes);
 
   Comm& comm_;
   Io& io_;
   Ledger& ledger_;
+  DeviceCopies* copies_;
   std::byte* staging_ = nullptr;  // kept from save to save: fresh memory costs as much as the copy
   int64_t staging_bytes_ = 0;
   std::shared_ptr<SliceData> copied_;  // staging_ as slices see it
   std::vector<Stretch> stretches_;     // of the last request; prepare() gets their memory
 
-  // What the thread shares. Apart, since a forked child can neither join the thread nor destroy what it waits on.
+  // What the thread shares, and memory that a device knows. Apart, since a forked child can neither join the thread nor
+  // destroy what it waits on.
   struct Worker {
+    std::shared_ptr<std::byte> staging;
     std::mutex mutex;
     std::condition_variable changed;
     std::optional<SaveRequest> request;  // set: under way
     std::exception_ptr error;
     const std::byte* copied_until = nullptr;  // what lies before it in the staging memory may be written
     std::exception_ptr copy_error;
+    bool copying = false;     // start() is not over
+    std::vector<Mark> marks;  // in the order of the copies; those that nobody has waited for yet
     bool stop = false;
     std::thread thread;
   };

@@ -87,17 +87,19 @@ std::string nothing_found(const std::string& path, const Directory* root, const 
                 listing.committed.front().tag, "'");
 }
 
-void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices) {
+void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices, Uploader* uploader) {
   std::vector<WantedElements> wanted;
   for (const StateSlice& slice : slices) {
     if (slice.elements.size() == 0) continue;
     const TensorRecord* const tensor = reader.index().find(slice.name, slice.kind);
     ZS_ASSERT(tensor != nullptr, "a tensor is wanted that the checkpoint does not have");
     std::byte* const out = slice.on_host();
-    ZS_ASSERT(out != nullptr, "what is not in the host's memory is loaded by way of it");
+    ZS_ASSERT(out != nullptr || uploader != nullptr, "what is not in the host's memory needs an uploader");
     wanted.push_back({tensor, slice.elements, slice.dtype, out});
+    if (out == nullptr) wanted.back().elsewhere = {slice.data, slice.offset};
   }
-  reader.read(wanted);
+  reader.read(wanted, uploader);
+  if (uploader != nullptr) uploader->finish();
 }
 
 // One load: the phases that all ranks go through together.
@@ -218,7 +220,7 @@ class Load {
     std::vector<StateSlice> wanted;
     together(comm_, "load", [&] { wanted = request_.wanted(reader_->manifest(), reader_->index()); });
     if (request_.overwriting) request_.overwriting(tag);
-    return damage_in([&] { fill(*reader_, wanted); });
+    return damage_in([&] { fill(*reader_, wanted, request_.uploader); });
   }
 
   std::optional<std::string> damage_in(const std::function<void()>& step) {

@@ -6,6 +6,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
+#include "checkpoint/uploader.h"
 #include "comm/comm.h"
 #include "file/io.h"
 
@@ -24,6 +25,9 @@ struct LoadRequest {
   // Called on every rank right before the wanted memory is overwritten with what the checkpoint `tag` has.
   std::function<void(const std::string& tag)> overwriting = {};
   std::string options = {};  // the caller's own, as text: all ranks must ask for the same
+  // Fills the slices that are not in the host's memory; may be null where there are none. What it was given by a
+  // checkpoint that turned out to be damaged goes before what it is given later.
+  Uploader* uploader = nullptr;
 };
 
 struct LoadedCheckpoint {

@@ -27,6 +27,7 @@ struct CheckpointReader::Piece {
   Range wanted{};                        // those of them that go to `out`, as `dtype`
   std::string_view dtype{};
   std::byte* out = nullptr;
+  WantedElements::Elsewhere elsewhere{};  // where the wanted ones go, if `out` is null
 };
 
 CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag)
@@ -42,7 +43,8 @@ CheckpointReader::CheckpointReader(const Directory& root, const std::string& tag
   }
 }
 
-void CheckpointReader::read(std::span<const WantedElements> wanted) {
+void CheckpointReader::read(std::span<const WantedElements> wanted, Uploader* uploader) {
+  uploader_ = uploader;
   std::vector<Piece> pieces;
   for (const WantedElements& each : wanted) add_pieces(each, pieces);
   read_pieces(std::move(pieces), [](const IoError& error) { throw error; });
@@ -79,8 +81,9 @@ void CheckpointReader::add_pieces(const WantedElements& wanted, std::vector<Piec
       piece.offset = slice.offset + i * kPieceBytes;
       piece.bytes = piece.elements.size() * width;
       piece.wanted = intersect(piece.elements, common);
-      if (wanted.out != nullptr)
-        piece.out = static_cast<std::byte*>(wanted.out) + (piece.wanted.begin - wanted.elements.begin) * out_width;
+      const int64_t skipped_bytes = (piece.wanted.begin - wanted.elements.begin) * out_width;
+      if (wanted.out != nullptr) piece.out = static_cast<std::byte*>(wanted.out) + skipped_bytes;
+      piece.elsewhere = {wanted.elsewhere.data, wanted.elsewhere.offset + skipped_bytes};
       pieces.push_back(piece);
     }
   }
@@ -143,9 +146,22 @@ void CheckpointReader::take(const Piece& piece, const std::byte* bytes) {
   if (!whole)
     throw IoError(concat(where_, "/", name, " is damaged: the checksum of '", tensor.name, "' (", tensor.kind,
                          "), elements ", piece.elements.begin, " to ", piece.elements.end, ", differs"));
-  if (piece.out == nullptr) return;
   const int64_t skipped = (piece.wanted.begin - piece.elements.begin) * dtype_bytes(tensor.dtype);
-  convert(bytes + skipped, tensor.dtype, piece.out, piece.dtype, piece.wanted.size());
+  if (piece.out != nullptr)
+    convert(bytes + skipped, tensor.dtype, piece.out, piece.dtype, piece.wanted.size());
+  else if (piece.elsewhere.data)
+    upload(piece, bytes + skipped);
+}
+
+void CheckpointReader::upload(const Piece& piece, const std::byte* from) {
+  const std::string_view dtype = piece.tensor->dtype;
+  const int64_t width = dtype_bytes(dtype), out_width = dtype_bytes(piece.dtype);
+  const int64_t step = uploader_->max_bytes() / out_width;
+  for (int64_t at = 0; at < piece.wanted.size(); at += step) {
+    const int64_t count = std::min(step, piece.wanted.size() - at);
+    convert(from + at * width, dtype, uploader_->place(count * out_width), piece.dtype, count);
+    uploader_->send(piece.elsewhere.data, piece.elsewhere.offset + at * out_width, count * out_width);
+  }
 }
 
 }  // namespace zeroshard

@@ -14,6 +14,12 @@ class SliceData {
   // Copy `bytes` from position `offset` on to host memory, or from host memory. The copy is complete on return.
   virtual void read(int64_t offset, int64_t bytes, void* to) const = 0;
   virtual void write(int64_t offset, int64_t bytes, const void* from) = 0;
+  // The same, but memory of a device is copied by its current stream, which has done so when a wait for it returns (see
+  // DeviceCopies). Until then the host's memory must stay as it is.
+  virtual void begin_read(int64_t offset, int64_t bytes, void* to) const { read(offset, bytes, to); }
+  // Whether those who write to it later wait for begin_read() themselves.
+  virtual bool writers_wait() const { return false; }
+  virtual void begin_write(int64_t offset, int64_t bytes, const void* from) { write(offset, bytes, from); }
   // The address of the first byte if all bytes are in host memory and stay there, else null.
   virtual std::byte* on_host() const { return nullptr; }
 };

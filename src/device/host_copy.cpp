@@ -4,9 +4,21 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
+#include <memory>
+
 #include "comm/copy.h"
 
 namespace zeroshard {
+namespace {
+
+void copy(void* to, c10::Device to_device, const void* from, c10::Device from_device, int64_t bytes, bool waits) {
+  const auto view = [bytes](const void* memory, c10::Device device) {
+    return at::from_blob(const_cast<void*>(memory), {bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  };
+  view(to, to_device).copy_(view(from, from_device), /*non_blocking=*/!waits);
+}
+
+}  // namespace
 
 void copy_to_host(void* to, const void* from, int64_t bytes, c10::Device device) {
   constexpr int64_t kGrain = int64_t{4} << 20;
@@ -16,8 +28,36 @@ void copy_to_host(void* to, const void* from, int64_t bytes, c10::Device device)
     });
     return;
   }
-  const auto options = at::TensorOptions().dtype(at::kByte);
-  at::from_blob(to, {bytes}, options).copy_(at::from_blob(const_cast<void*>(from), {bytes}, options.device(device)));
+  copy(to, at::kCPU, from, device, bytes, /*waits=*/true);
+}
+
+void copy_from_host(void* to, const void* from, int64_t bytes, c10::Device device) {
+  copy(to, device, from, at::kCPU, bytes, /*waits=*/true);
+}
+
+void begin_copy_to_host(void* to, const void* from, int64_t bytes, c10::Device device) {
+  if (device.is_cpu()) return copy_to_host(to, from, bytes, device);
+  copy(to, at::kCPU, from, device, bytes, /*waits=*/false);
+}
+
+void begin_copy_from_host(void* to, const void* from, int64_t bytes, c10::Device device) {
+  copy(to, device, from, at::kCPU, bytes, /*waits=*/false);
+}
+
+void HostCopyStream::in_order(const std::function<void()>& begin, bool joins) {
+  stream_.follow();
+  try {
+    const SideStream::Scope scope(stream_);
+    begin();
+  } catch (...) {
+    stream_.join();
+    throw;
+  }
+  if (joins) stream_.join();
+}
+
+std::function<void()> HostCopyStream::mark() const {
+  return [event = std::make_shared<c10::Event>(stream_.record())] { event->synchronize(); };
 }
 
 }  // namespace zeroshard

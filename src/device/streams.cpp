@@ -32,6 +32,7 @@ void StreamUses::share() {
 }
 
 void StreamUses::end() {
+  if (device_.is_cpu()) return;
   for (Use& use : uses_) {
     if (use.event) continue;
     use.event.emplace(use.stream.device_type());
@@ -75,10 +76,20 @@ SideStream::~SideStream() {
 }
 
 void SideStream::join() const {
+  if (stream_) record().block(current_stream(stream_->device()));
+}
+
+void SideStream::follow() const {
   if (!stream_) return;
   c10::Event event(stream_->device_type());
+  event.record(current_stream(stream_->device()));
+  event.block(*stream_);
+}
+
+c10::Event SideStream::record() const {
+  c10::Event event(stream_->device_type());
   event.record(*stream_);
-  event.block(current_stream(stream_->device()));
+  return event;
 }
 
 }  // namespace zeroshard

@@ -13,8 +13,8 @@
 // Note [Streams of an engine]
 // Compute runs on the stream that is current when the engine is called; autograd runs a backward on the stream of its
 // forward. Gathers and reductions are given to a stream of the engine's own each, so that neither waits for compute
-// that it does not need, nor compute for them. Each buffer has its StreamUses: whoever takes it next waits for those
-// who had it before, and for nothing else.
+// that it does not need, nor compute for them; copies of checkpoints have one, too. Each buffer has its StreamUses:
+// whoever takes it next waits for those who had it before, and for nothing else.
 namespace zeroshard {
 
 // The streams that use a buffer.
@@ -67,6 +67,10 @@ class SideStream {
 
   // What the current stream is given from now on runs after what this one was given.
   void join() const;
+  // What this one is given from now on runs after what the current stream was given.
+  void follow() const;
+  // What this one was given so far. Not on the CPU.
+  c10::Event record() const;
 
  private:
   std::optional<c10::Stream> stream_;

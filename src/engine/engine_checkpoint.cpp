@@ -1,5 +1,6 @@
 #include <torch/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -122,7 +123,8 @@ class Engine::Impl::States {
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     if (group.has_master())
-      return add(group, {kWeight, DType::kFloat32, state_data(group, kMasterWeights), group.updated()}, to);
+      return add(group, {kWeight, DType::kFloat32, state_data(group, kMasterWeights, is_engines()), group.updated()},
+                 to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
     const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();
     add(group, {kWeight, group.flat().dtype, tensor_data(weights), positions}, to);
@@ -131,8 +133,11 @@ class Engine::Impl::States {
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     const std::vector<std::string> names = moment_names(impl_.options.optimizer);
     for (int slot = 0; slot < impl_.plan.optimizer_slots; ++slot)
-      add(group, {names.at(size_t(slot)), DType::kFloat32, state_data(group, slot), group.updated()}, to);
+      add(group, {names.at(size_t(slot)), DType::kFloat32, state_data(group, slot, is_engines()), group.updated()}, to);
   }
+
+  // An optimizer outside the engine writes to what it was given once.
+  bool is_engines() const { return impl_.options.external_optimizer.empty(); }
 
   Impl& impl_;
   Purpose purpose_;
@@ -144,8 +149,18 @@ Comm& Engine::Impl::checkpoint_comm() const {
 }
 
 AsyncSaver& Engine::Impl::saver() {
-  if (!async_saver) async_saver = std::make_unique<AsyncSaver>(checkpoint_comm(), posix_io(), ledger);
+  if (!async_saver) async_saver = std::make_unique<AsyncSaver>(checkpoint_comm(), posix_io(), ledger, device_copies());
   return *async_saver;
+}
+
+DeviceCopies* Engine::Impl::device_copies() {
+  if (!copies) copies = zeroshard::device_copies(options.device);
+  return copies.get();
+}
+
+void Engine::Impl::plan_staging(int64_t bytes) {
+  int64_t& all = planned.at(Category::kCheckpointStaging, Tier::kHost);
+  all = std::max(all, bytes);
 }
 
 // Waits for a save under way, and logs it: the user should know that saves come faster than the disks write.
@@ -350,7 +365,8 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
     if (staged) impl.saver().prepare(request, staging);
   });
   if (!staged) return zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
-  impl.planned.at(Category::kCheckpointStaging, Tier::kHost) = staging;
+  impl.staging_planned = staging;
+  impl.plan_staging(staging);
   const auto copy = [](void* to, const void* from, int64_t bytes) { copy_to_host(to, from, bytes, at::kCPU); };
   impl.saver().start(std::move(request), copy, staging);
   if (!async) impl.saver().wait();
@@ -402,35 +418,34 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
   });
-  Uploads uploads(impl.ledger);
+  Uploads uploads(impl.ledger, impl.device_copies());
   std::set<StateKey> chosen;                    // of the checkpoint at hand
   std::map<StateKey, std::string> overwritten;  // by this call
   const auto begin_overwriting = [&](const std::string& tag) {
     for (const StateKey& state : chosen) overwritten[state] = impl.half_loaded[state] = concat(root, "/", tag);
   };
-  const LoadRequest request{
-      root,
-      load.tag,
-      load.strict,
-      [&](const Manifest& manifest, const TensorIndex& index) {
-        chosen.clear();
-        std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others, chosen);
-        check_replaces(overwritten, chosen);
-        uploads.stage(wanted);
-        int64_t& planned = impl.planned.at(Category::kCheckpointStaging, Tier::kHost);
-        planned = std::max(planned, impl.ledger.current().at(Category::kCheckpointStaging, Tier::kHost));
-        return wanted;
-      },
-      [&](const std::string& tag) {
-        if (impl.options.device.is_cpu()) begin_overwriting(tag);
-      },
-      concat(load.all_params ? "all" : "some", " parameters ", load.optimizer ? "with" : "without",
-             " optimizer states")};
+  const LoadRequest request{root,
+                            load.tag,
+                            load.strict,
+                            [&](const Manifest& manifest, const TensorIndex& index) {
+                              chosen.clear();
+                              std::vector<StateSlice> wanted = impl.choose(manifest, index, load, others, chosen);
+                              check_replaces(overwritten, chosen);
+                              const auto is_uploaded = [](const StateSlice& slice) {
+                                return slice.bytes() > 0 && slice.on_host() == nullptr;
+                              };
+                              if (std::any_of(wanted.begin(), wanted.end(), is_uploaded))
+                                impl.plan_staging(impl.staging_planned + Uploads::kBytes);
+                              return wanted;
+                            },
+                            begin_overwriting,
+                            concat(load.all_params ? "all" : "some", " parameters ",
+                                   load.optimizer ? "with" : "without", " optimizer states"),
+                            &uploads};
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
   if (!loaded) return std::nullopt;
   for (const std::string& part : load.takes) chosen.insert({part, "of the caller"});
-  begin_overwriting(loaded->tag);  // other devices are overwritten now
-  uploads.finish();
+  begin_overwriting(loaded->tag);
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.progress.restore({}, loaded->manifest.step);
   LoadedState state{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),

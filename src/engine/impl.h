@@ -8,6 +8,7 @@
 
 #include "base/process_mark.h"
 #include "checkpoint/async_saver.h"
+#include "checkpoint/device_copies.h"
 #include "checkpoint/manifest.h"
 #include "comm/comm.h"
 #include "device/flat_buffer.h"
@@ -76,6 +77,10 @@ struct Engine::Impl {
   class States;
   Comm& checkpoint_comm() const;
   AsyncSaver& saver();
+  // Null on the CPU.
+  DeviceCopies* device_copies();
+  // The host will hold this much for copies of checkpoints.
+  void plan_staging(int64_t bytes);
   void wait_for_turn();
   bool report_failed_save();
   // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
@@ -125,6 +130,8 @@ struct Engine::Impl {
   std::atomic<bool> stop_requested = false;
   std::shared_ptr<bool> in_use = std::make_shared<bool>(true);  // null from retire() on; backward hooks ask for it
   DirectoryLocks save_locks;                                    // of what this engine has saved to
+  std::unique_ptr<DeviceCopies> copies;                         // of checkpoints; null on the CPU, and before the first
+  int64_t staging_planned = 0;                                  // of async_saver, by the last save
   std::unique_ptr<AsyncSaver> async_saver;                      // null before the first save; after what it uses
   GatherStream gathers;  // the last that uses memory of the device: joined before that goes
   // The parts that a failed load has begun to overwrite, and from which checkpoint, until a load of them succeeds.

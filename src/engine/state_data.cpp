@@ -1,7 +1,7 @@
 #include "engine/state_data.h"
 
-#include "device/flat_buffer.h"
 #include "device/host_copy.h"
+#include "device/pinned_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -13,8 +13,13 @@ class TensorData final : public SliceData {
     copy_to_host(to, address() + offset, bytes, tensor_.device());
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    view_memory(address() + offset, bytes, at::kByte, tensor_.device())
-        .copy_(view_memory(const_cast<void*>(from), bytes, at::kByte, at::kCPU));
+    copy_from_host(address() + offset, from, bytes, tensor_.device());
+  }
+  void begin_read(int64_t offset, int64_t bytes, void* to) const override {
+    begin_copy_to_host(to, address() + offset, bytes, tensor_.device());
+  }
+  void begin_write(int64_t offset, int64_t bytes, const void* from) override {
+    begin_copy_from_host(address() + offset, from, bytes, tensor_.device());
   }
   std::byte* on_host() const override { return tensor_.is_cpu() ? address() : nullptr; }
 
@@ -26,7 +31,8 @@ class TensorData final : public SliceData {
 
 class StateData final : public SliceData {
  public:
-  StateData(const ShardedGroup& group, int slot) : group_(group), slot_(slot) {}
+  StateData(const ShardedGroup& group, int slot, bool is_engines)
+      : group_(group), slot_(slot), is_engines_(is_engines) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     lend(offset, bytes, OptimizerStates::Access::kRead,
          [&](int64_t at, TensorData&& state, int64_t size) { state.read(0, size, static_cast<std::byte*>(to) + at); });
@@ -36,6 +42,17 @@ class StateData final : public SliceData {
       state.write(0, size, static_cast<const std::byte*>(from) + at);
     });
   }
+  void begin_read(int64_t offset, int64_t bytes, void* to) const override {
+    lend(offset, bytes, OptimizerStates::Access::kRead, [&](int64_t at, TensorData&& state, int64_t size) {
+      state.begin_read(0, size, static_cast<std::byte*>(to) + at);
+    });
+  }
+  void begin_write(int64_t offset, int64_t bytes, const void* from) override {
+    lend(offset, bytes, OptimizerStates::Access::kModify, [&](int64_t at, TensorData&& state, int64_t size) {
+      state.begin_write(0, size, static_cast<const std::byte*>(from) + at);
+    });
+  }
+  bool writers_wait() const override { return is_engines_; }
   std::byte* on_host() const override {
     const StateTensors* const all = group_.states().in_memory();
     return all != nullptr ? TensorData(chosen(*all)).on_host() : nullptr;
@@ -58,16 +75,35 @@ class StateData final : public SliceData {
 
   const ShardedGroup& group_;
   int slot_;
+  bool is_engines_;
+};
+
+class StreamCopies final : public DeviceCopies {
+ public:
+  explicit StreamCopies(c10::Device device) : device_(device), stream_(device) {}
+  std::shared_ptr<std::byte> host_memory(int64_t bytes) override { return pinned_memory(bytes, device_); }
+  void in_order(const std::function<void()>& begin, Order order) override {
+    stream_.in_order(begin, /*joins=*/order == Order::kBeforeLater);
+  }
+  Wait mark() override { return stream_.mark(); }
+
+ private:
+  c10::Device device_;
+  HostCopyStream stream_;
 };
 
 }  // namespace
+
+std::unique_ptr<DeviceCopies> device_copies(c10::Device device) {
+  return device.is_cpu() ? nullptr : std::make_unique<StreamCopies>(device);
+}
 
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
   return std::make_shared<TensorData>(tensor);
 }
 
-std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master) {
-  return std::make_shared<StateData>(group, slot_or_master);
+std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master, bool is_engines) {
+  return std::make_shared<StateData>(group, slot_or_master, is_engines);
 }
 
 }  // namespace zeroshard

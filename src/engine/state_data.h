@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "checkpoint/device_copies.h"
 #include "checkpoint/slice_data.h"
 #include "group/sharded_group.h"
 
@@ -10,8 +11,12 @@ namespace zeroshard {
 // The bytes of a contiguous tensor on any device; keeps the tensor alive.
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 
-// One optimizer state of a group, for all elements that this rank updates. The group outlives it.
+// One optimizer state of a group, for all elements that this rank updates. The group outlives it. `is_engines`: nobody
+// writes to it but by borrowing from the group.
 inline constexpr int kMasterWeights = -1;
-std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master);
+std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master, bool is_engines);
+
+// The copies of a device, on a stream of their own. Null for the CPU.
+std::unique_ptr<DeviceCopies> device_copies(c10::Device device);
 
 }  // namespace zeroshard

@@ -1,45 +1,73 @@
 #include "engine/uploads.h"
 
-#include <ATen/ops/empty.h>
+#include <utility>
 
 #include "base/align.h"
+#include "base/check.h"
+#include "checkpoint/attempt.h"
 
 namespace zeroshard {
 
-void Uploads::stage(std::vector<StateSlice>& slices) {
+Uploads::~Uploads() {
+  for (Chunk& chunk : chunks_) {
+    if (!chunk.memory) continue;
+    attempt([&] { await(chunk); },
+            [](const std::string& reason) { return "what was loaded did not arrive: " + reason; });
+    ledger_.remove(Category::kCheckpointStaging, Tier::kHost, chunk_bytes_);
+  }
+}
+
+std::byte* Uploads::place(int64_t bytes) {
+  ZS_ASSERT(bytes <= chunk_bytes_, "more is to be uploaded than fits");
+  if (used_ + bytes > chunk_bytes_) finish();
+  if (!chunks_.back().memory) allocate();
+  Chunk& chunk = chunks_[filling_];
+  await(chunk);
+  return chunk.memory.get() + used_;
+}
+
+void Uploads::send(std::shared_ptr<SliceData> to, int64_t offset, int64_t bytes) {
   constexpr int64_t kAlignment = 64;  // of any element
-  clear();
-  int64_t bytes = 0;
-  const auto is_staged = [](const StateSlice& slice) { return slice.bytes() > 0 && slice.on_host() == nullptr; };
-  for (const StateSlice& slice : slices) {
-    if (!is_staged(slice)) continue;
-    uploads_.push_back({slice.data, slice.offset, bytes, slice.bytes()});
-    bytes = align_up(bytes + slice.bytes(), kAlignment);
-  }
-  if (bytes == 0) return;
-  host_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
-  bytes_ = bytes;
-  ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes_);
-  const std::shared_ptr<SliceData> staged = host_data(host_.data_ptr());
-  size_t next = 0;
-  for (StateSlice& slice : slices) {
-    if (!is_staged(slice)) continue;
-    slice.data = staged;
-    slice.offset = uploads_[next++].begin;
-  }
+  uploads_.push_back({std::move(to), offset, chunks_[filling_].memory.get() + used_, bytes});
+  used_ = align_up(used_ + bytes, kAlignment);
 }
 
 void Uploads::finish() {
-  for (const Upload& upload : uploads_)
-    upload.to->write(upload.offset, upload.bytes, static_cast<const std::byte*>(host_.const_data_ptr()) + upload.begin);
-  clear();
+  Chunk& chunk = chunks_[filling_];
+  if (copies_ == nullptr) {
+    for (const Upload& upload : uploads_) upload.to->write(upload.offset, upload.bytes, upload.from);
+  } else if (!uploads_.empty()) {
+    copies_->in_order(
+        [&] {
+          try {
+            for (const Upload& upload : uploads_) upload.to->begin_write(upload.offset, upload.bytes, upload.from);
+          } catch (...) {
+            chunk.wait = copies_->mark();  // for those before
+            throw;
+          }
+          chunk.wait = copies_->mark();
+        },
+        DeviceCopies::Order::kBeforeLater);
+  }
+  uploads_.clear();
+  used_ = 0;
+  filling_ = 1 - filling_;
 }
 
-void Uploads::clear() noexcept {
-  if (bytes_ > 0) ledger_.remove(Category::kCheckpointStaging, Tier::kHost, bytes_);
-  uploads_.clear();
-  host_ = at::Tensor();
-  bytes_ = 0;
+void Uploads::allocate() {
+  for (Chunk& chunk : chunks_) {
+    if (chunk.memory) continue;  // when there was not enough for the second
+    if (copies_ != nullptr)
+      chunk.memory = copies_->host_memory(chunk_bytes_);
+    else
+      chunk.memory = {new std::byte[size_t(chunk_bytes_)], std::default_delete<std::byte[]>()};
+    ledger_.add(Category::kCheckpointStaging, Tier::kHost, chunk_bytes_);
+  }
+}
+
+// Afterwards the chunk may be filled.
+void Uploads::await(Chunk& chunk) {
+  if (const DeviceCopies::Wait wait = std::exchange(chunk.wait, nullptr)) wait();
 }
 
 }  // namespace zeroshard

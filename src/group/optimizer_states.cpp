@@ -1,5 +1,7 @@
 #include "group/optimizer_states.h"
 
+#include <utility>
+
 namespace zeroshard {
 
 StateTensors StateTensors::slice(int64_t begin, int64_t end) const {
@@ -9,8 +11,17 @@ StateTensors StateTensors::slice(int64_t begin, int64_t end) const {
   return part;
 }
 
-void MemoryStates::lend(Range range, Access, const Borrower& use) {
-  if (range.size() > 0) use(range, tensors_.slice(range.begin, range.end));
+MemoryStates::MemoryStates(StateTensors tensors)
+    : tensors_(std::move(tensors)),
+      uses_(tensors_.master.defined()   ? tensors_.master.device()
+            : !tensors_.moments.empty() ? tensors_.moments.front().device()
+                                        : at::kCPU) {}
+
+void MemoryStates::lend(Range range, Access access, const Borrower& use) {
+  if (range.size() == 0) return;
+  access == Access::kModify ? uses_.take() : uses_.share();
+  use(range, tensors_.slice(range.begin, range.end));
+  if (access == Access::kRead) uses_.end();
 }
 
 }  // namespace zeroshard

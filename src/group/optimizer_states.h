@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "device/streams.h"
 #include "layout/shard_layout.h"
 
 namespace zeroshard {
@@ -33,15 +34,17 @@ class OptimizerStates {
   virtual const StateTensors* in_memory() const { return nullptr; }
 };
 
-// States in the memory of a device. They do not own the memory.
+// States in the memory of a device. They do not own the memory. What a borrower's stream writes comes after what the
+// streams of others have read, such as those of copies for a checkpoint.
 class MemoryStates : public OptimizerStates {
  public:
-  explicit MemoryStates(StateTensors tensors) : tensors_(std::move(tensors)) {}
+  explicit MemoryStates(StateTensors tensors);
   void lend(Range range, Access access, const Borrower& use) override;
   const StateTensors* in_memory() const override { return &tensors_; }
 
  private:
   StateTensors tensors_;
+  StreamUses uses_;
 };
 
 }  // namespace zeroshard

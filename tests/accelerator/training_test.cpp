@@ -4,15 +4,7 @@
 
 #include <gmock/gmock.h>
 
-#include <future>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
-#include "comm_c10d/make_comm.h"
-#include "support/accelerator/device.h"
-#include "support/accelerator/group.h"
-#include "support/accelerator/kernels.h"
-#include "support/accelerator/memory.h"
-#include "world/support.h"
+#include "accelerator/support.h"
 
 namespace zeroshard::accelerator {
 namespace {
@@ -22,39 +14,10 @@ using test::kWidth;
 using test::Result;
 using test::Scenario;
 
-std::vector<std::unique_ptr<Comm>> make_device_world(int world_size) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::unique_ptr<Comm>> comms(static_cast<size_t>(world_size));
-  const auto errors = testing::run_threads(world_size, [&](int rank) {
-    set_current_device(rank);
-    comms[static_cast<size_t>(rank)] =
-        make_comm(world_size == 1 ? nullptr : make_group(store, rank, world_size, rank), device(rank));
-  });
-  for (const std::string& error : errors) TORCH_CHECK(error.empty(), error);
-  return comms;
-}
-
-Scenario on_devices(Scenario scenario) {
-  scenario.device_of = [](int rank) {
-    set_current_device(rank);
-    return device(rank);
-  };
-  scenario.make_world = make_device_world;
-  return scenario;
-}
-
 class DeviceTraining : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> {
  protected:
-  void SetUp() override {
-    start();
-    use_own_kernels(true);
-    Streams::get().set_schedule(std::get<0>(GetParam()), /*seed=*/3);
-    Streams::get().races().forget();
-  }
-  void TearDown() override {
-    for (int i = 0; i < kDevices; ++i) Streams::get().wait_for_device(i);
-    Streams::get().set_schedule(Schedule::kEager);
-  }
+  void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/3); }
+  void TearDown() override { end_on_devices(); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Schedules, DeviceTraining,

@@ -12,9 +12,11 @@ struct SavingRank {
   void make_engine(const Scenario& scenario, Comm& gather, Comm& reduce, Comm& checkpoint, int first_seed) {
     at::set_num_threads(1);
     rank = gather.rank();
-    model = std::make_unique<Model>(scenario.model, uint64_t(first_seed + rank) * 1000);
+    const at::Device device = scenario.device_of(rank);
+    model = std::make_unique<Model>(scenario.model, uint64_t(first_seed + rank) * 1000, device);
     EngineOptions options;
     options.config = scenario.config;
+    options.device = device;
     engine = std::make_unique<Engine>(model->definitions(), std::move(options), gather, reduce, &checkpoint);
   }
   void train_step(const Scenario& scenario, int step) {
@@ -29,7 +31,7 @@ struct SavingRank {
     engine->gather(units);
     std::vector<at::Tensor> values;
     for (const auto& unit : model->params())
-      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}));
+      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}).cpu());
     const at::Tensor result = at::cat(values);
     engine->release(units);
     return result;
@@ -47,8 +49,11 @@ inline std::vector<std::string> run_saving(const Scenario& scenario, const std::
                                            const std::function<std::unique_ptr<Comm>(Comm&)>& gather_of = {}) {
   CommOptions options;
   options.timeout_ms = 10'000;  // a rank that waits for one that has failed alone is a bug
-  const auto gather = make_local_world(scenario.world_size, options);
-  const auto reduce = make_local_world(scenario.world_size, options);
+  const auto make_world = [&] {
+    return scenario.device_of(0).is_cpu() ? make_local_world(scenario.world_size, options)
+                                          : scenario.make_world(scenario.world_size);
+  };
+  const auto gather = make_world(), reduce = make_world();
   const auto checkpoint = make_local_world(scenario.world_size, options);
   std::vector<std::unique_ptr<Comm>> decorated;
   for (const auto& comm : gather) decorated.push_back(gather_of ? gather_of(*comm) : nullptr);

@@ -16,8 +16,8 @@ _TABLE = [
     (
         "async-no-copy",
         _ASYNC,
-        "          copy(stretch.to + at, stretch.from + at, bytes);\n",
-        "          if (bytes == 0) copy(nullptr, nullptr, 0);\n",
+        "        copy(stretch.to + at, stretch.from + at, bytes);\n",
+        "        if (bytes == 0) copy(nullptr, nullptr, 0);\n",
         "AsyncSaver.TrainingMayChangeTheStateAtOnce",
     ),
     (
@@ -51,8 +51,8 @@ _TABLE = [
     (
         "async-copies-first",
         _ASYNC,
-        "        publish(stretch.to + at + bytes);\n      }\n    }\n",
-        "      }\n    }\n    publish(staging_ + staging_bytes_);\n",
+        "      publish(stretch.to + at + bytes);\n    }\n  }\n",
+        "    }\n  }\n  publish(staging_ + staging_bytes_);\n",
         "AsyncSaver.WritesWhileItCopies",
     ),
     (

@@ -8,6 +8,10 @@ _TRAINING = "*DeviceTraining.StreamsOfTheUsers*:*DeviceTraining.GivesTheCpus*"
 _WATCH = "src/comm_c10d/device_watch.cpp"
 _PROGRAMS = {"DeviceSquares": "device", "DeviceWatch": "comm_c10d", "GroupBeside": "comm_c10d"}
 _ONCE = "*DeviceTraining.TheHostWaitsOnceAStep*"
+_SAVED = "*DeviceCheckpoint.HasWhatTheStateWas*"
+_FAILED = "*DeviceCheckpoint.EveryFailingFileCall*"
+_CHUNKS = "*DeviceCheckpoint.UploadsGoThrough*"
+_HOST_COPY, _SAVER, _UPLOADS = "src/device/host_copy.cpp", "src/checkpoint/async_saver.cpp", "src/engine/uploads.cpp"
 
 _TABLE = [
     (
@@ -175,6 +179,21 @@ _TABLE = [
         "limb.add(1), high.bitwise_right_shift(32)",
         "DeviceSquares.*",
     ),
+    ("update-before-the-copies", "src/group/optimizer_states.cpp", "? uses_.take()", "? uses_.share()", _SAVED),
+    ("weights-change-before-the-copies", _HOST_COPY, "  if (joins) stream_.join();\n", "", _SAVED),
+    ("copies-before-the-update", _HOST_COPY, "  stream_.follow();\n", "", _SAVED),
+    (
+        "written-before-it-is-copied",
+        _SAVER,
+        "    lock.unlock();\n    mark.wait();\n    lock.lock();\n",
+        "",
+        "*DeviceCheckpoint.AnEngineMayGo*",
+    ),
+    ("save-waits-for-the-device", _SAVER, "copies_->mark()});\n", "copies_->mark()}), copies_->mark()();\n", _SAVED),
+    ("save-ends-before-its-copies", _SAVER, "    await_copies();\n", "", _FAILED),
+    ("chunk-filled-while-it-is-copied", _UPLOADS, "  await(chunk);\n  return", "  return", _CHUNKS),
+    ("chunk-freed-while-it-is-copied", _UPLOADS, "    attempt([&] { await(chunk); },", "    attempt([&] {},", _CHUNKS),
+    ("last-chunk-not-sent", "src/checkpoint/load.cpp", "uploader->finish();", ";", "*DeviceCheckpoint.GoesAround*"),
 ]
 
 # The front, with two ranks on devices.

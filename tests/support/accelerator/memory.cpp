@@ -4,10 +4,12 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace zeroshard::accelerator {
@@ -114,6 +116,8 @@ struct Pinned {
 };
 
 struct PinnedMemory {
+  std::atomic<bool> refuses = false;
+  std::atomic<int64_t> frees_in_use = 0;
   std::mutex mutex;
   std::map<uintptr_t, Pinned> blocks;
 
@@ -139,6 +143,7 @@ void free_pinned(void* address) {
     Pinned& block = at->second;
     bool done = block.freed;
     for (const Mark& use : block.uses) done = done && Streams::get().is_done(use);
+    if (!done && at->first == reinterpret_cast<uintptr_t>(address)) ++all.frees_in_use;
     if (done) std::free(reinterpret_cast<void*>(at->first));
     at = done ? all.blocks.erase(at) : std::next(at);
   }
@@ -149,10 +154,11 @@ class PinnedAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
     const size_t size = (bytes + kAlign - 1) / kAlign * kAlign;
-    void* const data = std::aligned_alloc(kAlign, size);
+    void* data = std::aligned_alloc(kAlign, size);
+    PinnedMemory& all = PinnedMemory::get();
+    if (all.refuses) std::free(std::exchange(data, nullptr));
     TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr, "no memory to pin");
     std::memset(data, 0xFF, size);
-    PinnedMemory& all = PinnedMemory::get();
     const std::scoped_lock lock(all.mutex);
     all.blocks[reinterpret_cast<uintptr_t>(data)] = {size, {}, false};
     return {data, data, &free_pinned, c10::Device(c10::DeviceType::CPU)};
@@ -211,6 +217,22 @@ bool is_pinned(const void* address) {
   PinnedMemory& all = PinnedMemory::get();
   const std::scoped_lock lock(all.mutex);
   return all.find(address) != all.blocks.end();
+}
+
+void refuse_to_pin(bool refuses) {
+  PinnedMemory::get().refuses = refuses;
+}
+
+int64_t pinned_frees_in_use() {
+  return PinnedMemory::get().frees_in_use;
+}
+
+int64_t pinned_bytes() {
+  PinnedMemory& all = PinnedMemory::get();
+  const std::scoped_lock lock(all.mutex);
+  int64_t bytes = 0;
+  for (const auto& [begin, block] : all.blocks) bytes += block.freed ? 0 : static_cast<int64_t>(block.bytes);
+  return bytes;
 }
 
 void use_pinned(const void* address, const Mark& mark) {

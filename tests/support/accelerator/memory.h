@@ -27,6 +27,11 @@ int64_t allocated_bytes(int device);
 
 c10::Allocator& pinned_allocator();
 bool is_pinned(const void* address);
+// From now on there is no pinned memory, as where a process may not lock any.
+void refuse_to_pin(bool refuses);
+int64_t pinned_bytes();
+// How often pinned memory was freed while a stream was yet to use it. It then stays until that has ended.
+int64_t pinned_frees_in_use();
 // The memory is freed when `mark` is done, as that of torch's own allocator is.
 void use_pinned(const void* address, const Mark& mark);
 

@@ -45,6 +45,8 @@ struct Item {
   uint64_t turn = 0;  // 0: it needs none
 };
 
+thread_local int64_t host_waits_of_thread = 0;
+
 }  // namespace
 
 struct Streams::Queue {
@@ -176,6 +178,7 @@ void Streams::await(const Mark& mark) {
 
 void Streams::wait_on_host(const Mark& mark) {
   ++host_waits_;
+  ++host_waits_of_thread;
   await(mark);
   races_.host_waits(mark.clock);
   Queue& own = queue(mark.stream);
@@ -211,6 +214,10 @@ void Streams::release(StreamKey stream) {
 
 Counts Streams::counts() const {
   return {launches_, copies_, event_waits_, host_waits_};
+}
+
+int64_t Streams::host_waits_of_this_thread() {
+  return host_waits_of_thread;
 }
 
 void Streams::reset_counts() {

@@ -74,6 +74,7 @@ class Streams {
   void release(StreamKey stream);
 
   Counts counts() const;
+  static int64_t host_waits_of_this_thread();
   void reset_counts();
   Races& races() { return races_; }
 
