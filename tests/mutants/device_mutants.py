@@ -138,6 +138,13 @@ _TABLE = [
         "limb.add(1), high.bitwise_right_shift(32)",
         "DeviceSquares.*",
     ),
+    (
+        "memory-freed-under-another-stream",
+        "src/device/flat_buffer.cpp",
+        "  free_after_current_stream(std::move(owned_));\n",
+        "  owned_ = at::Tensor();\n",
+        "*DeviceTraining.AnEngineGoesUnder*",
+    ),
 ]
 
 MUTANTS = [
