@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -218,9 +219,23 @@ void C10dCore::abort(std::string_view reason) noexcept {
 
 void C10dCore::end() noexcept {
   if (ended_.exchange(true) || !group_) return;
+  const auto abort = [group = group_] {
+    try {
+      group->abort();
+    } catch (const std::exception&) {
+    }
+  };
+  if (device_.is_cpu()) return abort();
+  // NCCL's abort may wait for the whole device, and so for collectives of another communicator of this rank's, which
+  // end when that one is aborted in turn. So it is not waited for longer than it mostly takes.
+  constexpr auto kPatience = std::chrono::milliseconds(500);
   try {
-    group_->abort();
-  } catch (const std::exception&) {
+    std::packaged_task<void()> task(abort);
+    const std::future<void> ended = task.get_future();
+    std::thread(std::move(task)).detach();
+    ended.wait_for(kPatience);
+  } catch (const std::exception&) {  // the process may have no more threads
+    abort();
   }
 }
 

@@ -83,6 +83,7 @@ class C10dAllocation final : public Allocation {
       : core_(std::move(core)), memory_(std::move(memory)), bytes_(bytes) {}
   ~C10dAllocation() override {
     if (core_->still_writes()) keep_for_ever(std::move(memory_));
+    free_after_current_stream(std::move(memory_));
   }
   C10dAllocation(const C10dAllocation&) = delete;
   C10dAllocation& operator=(const C10dAllocation&) = delete;

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/out_of_memory.h"
 #include "device/kept_memory.h"
+#include "device/streams.h"
 
 namespace zeroshard {
 namespace {
@@ -75,7 +76,7 @@ void FlatBuffer::free() noexcept {
   if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);
   ledger_ = nullptr;
   if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(std::move(owned_));
-  owned_ = at::Tensor();
+  free_after_current_stream(std::move(owned_));
   shared_ = nullptr;
 }
 

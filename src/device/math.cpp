@@ -1,6 +1,7 @@
 #include "device/math.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -63,6 +64,7 @@ void add(const std::vector<kernels::TwofoldSum>& pieces, ExactSum& sum) {
 }  // namespace
 
 void aten::pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
+  const at::NoGradGuard no_grad;  // `in` may carry a graph, and `out` is used for the whole run
   const at::Tensor scaled = scale == 1 ? in.reshape({-1}) : in.reshape({-1}).to(at::kFloat).mul(scale);
   add ? out.add_(scaled) : out.copy_(scaled);
 }

@@ -62,6 +62,13 @@ void outlive_current_stream(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) tensor.record_stream(current_stream(tensor.device()));
 }
 
+void free_after_current_stream(at::Tensor tensor) noexcept {
+  try {
+    if (tensor.defined()) outlive_current_stream(tensor);
+  } catch (const std::exception&) {  // the device has failed, and does no more work
+  }
+}
+
 SideStream::SideStream(c10::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl impl(device.type());

@@ -45,6 +45,9 @@ class StreamUses {
 // The memory of `tensor`, which is made on another stream, is not lent to others before the current one has done what
 // it was given.
 void outlive_current_stream(const at::Tensor& tensor);
+// Frees the memory of `tensor`, which may have been made on another stream than the current one. Whoever frees memory
+// that several streams used makes the current one wait for them before. An undefined tensor has none.
+void free_after_current_stream(at::Tensor tensor) noexcept;
 
 // A stream of the engine's own.
 class SideStream {

@@ -120,8 +120,11 @@ void Engine::fail_backward(const std::string& reason) noexcept {
   }
   try {
     impl_->end_pass(reason.empty() ? "an error without a text" : reason);
-  } catch (const std::exception& error) {  // ranks cannot be reached, and every later call says so, too
-    log(LogLevel::kWarning, concat("the failed backward could not be discarded: ", error.what()));
+  } catch (const std::exception& error) {  // from here on every call says so, here and on ranks that wait for this one
+    const std::string text = concat("the failed backward could not be discarded: ", error.what());
+    impl_->reduce_comm.abort(text);
+    impl_->gather_comm.abort(text);
+    log(LogLevel::kWarning, text);
   }
 }
 

@@ -223,6 +223,11 @@ void Executor::release(size_t index) {
   if (--holds_[index] == 0) reshard(index);
 }
 
+void Executor::end_gather(size_t index) {
+  units_[index]->wait();
+  reshard(index);
+}
+
 void Executor::refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {
   size_t finished = 0;
   for (size_t started = 0; started < order.size(); ++started) {

@@ -75,6 +75,9 @@ class Executor {
   // Keeps a unit unsharded whatever happens, until as many release() calls.
   void hold(size_t unit);
   void release(size_t unit);
+  // Before the shards of a unit are written between passes, on all ranks: what a pass that ended early has gathered is
+  // dropped, or is there if the unit stays whole.
+  void end_gather(size_t unit);
   // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which has every unit once and is
   // the same on all ranks. The updated values of a unit travel to the other ranks while the next units are updated.
   // Units that are held have the new values afterwards.

@@ -75,14 +75,14 @@ bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tenso
 
 void GradBucket::pack_waiting(Filling& filling) {
   std::vector<at::Tensor> ins, outs;
-  for (auto& [index, grad] : filling.waiting) {
+  for (const auto& [index, grad] : filling.waiting) {
     outlive_current_stream(grad);
     outs.push_back(place_in(filling.buffer, index));
-    ins.push_back(std::move(grad));
+    ins.push_back(grad);
   }
+  math::pack_all(ins, outs, options_.pack_scale);
   filling.waiting.clear();
   filling.waiting_bytes = 0;
-  math::pack_all(ins, outs, options_.pack_scale);
 }
 
 void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger) {
@@ -107,9 +107,10 @@ void GradBucket::launch(Span scratch) {
     if (!filling.filled[i]) place_in(filling.buffer, i).zero_();
   // The ring lends buffers to units of other layouts.
   if (group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
-  if (std::exchange(local_used_, false)) {
+  if (local_used_) {
     local_uses_.take();
     math::pack(local_.view(to_scalar_type(place_.grad_dtype), 0, padded), filling.buffer, 1, /*add=*/true);
+    local_used_ = false;
   }
   const Span span{filling.buffer.data_ptr(), padded, place_.wire_dtype};
   InFlight in_flight{filling.buffer, filling.slot, nullptr, nullptr};
@@ -130,7 +131,7 @@ at::Tensor GradBucket::shard() const {
 
 void GradBucket::finish() {
   InFlight& in_flight = std::get<InFlight>(state_);
-  const bool accumulate = std::exchange(reduced_, true);
+  const bool accumulate = reduced_;
   const at::Tensor out = kept_.defined() ? kept_ : shard();
   squares_ = ExactSum();
   if (in_flight.work) {
@@ -149,6 +150,7 @@ void GradBucket::finish() {
     shard().copy_(kept_);
     outlive_current_stream(std::exchange(kept_, at::Tensor()));
   }
+  reduced_ = true;
   uses(in_flight.slot).end();
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
 }

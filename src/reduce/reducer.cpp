@@ -184,7 +184,11 @@ void Reducer::mark_ready(size_t index) {
 }
 
 void Reducer::launch_ready() {
-  while (next_ < order_.size() && ready_[order_[next_]]) launch(order_[next_++]);
+  while (next_ < order_.size() && ready_[order_[next_]]) {
+    launch(order_[next_]);
+    ++next_;  // not before: a launch that fails is tried again by launch_all(), as other ranks wait for it
+    finish_overlapped();
+  }
 }
 
 void Reducer::launch(size_t index) {
@@ -200,17 +204,20 @@ void Reducer::launch(size_t index) {
   }
   ++launches_;
   in_flight_.push_back(index);
+}
+
+void Reducer::finish_overlapped() {
   while (in_flight_.size() > (options_.overlap ? 1 : 0)) finish_oldest();
 }
 
 void Reducer::finish_oldest() {
   const size_t index = in_flight_.front();
-  in_flight_.pop_front();
   GradBucket& bucket = buckets_[index];
   {
     const SideStream::Scope scope(stream_);
     bucket.finish();
   }
+  in_flight_.pop_front();
   if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(index);
 }
 
@@ -221,6 +228,7 @@ void Reducer::launch_all(bool sync) {
     filling(index);  // a bucket without any gradient takes part too: other ranks may have some
     mark_ready(index);
   }
+  launch_ready();
   finish_all();
 }
 
@@ -242,6 +250,7 @@ void Reducer::launch_again(const std::vector<int64_t>& late) {
     ready_at_[index] = int(kMaxEnds - late[index]);
     filling(index);
     launch(index);
+    finish_overlapped();
   }
 }
 

@@ -87,6 +87,7 @@ class Reducer {
   void launch_ready();
   void launch(size_t bucket);
   void finish_oldest();
+  void finish_overlapped();
   void finish_all();
   void set_order(std::vector<size_t> order);
   void take_order_of_rank_0(const std::vector<size_t>& own, Comm& comm, std::string_view tag);

@@ -125,6 +125,31 @@ TEST(DeviceGroup, AFailureOnTheHostEndsBothGroupsOfTheDevice) {
   EXPECT_EQ(aborted_groups(0), before + 2);
 }
 
+// Each has a collective under way that the other rank does not call.
+TEST(DeviceGroup, BothGroupsOfADeviceEndWhileBothAreBusy) {
+  start();
+  Streams::get().set_schedule(Schedule::kEager);
+  const auto first = c10::make_intrusive<c10d::HashStore>(), second = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Comm>> gather(2), reduce(2);
+  const auto errors = testing::run_threads(2, [&](int rank) {
+    set_current_device(rank);
+    CommOptions options;
+    options.failure = std::make_shared<SharedFailure>();
+    gather[size_t(rank)] = make_comm(make_group(first, rank, 2, rank), device(rank), options);
+    reduce[size_t(rank)] = make_comm(make_group(second, rank, 2, rank), device(rank), options);
+    if (rank == 1) return;
+    const at::Tensor data = at::ones({8}, at::TensorOptions().device(device(rank)));
+    std::vector<std::unique_ptr<Work>> works;
+    for (Comm* const comm : {gather[0].get(), reduce[0].get()})
+      works.push_back(comm->broadcast({data.data_ptr(), 8, DType::kFloat32}, 1, "embedding"));
+    reduce[0]->abort("disk full");
+    Streams::get().wait_for_device(0);
+    gather[0]->check();
+  });
+  EXPECT_THAT(errors[0], ::testing::HasSubstr("disk full"));
+  EXPECT_EQ(errors[1], "");
+}
+
 TEST(DeviceGroup, ARankThatAwaitsItsDeviceHearsOfAnAbort) {
   start();
   Streams::get().set_schedule(Schedule::kEager);

@@ -210,6 +210,50 @@ TEST_P(DeviceTraining, StreamsOfTheUsersGiveTheSameBits) {
   EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 
+// The memory of an engine may be lent again to the stream under which it was made, whichever is current when it goes.
+TEST_P(DeviceTraining, AnEngineGoesUnderAnotherStream) {
+  const auto [schedule, world_size, stage] = GetParam();
+  test::ThreadWorld world(on_devices(test::make_scenario(world_size, stage)));
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < 2; ++step) rank.train_step(step);
+    rank.engine->begin_forward(/*training=*/true);
+    rank.engine->unit(0, [&] { return at::zeros({1}); });
+    const c10::Device device = rank.scenario.device_of(rank.gather.rank());
+    move_to(c10::impl::VirtualGuardImpl(device.type()).getNewStream(device));
+    rank.engine.reset();
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
+}
+
+// Streams and memory are those of the engine's device, whichever is current.
+TEST_P(DeviceTraining, AnotherDeviceMayBeCurrent) {
+  const auto [schedule, world_size, stage] = GetParam();
+  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
+  const Result expected = test::train(scenario);
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) {
+      const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0);
+      set_current_device(kDevices - 1);
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->backward(
+          test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batch, rank.engine.get()));
+      rank.result.steps.push_back(rank.engine->step());
+    }
+    rank.finish();
+    set_current_device(kDevices - 1);
+    rank.engine.reset();
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
+}
+
 // Of forward and backward without an engine.
 int64_t launches_of_the_model(const Scenario& scenario) {
   const test::Model model(scenario.model, /*seed=*/1, scenario.device_of(0));

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -125,6 +126,15 @@ TEST(Math, PackWithLibTorchGivesTheSameBits) {
       }
     }
   }
+}
+
+// A backward with create_graph=True leaves gradients that carry a graph.
+TEST(Math, PackWithLibTorchKeepsNoGraph) {
+  const at::Tensor leaf = at::ones({4}).set_requires_grad(true), grad = leaf * 2, whole = at::zeros({8});
+  for (const float scale : {1.0F, 0.5F})
+    for (const bool add : {false, true}) math::aten::pack(grad, whole.slice(0, 2, 6), scale, add);
+  EXPECT_FALSE(whole.requires_grad());
+  EXPECT_EQ(whole[2].item<float>(), 2);
 }
 
 TEST(Math, SquaresDoNotDependOnTheCutOrOnThreads) {

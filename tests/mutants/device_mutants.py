@@ -194,6 +194,13 @@ _TABLE = [
     ("chunk-filled-while-it-is-copied", _UPLOADS, "  await(chunk);\n  return", "  return", _CHUNKS),
     ("chunk-freed-while-it-is-copied", _UPLOADS, "    attempt([&] { await(chunk); },", "    attempt([&] {},", _CHUNKS),
     ("last-chunk-not-sent", "src/checkpoint/load.cpp", "uploader->finish();", ";", "*DeviceCheckpoint.GoesAround*"),
+    (
+        "memory-freed-under-another-stream",
+        "src/device/flat_buffer.cpp",
+        "  free_after_current_stream(std::move(owned_));\n",
+        "  owned_ = at::Tensor();\n",
+        "*DeviceTraining.AnEngineGoesUnder*",
+    ),
 ]
 
 # The front, with two ranks on devices.

@@ -1,6 +1,9 @@
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+
+#include <utility>
 
 #include "comm/local_comm.h"
 #include "reduce/reducer.h"
@@ -70,6 +73,72 @@ TEST(Reducer, ASparseGradientIsRefused) {
   Ledger ledger;
   Reducer reducer(units, place(units, {}), {}, *comm, ledger);
   EXPECT_THROW(reducer.add(0, 0, at::zeros({4, 2}, at::kFloat).to_sparse(), true), ValueError);
+}
+
+// One exchange fails once: it does not start, or its pieces do not come.
+class OnceFailingComm final : public ForwardingComm {
+ public:
+  OnceFailingComm(Comm& inner, int fail_at, bool starts) : ForwardingComm(inner), fail_at_(fail_at), starts_(starts) {}
+  std::unique_ptr<Exchange> exchange(ConstSpan full, Span scratch, std::string_view tag) override {
+    const bool fails = ++calls_ == fail_at_;
+    if (fails && !starts_) throw std::runtime_error("planted");
+    ++started;
+    return std::make_unique<Failing>(inner().exchange(full, scratch, tag), fails);
+  }
+  int started = 0;
+
+ private:
+  class Failing final : public Exchange {
+   public:
+    Failing(std::unique_ptr<Exchange> exchange, bool fails) : exchange_(std::move(exchange)), fails_(fails) {}
+    void wait() override {
+      if (std::exchange(fails_, false)) throw std::runtime_error("planted");
+      exchange_->wait();
+    }
+    std::span<const void* const> pieces() const override { return exchange_->pieces(); }
+    void release() override { exchange_->release(); }
+    void drain() override { exchange_->drain(); }
+
+   private:
+    std::unique_ptr<Exchange> exchange_;
+    bool fails_;
+  };
+  void before(OpKind, int64_t, std::string_view) override {}
+
+  int fail_at_, calls_ = 0;
+  bool starts_;
+};
+
+// Other ranks wait for every bucket. So each is launched in spite of an error, and once.
+TEST(Reducer, APassInWhichAnExchangeFailsCanBeDiscarded) {
+  const std::vector<UnitLayout> units = {unit("a", {{{4}, DType::kFloat32}}, 1), unit("b", {{{4}, DType::kFloat32}}, 1),
+                                         unit("c", {{{4}, DType::kFloat32}}, 1)};
+  for (const bool overlap : {false, true}) {
+    for (int fail_at = 1; fail_at <= 3; ++fail_at) {
+      for (const bool starts : {false, true}) {
+        SCOPED_TRACE(concat("overlap ", overlap, ", call ", fail_at, ", starts ", starts));
+        const auto comm = make_single_comm();
+        OnceFailingComm failing(*comm, fail_at, starts);
+        Ledger ledger;
+        Reducer::Options options;
+        options.overlap = overlap;
+        Reducer reducer(units, place(units, {}), options, failing, ledger);
+        const auto backward = [&](float value) {
+          for (const size_t u : {2, 1, 0}) reducer.add(u, 0, at::full({4}, value), /*sync=*/true);
+          reducer.launch_all(/*sync=*/true);
+        };
+        EXPECT_THROW(backward(1), std::runtime_error);
+        reducer.launch_all(/*sync=*/true);
+        EXPECT_EQ(failing.started, 3);
+        reducer.discard();
+        backward(2);
+        reducer.end_backward(/*sync=*/true);
+        EXPECT_EQ(failing.started, 6);
+        for (size_t u = 0; u < 3; ++u)
+          EXPECT_TRUE(reducer.buckets()[u].grads().slice(0, 0, 4).equal(at::full({4}, 2.0F))) << u;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -161,5 +161,33 @@ TEST(FailedBackward, WhatWasClearedIsInNoStep) {
   }
 }
 
+// Exchanges do not start: for lack of memory, say.
+class NeverExchangingComm final : public ForwardingComm {
+ public:
+  using ForwardingComm::ForwardingComm;
+
+ private:
+  void before(OpKind kind, int64_t, std::string_view) override {
+    if (kind == OpKind::kExchange) throw std::runtime_error("planted");
+  }
+};
+
+TEST(FailedBackward, ARankThatCannotDiscardItIsNotWaitedFor) {
+  ThreadWorld world(make_scenario(2, /*stage=*/1), [](Comm& comm, bool is_gather) -> std::unique_ptr<Comm> {
+    if (comm.rank() == 1 && !is_gather) return std::make_unique<NeverExchangingComm>(comm);
+    return std::make_unique<FaultComm>(comm, INT64_MAX);
+  });
+  const auto errors = world.run([](Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    rank.engine->begin_forward(/*training=*/true);
+    const at::Tensor loss = loss_of(rank.model, rank.scenario, rank.gather.rank(), 0, 0, rank.engine.get());
+    if (rank.gather.rank() == 0) return rank.engine->backward(loss);
+    EXPECT_ANY_THROW(rank.engine->backward(loss));
+  });
+  EXPECT_THAT(errors[0], HasSubstr("could not be discarded: planted"));
+  EXPECT_EQ(errors[1], "");
+}
+
 }  // namespace
 }  // namespace zeroshard::test

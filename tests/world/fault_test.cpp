@@ -31,6 +31,41 @@ void fail_every_call(const Scenario& scenario, int bad_rank, bool bad_gather) {
   }
 }
 
+// A program that goes on after a CommError is told so by each later call.
+TEST(Faults, ABackwardAfterAFailureThrowsTheSame) {
+  for (const int stage : {0, 1, 2}) {
+    for (int64_t fail_at = 1;; ++fail_at) {
+      ASSERT_LT(fail_at, 500);
+      FaultComm* fault = nullptr;
+      ThreadWorld world(make_scenario(2, stage), [&](Comm& comm, bool is_gather) -> std::unique_ptr<Comm> {
+        const bool bad = comm.rank() == 1 && !is_gather;
+        auto decorated = std::make_unique<FaultComm>(comm, bad ? fail_at : INT64_MAX);
+        if (bad) fault = decorated.get();
+        return decorated;
+      });
+      const std::vector<std::string> errors = world.run([](Rank& rank) {
+        rank.make_engine();
+        try {
+          for (int step = 0; step < 2; ++step) rank.train_step(step);
+        } catch (const CommError& error) {
+          EXPECT_NE(std::string(error.what()).find("injected fault"), std::string::npos) << error.what();
+        }
+        for (int again = 0; again < 2; ++again) {
+          try {
+            rank.train_step(2);
+            break;
+          } catch (const CommError& error) {
+            EXPECT_NE(std::string(error.what()).find("injected fault"), std::string::npos) << error.what();
+          }
+        }
+      });
+      for (const std::string& error : errors)
+        EXPECT_TRUE(error.empty() || error.find("injected fault") != std::string::npos) << error;
+      if (fault->calls() < fail_at) break;
+    }
+  }
+}
+
 TEST(Faults, EveryFailingCallEndsEveryRank) {
   for (const int stage : {0, 2, 3}) {
     Scenario scenario = make_scenario(2, stage);

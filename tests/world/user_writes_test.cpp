@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -122,6 +123,47 @@ TEST(UserWrites, WhatIsWrittenWhileItIsGatheredForReadingIsAnError) {
       EXPECT_EQ(message_of([&] { rank.engine->release({kUnit}); }), "") << "nothing was written now";
     });
     EXPECT_THAT(errors, Each(""));
+  }
+}
+
+// A pass that ends early leaves units that were gathered ahead, with the values from before.
+TEST(UserWrites, WeightsThatAreSetAfterAPassThatEndedEarlyCount) {
+  for (const int world_size : {1, 2}) {
+    for (const int64_t persistence : {0, 1 << 20}) {
+      std::vector<at::Tensor> outputs, values;
+      for (const bool early : {false, true}) {
+        Scenario scenario = make_scenario(world_size, /*stage=*/3);
+        scenario.config.persistence_threshold = persistence;
+        SCOPED_TRACE(scenario.text());
+        ThreadWorld world(scenario);
+        std::vector<at::Tensor> seen(static_cast<size_t>(world_size));
+        const auto errors = world.run([&](Rank& rank) {
+          at::set_num_threads(1);
+          rank.make_engine();
+          const auto evaluate = [&rank](size_t units) {
+            const at::NoGradGuard no_grad;
+            rank.engine->begin_forward(/*training=*/false);
+            at::Tensor x = input_of(rank.scenario, /*rank=*/0, /*step=*/0, /*micro_batch=*/0);
+            for (size_t u = 0; u < units; ++u) x = rank.engine->unit(u, [&] { return rank.model.forward(u, x); });
+            return x;
+          };
+          evaluate(kUnits);
+          rank.train_step(0);  // from here on, no unit is whole
+          if (early) evaluate(1);
+          for (const size_t unit : {1, 2})
+            rank.engine->set_weights(unit, 0, 0, at::full({kWidth * kWidth}, 0.01F * float(unit)));
+          seen[size_t(rank.gather.rank())] = evaluate(kUnits);
+          rank.train_step(1);
+          rank.finish();
+        });
+        for (const std::string& error : errors) ASSERT_EQ(error, "");
+        for (const at::Tensor& other : seen) EXPECT_TRUE(other.equal(seen[0]));
+        outputs.push_back(seen[0]);
+        values.push_back(world.rank(0).result.values);
+      }
+      EXPECT_TRUE(outputs[0].equal(outputs[1]));
+      EXPECT_TRUE(values[0].equal(values[1]));
+    }
   }
 }
 

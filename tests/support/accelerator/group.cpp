@@ -52,10 +52,12 @@ class DeviceBackend final : public c10d::Backend {
         stream_(Streams::get().make_stream(device, /*eager=*/true)) {}
 
   const std::string getBackendName() const override { return "simulated"; }
-  // What is under way ends, whoever is missing.
+  // What is under way ends, whoever is missing. As NCCL's, it returns when the device is idle: when other groups of the
+  // device have ended, too.
   void abort() override {
     ++aborts()[size_t(stream_.device)];
     *is_aborted_ = true;
+    Streams::get().wait_for_device(stream_.device);
   }
 
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
