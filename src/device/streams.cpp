@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/current_device.h"
+
 namespace zeroshard {
 namespace {
 
@@ -63,8 +65,7 @@ void outlive_current_stream(const at::Tensor& tensor) {
 
 SideStream::SideStream(c10::Device device) {
   if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl impl(device.type());
-  stream_ = impl.getNewStream(device.has_index() ? device : impl.getDevice());
+  stream_ = c10::impl::VirtualGuardImpl(device.type()).getNewStream(with_index(device));
 }
 
 SideStream::~SideStream() {
