@@ -1,7 +1,6 @@
 // What tests of the Python front load: tests/python/simulated.py.
 #include "support/accelerator/device.h"
 #include "support/accelerator/kernels.h"
-#include "support/accelerator/memory.h"
 #include "support/accelerator/streams.h"
 
 using zeroshard::accelerator::Schedule;
@@ -29,15 +28,5 @@ const char* simulated_findings() {
   for (const std::string& name : zeroshard::accelerator::operators_that_waited())
     text += "the host waited for " + name + "\n";
   return text.c_str();
-}
-
-int64_t simulated_allocated_bytes(int device) {
-  return zeroshard::accelerator::allocated_bytes(device);
-}
-int64_t simulated_peak_bytes(int device) {
-  return zeroshard::accelerator::peak_bytes(device);
-}
-void simulated_reset_peak(int device) {
-  zeroshard::accelerator::reset_peak(device);
 }
 }
