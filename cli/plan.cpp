@@ -16,7 +16,7 @@ namespace zeroshard::cli {
 namespace {
 
 struct Arguments {
-  std::string params, model, config, stage, dtype, optimizer, device_memory;
+  std::string params, model, config, stage, dtype, optimizer, device_memory, device_overhead;
   std::optional<int> world_size;
   bool json = false, list_params = false, placement = false;
 };
@@ -92,6 +92,7 @@ PlanInputs read_inputs(const Arguments& arguments) {
   }
   read_stages(arguments.stage, inputs);
   if (!arguments.device_memory.empty()) inputs.device_bytes = parse_bytes(arguments.device_memory);
+  if (!arguments.device_overhead.empty()) inputs.device_overhead = parse_bytes(arguments.device_overhead);
   if (inputs.model) inputs.notes.insert(inputs.notes.end(), inputs.model->notes.begin(), inputs.model->notes.end());
   return inputs;
 }
@@ -102,8 +103,7 @@ std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
     const PlanOptions at = inputs.at_stage(stage);
     StagePlan plan{stage, inputs.plan(at), std::nullopt};
     if (inputs.device_bytes) {
-      plan.fit =
-          check_fit(*inputs.device_bytes, at, [&](const PlanOptions& other) { return inputs.plan(other).total(); });
+      plan.fit = check_fit(*inputs.device_bytes, at, [&](const PlanOptions& other) { return inputs.needed(other); });
     }
     plans.push_back(plan);
   }
@@ -135,6 +135,8 @@ void add_plan_command(CLI::App& app) {
                    "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
   plan->add_option("--config", arguments->config, "Training config, JSON as DeepSpeed's");
   plan->add_option("--device-memory", arguments->device_memory, "Memory of one device: 24GB, 24e9, 22.5GiB");
+  plan->add_option("--device-overhead", arguments->device_overhead,
+                   "What a GPU's context and the collectives' own buffers take, as measured: 1.2GB");
   plan->add_flag("--json", arguments->json, "Print JSON");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
   plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");

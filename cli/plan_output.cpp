@@ -60,12 +60,12 @@ std::string convention(const PlanInputs& inputs) {
 std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   const FitReport& fit = *plan.fit;
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
+  const std::string needed = gigabytes(plan.bytes.total() + inputs.device_overhead.value_or(0));
   if (fit.fits) {
-    line += format("fits: needs %s GB of %s GB", gigabytes(plan.bytes.total()).c_str(),
-                   gigabytes(*inputs.device_bytes).c_str());
+    line += format("fits: needs %s GB of %s GB", needed.c_str(), gigabytes(*inputs.device_bytes).c_str());
   } else {
-    line += format("does not fit: needs %s GB, %.2f x the %s GB of a device", gigabytes(plan.bytes.total()).c_str(),
-                   fit.ratio, gigabytes(*inputs.device_bytes).c_str());
+    line += format("does not fit: needs %s GB, %.2f x the %s GB of a device", needed.c_str(), fit.ratio,
+                   gigabytes(*inputs.device_bytes).c_str());
   }
   if (fit.min_world_size) {
     line += format("; smallest world size that fits at this stage: %d", *fit.min_world_size);
@@ -82,6 +82,14 @@ std::string describe_advice(const PlanInputs& inputs, const FitReport& fit) {
   if (!fit.min_world_size_stage_3) return "No stage fits at any world size.";
   return format("No stage fits on %d ranks; stage 3 fits from %d ranks on.", inputs.options.world_size,
                 *fit.min_world_size_stage_3);
+}
+
+// What a GPU holds beside the total.
+std::string describe_overhead(const PlanInputs& inputs) {
+  if (!inputs.device_overhead)
+    return "Not counted on a GPU: the device's context and the collectives' own buffers (--device-overhead adds them).";
+  return format("The device's context and the collectives' own buffers: %s GB, as given; in no total.",
+                gigabytes(*inputs.device_overhead).c_str());
 }
 
 void print_row(const char* name, const std::vector<StagePlan>& plans, const auto& value, double unit = 1e9) {
@@ -113,9 +121,13 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
-  std::cout << "\n" << convention(inputs) << "\n" << kNotCounted << "\n";
   if (inputs.model) {
-    std::cout << format("Initialisation holds at most one full unit more: %s GB.\n",
+    print_row("GPU: temporaries", plans, [](const PlannedBytes& bytes) { return bytes.temporaries; });
+    print_row("GPU: start at most", plans, [](const PlannedBytes& bytes) { return bytes.init_peak; });
+  }
+  std::cout << "\n" << convention(inputs) << "\n" << kNotCounted << "\n" << describe_overhead(inputs) << "\n";
+  if (inputs.model) {
+    std::cout << format("Initialisation from a model on the host holds at most one full unit in fp32 more: %s GB.\n",
                         gigabytes(init_extra_bytes(*inputs.model, inputs.options)).c_str());
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
@@ -150,6 +162,8 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   if (inputs.model) {
     json["breakdown"]["gather_ring"] = number(bytes.gather_ring);
     json["breakdown"]["reduce_ring"] = number(bytes.reduce_ring);
+    json["device"] = {{"temporary_bytes", number(bytes.temporaries)},
+                      {"initialisation_peak_bytes", number(bytes.init_peak)}};
   }
   if (plan.fit) {
     const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
@@ -176,6 +190,11 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
   }
   json["checkpoint_staging_host_bytes"] = number(staging(inputs));
   json["not_counted"] = {"activations", "operator temporaries", "LibTorch and driver"};
+  if (inputs.device_overhead) {
+    json["device_overhead_bytes"] = number(*inputs.device_overhead);
+  } else {
+    json["not_counted"].push_back("the device's context and the collectives' own buffers");
+  }
   if (!inputs.model) json["not_counted"].insert(json["not_counted"].end(), {"padding", "gather ring", "reduce ring"});
   json["notes"] = inputs.notes;
   if (plans.size() == 1) {

@@ -18,12 +18,15 @@ struct PlanInputs {
   std::vector<int> stages;
   std::string optimizer_name;
   std::optional<double> device_bytes;
+  std::optional<double> device_overhead;  // of each device: its context and the collectives' own buffers
   std::vector<std::string> notes;
 
   int64_t numel() const { return model ? model->numel() : *num_params; }
   PlannedBytes plan(const PlanOptions& at) const {
     return model ? plan_model(*model, at) : plan_count(*num_params, at);
   }
+  // What must fit on a device.
+  double needed(const PlanOptions& at) const { return plan(at).total() + device_overhead.value_or(0); }
   PlanOptions at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;

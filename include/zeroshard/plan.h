@@ -10,8 +10,8 @@
 #include "zeroshard/dtype.h"
 #include "zeroshard/placement.h"
 
-// How many bytes a rank will hold, computed before anything is allocated. Activations, temporary memory of operators
-// and the memory of LibTorch itself are not counted.
+// How many bytes a rank will hold, computed before anything is allocated. Activations, temporary memory of the model's
+// operators and the memory of LibTorch itself are not counted.
 namespace zeroshard {
 
 struct PlanOptions : PlacementOptions {
@@ -19,6 +19,7 @@ struct PlanOptions : PlacementOptions {
   bool overlap = true;
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
+  bool on_device = false;               // on a GPU or the like steps need temporary memory; on the CPU they do not
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
@@ -32,6 +33,9 @@ PlanOptions plan_options(const Config& config);
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
+  // On a device alone, and not in the total.
+  double temporaries = 0;  // of a step
+  double init_peak = 0;    // of everything, while an engine is built from a model that lies on the device
 
   double model_states() const { return parameters + gradients + master_weights + moments; }
   double total() const { return model_states() + gather_ring + reduce_ring; }
@@ -84,7 +88,7 @@ struct PlannedUnit {
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options);
 // The same without a model, by kind of unit: those of each rule, small units and the others. Has no sizes.
 std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
-// Initialisation needs at most this much more: the largest unit, full, in the compute dtype.
+// Initialisation needs at most this much more for a model on the host: the largest unit, full and in fp32.
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and

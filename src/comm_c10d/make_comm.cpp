@@ -13,6 +13,7 @@
 #include "comm_c10d/c10d_comm.h"
 #include "comm_c10d/divergence.h"
 #include "comm_c10d/group_beside.h"
+#include "device/current_device.h"
 
 namespace zeroshard {
 namespace {
@@ -85,9 +86,10 @@ std::unique_ptr<Comm> try_shm(C10dBootstrap& bootstrap, const std::vector<RankCa
 
 }  // namespace
 
-std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device,
+std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device any_device,
                                 const CommOptions& comm_options, std::shared_ptr<Divergence> divergence) {
   using Transport = CommOptions::Transport;
+  const at::Device device = with_index(any_device);
   if (!group || group->getSize() == 1) return single_comm(device, comm_options);
   const bool on_host = device.is_cpu();
   CommOptions options = comm_options;
@@ -117,7 +119,7 @@ std::unique_ptr<Comm> make_comm(c10::intrusive_ptr<c10d::ProcessGroup> group, at
 }
 
 std::unique_ptr<Comm> make_comm(const std::string& group_name, at::Device device, const CommOptions& options) {
-  if (group_name.empty()) return single_comm(device, options);
+  if (group_name.empty()) return single_comm(with_index(device), options);
   return make_comm(c10d::resolve_process_group(group_name), device, options);
 }
 

@@ -10,6 +10,7 @@
 #include "base/align.h"
 #include "base/format.h"
 #include "base/out_of_memory.h"
+#include "device/current_device.h"
 #include "device/kept_memory.h"
 #include "device/streams.h"
 
@@ -34,8 +35,8 @@ at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) 
 
 FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer)
     : bytes_(bytes),
-      device_(device),
-      owned_(allocate_memory(bytes, device, category)),
+      device_(with_index(device)),
+      owned_(allocate_memory(bytes, device_, category)),
       writer_(writer),
       ledger_(&ledger),
       category_(category) {
@@ -45,7 +46,11 @@ FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Categor
 
 FlatBuffer::FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category,
                        std::string_view tag)
-    : bytes_(bytes), device_(device), shared_(comm.allocate(bytes, tag)), ledger_(&ledger), category_(category) {
+    : bytes_(bytes),
+      device_(with_index(device)),
+      shared_(comm.allocate(bytes, tag)),
+      ledger_(&ledger),
+      category_(category) {
   data_ = static_cast<char*>(shared_->data());
   ledger.add(category, Tier::kDevice, bytes);
 }
@@ -89,12 +94,10 @@ at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) 
 }
 
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device) {
-  // Told the device, torch does not ask the driver for that of the address: that costs time, and fails where there are
-  // no elements and so perhaps no address.
-  const auto known = device.is_cpu() || device.has_index() ? std::optional(device) : std::nullopt;
+  // With a target no device is asked for the pointer, which is null where there are no elements.
   return at::for_blob(data, {numel})
       .options(at::TensorOptions().dtype(type).device(device))
-      .target_device(known)
+      .target_device(device)
       .make_tensor();
 }
 

@@ -44,14 +44,15 @@ class FlatBuffer {
   Category category_ = Category::kParameters;
 };
 
-// A 1-D tensor over memory it does not own.
+// A 1-D tensor over memory it does not own. `device` has an index, unless it is the CPU.
 at::Tensor view_memory(void* data, int64_t numel, at::ScalarType type, at::Device device);
 
 // Cuts 1-D tensors from one allocation: peers map fewer segments, and pages are larger.
 class Carver {
  public:
-  Carver() = default;
-  Carver(const FlatBuffer& buffer, at::Device device) : next_(buffer.data()), device_(device) {}
+  // Of no elements.
+  explicit Carver(at::Device device) : device_(device) {}
+  explicit Carver(const FlatBuffer& buffer) : next_(buffer.data()), device_(buffer.device()) {}
   at::Tensor take(DType dtype, int64_t numel) {
     at::Tensor view = view_memory(next_, numel, to_scalar_type(dtype), device_);
     next_ += numel * element_size(dtype);
@@ -60,7 +61,7 @@ class Carver {
 
  private:
   char* next_ = nullptr;
-  at::Device device_ = at::kCPU;
+  at::Device device_;
 };
 
 }  // namespace zeroshard

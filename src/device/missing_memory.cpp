@@ -13,6 +13,9 @@ void tell_missing_memory(const std::function<void()>& allocate, const std::funct
     throw OutOfMemory(error.what() + what());
   } catch (const std::bad_alloc&) {
     throw OutOfMemory("there is no memory" + what());
+  } catch (c10::OutOfMemoryError& error) {  // of a device: scripts look for this type
+    error.add_context(what());
+    throw;
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     if (text.find("DefaultCPUAllocator") == text.npos) throw;

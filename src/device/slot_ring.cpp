@@ -7,6 +7,10 @@
 namespace zeroshard {
 
 SlotRing::SlotRing(const std::map<int64_t, int>& slots, Allocate allocate) : allocate_(std::move(allocate)) {
+  add(slots);
+}
+
+void SlotRing::add(const std::map<int64_t, int>& slots) {
   for (const auto& [bytes, count] : slots) {
     for (int i = 0; i < count; ++i) classes_[bytes].push_back(std::make_unique<Slot>(allocate_(bytes)));
   }

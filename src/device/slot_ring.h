@@ -35,6 +35,8 @@ class SlotRing {
 
   // Slots by size: bytes -> count. `allocate` is called once per slot, smallest class first.
   SlotRing(const std::map<int64_t, int>& slots, Allocate allocate);
+  // More slots: of a ring that is lent before there is memory for it, as while the user's model is freed.
+  void add(const std::map<int64_t, int>& slots);
 
   // A free slot of exactly this size class, or null when all are in use.
   Slot* try_acquire(int64_t bytes);

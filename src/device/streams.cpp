@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/current_device.h"
+
 namespace zeroshard {
 namespace {
 
@@ -71,8 +73,7 @@ void free_after_current_stream(at::Tensor tensor) noexcept {
 
 SideStream::SideStream(c10::Device device) {
   if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl impl(device.type());
-  stream_ = impl.getNewStream(device.has_index() ? device : impl.getDevice());
+  stream_ = c10::impl::VirtualGuardImpl(device.type()).getNewStream(with_index(device));
 }
 
 SideStream::~SideStream() {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/shape_text.h"
 #include "device/cpu_allocator.h"
+#include "device/current_device.h"
 #include "device/dtype.h"
 #include "device/missing_memory.h"
 #include "device/swap_storage.h"
@@ -22,6 +23,7 @@ PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num
   PlanOptions plan = zeroshard::plan_options(options.config);
   plan.world_size = comm.world_size();
   plan.optimizer_slots = num_moments;
+  plan.on_device = !options.device.is_cpu();
   plan.exchange_needs_scratch =
       comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
   return plan;
@@ -110,8 +112,9 @@ void check_free(const UnitLayout& layout, const std::vector<std::vector<at::Tens
   }
 }
 
-// Without param groups, the optimizer is the configuration's.
-EngineOptions with_param_groups(EngineOptions options) {
+// Without param groups, the optimizer is the configuration's. A device without an index is the current one.
+EngineOptions completed(EngineOptions options) {
+  options.device = with_index(options.device);
   if (!options.param_groups.empty()) return options;
   const std::optional<OptimizerConfig>& optimizer = options.config.optimizer;
   options.param_groups.push_back(optimizer.value_or(OptimizerConfig{}));
@@ -123,11 +126,11 @@ EngineOptions with_param_groups(EngineOptions options) {
 
 Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce,
                    Comm* checkpoint_comm)
-    : options(with_param_groups(std::move(engine_options))),
+    : options(completed(std::move(engine_options))),
       gather_comm(gather),
       reduce_comm(reduce),
       checkpoint(checkpoint_comm),
-      optimizer(options.optimizer, options.device),
+      optimizer(options.optimizer, options.device, &ledger),
       scaler(options.config.fp16),
       progress(options.config, reduce.world_size()),
       gathers(options.device) {
@@ -144,6 +147,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   plan = plan_options(options, reduce, moments);
   PlanReport report = plan_ledger(layouts, plan);
   planned = report.bytes;
+  const int64_t peak = options.device.is_cpu() ? 0 : init_peak(layouts, report, origins_on_device(units));
   placements = std::move(report.placements);
   const auto build = [&] {
     make_groups(units);
@@ -154,29 +158,31 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     watch = std::make_unique<WriteWatch>(*executor);
     held = std::make_unique<HeldValues>(*executor);
   };
-  tell_missing_memory(build, [this] { return memory_needs(layouts, planned); });
+  tell_missing_memory(build, [this, peak] { return memory_needs(layouts, planned, peak); });
   install_hooks(units);
   trim_cpu_memory();
 }
 
 void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions) {
-  Groups::Options group_options{options.device, {}};
+  // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
+  // freed by then. The CPU has no memory behind zeros until they are written.
+  Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu()};
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
     for (const ParamDefinition& param : unit.params) of_unit.push_back(param.param_group);
   }
-  groups = std::make_unique<Groups>(layouts, placements, group_options, gather_comm, ledger);
+  groups = std::make_unique<Groups>(layouts, placements, std::move(group_options), gather_comm, ledger);
 }
 
 void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
-  const std::map<int64_t, int> slots = slots_by_size(zeroshard::gather_ring(layouts, placements, plan));
-  gather_ring = std::make_unique<SlotRing>(slots, [this](int64_t size) {
+  gather_ring = std::make_unique<SlotRing>(std::map<int64_t, int>{}, [this](int64_t size) {
     return FlatBuffer(size, options.device, ledger, Category::kGatherRing, &gather_comm);
   });
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<int> parents;
   int64_t freed_bytes = 0;  // by units since the last return_free_memory(), at most
   for (size_t u = 0; u < layouts.size(); ++u) {
+    if (!options.device.is_cpu()) groups->add_unit();
     UnitSource source{definitions[u].tensors(), {}};
     check_free(layouts[u], source.params);
     if (const ParameterReader& read = definitions[u].values) {
@@ -192,6 +198,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
     return_free_memory();
     freed_bytes = 0;
   }
+  gather_ring->add(slots_by_size(zeroshard::gather_ring(layouts, placements, plan)));
   Executor::Callbacks callbacks;
   callbacks.on_unit_done = [this](size_t unit) {
     if (progress.syncs()) reducer->flush(unit);

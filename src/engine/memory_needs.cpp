@@ -1,18 +1,36 @@
 #include "engine/memory_needs.h"
 
+#include "base/align.h"
 #include "base/format.h"
 #include "base/shape_text.h"
 #include "device/dtype.h"
 
 namespace zeroshard {
 
-std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& planned) {
+std::vector<UnitOrigin> origins_on_device(const std::vector<UnitDefinition>& units) {
+  std::vector<UnitOrigin> origins;
+  for (const UnitDefinition& unit : units) {
+    UnitOrigin& origin = origins.emplace_back();
+    origin.is_staged = !unit.values;
+    if (unit.values) continue;
+    for (const ParamDefinition& param : unit.params) {
+      int64_t bytes = int64_t(c10::elementSize(param.dtype));
+      for (const int64_t size : param.shape) bytes *= size;
+      origin.device_bytes += align_up(bytes, kDeviceBlock);
+    }
+  }
+  return origins;
+}
+
+std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& planned, int64_t init_peak) {
   const ParamSpec* largest = nullptr;
   const auto bytes_of = [](const ParamSpec& param) { return param.numel() * element_size(param.dtype); };
   for (const UnitLayout& unit : layouts)
     for (const ParamSpec& param : unit.params)
       if (!largest || bytes_of(param) > bytes_of(*largest)) largest = &param;
   std::string text = concat(": each rank needs ", planned.total(), " bytes for this model, activations aside");
+  if (init_peak > planned.total())
+    text += concat(", and up to ", init_peak, " while the engine is built, if the model lies on the device");
   if (largest) {
     text += concat("; its largest parameter is '", largest->name(), "' ", shape_text(largest->shape), " of ",
                    bytes_of(*largest), " bytes");

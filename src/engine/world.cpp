@@ -16,6 +16,7 @@
 #include "comm_c10d/gloo_group.h"
 #include "comm_c10d/make_comm.h"
 #include "device/cpu_allocator.h"
+#include "device/current_device.h"
 #include "device/dtype.h"
 #include "engine/meeting_state.h"
 #include "zeroshard/rank_observer.h"
@@ -176,7 +177,7 @@ World::World(const Config& config, const RankEnvironment& env, std::shared_ptr<R
 
 World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
              const Group& checkpoint, Meeting* meeting, std::shared_ptr<RankObserver> observer)
-    : device_(device), observer_(std::move(observer)) {
+    : device_(with_index(device)), observer_(std::move(observer)) {
   ZS_CHECK(bool(gather) == bool(reduce), "one of the two process groups is null");
   ZS_CHECK(gather.get() != reduce.get() || !gather, "gathers and reductions need a process group each");
   const int world_size = gather ? gather->getSize() : 1;

@@ -8,6 +8,31 @@
 namespace zeroshard {
 namespace {
 
+// What some units need of each allocation.
+struct Sizes {
+  int64_t parameter_bytes = 0, master_bytes = 0;
+  int64_t moment_bytes = 0;  // of one slot
+  int slots = 0;
+};
+
+Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
+  Sizes sizes;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const ShardLayout& layout = units[u].groups[g].layout;
+      const GroupPlacement& place = placements[u].groups[g];
+      for (const Held& held : {place.parameters, place.master_weights, place.moments})
+        ZS_ASSERT(held.tier == Tier::kDevice, "unit ", units[u].name, " has state on the tier ", name_of(held.tier));
+      sizes.parameter_bytes += place.parameters.bytes(layout);
+      sizes.master_bytes += place.master_weights.bytes(layout);
+      if (place.moments.extent == Extent::kNothing) continue;
+      sizes.slots = place.moments.values;
+      sizes.moment_bytes += place.moments.bytes(layout) / sizes.slots;
+    }
+  }
+  return sizes;
+}
+
 std::unique_ptr<OptimizerStates> cut_states(const ShardLayout& layout, const GroupPlacement& place, Carver& masters,
                                             std::vector<Carver>& moments) {
   StateTensors tensors;
@@ -20,56 +45,49 @@ std::unique_ptr<OptimizerStates> cut_states(const ShardLayout& layout, const Gro
 
 }  // namespace
 
-Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, const Options& options,
-               Comm& comm, Ledger& ledger) {
-  int64_t parameter_bytes = 0, master_bytes = 0, moment_bytes = 0;
-  int slots = 0;
+Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
+               Comm& comm, Ledger& ledger)
+    : units_(units), placements_(placements), options_(std::move(options)), comm_(comm), ledger_(ledger) {
   size_t count = 0;
-  for (size_t u = 0; u < units.size(); ++u) {
-    for (size_t g = 0; g < units[u].groups.size(); ++g, ++count) {
-      const ShardLayout& layout = units[u].groups[g].layout;
-      const GroupPlacement& place = placements[u].groups[g];
-      for (const Held& held : {place.parameters, place.master_weights, place.moments})
-        ZS_ASSERT(held.tier == Tier::kDevice, "unit ", units[u].name, " has state on the tier ", name_of(held.tier));
-      parameter_bytes += place.parameters.bytes(layout);
-      master_bytes += place.master_weights.bytes(layout);
-      if (place.moments.extent == Extent::kNothing) continue;
-      slots = place.moments.values;
-      moment_bytes += place.moments.bytes(layout) / slots;  // of one slot
-    }
-  }
-  const auto allocate = [&](int64_t bytes, Category category) {
-    if (bytes == 0) return Carver();
-    states_memory_.emplace_back(bytes, options.device, ledger, category);
-    return Carver(states_memory_.back(), options.device);
-  };
-  Carver masters = allocate(master_bytes, Category::kMasterWeights);
-  std::vector<Carver> moments;
-  for (int slot = 0; slot < slots; ++slot) moments.push_back(allocate(moment_bytes, Category::kMoments));
-  parameters_memory_ = FlatBuffer(comm, parameter_bytes, options.device, ledger, Category::kParameters, "parameters");
-  Carver parameters(parameters_memory_, options.device);
-
+  for (const UnitLayout& unit : units) count += unit.groups.size();
   groups_.reserve(count);  // trained_ points at them
-  for (size_t u = 0; u < units.size(); ++u) {
-    const UnitLayout& unit = units[u];
-    first_of_.push_back(groups_.size());
+  if (!options_.unit_by_unit) add(units.size());
+}
+
+void Groups::add(size_t count) {
+  const size_t first = first_of_.size() - 1;
+  const Sizes sizes = sizes_of(units_.subspan(first, count), placements_.subspan(first, count));
+  const auto allocate = [&](int64_t bytes, Category category) {
+    if (bytes == 0) return Carver(options_.device);
+    states_memory_.emplace_back(bytes, options_.device, ledger_, category);
+    return Carver(states_memory_.back());
+  };
+  Carver masters = allocate(sizes.master_bytes, Category::kMasterWeights);
+  std::vector<Carver> moments;
+  for (int slot = 0; slot < sizes.slots; ++slot) moments.push_back(allocate(sizes.moment_bytes, Category::kMoments));
+  parameters_memory_.emplace_back(comm_, sizes.parameter_bytes, options_.device, ledger_, Category::kParameters,
+                                  "parameters");
+  Carver parameters(parameters_memory_.back());
+
+  for (size_t u = first; u < first + count; ++u) {
+    const UnitLayout& unit = units_[u];
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const FlatGroup& flat = unit.groups[g];
-      const GroupPlacement& place = placements[u].groups[g];
+      const GroupPlacement& place = placements_[u].groups[g];
       ShardedGroup::Options group;
-      group.rank = comm.rank();
+      group.rank = comm_.rank();
       group.number = trained_.size();
-      group.is_open = placements[u].parameters != Placement::kSharded;
+      group.is_open = placements_[u].parameters != Placement::kSharded;
       for (const size_t i : flat.params)
-        group.param_group.push_back(options.param_groups.empty() ? 0 : options.param_groups.at(u).at(i));
+        group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
       std::unique_ptr<OptimizerStates> states;
       if (flat.requires_grad) states = cut_states(flat.layout, place, masters, moments);
-      groups_.emplace_back(unit, g, placements[u], std::move(group),
+      groups_.emplace_back(unit, g, placements_[u], std::move(group),
                            parameters.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());
     }
+    first_of_.push_back(groups_.size());
   }
-  first_of_.push_back(groups_.size());
 }
 
 std::span<ShardedGroup> Groups::of_unit(size_t unit) {

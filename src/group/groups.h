@@ -10,20 +10,29 @@ namespace zeroshard {
 
 // All groups of a run with their memory, except gradients. The parameters that this rank keeps lie one after another in
 // an allocation that peers can read. Master weights are in a second allocation, the moments of each slot in others.
+// Where groups are added unit by unit, each unit has such allocations of its own.
 class Groups {
  public:
   struct Options {
     at::Device device = at::kCPU;
     // [unit][parameter]: its param group, or -1. Empty: all parameters belong to param group 0.
     std::vector<std::vector<int>> param_groups;
+    // Groups get memory by add_unit(): while an engine is built, the user's tensors are freed meanwhile. Otherwise the
+    // constructor adds all of them.
+    bool unit_by_unit = false;
   };
 
-  // Collective: see Comm::allocate. `units` and `placements`, one for each unit, outlive the groups.
-  Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, const Options& options,
-         Comm& comm, Ledger& ledger);
+  // Collective: see Comm::allocate. `units` and `placements`, one for each unit, and `comm` and `ledger` outlive the
+  // groups.
+  Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options, Comm& comm,
+         Ledger& ledger);
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
 
+  // The next unit's groups. Collective.
+  void add_unit() { add(1); }
+
+  // Of the units that were added.
   std::span<ShardedGroup> all() { return groups_; }
   std::span<ShardedGroup> of_unit(size_t unit);
   // In the order of their numbers.
@@ -33,10 +42,17 @@ class Groups {
   void free_states();
 
  private:
-  std::vector<FlatBuffer> states_memory_;
-  FlatBuffer parameters_memory_;
+  // The next `count` units, in allocations that they share.
+  void add(size_t count);
+
+  std::span<const UnitLayout> units_;
+  std::span<const UnitPlacement> placements_;
+  Options options_;
+  Comm& comm_;
+  Ledger& ledger_;
+  std::vector<FlatBuffer> states_memory_, parameters_memory_;
   std::vector<ShardedGroup> groups_;  // unit after unit
-  std::vector<size_t> first_of_;      // by unit, and the end: where its groups begin
+  std::vector<size_t> first_of_{0};   // by unit, and the end: where its groups begin
   std::vector<ShardedGroup*> trained_;
 };
 

@@ -8,8 +8,8 @@ namespace zeroshard {
 
 std::string_view name_of(Category category) {
   static constexpr std::array<std::string_view, kNumCategories> kNames = {
-      "parameters",  "gradients", "master weights", "moments",           "gather ring",
-      "reduce ring", "pinned",    "swap",           "checkpoint staging"};
+      "parameters", "gradients", "master weights",     "moments",    "gather ring", "reduce ring",
+      "pinned",     "swap",      "checkpoint staging", "temporaries"};
   return kNames[size_t(category)];
 }
 

@@ -17,8 +17,9 @@ enum class Category : uint8_t {
   kPinned,
   kSwap,
   kCheckpointStaging,
+  kTemporaries,  // on devices: gradients that wait to be packed, and what operations of a step need for a while
 };
-inline constexpr size_t kNumCategories = 9;
+inline constexpr size_t kNumCategories = 10;
 
 enum class Tier : uint8_t { kDevice, kHost, kFile };
 inline constexpr size_t kNumTiers = 3;
@@ -48,6 +49,21 @@ class Ledger {
  private:
   mutable std::mutex mutex_;
   Bytes current_, peak_;
+};
+
+// Memory of a device that is held for the lifetime of this, and belongs to somebody else.
+class Temporary {
+ public:
+  Temporary(Ledger& ledger, int64_t bytes) : ledger_(ledger), bytes_(bytes) {
+    ledger_.add(Category::kTemporaries, Tier::kDevice, bytes_);
+  }
+  ~Temporary() { ledger_.remove(Category::kTemporaries, Tier::kDevice, bytes_); }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+
+ private:
+  Ledger& ledger_;
+  int64_t bytes_;
 };
 
 }  // namespace zeroshard

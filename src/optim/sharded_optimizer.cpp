@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "device/device_kernels.h"
@@ -11,6 +12,7 @@
 #include "kernels/table.h"
 #include "optim/aten_step.h"
 #include "optim/written.h"
+#include "plan/device_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -18,6 +20,8 @@ namespace {
 constexpr int64_t kGrain = 1 << 16;  // elements below which a second thread does not pay
 
 constexpr int64_t kPiece = 1 << 15;  // elements of an update, where users may have written
+
+constexpr int64_t kAtenPiece = 1 << 23;  // elements that LibTorch updates at a time: bounds its temporary memory
 
 at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
@@ -144,9 +148,14 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, 
       return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
     };
     if (!device_.is_cpu()) {
-      if (open) take_written(tensors.master, tensors.param);
+      if (open) take_written_on_device(tensors.master, tensors.param);
       const DeviceKernels* const own = device_kernels(device_.type());
-      if (!own) return aten_step(type_, tensors, options, run.step, grad_scale);
+      if (!own) {
+        for (int64_t begin = 0; begin < part.size(); begin += kAtenPiece)
+          aten_step(type_, tensors.slice(begin, std::min(begin + kAtenPiece, part.size())), options, run.step,
+                    grad_scale);
+        return;
+      }
       const c10::OptionalDeviceGuard guard(tensors.param.device());
       return run_kernel(*own->table, type_, buffers_of(tensors, 0, part.size(), grad_scale), moment(0, 0), moment(1, 0),
                         options, run.step);
@@ -164,11 +173,22 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, 
   });
 }
 
+// A piece at a time: bounds the temporary memory.
+void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at::Tensor& param) const {
+  for (int64_t begin = 0; begin < master.numel(); begin += kComparedNumel) {
+    const Range piece{begin, std::min(begin + kComparedNumel, master.numel())};
+    std::optional<Temporary> temporary;
+    if (ledger_) temporary.emplace(*ledger_, compare_bytes(piece.size()));
+    take_written(cut(master, piece), cut(param, piece));
+  }
+}
+
 void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   if (!group.is_open() || !group.has_master()) return;
   const at::Tensor params = group.updated_parameters();
   const Range all{0, group.updated().size()};
   group.states().lend(all, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+    if (!device_.is_cpu()) return take_written_on_device(lent.master, cut(params, part));
     at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
       take_written(cut(lent.master, {begin, end}), cut(params, {part.begin + begin, part.begin + end}));
     });

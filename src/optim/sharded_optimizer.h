@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "group/sharded_group.h"
+#include "memory/ledger.h"
 #include "zeroshard/optimizer.h"
 
 namespace zeroshard {
@@ -24,7 +25,9 @@ struct ParamSlice {
 // gradient is left alone.
 class ShardedOptimizer {
  public:
-  ShardedOptimizer(OptimizerConfig::Type type, at::Device device) : type_(type), device_(device) {}
+  // On a device, temporary memory is counted in `ledger`, which outlives this.
+  ShardedOptimizer(OptimizerConfig::Type type, at::Device device, Ledger* ledger = nullptr)
+      : type_(type), device_(device), ledger_(ledger) {}
 
   // Before an update: throws ValueError when `options` has fewer entries than there are param groups.
   static void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options);
@@ -43,8 +46,11 @@ class ShardedOptimizer {
   void update_run(ShardedGroup& group, const at::Tensor& grads, const Run& run, const ParamGroupOptions& options,
                   float grad_scale) const;
 
+  void take_written_on_device(const at::Tensor& master, const at::Tensor& param) const;
+
   OptimizerConfig::Type type_;
   at::Device device_;
+  Ledger* ledger_;
 };
 
 // For an optimizer outside the engine, which keeps the tensors: the stretch of every parameter of the group that this

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "placement/placement.h"
+#include "plan/device_memory.h"
 #include "plan/plan_ledger.h"
 #include "plan/state_rules.h"
 
@@ -83,10 +84,18 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   const std::vector<UnitLayout> units = make_unit_layouts(model, options);
-  const Bytes bytes = plan_ledger(units, options).bytes;
-  const auto held = [&](Category category) { return double(bytes.at(category, Tier::kDevice)); };
-  return {held(Category::kParameters), held(Category::kGradients),  held(Category::kMasterWeights),
-          held(Category::kMoments),    held(Category::kGatherRing), held(Category::kReduceRing)};
+  const PlanReport report = plan_ledger(units, options);
+  const auto held = [&](Category category) { return double(report.bytes.at(category, Tier::kDevice)); };
+  std::vector<UnitOrigin> origins;
+  for (const UnitLayout& unit : units) origins.push_back(origin_on_device(unit));
+  return {.parameters = held(Category::kParameters),
+          .gradients = held(Category::kGradients),
+          .master_weights = held(Category::kMasterWeights),
+          .moments = held(Category::kMoments),
+          .gather_ring = held(Category::kGatherRing),
+          .reduce_ring = held(Category::kReduceRing),
+          .temporaries = double(step_temporaries(units, report.placements)),
+          .init_peak = double(init_peak(units, report, origins))};
 }
 
 namespace {
@@ -159,7 +168,7 @@ std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options) {
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   int64_t largest = 0;
-  for (const UnitLayout& unit : make_unit_layouts(model, options)) largest = std::max(largest, unit.full_bytes());
+  for (const UnitLayout& unit : make_unit_layouts(model, options)) largest = std::max(largest, init_staging(unit));
   return double(largest);
 }
 

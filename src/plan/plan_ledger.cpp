@@ -1,6 +1,7 @@
 #include "plan/plan_ledger.h"
 
 #include "base/check.h"
+#include "plan/device_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -43,6 +44,8 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.exchange_scratch_bytes = exchange_scratch(units, report.placements, options).bytes();
   report.bytes.at(Category::kGatherRing, Tier::kDevice) = sum_of(report.gather_ring) + report.persistent_bytes;
   report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
+  if (options.on_device)
+    report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;
 }
 

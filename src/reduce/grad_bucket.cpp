@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/align.h"
 #include "base/check.h"
 #include "device/dtype.h"
 #include "device/math.h"
+#include "plan/device_memory.h"
 #include "plan/state_rules.h"
 
 namespace zeroshard {
@@ -48,8 +50,9 @@ void GradBucket::add(size_t index, const at::Tensor& grad) {
   Filling& filling = std::get<Filling>(state_);
   if (lets_wait(filling, index, grad)) {
     uses(filling.slot).share();  // the stream that computes it
-    filling.waiting.emplace_back(index, grad);
-    filling.waiting_bytes += int64_t(grad.nbytes());
+    const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
+    filling.waiting.push_back({index, grad, std::make_unique<Temporary>(*options_.ledger, bytes)});
+    filling.waiting_bytes += bytes;
   } else {
     uses(filling.slot).take();
     if (filling.filled[index]) pack_waiting(filling);
@@ -67,18 +70,25 @@ at::Tensor GradBucket::place_in(const at::Tensor& buffer, size_t index) const {
 
 // Gradients that wait keep their memory. Large ones are worth a launch of their own.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
-  constexpr int64_t kMostBytes = 32 << 20;
-  if (filling.filled[index] || filling.waiting_bytes + int64_t(grad.nbytes()) > kMostBytes) return false;
-  const bool same = filling.waiting.empty() || filling.waiting[0].second.scalar_type() == grad.scalar_type();
+  const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
+  if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;
+  const bool same = filling.waiting.empty() || filling.waiting[0].grad.scalar_type() == grad.scalar_type();
   return same && math::packs_together(grad, filling.buffer);
+}
+
+void GradBucket::pack() {
+  Filling* const filling = std::get_if<Filling>(&state_);
+  if (!filling || filling->waiting.empty()) return;
+  uses(filling->slot).take();
+  pack_waiting(*filling);
 }
 
 void GradBucket::pack_waiting(Filling& filling) {
   std::vector<at::Tensor> ins, outs;
-  for (const auto& [index, grad] : filling.waiting) {
-    outlive_current_stream(grad);
-    outs.push_back(place_in(filling.buffer, index));
-    ins.push_back(grad);
+  for (const Waiting& waiting : filling.waiting) {
+    outlive_current_stream(waiting.grad);
+    outs.push_back(place_in(filling.buffer, waiting.index));
+    ins.push_back(waiting.grad);
   }
   math::pack_all(ins, outs, options_.pack_scale);
   filling.waiting.clear();

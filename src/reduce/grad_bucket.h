@@ -18,9 +18,10 @@ namespace zeroshard {
 // What all buckets of a run share.
 struct ReduceOptions {
   at::Device device = at::kCPU;
-  float pack_scale = 1;  // applied before the sum over ranks ...
-  float sum_scale = 1;   // ... and after it
-  bool native = false;   // the transport's own reduce-scatter, if it has one, not the canonical order
+  float pack_scale = 1;      // applied before the sum over ranks ...
+  float sum_scale = 1;       // ... and after it
+  bool native = false;       // the transport's own reduce-scatter, if it has one, not the canonical order
+  Ledger* ledger = nullptr;  // set by the Reducer
 };
 
 // The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
@@ -50,6 +51,8 @@ class GradBucket {
   void begin(SlotRing::Slot* slot);
   // Packs the gradient of parameter `index` of the group; adds it when there is one already.
   void add(size_t index, const at::Tensor& grad);
+  // Packs the gradients that wait, if there are any, before more of them come for another bucket.
+  void pack();
   // Adds to this rank's own sum instead, which joins the next launch (no_sync). Any state.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Every parameter has as many gradients as in earlier backward passes.
@@ -86,12 +89,17 @@ class GradBucket {
 
  private:
   struct Idle {};
+  // A small gradient that is to be packed together with others, on a device.
+  struct Waiting {
+    size_t index;  // of its parameter
+    at::Tensor grad;
+    std::unique_ptr<Temporary> counted;
+  };
   struct Filling {
     at::Tensor buffer;
     SlotRing::Slot* slot;
     std::vector<bool> filled;
-    // Small gradients that wait to be packed together, on a device: by parameters, and their bytes.
-    std::vector<std::pair<size_t, at::Tensor>> waiting = {};
+    std::vector<Waiting> waiting = {};
     int64_t waiting_bytes = 0;
   };
   struct InFlight {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "device/device_squares.h"
 #include "device/dtype.h"
+#include "plan/device_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -31,6 +32,7 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
     : options_(std::move(options)), comm_(comm), ledger_(ledger), stream_(options_.device) {
   // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
+  options_.ledger = &ledger;
   make_buckets(units, placements);
   if (!options_.ring.empty()) {
     ring_.emplace(slots_by_size(options_.ring), [this](int64_t bytes) {
@@ -57,9 +59,9 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
     grad_bytes += place.reduced_gradients.bytes(group.layout);
   });
   const auto allocate = [&](int64_t bytes, std::string_view tag) {
-    if (bytes == 0) return Carver();
+    if (bytes == 0) return Carver(options_.device);
     memory_.emplace_back(comm_, bytes, options_.device, ledger_, Category::kGradients, tag);
-    return Carver(memory_.back(), options_.device);
+    return Carver(memory_.back());
   };
   Carver full_memory = allocate(full_bytes, "gradients"), grad_memory = allocate(grad_bytes, "reduced gradients");
 
@@ -124,6 +126,7 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   const auto index = size_t(place.bucket);
   if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
   GradBucket& bucket = filling(index);
+  if (const size_t before = std::exchange(last_added_, index); before != index) buckets_[before].pack();
   bucket.add(place.index, grad);
   if (empty_[index]) {
     empty_[index] = false;
@@ -327,6 +330,8 @@ ExactSum Reducer::squares() const {
       shards.push_back(bucket.shard());
     }
   }
+  if (shards.empty()) return sum;
+  const Temporary limbs(ledger_, kSquaresBytes);
   sum.add(sum_of_squares(shards));
   return sum;
 }

@@ -113,6 +113,7 @@ class Reducer {
   std::vector<int> ready_at_;  // the first end at which it was ready in this pass, or 0
   std::vector<int> due_at_;    // the end at which it is ready at the latest
   size_t next_ = 0;            // position in order_
+  size_t last_added_ = 0;      // the bucket with the last gradient: no other has gradients that wait
   std::deque<size_t> in_flight_;
   std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read
   SideStream stream_;  // of exchanges and their sums; the last member, so that it ends before the memory goes

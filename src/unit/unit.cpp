@@ -111,9 +111,9 @@ void Unit::load(UnitSource& source) {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const at::Tensor& value = source.params[group.params[i]].front();
       const Range range = group.layout.param(i);
-      at::Tensor dense = value.detach().to(device_).reshape({-1});
+      at::Tensor dense = value.detach().to(device_);
       if (!convert) dense = dense.contiguous().view(target);
-      staging.slice(0, range.begin, range.end).copy_(dense);
+      staging.slice(0, range.begin, range.end).view(dense.sizes()).copy_(dense);
     }
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
     comm_.broadcast(span, /*root=*/0, layout_.name)->wait();

@@ -132,7 +132,7 @@ TEST(FlatBuffer, IsLeftToTheProcessWhileACollectiveMayWriteToIt) {
 TEST(Carver, CutsOneAllocationWithoutOverlap) {
   Ledger ledger;
   FlatBuffer buffer(4 * 3 + 2 * 5, at::kCPU, ledger, Category::kGatherRing);
-  Carver carver(buffer, at::kCPU);
+  Carver carver(buffer);
   const at::Tensor a = carver.take(DType::kFloat32, 3), b = carver.take(DType::kBFloat16, 5);
   EXPECT_EQ(a.data_ptr(), buffer.data());
   EXPECT_EQ(b.data_ptr(), buffer.data() + 12);

@@ -91,7 +91,7 @@ TEST(ModelShapes, PlanOfAModelIsTheLedgerOfItsLayouts) {
   const PlannedBytes planned = plan_model(model, options);
   EXPECT_EQ(planned.total(), double(plan_ledger(make_unit_layouts(model, options), options).bytes.total()));
   EXPECT_GT(planned.gather_ring, 0);
-  EXPECT_EQ(init_extra_bytes(model, options), 2 * 6 * 1024);  // a layer: 2 * 24 * 24 + 2 * 24 * 12 + ... < 6 blocks
+  EXPECT_EQ(init_extra_bytes(model, options), 4 * 6 * 1024);  // a layer: 2 * 24 * 24 + 2 * 24 * 12 + ... < 6 blocks
 }
 
 TEST(Quantities, ParamCounts) {

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -27,7 +28,7 @@ struct Device {
   uintptr_t begin = 0, next = 0;
   std::map<uintptr_t, Block> blocks;
   std::map<std::pair<StreamKey, size_t>, std::vector<uintptr_t>> free;
-  int64_t allocated = 0;
+  int64_t allocated = 0, peak = 0;
 };
 
 struct Memory {
@@ -74,6 +75,7 @@ uintptr_t allocate(int index, size_t bytes) {
     }
     device.blocks[begin] = {bytes, stream, {}};
     device.allocated += static_cast<int64_t>(bytes);
+    device.peak = std::max(device.peak, device.allocated);
   }
   poison(stream, "fresh memory", begin, bytes);
   return begin;
@@ -206,6 +208,19 @@ int64_t allocated_bytes(int device) {
   Memory& all = memory();
   const std::scoped_lock lock(all.mutex);
   return all.devices[static_cast<size_t>(device)].allocated;
+}
+
+int64_t peak_bytes(int device) {
+  Memory& all = memory();
+  const std::scoped_lock lock(all.mutex);
+  return all.devices[static_cast<size_t>(device)].peak;
+}
+
+void reset_peak(int device) {
+  Memory& all = memory();
+  const std::scoped_lock lock(all.mutex);
+  Device& of = all.devices[static_cast<size_t>(device)];
+  of.peak = of.allocated;
 }
 
 c10::Allocator& pinned_allocator() {

@@ -24,6 +24,9 @@ c10::Allocator& device_allocator();
 // The memory is freed after what `stream` has now.
 void use_on_stream(const c10::DataPtr& memory, c10::Stream stream);
 int64_t allocated_bytes(int device);
+// The most that was allocated at one time since reset_peak().
+int64_t peak_bytes(int device);
+void reset_peak(int device);
 
 c10::Allocator& pinned_allocator();
 bool is_pinned(const void* address);

@@ -1,0 +1,95 @@
+#include "plan/device_memory.h"
+
+#include <gtest/gtest.h>
+
+#include "support/random.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::SeededRandom;
+using testing::seeds;
+
+UnitLayout unit(int64_t numel, int world_size, DType dtype = DType::kBFloat16) {
+  return make_unit_layout("unit", {{{"weight"}, {numel}, dtype, /*requires_grad=*/true}}, world_size);
+}
+
+PlanOptions at(int stage, int world_size) {
+  PlanOptions options;
+  options.stage = stage;
+  options.world_size = world_size;
+  options.persistence_threshold = 0;
+  return options;
+}
+
+int64_t peak_of(const std::vector<UnitLayout>& units, const PlanOptions& options) {
+  std::vector<UnitOrigin> origins;
+  for (const UnitLayout& unit : units) origins.push_back(origin_on_device(unit));
+  return init_peak(units, plan_ledger(units, options), origins);
+}
+
+constexpr int64_t kNumel = 8 * kBlockNumel;
+
+// A hundred units of 2n bytes. 64 ranks at stage 3 make 14n / 64 of each: the highest point is the first unit, when
+// the whole model is still there.
+TEST(InitPeak, OfManyRanksIsAtTheFirstUnit) {
+  constexpr int64_t kLarge = 64 * kBlockNumel;
+  const std::vector<UnitLayout> units(100, unit(kLarge, 64));
+  EXPECT_EQ(peak_of(units, at(3, 64)), 100 * 2 * kLarge + 14 * kLarge / 64 + 4 * kLarge);
+}
+
+// One rank makes 14n of each unit and frees 2n: the end holds most, with gradients.
+TEST(InitPeak, OfOneRankIsTheEnd) {
+  const std::vector<UnitLayout> units(10, unit(kNumel, 1));
+  EXPECT_EQ(peak_of(units, at(0, 1)), 10 * 16 * kNumel);
+}
+
+// The last of two makes the other's weights a small part: made 14n, then its own 2N, 14N and 4N in fp32.
+TEST(InitPeak, OfALargeLastUnitIsThere) {
+  const int64_t large = 64 * kNumel;
+  const std::vector<UnitLayout> units{unit(kNumel, 1), unit(large, 1)};
+  EXPECT_EQ(peak_of(units, at(0, 1)), 14 * kNumel + 20 * large);
+}
+
+TEST(InitPeak, UnitsThatAreReadHoldNothingBefore) {
+  const std::vector<UnitLayout> units(3, unit(kNumel, 1));
+  const std::vector<UnitOrigin> origins(3, UnitOrigin{0, /*is_staged=*/false});
+  EXPECT_EQ(init_peak(units, plan_ledger(units, at(0, 1)), origins), 3 * 16 * kNumel);
+}
+
+TEST(InitPeak, IsAtLeastTheModelAndAtLeastTheRun) {
+  for (const uint64_t seed : seeds(200)) {
+    SCOPED_TRACE(seed);
+    SeededRandom random(seed);
+    const int world_size = int(random.between(1, 9)), stage = int(random.between(0, 3));
+    std::vector<UnitLayout> units;
+    int64_t model = 0;
+    for (int64_t i = random.between(1, 6); i > 0; --i) {
+      units.push_back(unit(random.between(1, 20'000), world_size));
+      model += origin_on_device(units.back()).device_bytes;
+    }
+    const PlanOptions options = at(stage, world_size);
+    const int64_t peak = peak_of(units, options), held = plan_ledger(units, options).bytes.total();
+    EXPECT_GE(peak, std::max(model, held));
+    EXPECT_LE(peak, model + held + init_staging(*std::max_element(units.begin(), units.end(), [](auto& a, auto& b) {
+                      return init_staging(a) < init_staging(b);
+                    })));
+  }
+}
+
+TEST(StepTemporaries, AreOfOneBucketAtMost) {
+  const auto of = [](const std::vector<UnitLayout>& units, int stage, int world_size) {
+    return step_temporaries(units, plan_ledger(units, at(stage, world_size)).placements);
+  };
+  const std::vector<UnitLayout> small{unit(kNumel, 4), unit(2 * kNumel, 4), unit(kNumel, 4)};
+  EXPECT_EQ(of(small, 3, 4), 2 * 2 * kNumel);             // gradients of the second
+  EXPECT_EQ(of(small, 0, 4), compare_bytes(2 * kNumel));  // whole, and users may write
+  EXPECT_EQ(of({unit(1, 1, DType::kFloat32)}, 0, 1), kSquaresBytes);
+  const std::vector<UnitLayout> large{unit(int64_t{1} << 30, 4)};
+  EXPECT_EQ(of(large, 3, 4), kWaitingBytes);
+  EXPECT_EQ(of(large, 0, 4), compare_bytes(kComparedNumel));
+  EXPECT_EQ(plan_ledger(small, at(3, 4)).bytes.at(Category::kTemporaries, Tier::kDevice), 0);
+}
+
+}  // namespace
+}  // namespace zeroshard
