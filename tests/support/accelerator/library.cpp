@@ -40,6 +40,8 @@ PYBIND11_MODULE(zs_simulated_device, m) {
   m.def("current_device", zeroshard::accelerator::current_device);
   m.def("set_device", zeroshard::accelerator::set_current_device);
   m.def("allocated_bytes", zeroshard::accelerator::allocated_bytes);
+  m.def("peak_bytes", zeroshard::accelerator::peak_bytes);
+  m.def("reset_peak", zeroshard::accelerator::reset_peak);
   // A collective frees tensors on its own thread, so none of this may hold Python's lock.
   m.def("make_backend", zeroshard::accelerator::make_backend, py::arg("store"), py::arg("rank"), py::arg("world_size"),
         py::arg("device"), py::call_guard<py::gil_scoped_release>());
