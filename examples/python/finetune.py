@@ -24,9 +24,7 @@ CONFIG = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default="", help="a directory of a model and its tokenizer; else a small Llama"
-    )
+    parser.add_argument("--model", default="", help="a directory of a model and its tokenizer; else a small Llama")
     parser.add_argument("--text", default=str(ROOT / "README.md"))
     parser.add_argument("--out", default="runs/finetuned")
     parser.add_argument("--epochs", type=int, default=2)

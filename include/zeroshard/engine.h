@@ -134,6 +134,9 @@ class Engine {
   // discarded on all ranks; those that did not fail throw StateError in end_backward(), with `reason`. The step may
   // then begin again: with the same batches it has the bits of one that did not fail.
   void fail_backward(const std::string& reason) noexcept;
+  // The text of a CommError that left a hook in the last backward pass; "" without one. For callers that learn of it by
+  // an exception without its type, as Python does.
+  const std::string& backward_comm_error() const;
   // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
   void zero_grad();
   // Counts a micro-batch that is over and does not end its step. The step counts its last one.

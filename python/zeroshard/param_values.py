@@ -7,7 +7,7 @@ next forward pass for training.
 
 Getters return fp32 tensors in the parameter's shape; setters take the same whole tensor on every rank, of which each
 keeps its share. Every rank calls them with the same parameter. With ``local=True`` both are about the elements that
-this rank updates, one after another, perhaps none; stages 1 to 3.
+this rank updates, one after another: perhaps none, and at stage 0 all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = Fals
 
 def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> torch.Tensor | None:
     """Master weights without a ``key``, else a state of the optimizer."""
-    place = _local_place(param, who) if local else _place_of(param, who)
+    place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
         return None
@@ -92,7 +92,7 @@ def read_state(param: torch.Tensor, key: str | None, local: bool, who: str) -> t
 
 def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local: bool, who: str) -> None:
     """Master weights without a ``key``, else a state of the optimizer."""
-    place = _local_place(param, who) if local else _place_of(param, who)
+    place = place_of(param, who)
     own = _slice(place) if place is not None else None
     if own is None:
         return
@@ -110,7 +110,7 @@ def write_state(param: torch.Tensor, key: str | None, value: torch.Tensor, local
 
 
 def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | None:
-    place = _local_place(param, who) if local else _place_of(param, who)
+    place = place_of(param, who)
     if local:
         return place.run.core.local_grad(place.unit, place.position) if place is not None else None
     if place is None or param.grad is not None:
@@ -119,7 +119,7 @@ def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | 
 
 
 def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: str) -> None:
-    place = _local_place(param, who) if local else _place_of(param, who)
+    place = place_of(param, who)
     if not local and param.grad is not None:
         param.grad.copy_(value)
         return
@@ -136,7 +136,7 @@ def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: s
 # -- where a parameter is in its engine ------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a parameter is in its engine."""
 
     run: Run
@@ -144,24 +144,16 @@ class _Place(NamedTuple):
     position: int
 
 
-def _place_of(param: torch.Tensor, who: str) -> _Place | None:
+def place_of(param: torch.Tensor, who: str) -> Place | None:
     if not isinstance(param, torch.Tensor):
         raise ValueError(f"{who}: param is a {type(param).__name__}, expected a parameter of the model")
     mark = mark_of(param)
     owner = mark.owner() if mark is not None else None
     run = owner.run if owner is not None else None
-    return _Place(run, mark.unit, mark.position) if run is not None and not run.has_ended else None
+    return Place(run, mark.unit, mark.position) if run is not None and not run.has_ended else None
 
 
-def _local_place(param: torch.Tensor, who: str) -> _Place | None:
-    place = _place_of(param, who)
-    if place is not None and place.run.config.stage == 0:
-        whole = who.replace("_local_", "_full_") if "_local_" in who else f"{who} without local=True"
-        raise ValueError(f"{who}: at stage 0 every rank updates all elements: {whole} has them")
-    return place
-
-
-def _slice(place: _Place) -> _C.OptimizerSlice | None:
+def _slice(place: Place) -> _C.OptimizerSlice | None:
     return place.run.core.slice(place.unit, place.position)
 
 
@@ -173,7 +165,7 @@ def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tens
     return value.detach()
 
 
-def _core_state(place: _Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
+def _core_state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
     """This rank's stretch of a state that the core keeps; None where it keeps none."""
     names = place.run.optimizer.state_names
     if key not in names:
@@ -182,7 +174,7 @@ def _core_state(place: _Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor
     return own.moments[index] if index < len(own.moments) else None
 
 
-def _outside_states(place: _Place, own: _C.OptimizerSlice) -> dict[str, Any]:
+def _outside_states(place: Place, own: _C.OptimizerSlice) -> dict[str, Any]:
     """The states that the caller's own optimizer has for this rank's stretch; none before its first step."""
     for part, param in place.run.external_params():
         if part.param == own.param:
@@ -190,7 +182,7 @@ def _outside_states(place: _Place, own: _C.OptimizerSlice) -> dict[str, Any]:
     return {}
 
 
-def _state(place: _Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
+def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | None:
     """Raises ``ValueError`` on every rank for a key that is unknown on some. Collective with an optimizer outside."""
     if place.run.external is None:
         return _core_state(place, own, key)
@@ -210,12 +202,12 @@ def _state(place: _Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | No
     return states.get(key)
 
 
-def _full(place: _Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
+def _full(place: Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
     mine = own.master if key is None else _state(place, own, key)
     return place.run.core.full_state(place.unit, place.position, mine, key or "fp32 weights")
 
 
-def _local(place: _Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
+def _local(place: Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
     if key is None:
         return own.master.clone()
     if place.run.external is None:
@@ -226,7 +218,7 @@ def _local(place: _Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tens
     return state.detach().to(torch.float32, copy=True) if isinstance(state, torch.Tensor) else nothing
 
 
-def _set(place: _Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, who: str) -> None:
+def _set(place: Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, who: str) -> None:
     if own.master.numel() == 0:
         if place.run.external is None:
             _core_state(place, own, key)  # an unknown key is an error on this rank, too

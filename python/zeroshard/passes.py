@@ -23,6 +23,12 @@ def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
         has_ended = True
         core.end_backward()
     except BaseException as error:
+        # Autograd makes a RuntimeError of the exception of a hook.
+        is_of_ranks = (
+            type(error) is RuntimeError and core.backward_comm_error and core.backward_comm_error in str(error)
+        )
         if not has_ended or not isinstance(error, Exception):
             core.fail_backward(f"{type(error).__name__}: {error}")
+        if is_of_ranks:
+            raise _C.CommError(str(error)) from error
         raise

@@ -54,13 +54,15 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
   return "";
 }
 
-void Engine::Impl::explain_backward(const CommError& error, const std::string& doing) const {
-  const std::string_view text = error.what();
-  if (text.find("ranks disagree") == text.npos) throw error;
-  throw CommError(concat(text, "; rank ", gather_comm.rank(), " was about to ", doing,
-                         ". Backward passes of ranks may differ in units that some rank's needed in the pass before: "
-                         "where a module enters the loss on some ranks alone, and later than that, add its output "
-                         "times 0 to the loss of the others"));
+void Engine::Impl::explain_backward(const CommError& error, const std::string& doing) {
+  std::string text = error.what();
+  if (text.find("ranks disagree") != text.npos)
+    text += concat("; rank ", gather_comm.rank(), " was about to ", doing,
+                   ". Backward passes of ranks may differ in units that some rank's needed in the pass before: where a "
+                   "module enters the loss on some ranks alone, and later than that, add its output times 0 to the "
+                   "loss of the others");
+  backward_comm_error = text;
+  throw CommError(text);
 }
 
 void Engine::Impl::pre_backward(size_t unit, const void* output) {
@@ -97,6 +99,7 @@ void Engine::begin_backward(bool sync) {
   impl_->check_whole();
   impl_->progress.begin_pass(sync);
   impl_->last_grad_scale.reset();
+  impl_->backward_comm_error.clear();
   impl_->executor->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
   if (!impl_->progress.has_open_gradients()) {
@@ -111,6 +114,10 @@ void Engine::end_backward() {
   throw StateError(
       concat("a backward pass was discarded on all ranks, with all that this step had before it, because of ", failure,
              ". To go on, begin the step again"));
+}
+
+const std::string& Engine::backward_comm_error() const {
+  return impl_->backward_comm_error;
 }
 
 void Engine::fail_backward(const std::string& reason) noexcept {

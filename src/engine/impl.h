@@ -54,7 +54,7 @@ struct Engine::Impl {
   void pre_backward(size_t unit, const void* output);
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.
-  [[noreturn]] void explain_backward(const CommError& error, const std::string& doing) const;
+  [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
   std::string end_pass(const std::string& failure);
   void discard();
   void compare_replicas();
@@ -120,7 +120,8 @@ struct Engine::Impl {
   StepProgress progress;
   int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
   bool warned_of_discards = false;
-  Consensus consensus;  // of the step that is being applied
+  std::string backward_comm_error;  // of the last CommError that a hook of this pass threw; "" without one
+  Consensus consensus;              // of the step that is being applied
   float grad_scale = 1;
   // Note [Gradients after the step]
   // Reduced gradients lie in memory that every bucket keeps for the whole run, and an update only reads them. So until

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..param_values import read_gradient, read_state, write_gradient, write_state
+from ..param_values import place_of, read_gradient, read_state, write_gradient, write_state
 
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -30,16 +30,19 @@ def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """This rank's fp32 weights of the parameter."""
+    _check_stage(param, "safe_get_local_fp32_param")
     return read_state(param, None, True, "safe_get_local_fp32_param")
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str | None) -> torch.Tensor | None:
     """This rank's values of a state of the optimizer."""
+    _check_stage(param, "safe_get_local_optimizer_state")
     return read_state(param, optim_state_key, True, "safe_get_local_optimizer_state")
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     """This rank's elements of the gradient; before the step, zeros where no rank has one."""
+    _check_stage(param, "safe_get_local_grad")
     return read_gradient(param, True, "safe_get_local_grad")
 
 
@@ -60,16 +63,19 @@ def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
 
 def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Sets this rank's elements of the parameter and of its master weights."""
+    _check_stage(param, "safe_set_local_fp32_param")
     write_state(param, None, value, True, "safe_set_local_fp32_param")
 
 
 def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str | None) -> None:
     """Sets this rank's values of a state of the optimizer."""
+    _check_stage(param, "safe_set_local_optimizer_state")
     write_state(param, optim_state_key, value, True, "safe_set_local_optimizer_state")
 
 
 def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Sets this rank's elements of the gradient that the next step uses. Every rank calls it after ``backward``."""
+    _check_stage(param, "safe_set_local_grad")
     write_gradient(param, value, True, "safe_set_local_grad")
 
 
@@ -81,3 +87,11 @@ def safe_update_full_grad_vectorized(
     for param in param_list:
         if param.requires_grad and (grad := safe_get_full_grad(param)) is not None:
             safe_set_full_grad(param, update_func(grad, param))
+
+
+def _check_stage(param: torch.nn.Parameter, who: str) -> None:
+    place = place_of(param, who)
+    if place is not None and place.run.config.stage == 0:
+        raise ValueError(
+            f"{who}: at stage 0 every rank updates all elements: {who.replace('_local_', '_full_')} has them"
+        )
