@@ -1,8 +1,12 @@
 #include "support/accelerator/device.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <mutex>
+#include <vector>
 
 #include "support/accelerator/memory.h"
 #include "support/accelerator/operators.h"
@@ -88,6 +92,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
+  // Nothing draws from it: random operators run with the CPU's.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    static auto& all = *new std::vector<at::Generator>(kDevices, at::Generator());
+    static std::mutex mutex;
+    const std::scoped_lock lock(mutex);
+    at::Generator& own = all.at(static_cast<size_t>(index < 0 ? current_device() : index));
+    if (!own.defined()) own = at::detail::createCPUGenerator();
+    return own;
+  }
   at::Device getDeviceFromPtr(void* data) const override {
     const int index = device_of(data);
     TORCH_CHECK(index >= 0, "the address ", data, " is not one of a device");

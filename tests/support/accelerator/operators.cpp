@@ -125,6 +125,11 @@ at::Scalar read_scalar(const at::Tensor& self) {
   return self.to(at::kCPU).item();
 }
 
+// A tensor of the host may become one of the device in place, as with CUDA.
+bool may_become(const at::Tensor&, const at::Tensor&) {
+  return true;
+}
+
 void record_stream(at::Tensor& self, at::Stream stream) {
   use_on_stream(self.storage().data_ptr(), stream);
 }
@@ -168,6 +173,7 @@ void register_operators() {
   own.impl("_copy_from_and_resize", &copy_from_and_resize);
   own.impl("_local_scalar_dense", &read_scalar);
   own.impl("record_stream", &record_stream);
+  own.impl("_has_compatible_shallow_copy_type", &may_become);
   // Composite kernels of these would come before the fallback.
   for (const char* name : {"native_layer_norm", "native_layer_norm_backward", "mse_loss"})
     own.impl(name, CppFunction::makeFromBoxedFunction<&fallback>());
