@@ -20,10 +20,10 @@ class Comm;
 class Meeting;
 class RankObserver;
 
-// The device of a rank, by its name: "cpu"; a kind of device, such as "cuda": the one with the rank's number on its host;
-// a single one, "cuda:1", for a rank that is alone on its host; or "auto": this LibTorch's kind of accelerator if one is
-// there, else the CPU. Throws ConfigError, on all ranks of a host alike, if there is none, or there are fewer than
-// ranks; `place` is where the name was given.
+// The device of a rank, by its name: "cpu"; a kind of device, such as "cuda": the one with the rank's number on its
+// host; a single one, "cuda:1", for a rank that is alone on its host; or "auto": this LibTorch's kind of accelerator if
+// one is there, else the CPU. Throws ConfigError, on all ranks of a host alike, if there is none, or there are fewer
+// than ranks; `place` is where the name was given.
 c10::Device choose_device(const std::string& name, const std::string& place,
                           const RankEnvironment& ranks = rank_environment());
 

@@ -8,8 +8,8 @@
 namespace zeroshard {
 namespace {
 
-// Numbers for `device`, which reads them when its stream comes to it: the host does not wait. Its allocator keeps pinned
-// memory until then.
+// Numbers for `device`, which reads them when its stream comes to it: the host does not wait. Its allocator keeps
+// pinned memory until then.
 class Upload {
  public:
   Upload(int64_t rows, int64_t length, at::Device device)

@@ -52,9 +52,7 @@ class PipelineRunner final : public PartRunner {
       std::copy(value.sizes().begin(), value.sizes().end(), shape.begin() + 2);
       shape[1] = static_cast<int64_t>(value.scalar_type());
     }
-    comm_.host()
-        .broadcast({shape.data(), static_cast<int64_t>(shape.size()), DType::kOther8}, rank, "shape")
-        ->wait();
+    comm_.host().broadcast({shape.data(), static_cast<int64_t>(shape.size()), DType::kOther8}, rank, "shape")->wait();
     const at::IntArrayRef sizes(shape.data() + 2, static_cast<size_t>(shape[0]));
     const auto dtype = static_cast<at::ScalarType>(shape[1]);
     at::Tensor all = comm_.rank() == rank ? value : at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
@@ -92,8 +90,8 @@ struct Generator::Impl {
     dtype = dtype_name == "BF16" ? at::kBFloat16 : at::kFloat;
     model->eval();
     const PartFinder parts = find_parts();
-    runner = std::make_unique<PipelineRunner>(world.gather(), world.device(),
-                                              static_cast<int64_t>(parts.blocks.size()));
+    runner =
+        std::make_unique<PipelineRunner>(world.gather(), world.device(), static_cast<int64_t>(parts.blocks.size()));
     load(parts, stored_values(*model, directory));
   }
 

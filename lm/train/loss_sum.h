@@ -18,8 +18,8 @@ class LossSum {
 
  private:
   double sum_ = 0;
-  int64_t count_ = 0;             // of losses that are not in the sum yet
-  at::Tensor sent_;               // pinned; undefined on the CPU
+  int64_t count_ = 0;              // of losses that are not in the sum yet
+  at::Tensor sent_;                // pinned; undefined on the CPU
   std::optional<c10::Event> end_;  // of the last copy
 };
 

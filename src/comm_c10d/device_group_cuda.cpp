@@ -34,7 +34,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_device_group(const c10::intrusive_pt
   constexpr const char* kWhy = "";
 #else
   (void)store, (void)rank, (void)timeout_ms;
-  constexpr const char* kWhy = " (nccl.h, or CUDA's cublas_v2.h, cusparse.h and cusolverDn.h, were not found when it was built)";
+  constexpr const char* kWhy =
+      " (nccl.h, or CUDA's cublas_v2.h, cusparse.h and cusolverDn.h, were not found when it was built)";
 #endif
   throw ConfigError(concat("this build has no collectives for ", world_size, " ranks on ", device.str(), kWhy,
                            ": give World process groups of your own, start one rank, or use the CPU"));

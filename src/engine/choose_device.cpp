@@ -64,7 +64,8 @@ class Choice {
     if (device.is_cpu()) return device;
     const std::string kind = kind_of(device);
     if (!c10::impl::hasDeviceGuardImpl(device.type()))
-      refuse(concat("this build has no ", capitals(kind), ", because its LibTorch has none. Build zeroshard with one "
+      refuse(concat("this build has no ", capitals(kind),
+                    ", because its LibTorch has none. Build zeroshard with one "
                     "that has, or say cpu"));
     const int count = count_of(device.type());
     if (count == 0) refuse(concat("this host shows no such device", shown_devices(), ". Say cpu to do without"));

@@ -41,7 +41,8 @@ TEST(ChooseDevice, MoreRanksThanDevicesAreRefusedOnEachRank) {
   for (const int rank : {0, kDevices}) {
     for (const char* name : {"auto", "simulated"})
       EXPECT_THAT(error_of(name, rank_of_host(rank, kDevices + 1)),
-                  AllOf(HasSubstr("train.device is \"" + std::string(name) + "\": 9 ranks on this host need a device each, "
+                  AllOf(HasSubstr("train.device is \"" + std::string(name) +
+                                  "\": 9 ranks on this host need a device each, "
                                   "and it shows 8"),
                         HasSubstr("or say cpu")));
     EXPECT_EQ(error_of("cpu", rank_of_host(rank, kDevices + 1)), "");
@@ -57,7 +58,8 @@ TEST(ChooseDevice, WrongNamesAreTold) {
     EXPECT_THAT(error_of(name), HasSubstr("train.device is \"" + std::string(name) + "\": it must be auto, cpu, cuda"));
   EXPECT_THAT(error_of("simulated:8"), HasSubstr("this host shows 8, numbered from 0"));
   EXPECT_THAT(error_of("simulated:1", rank_of_host(0, 2)), HasSubstr("all ranks of this host would share it"));
-  EXPECT_THAT(error_of("xpu"), AllOf(HasSubstr("train.device is \"xpu\": this build has no XPU"), HasSubstr("say cpu")));
+  EXPECT_THAT(error_of("xpu"),
+              AllOf(HasSubstr("train.device is \"xpu\": this build has no XPU"), HasSubstr("say cpu")));
 }
 
 }  // namespace

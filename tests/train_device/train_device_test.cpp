@@ -236,7 +236,8 @@ TEST_P(OnDevice, TheTextIsTheCpus) {
     const TemporaryDirectory output;
     ASSERT_THAT(testing::run(material, output.path(), {1, 0, 1, ""}).errors, Each(""));
     for (const SamplingOptions& sampling :
-         {SamplingOptions{.temperature = 0}, SamplingOptions{.temperature = 1.2, .top_k = 30, .top_p = 0.9, .seed = 4}}) {
+         {SamplingOptions{.temperature = 0},
+          SamplingOptions{.temperature = 1.2, .top_k = 30, .top_p = 0.9, .seed = 4}}) {
       const auto expected = generated(output.path(), 1, testing::world_on_host, "F32", sampling);
       ASSERT_EQ(expected[0].size(), 20u);
       for (const int world_size : {1, 3}) {

@@ -67,7 +67,8 @@ class Experts final : public FeedForward {
     auto [shares, indices] = at::topk(all, chosen_, -1);
     shares = shares / shares.sum(-1, /*keepdim=*/true);
     at::Tensor sum = at::zeros_like(tokens);
-    const std::vector<at::Tensor> choices = choices_by_expert(indices.flatten(), static_cast<int64_t>(experts_->size()));
+    const std::vector<at::Tensor> choices =
+        choices_by_expert(indices.flatten(), static_cast<int64_t>(experts_->size()));
     shares = shares.flatten();
     for (size_t i = 0; i < experts_->size(); ++i) {
       // An expert that no token chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
