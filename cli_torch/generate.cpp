@@ -79,11 +79,12 @@ void generate_with(const Arguments& arguments, const Tokenizer& tokenizer, const
 }
 
 void generate(const Arguments& arguments) {
+  const c10::Device device = choose_device(arguments.device, "--device");
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.directory);
   const std::vector<int32_t> prompt = tokenizer->encode(read_prompt(arguments.prompt), true, true);
   Config config;
   config.world_size = rank_environment().world_size;
-  World world(config, choose_device(arguments.device, "--device"));
+  World world(config, device);
   try {
     without_frames([&] { generate_with(arguments, *tokenizer, prompt, world); });
   } catch (const std::exception& error) {
