@@ -39,7 +39,7 @@ void add_generate_command(CLI::App& app) {
   generate->prefix_command();
   generate->footer(
       "zeroshard generate DIR --prompt TEXT [--nproc N] [--max-tokens N] [--temperature T] [--top-k K] "
-      "[--top-p P] [--seed S] [--dtype BF16]: see docs/generate.md.");
+      "[--top-p P] [--seed S] [--dtype BF16] [--device D]: see docs/generate.md.");
   auto nproc = std::make_shared<int>(1);
   add_int(*generate, "--nproc", kRanksPerHost, *nproc, "Ranks that share the model's blocks (default: 1)");
   generate->callback([generate, nproc] {

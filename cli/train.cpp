@@ -17,7 +17,7 @@ namespace zeroshard::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config;
+  std::string config, device;
   LaunchOptions launch;  // what the options say
   bool dry_run = false;
 };
@@ -25,6 +25,7 @@ struct TrainArguments {
 int run(const TrainArguments& arguments) {
   LaunchOptions options = arguments.launch;
   options.argv = {torch_program(), "train", arguments.config};
+  if (!arguments.device.empty()) options.argv.insert(options.argv.end(), {"--device", arguments.device});
   if (arguments.dry_run) options.argv.emplace_back("--dry-run");
   options.prefix_stdout = !arguments.dry_run;
   // Under torchrun, mpirun, srun or zeroshard run this process is a rank already.
@@ -43,6 +44,8 @@ void add_train_command(CLI::App& app) {
   add_int(*train, "--nproc,--nproc_per_node,--nproc-per-node", kRanksPerHost, launch.nproc,
           "Ranks on this host (default: 1)");
   add_supervisor_options(*train, launch);
+  train->add_option("--device", arguments->device,
+                    "auto, cpu, cuda or cuda:N, instead of the configuration's train.device");
   train->add_flag("--dry-run", arguments->dry_run, "Only tell what would be done: model, data, steps, bytes of a rank");
   train->callback([arguments] { throw Exit{run(*arguments)}; });
 }

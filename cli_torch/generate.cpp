@@ -17,7 +17,7 @@ namespace zeroshard::cli {
 namespace {
 
 struct Arguments {
-  std::string directory, prompt, dtype = "F32";
+  std::string directory, prompt, dtype = "F32", device = "auto";
   GenerateOptions options;
 };
 
@@ -79,11 +79,12 @@ void generate_with(const Arguments& arguments, const Tokenizer& tokenizer, const
 }
 
 void generate(const Arguments& arguments) {
+  const c10::Device device = choose_device(arguments.device, "--device");
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.directory);
   const std::vector<int32_t> prompt = tokenizer->encode(read_prompt(arguments.prompt), true, true);
   Config config;
   config.world_size = rank_environment().world_size;
-  World world(config);
+  World world(config, device);
   try {
     without_frames([&] { generate_with(arguments, *tokenizer, prompt, world); });
   } catch (const std::exception& error) {
@@ -108,6 +109,7 @@ void add_generate_rank_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--seed", sampling.seed, "Of the choice")->capture_default_str();
   command->add_option("--dtype", a.dtype, "F32 or BF16")->capture_default_str();
+  command->add_option("--device", a.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   command->callback([arguments] { generate(*arguments); });
 }
 

@@ -136,20 +136,30 @@ TrainEnd train_with(const TrainConfig& config, World& world) {
   return end;
 }
 
-void train_rank(const std::string& path, bool dry_run) {
+struct Arguments {
+  std::string path;
+  std::string device;  // instead of the configuration's, unless empty
+  bool dry_run = false;
+};
+
+void train_rank(const Arguments& arguments) {
+  const std::string& path = arguments.path;
   ConfigContext context;
   context.world_size = rank_environment().world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
   if (rank_environment().rank == 0 && !config.engine.unknown.empty())
     log(LogLevel::kWarning, concat(path, ": ", config.engine.warning()));
-  if (dry_run) {
+  const c10::Device device = arguments.device.empty()
+                                 ? choose_device(config.train.device, concat(path, ": train.device"))
+                                 : choose_device(arguments.device, "--device");
+  if (arguments.dry_run) {
     without_frames([&] {
-      if (rank_environment().rank == 0) std::cout << describe_run(config);
+      if (rank_environment().rank == 0) std::cout << describe_run(config) << "device      " << device.str() << "\n";
     });
     return;
   }
   stop_at_signals();
-  World world(config.engine.config);
+  World world(config.engine.config, device);
   try {
     TrainEnd end;
     without_frames([&] { end = train_with(config, world); });
@@ -165,11 +175,11 @@ void train_rank(const std::string& path, bool dry_run) {
 
 void add_train_rank_command(CLI::App& app) {
   CLI::App* train = app.add_subcommand("train", "One rank of a run");
-  auto path = std::make_shared<std::string>();
-  train->add_option("CONFIG", *path)->required();
-  auto dry_run = std::make_shared<bool>(false);
-  train->add_flag("--dry-run", *dry_run, "Only tell what would be done");
-  train->callback([path, dry_run] { train_rank(*path, *dry_run); });
+  auto arguments = std::make_shared<Arguments>();
+  train->add_option("CONFIG", arguments->path)->required();
+  train->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N, instead of train.device");
+  train->add_flag("--dry-run", arguments->dry_run, "Only tell what would be done");
+  train->callback([arguments] { train_rank(*arguments); });
 }
 
 }  // namespace zeroshard::cli

@@ -39,6 +39,12 @@ if(ZEROSHARD_CUDA)
   find_path(ZS_CUDA_INCLUDE cuda_runtime_api.h REQUIRED NO_DEFAULT_PATH
             PATHS ${nvcc_dir}/../include $ENV{CUDA_HOME}/include /usr/local/cuda/include
                   ${torch_root}/../nvidia/cu13/include ${torch_root}/../nvidia/cuda_runtime/include)
+  # For the collectives of programs without Python: src/comm_c10d/device_group_cuda.cpp. The packages that the CUDA wheel
+  # asks for (nvidia-nccl, nvidia-cusparse, ...) have the headers.
+  find_path(ZS_NCCL_INCLUDE nccl.h PATHS ${torch_root}/../nvidia/nccl/include ${nvcc_dir}/../include)
+  if(NOT ZS_NCCL_INCLUDE OR NOT EXISTS ${ZS_CUDA_INCLUDE}/cusparse.h)
+    message(WARNING "no nccl.h or no cusparse.h was found: zeroshard train and generate take a GPU for one rank only")
+  endif()
   list(PREPEND torch_libraries torch_cuda c10_cuda)
   # With the compiler of CUDA, zeroshard's own kernels (*.cu) are built; without it LibTorch's operations do their work.
   find_library(ZS_CUDART cudart NO_DEFAULT_PATH
@@ -57,7 +63,8 @@ find_path(ZS_GLOO_INCLUDE gloo/transport/device.h REQUIRED)
 
 add_library(zs_torch INTERFACE)
 target_include_directories(zs_torch SYSTEM INTERFACE
-  ${torch_root}/include ${torch_root}/include/torch/csrc/api/include ${ZS_GLOO_INCLUDE} ${ZS_CUDA_INCLUDE})
+  ${torch_root}/include ${torch_root}/include/torch/csrc/api/include ${ZS_GLOO_INCLUDE} ${ZS_CUDA_INCLUDE}
+  $<$<BOOL:${ZS_NCCL_INCLUDE}>:${ZS_NCCL_INCLUDE}>)
 list(TRANSFORM torch_libraries REPLACE "(.+)" "${torch_root}/lib/lib\\1.so")
 # CUDA's kernels register themselves when libtorch_cuda is loaded, so it must stay linked though no symbol of it is used.
 # The CUDA wheel's own needs (cuBLAS, NCCL, ...) lie elsewhere, or, where the variant is only compiled, nowhere.

@@ -20,6 +20,13 @@ class Comm;
 class Meeting;
 class RankObserver;
 
+// The device of a rank, by its name: "cpu"; a kind of device, such as "cuda": the one with the rank's number on its
+// host; a single one, "cuda:1", for a rank that is alone on its host; or "auto": this LibTorch's kind of accelerator if
+// one is there, else the CPU. Throws ConfigError, on all ranks of a host alike, if there is none, or there are fewer
+// than ranks; `place` is where the name was given.
+c10::Device choose_device(const std::string& name, const std::string& place,
+                          const RankEnvironment& ranks = rank_environment());
+
 // The connected ranks of a run, with the communicators that an Engine needs. CPU ranks of one host exchange tensors
 // through shared memory, others through their process groups (see Config::transport). The constructors are collective.
 // Every rank calls every member that communicates, in the same order. Must outlive the engines that use it.
@@ -34,6 +41,10 @@ class World {
   // that are given it.
   explicit World(const Config& config, const RankEnvironment& ranks = rank_environment(),
                  std::shared_ptr<RankObserver> observer = launcher_observer());
+  // The same on `device`, which choose_device() gives: it becomes the current one, and ranks of GPUs exchange tensors
+  // over NCCL. Throws ConfigError if this build has no such collectives.
+  World(const Config& config, c10::Device device, const RankEnvironment& ranks = rank_environment(),
+        std::shared_ptr<RankObserver> observer = launcher_observer());
   // Over the caller's process groups, such as NCCL's. Two, so that ranks may interleave gathers and reductions
   // differently. Null: a world of one. `checkpoint`, for saving and loading, moves host memory (Gloo); null with
   // several ranks: no checkpoints. `meeting`, of the same ranks: names a rank that dies while they are connected, and

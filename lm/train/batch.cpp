@@ -8,12 +8,35 @@
 namespace zeroshard {
 namespace {
 
-at::Tensor stack(const std::vector<TokenRow>& rows, std::vector<int32_t> TokenRow::*field) {
-  const auto length = static_cast<int64_t>((rows.front().*field).size());
-  at::Tensor result = at::empty({static_cast<int64_t>(rows.size()), length}, at::kLong);
-  int64_t* out = result.data_ptr<int64_t>();
-  for (const TokenRow& row : rows) out = std::copy((row.*field).begin(), (row.*field).end(), out);
-  return result;
+// Numbers for `device`, which reads them when its stream comes to it: the host does not wait. Its allocator keeps
+// pinned memory until then.
+class Upload {
+ public:
+  Upload(int64_t rows, int64_t length, at::Device device)
+      : device_(device),
+        host_(at::empty({rows, length}, at::TensorOptions().dtype(at::kLong).pinned_memory(!device.is_cpu()))),
+        next_(host_.data_ptr<int64_t>()) {}
+  void add(const std::vector<int32_t>& numbers) { next_ = std::copy(numbers.begin(), numbers.end(), next_); }
+  at::Tensor send() const { return host_.to(device_, /*non_blocking=*/true); }
+
+ private:
+  at::Device device_;
+  at::Tensor host_;
+  int64_t* next_;
+};
+
+at::Tensor stack(const std::vector<TokenRow>& rows, std::vector<int32_t> TokenRow::*field, at::Device device) {
+  Upload upload(static_cast<int64_t>(rows.size()), static_cast<int64_t>((rows.front().*field).size()), device);
+  for (const TokenRow& row : rows) upload.add(row.*field);
+  return upload.send();
+}
+
+void widen(std::optional<std::pair<int64_t, int64_t>>& range, const std::vector<int32_t>& ids) {
+  if (ids.empty()) return;
+  const auto [least, greatest] = std::minmax_element(ids.begin(), ids.end());
+  if (!range) range.emplace(*least, *greatest);
+  range->first = std::min<int64_t>(range->first, *least);
+  range->second = std::max<int64_t>(range->second, *greatest);
 }
 
 // Rows of one document need no mask. Their padding comes last, where no token looks at it.
@@ -27,10 +50,11 @@ bool one_document_each(const std::vector<TokenRow>& rows) {
 
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device) {
   TrainBatch batch;
-  batch.tokens.ids = stack(rows, &TokenRow::ids).to(device);
-  if (!one_document_each(rows)) batch.tokens.documents = stack(rows, &TokenRow::documents).to(device);
-  batch.targets = stack(rows, &TokenRow::targets).to(device);
+  batch.tokens.ids = stack(rows, &TokenRow::ids, device);
+  if (!one_document_each(rows)) batch.tokens.documents = stack(rows, &TokenRow::documents, device);
+  batch.targets = stack(rows, &TokenRow::targets, device);
   for (const TokenRow& row : rows) {
+    widen(batch.tokens.id_range, row.ids);
     const auto none = std::count(row.targets.begin(), row.targets.end(), kNoTarget);
     batch.num_targets += static_cast<int64_t>(row.targets.size()) - none;
   }
@@ -39,9 +63,10 @@ TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device) {
 
 TokenBatch batch_of(const std::vector<int32_t>& ids, at::Device device) {
   TokenBatch batch;
-  batch.ids = at::empty({1, static_cast<int64_t>(ids.size())}, at::kLong);
-  std::copy(ids.begin(), ids.end(), batch.ids.data_ptr<int64_t>());
-  batch.ids = batch.ids.to(device);
+  Upload upload(1, static_cast<int64_t>(ids.size()), device);
+  upload.add(ids);
+  batch.ids = upload.send();
+  widen(batch.id_range, ids);
   return batch;
 }
 

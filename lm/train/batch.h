@@ -15,7 +15,8 @@ struct TrainBatch {
   int64_t num_targets = 0;
 };
 
-// The rows on `device`. All have the same length.
+// The rows on `device`. All have the same length. The host does not wait for the copy to a device, nor later for its
+// ids.
 TrainBatch make_batch(const std::vector<TokenRow>& rows, at::Device device);
 
 // One row that has only ids.

@@ -23,7 +23,8 @@ namespace {
 // blocks, the last one everything after them. All ranks know the values between stretches.
 class PipelineRunner final : public PartRunner {
  public:
-  PipelineRunner(Comm& comm, int64_t num_blocks) : comm_(comm), num_blocks_(num_blocks) {}
+  PipelineRunner(Comm& comm, at::Device device, int64_t num_blocks)
+      : comm_(comm), device_(device), num_blocks_(num_blocks) {}
 
   int owner(int64_t block) const { return static_cast<int>(block * comm_.world_size() / num_blocks_); }
 
@@ -51,16 +52,17 @@ class PipelineRunner final : public PartRunner {
       std::copy(value.sizes().begin(), value.sizes().end(), shape.begin() + 2);
       shape[1] = static_cast<int64_t>(value.scalar_type());
     }
-    comm_.broadcast({shape.data(), static_cast<int64_t>(shape.size()), DType::kOther8}, rank, "shape")->wait();
+    comm_.host().broadcast({shape.data(), static_cast<int64_t>(shape.size()), DType::kOther8}, rank, "shape")->wait();
     const at::IntArrayRef sizes(shape.data() + 2, static_cast<size_t>(shape[0]));
     const auto dtype = static_cast<at::ScalarType>(shape[1]);
-    at::Tensor all = comm_.rank() == rank ? value : at::empty(sizes, dtype);
+    at::Tensor all = comm_.rank() == rank ? value : at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
     comm_.broadcast({all.data_ptr(), static_cast<int64_t>(all.nbytes()), DType::kOther1}, rank, "hidden")->wait();
     return all;
   }
 
   using Shape = std::array<int64_t, 8>;
   Comm& comm_;
+  at::Device device_;
   int64_t num_blocks_;
 };
 
@@ -85,18 +87,18 @@ struct Generator::Impl {
   Impl(const std::string& directory, World& world_, const std::string& dtype_name)
       : world(world_), model(make_causal_lm_of(directory)) {
     ZS_CHECK(dtype_name == "F32" || dtype_name == "BF16", "dtype is ", dtype_name, "; it must be F32 or BF16");
-    ZS_CHECK(world.device().is_cpu(), "text is generated on the CPU alone so far, not on ", world.device().str());
     dtype = dtype_name == "BF16" ? at::kBFloat16 : at::kFloat;
     model->eval();
     const PartFinder parts = find_parts();
-    runner = std::make_unique<PipelineRunner>(world.gather(), static_cast<int64_t>(parts.blocks.size()));
+    runner =
+        std::make_unique<PipelineRunner>(world.gather(), world.device(), static_cast<int64_t>(parts.blocks.size()));
     load(parts, stored_values(*model, directory));
   }
 
   PartFinder find_parts() const {
     const at::NoGradGuard no_grad;
     PartFinder parts;
-    model->logits(batch_of({0}, world.device()), parts);
+    model->logits(batch_of({0}, at::kCPU), parts);
     return parts;
   }
 
@@ -116,20 +118,32 @@ struct Generator::Impl {
       at::Tensor& parameter = item.value();
       if (mine.erase(parameter.unsafeGetTensorImpl()) == 0) continue;  // another rank's, or tied and already loaded
       const auto fill = [&] {
-        at::Tensor whole = at::empty(parameter.sizes(), at::kFloat);
-        values.read(item.key(), 0, whole.numel(), whole.data_ptr<float>());
+        at::Tensor whole = at::empty(parameter.sizes(), at::TensorOptions().dtype(dtype).device(world.device()));
+        read(values, item.key(), whole.view({-1}));
         parameter.set_requires_grad(false);
-        parameter.set_data(whole.to(dtype));
+        parameter.set_data(whole);
       };
       tell_missing_memory(fill, [&] { return missing_for(item.key(), parameter); });
       bytes += static_cast<int64_t>(parameter.nbytes());
     }
   }
 
-  // For the token after the last one: fp32, [vocabulary].
+  // In pieces, unless the values are read right to their place.
+  static void read(const ParameterValues& values, const std::string& name, const at::Tensor& to) {
+    constexpr int64_t kPieceNumel = int64_t{1} << 20;
+    if (to.is_cpu() && to.scalar_type() == at::kFloat) return values.read(name, 0, to.numel(), to.data_ptr<float>());
+    const at::Tensor piece = at::empty({std::min(kPieceNumel, to.numel())}, at::kFloat);
+    for (int64_t begin = 0; begin < to.numel(); begin += kPieceNumel) {
+      const int64_t numel = std::min(kPieceNumel, to.numel() - begin);
+      values.read(name, begin, begin + numel, piece.data_ptr<float>());
+      to.narrow(0, begin, numel).copy_(piece.narrow(0, 0, numel));
+    }
+  }
+
+  // For the token after the last one: fp32, [vocabulary], on the host, where tokens are chosen.
   at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
     const TokenBatch batch = batch_of(ids, world.device());
-    return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kFloat).contiguous();
+    return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kCPU, at::kFloat).contiguous();
   }
 
   World& world;

@@ -128,6 +128,7 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   options.output = fields.path("output");
   options.from_scratch = fields.boolean("from_scratch", false);
   options.seed = static_cast<uint64_t>(fields.integer("seed", 0));
+  options.device = fields.text("device", options.device);
   options.rows.seed = options.seed;
   options.log_every = fields.positive("log_every", 10);
   read_length_of_run(fields, options);

@@ -1,15 +1,19 @@
+#include <ATen/Context.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "file/hash.h"
 #include "ops/recompute.h"
 #include "train/batch.h"
+#include "train/loss_sum.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
 #include "train/output_lock.h"
@@ -136,6 +140,15 @@ class Run {
     return batches;
   }
 
+  // A checkpoint has the random state of the host alone: that of a device follows from the step.
+  void seed_device() {
+    if (world_.device().is_cpu()) return;
+    at::Generator generator = at::globalContext().defaultGenerator(world_.device());
+    const std::scoped_lock lock(generator.mutex());
+    const std::string key = concat(options_.seed, ' ', engine_.steps(), ' ', world_.rank());
+    generator.set_current_seed(hash_bytes(key.data(), static_cast<int64_t>(key.size())));
+  }
+
   // Returns whether the run is to end. The gradient is that of the mean over all targets of the step, over all ranks
   // and micro-batches.
   bool step() {
@@ -147,19 +160,20 @@ class Run {
     const double averaged_over = config_.average_gradients ? world_.world_size() : 1;
     const double weight = static_cast<double>(config_.grad_accumulation_steps) * averaged_over / targets;
     model_->train();
-    double sum = 0;
+    seed_device();
+    LossSum sum(static_cast<int64_t>(batches.size()), world_.device());
     for (const TrainBatch& batch : batches) {
       engine_.begin_forward(/*training=*/true);
       const at::Tensor loss = loss_of(batch);
       engine_.backward(loss * weight);
-      sum += loss.item<double>();
+      sum.add(loss);
     }
     TrainStep told;
     told.lr = engine_.lr();
     const StepResult result = engine_.step();
     told.step = engine_.steps();
     told.total = total_;
-    told.loss = sum_over_ranks(sum) / targets;
+    told.loss = sum_over_ranks(sum.total()) / targets;
     told.targets = static_cast<int64_t>(all_targets);
     told.grad_norm = result.grad_norm;
     told.tokens = config_.train_batch_size * options_.rows.length;
@@ -179,9 +193,10 @@ class Run {
     const at::NoGradGuard no_grad;
     model_->eval();
     const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
-    double sum = 0;
+    const int64_t rows_at_once = size * world_.world_size();
+    LossSum sum((limit + rows_at_once - 1) / rows_at_once, world_.device());
     int64_t targets = 0;
-    for (int64_t begin = 0; begin < limit; begin += size * world_.world_size()) {
+    for (int64_t begin = 0; begin < limit; begin += rows_at_once) {
       std::vector<TokenRow> rows;
       const int64_t first = begin + world_.rank() * size;
       for (int64_t i = first; i < std::min(first + size, limit); ++i) rows.push_back(validation_->row(i));
@@ -191,13 +206,13 @@ class Run {
       }
       const TrainBatch batch = make_batch(rows, world_.device());
       engine_.begin_forward(/*training=*/false);
-      sum += loss_of(batch).item<double>();
+      sum.add(loss_of(batch));
       targets += batch.num_targets;
     }
     Evaluation evaluation;
     evaluation.step = evaluated_ = engine_.steps();
     evaluation.targets = static_cast<int64_t>(std::round(sum_over_ranks(static_cast<double>(targets))));
-    evaluation.loss = sum_over_ranks(sum) / std::max(1.0, static_cast<double>(evaluation.targets));
+    evaluation.loss = sum_over_ranks(sum.total()) / std::max(1.0, static_cast<double>(evaluation.targets));
     if (evaluation.targets > 0) {
       without_progress_ = evaluation.loss < best_ ? 0 : without_progress_ + 1;
       best_ = std::min(best_, evaluation.loss);

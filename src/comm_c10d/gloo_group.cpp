@@ -104,11 +104,15 @@ std::shared_ptr<gloo::transport::Device> make_device() {
   using Gloo = c10d::ProcessGroupGloo;
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
-  if (is_loopback(master_address())) return Gloo::createDeviceForHostname("127.0.0.1");
+  if (meets_on_loopback()) return Gloo::createDeviceForHostname("127.0.0.1");
   return Gloo::createDefaultDevice();
 }
 
 }  // namespace
+
+bool meets_on_loopback() {
+  return is_loopback(master_address());
+}
 
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;

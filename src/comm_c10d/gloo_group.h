@@ -11,6 +11,9 @@ namespace zeroshard {
 // unset) it listens only there, unlike c10d's own. Throws ValueError for wrong variables.
 c10::intrusive_ptr<c10d::Store> make_env_store(int rank, int world_size, int64_t timeout_ms);
 
+// Whether MASTER_ADDR is a loopback address or unset.
+bool meets_on_loopback();
+
 // Returns once a process listens on 127.0.0.1:port, or after `timeout`.
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);
 

@@ -1,5 +1,7 @@
 #include "zeroshard/world.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -11,6 +13,7 @@
 
 #include "base/check.h"
 #include "comm/wait_graph.h"
+#include "comm_c10d/device_group.h"
 #include "comm_c10d/device_watch.h"
 #include "comm_c10d/divergence.h"
 #include "comm_c10d/gloo_group.h"
@@ -143,7 +146,12 @@ bool has_one_queue(Comm& gather, c10::Device device) {
 }  // namespace
 
 World::World(const Config& config, const RankEnvironment& env, std::shared_ptr<RankObserver> observer)
-    : device_(c10::kCPU), observer_(std::move(observer)) {
+    : World(config, c10::kCPU, env, std::move(observer)) {}
+
+World::World(const Config& config, c10::Device device, const RankEnvironment& env,
+             std::shared_ptr<RankObserver> observer)
+    : device_(device), observer_(std::move(observer)) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   ZS_CHECK(config.world_size == env.world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but ", env.source.empty() ? "without a launcher" : env.source + " says that", " there are ",
            env.world_size, ": set ConfigContext::world_size to rank_environment().world_size for load_config");
@@ -159,13 +167,15 @@ World::World(const Config& config, const RankEnvironment& env, std::shared_ptr<R
   try {
     meeting = meet(store, env, config.timeout_ms, observer_);
     const std::string prefix = concat(attempt(), meeting->number(), "/");
-    const auto group = [store, prefix, rank = env.rank, size = env.world_size](const char* name, int64_t timeout_ms) {
+    const auto group = [store, prefix, rank = env.rank, size = env.world_size](const char* name, c10::Device where,
+                                                                               int64_t timeout_ms) {
       const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);
-      return make_gloo_group(prefixed, rank, size, timeout_ms);
+      return where.is_cpu() ? make_gloo_group(prefixed, rank, size, timeout_ms)
+                            : make_device_group(prefixed, rank, size, where, timeout_ms);
     };
-    const Groups groups = while_all_live(*meeting, "process groups", [group, timeout_ms = config.timeout_ms] {
-      return Groups{group("gather", timeout_ms), group("reduce", timeout_ms),
-                    group("checkpoint", std::max(timeout_ms, kCheckpointTimeoutMs))};
+    const Groups groups = while_all_live(*meeting, "process groups", [group, device, timeout_ms = config.timeout_ms] {
+      return Groups{group("gather", device, timeout_ms), group("reduce", device, timeout_ms),
+                    group("checkpoint", c10::kCPU, std::max(timeout_ms, kCheckpointTimeoutMs))};
     });
     connect(config, groups, meeting.get());
   } catch (const std::exception& error) {

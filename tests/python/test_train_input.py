@@ -7,6 +7,7 @@ import socket
 import subprocess
 
 import pytest
+import torch
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_train_command import command, make, metrics, process_of_rank, run, tokens, write
 from waiting import wait_for
@@ -112,3 +113,26 @@ def test_a_model_is_not_overwritten_for_the_sake_of_a_folder_without_a_checkpoin
     done = run(write(tmp_path, train), 1)
     assert done.returncode != 0 and "it would be overwritten" in done.stderr, done.stderr
     assert (tmp_path / "trained" / "config.json").read_text() == "{}"
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this LibTorch has CUDA")
+def test_a_device_that_is_not_there_is_told(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=1)
+    config = write(tmp_path, train | {"device": "cuda"})
+    for done in (run(config), dry_run(config)):
+        assert done.returncode != 0 and f'{config}: train.device is "cuda": this build has no CUDA' in done.stderr, done
+    done = subprocess.run([*command(config), "--device", "gpu"], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and '--device is "gpu": it must be auto, cpu, cuda, or cuda:N' in done.stderr, done
+    done = subprocess.run(
+        [*command(config, 2), "--device", "cpu", "--dry-run"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "device      cpu" in done.stdout, done
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this LibTorch has CUDA")
+def test_text_on_a_device_that_is_not_there_is_told(tmp_path, tokens):
+    make(tmp_path, tokens, steps=1)
+    for name, message in {"cuda:1": "this build has no CUDA", "cuda:x": "it must be auto, cpu, cuda"}.items():
+        generate = [ZEROSHARD, "generate", tmp_path / "model", "--prompt", "a", "--device", name]
+        done = subprocess.run(generate, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0 and f'--device is "{name}": {message}' in done.stderr, done

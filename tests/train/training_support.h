@@ -3,6 +3,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -93,9 +94,21 @@ inline std::string config_of(const Material& material, const std::string& output
   return json.str();
 }
 
+// Makes the World of a rank.
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using MakeWorld = std::function<std::unique_ptr<World>(const Config& config, const StorePtr& store, int rank)>;
+
+inline std::unique_ptr<World> world_on_host(const Config& config, const StorePtr& store, int rank) {
+  const auto group = [&](const char* name) {
+    return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, config.world_size);
+  };
+  return std::make_unique<World>(config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
+}
+
 // On each rank `after_step` is called before the first step and after each.
 inline Outcome run(const std::string& json, int world_size, const std::atomic<bool>& stop = false,
-                   const std::function<void(int64_t step)>& after_step = {}) {
+                   const std::function<void(int64_t step)>& after_step = {},
+                   const MakeWorld& make_world = world_on_host) {
   Outcome outcome;
   outcome.ends.resize(size_t(world_size));
   outcome.told.resize(size_t(world_size));
@@ -104,13 +117,10 @@ inline Outcome run(const std::string& json, int world_size, const std::atomic<bo
     ConfigContext context;
     context.world_size = world_size;
     const TrainConfig config = parse_train_config(json, context, "config");
-    const auto group = [&](const char* name) {
-      return make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size);
-    };
-    World world(config.engine.config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
+    const std::unique_ptr<World> world = make_world(config.engine.config, store, rank);
     outcome.told[size_t(rank)].after_step = after_step;
-    outcome.ends[size_t(rank)] = train(config, world, outcome.told[size_t(rank)], stop);
-    world.barrier();
+    outcome.ends[size_t(rank)] = train(config, *world, outcome.told[size_t(rank)], stop);
+    world->barrier();
   });
   return outcome;
 }

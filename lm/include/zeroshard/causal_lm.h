@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,9 @@ struct TokenBatch {
   at::Tensor documents;
   // int64, [batch, length]: a token's position in its document. Undefined: counted from `documents`.
   at::Tensor positions;
+  // The least and the greatest of the ids, if the caller knows them. Otherwise they are looked up, for which the host
+  // waits if the ids are on a device.
+  std::optional<std::pair<int64_t, int64_t>> id_range;
 };
 
 // The cached keys and values of the tokens that a model has seen, so that later tokens need no second pass over them.

@@ -27,7 +27,8 @@ struct GenerateOptions {
 // and passes on one vector per token. Nothing is gathered. Each method is collective.
 class Generator {
  public:
-  // `dtype`: F32 or BF16, of parameters and arithmetic. Throws ValueError or IoError like load_causal_lm().
+  // On the world's device. `dtype`: F32 or BF16, of parameters and arithmetic. Throws ValueError or IoError like
+  // load_causal_lm().
   Generator(const std::string& directory, World& world, const std::string& dtype = "F32");
   ~Generator();
 

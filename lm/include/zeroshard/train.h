@@ -50,6 +50,8 @@ struct TrainOptions {
   int64_t sample_tokens = 40;
 
   int64_t log_every = 10;  // in steps
+
+  std::string device = "auto";  // as choose_device() reads it; for the program, as train() has the World's
 };
 
 // A configuration file's text: DeepSpeed's keys, and "train". Throws ConfigError with the JSON path of what is wrong.

@@ -64,6 +64,11 @@ void check_shape(const char* name, const at::Tensor& tensor, const at::Tensor& i
            tensor.scalar_type(), " ", tensor.sizes(), "; it must be int64 ", ids.sizes(), " as the ids are");
 }
 
+std::pair<int64_t, int64_t> range_of(const at::Tensor& ids) {
+  const auto [least, greatest] = ids.aminmax();
+  return {least.item<int64_t>(), greatest.item<int64_t>()};
+}
+
 // A token's distance from the first of its document.
 at::Tensor count_positions(const TokenBatch& batch) {
   const int64_t length = batch.ids.size(1);
@@ -123,9 +128,8 @@ at::Tensor CausalLM::logits(const TokenBatch& batch, const PartRunner& runner, K
   if (past > 0) whole.positions = whole.positions + past;
   check_shape("positions", whole.positions, batch.ids);
   if (batch.ids.numel() > 0) {
-    const auto [least, greatest] = batch.ids.aminmax();
-    ZS_CHECK(least.item<int64_t>() >= 0 && greatest.item<int64_t>() < vocab_size_, "token id ",
-             least.item<int64_t>() < 0 ? least.item<int64_t>() : greatest.item<int64_t>(),
+    const auto [least, greatest] = batch.id_range ? *batch.id_range : range_of(batch.ids);
+    ZS_CHECK(least >= 0 && greatest < vocab_size_, "token id ", least < 0 ? least : greatest,
              " is outside the model's vocabulary of ", vocab_size_,
              ": the text was made with another tokenizer than the model's");
     // Computed positions lie within the row: checking them would only wait for the device.

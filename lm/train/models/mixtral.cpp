@@ -1,3 +1,4 @@
+#include <ATen/ops/arange.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
@@ -31,6 +32,26 @@ class Expert final : public torch::nn::Module {
   std::shared_ptr<Linear> gate_, down_, up_;
 };
 
+// For each expert the choices that fell on it, in their order. `experts`: the expert of each choice. A device is waited
+// for once for all experts, as only it knows how many tokens each has.
+std::vector<at::Tensor> choices_by_expert(const at::Tensor& experts, int64_t count) {
+  std::vector<at::Tensor> choices;
+  if (experts.is_cpu()) {
+    for (int64_t i = 0; i < count; ++i) choices.push_back(experts.eq(i).nonzero().select(1, 0));
+    return choices;
+  }
+  const at::Tensor sorted = experts.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const at::Tensor each = at::arange(count, experts.options());
+  const at::Tensor numbers = experts.unsqueeze(1).eq(each).sum(0).to(at::kCPU);
+  int64_t begin = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t number = numbers.const_data_ptr<int64_t>()[i];
+    choices.push_back(sorted.narrow(0, begin, number));
+    begin += number;
+  }
+  return choices;
+}
+
 // Each token goes through the `chosen` experts to which the router gives the greatest shares (Jiang et al. 2024).
 class Experts final : public FeedForward {
  public:
@@ -46,12 +67,13 @@ class Experts final : public FeedForward {
     auto [shares, indices] = at::topk(all, chosen_, -1);
     shares = shares / shares.sum(-1, /*keepdim=*/true);
     at::Tensor sum = at::zeros_like(tokens);
+    const std::vector<at::Tensor> choices =
+        choices_by_expert(indices.flatten(), static_cast<int64_t>(experts_->size()));
+    shares = shares.flatten();
     for (size_t i = 0; i < experts_->size(); ++i) {
-      // For each choice that fell on this expert: the token, and which of the token's choices it was. An expert that no
-      // token chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
-      const at::Tensor choices = indices.eq(static_cast<int64_t>(i)).nonzero();
-      const at::Tensor token = choices.select(1, 0), place = choices.select(1, 1);
-      const at::Tensor share = shares.index({token, place}).unsqueeze(-1);
+      // An expert that no token chose runs on no tokens: its parameters have gradients, of zero, on every rank alike.
+      const at::Tensor token = choices[i].floor_divide(chosen_);
+      const at::Tensor share = at::index_select(shares, 0, choices[i]).unsqueeze(-1);
       const at::Tensor output = experts_->ptr<Expert>(i)->forward(at::index_select(tokens, 0, token));
       sum = sum.index_add(0, token, (output * share).to(sum.scalar_type()));
     }

@@ -54,8 +54,9 @@ Rope::Rope(Fields& fields, int64_t head_dim, double default_theta) {
   if (scaling) scaling->finish();
 }
 
-Rope::Angles Rope::angles(const at::Tensor& positions, at::ScalarType dtype) const {
-  const at::Tensor half = positions.unsqueeze(-1).to(at::kFloat) * frequencies_.to(positions.device());
+Rope::Angles Rope::angles(const at::Tensor& positions, at::ScalarType dtype) {
+  frequencies_ = frequencies_.to(positions.device());
+  const at::Tensor half = positions.unsqueeze(-1).to(at::kFloat) * frequencies_;
   const at::Tensor full = at::cat({half, half}, -1).unsqueeze(1);
   return {full.cos().to(dtype), full.sin().to(dtype)};
 }

@@ -18,12 +18,12 @@ class Rope {
   // llama3.
   Rope(Fields& fields, int64_t head_dim, double default_theta);
 
-  Angles angles(const at::Tensor& positions, at::ScalarType dtype) const;
+  Angles angles(const at::Tensor& positions, at::ScalarType dtype);
   // x: [batch, heads, length, head_dim]
   static at::Tensor rotate(const at::Tensor& x, const Angles& angles);
 
  private:
-  at::Tensor frequencies_;  // fp32, [head_dim / 2]
+  at::Tensor frequencies_;  // fp32, [head_dim / 2], where the positions were last: one copy for all passes
 };
 
 }  // namespace zeroshard
