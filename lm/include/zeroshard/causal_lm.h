@@ -26,7 +26,7 @@ struct TokenBatch {
   at::Tensor positions;
   // The least and the greatest of the ids, if the caller knows them. Otherwise they are looked up, for which the host
   // waits if the ids are on a device.
-  std::optional<std::pair<int64_t, int64_t>> id_range;
+  std::optional<std::pair<int64_t, int64_t>> id_range = std::nullopt;
 };
 
 // The cached keys and values of the tokens that a model has seen, so that later tokens need no second pass over them.

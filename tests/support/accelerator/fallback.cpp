@@ -101,6 +101,32 @@ std::vector<at::Tensor> where_shapes(const Values& metas) {
   return {meta_of_sizes(sizes, at::result_type(chosen, otherwise))};
 }
 
+std::vector<at::Tensor> logical_not_shapes(const Values& metas) {
+  return {meta_of_sizes(metas[0].toTensor().sizes(), at::kBool)};
+}
+
+std::vector<at::Tensor> logical_and_shapes(const Values& metas) {
+  return {meta_of_sizes(at::infer_size(metas[0].toTensor().sizes(), metas[1].toTensor().sizes()), at::kBool)};
+}
+
+std::vector<at::Tensor> index_select_shapes(const Values& metas) {
+  const at::Tensor input = metas[0].toTensor();
+  std::vector<int64_t> sizes = input.sizes().vec();
+  const int64_t dim = metas[1].toInt();
+  sizes.at(static_cast<size_t>(dim < 0 ? dim + input.dim() : dim)) = metas[2].toTensor().numel();
+  return {meta_of_sizes(sizes, input.scalar_type())};
+}
+
+// Meta's own refuses a source without elements.
+std::vector<at::Tensor> index_add_shapes(const Values& metas) {
+  return {meta_of_sizes(metas[0].toTensor().sizes(), metas[0].toTensor().scalar_type())};
+}
+
+std::vector<at::Tensor> floor_divide_shapes(const Values& metas) {
+  const at::Tensor a = metas[0].toTensor(), b = metas[1].toTensor();
+  return {meta_of_sizes(at::infer_size(a.sizes(), b.sizes()), at::result_type(a, b))};
+}
+
 const std::map<std::string, Shapes>& known_shapes() {
   static const auto& shapes = *new std::map<std::string, Shapes>{
       {"aten::native_layer_norm", layer_norm_shapes},
@@ -108,6 +134,11 @@ const std::map<std::string, Shapes>& known_shapes() {
       {"aten::mse_loss", mse_loss_shapes},
       {"aten::mse_loss_backward", mse_loss_backward_shapes},
       {"aten::where", where_shapes},
+      {"aten::logical_not", logical_not_shapes},
+      {"aten::logical_and", logical_and_shapes},
+      {"aten::index_select", index_select_shapes},
+      {"aten::index_add", index_add_shapes},
+      {"aten::floor_divide", floor_divide_shapes},
       {"aten::embedding_dense_backward", embedding_backward_shapes},
   };
   return shapes;
@@ -168,7 +199,7 @@ class Call {
                                               return meta;
                                             }));
     }
-    if (const auto known = known_shapes().find(name_); known != known_shapes().end() && no_output_is_argument()) {
+    if (const auto known = known_shapes().find(name_); known != known_shapes().end()) {
       std::vector<c10::IValue> outputs;
       for (const at::Tensor& tensor : known->second(metas)) outputs.emplace_back(tensor);
       return outputs;
@@ -191,11 +222,6 @@ class Call {
   bool all_outputs_are_arguments() const {
     for (size_t i = 0; i < op_.schema().returns().size(); ++i)
       if (argument_of_output(i) < 0) return false;
-    return true;
-  }
-  bool no_output_is_argument() const {
-    for (size_t i = 0; i < op_.schema().returns().size(); ++i)
-      if (argument_of_output(i) >= 0) return false;
     return true;
   }
 
