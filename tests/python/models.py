@@ -60,6 +60,12 @@ def tiny_deberta() -> nn.Module:
     return model
 
 
+def held_as_planned(planned: dict[str, int], measured: dict[str, int]) -> bool:
+    """Bytes by category. What a step needs for a moment is a bound: ranks need less than the one that needs most."""
+    planned, measured = dict(planned), dict(measured)
+    return measured.pop("temporaries", 0) <= planned.pop("temporaries", 0) and measured == planned
+
+
 def tokens(step: int, micro: int, samples: int, length: int = 9) -> torch.Tensor:
     """The token ids of one micro-batch of all ranks together, on this rank's device."""
     generator = torch.Generator().manual_seed(1000 * step + micro)

@@ -59,7 +59,7 @@ def digest_of(by_rank):
     """The one that all ranks have at all stages; bytes are as planned."""
     for results in by_rank:
         for stage, (_, planned, measured) in zip(STAGES, results, strict=True):
-            assert planned == measured, stage
+            assert models.held_as_planned(planned, measured), (stage, planned, measured)
     digests = {digest for results in by_rank for digest, *_ in results}
     assert len(digests) == 1
     return digests.pop()

@@ -83,7 +83,7 @@ def digests_of(variants, dtype, accumulation, clip, steps):
 
 
 def check_memory(memory, variant):
-    assert memory["measured_peak"] == memory["planned"], variant
+    assert models.held_as_planned(memory["planned"], memory["measured_peak"]), (variant, memory)
 
 
 def initial_digest():
