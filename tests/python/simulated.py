@@ -72,6 +72,15 @@ def allocated_bytes(device: torch.device) -> int:
     return _loaded().allocated_bytes(device.index)
 
 
+def peak_bytes(device: torch.device) -> int:
+    """The most that was allocated at one time since ``reset_peak``."""
+    return _loaded().peak_bytes(device.index)
+
+
+def reset_peak(device: torch.device) -> None:
+    _loaded().reset_peak(device.index)
+
+
 @functools.cache
 def _loaded() -> types.ModuleType:
     import zeroshard

@@ -52,7 +52,7 @@ def configurations():
                 yield pytest.param(found, id=name)
 
 
-@pytest.mark.parametrize("text", configurations())
+@pytest.mark.parametrize("text", list(configurations()))
 def test_configurations_are_read(text):
     settings = json.loads(text)
     settings.pop("train", None)  # the block of `zeroshard train`: test_train_command.py
