@@ -186,7 +186,8 @@ void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at
 void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   if (!group.is_open() || !group.has_master()) return;
   const at::Tensor params = group.updated_parameters();
-  const Range all{0, group.updated().size()};
+  const Range updated = group.updated();  // nobody writes to the padding
+  const Range all{0, std::clamp<int64_t>(group.layout().numel() - updated.begin, 0, updated.size())};
   group.states().lend(all, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
     if (!device_.is_cpu()) return take_written_on_device(lent.master, cut(params, part));
     at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {

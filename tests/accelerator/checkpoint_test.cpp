@@ -295,8 +295,13 @@ TEST_P(DeviceCheckpoint, HoldsWhatWasPlanned) {
                                rank.train_step(saving, step);
                              }
                              EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-                             for (const MemoryLine& line : rank.engine->memory())
-                               EXPECT_EQ(line.measured_peak, line.planned) << line.category;
+                             for (const MemoryLine& line : rank.engine->memory()) {
+                               if (line.category == "temporaries") {
+                                 EXPECT_LE(line.measured_peak, line.planned);
+                               } else {
+                                 EXPECT_EQ(line.measured_peak, line.planned) << line.category;
+                               }
+                             }
                            }),
                 Each(""));
   }
