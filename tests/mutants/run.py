@@ -291,7 +291,7 @@ MUTANTS = [
     Mutant(
         "no-accumulation",
         "src/reduce/grad_bucket.cpp",
-        "const bool accumulate = std::exchange(reduced_, true);",
+        "const bool accumulate = reduced_;",
         "const bool accumulate = false;",
         "reduce",
         "Reducer.BackwardPassesOfAStepAreAdded",
