@@ -38,6 +38,13 @@ def mark_of(tensor: torch.Tensor) -> Mark | None:
     return found if found is not None and found.core() is not None else None
 
 
+def run_of(found: Mark | None) -> Any:
+    """The run of the engine that has the parameter; None if the engine object is gone, or the engine has ended."""
+    owner = found.owner() if found is not None else None
+    run = owner.run if owner is not None else None
+    return run if run is not None and not run.has_ended else None
+
+
 def owners_of(params: Iterable[torch.Tensor]) -> Iterator[tuple[Any, int]]:
     """Owner and unit of each parameter that has an owner."""
     for param in params:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _C
-from .marks import mark_of
+from .marks import mark_of, run_of
 from .run import Run
 
 
@@ -148,9 +148,8 @@ def place_of(param: torch.Tensor, who: str) -> Place | None:
     if not isinstance(param, torch.Tensor):
         raise ValueError(f"{who}: param is a {type(param).__name__}, expected a parameter of the model")
     mark = mark_of(param)
-    owner = mark.owner() if mark is not None else None
-    run = owner.run if owner is not None else None
-    return Place(run, mark.unit, mark.position) if run is not None and not run.has_ended else None
+    run = run_of(mark)
+    return Place(run, mark.unit, mark.position) if run is not None else None
 
 
 def _slice(place: Place) -> _C.OptimizerSlice | None:

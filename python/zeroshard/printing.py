@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from .marks import mark_of
+from .marks import mark_of, run_of
 from .shards import is_whole
 from .wrapping import wrap_once
 
@@ -22,9 +22,8 @@ def _show(own: Callable[..., str], param: nn.Parameter, *args: Any, **kwargs: An
         return own(param, *args, **kwargs)
     what = f"{list(param.shape)} {str(param.dtype)[6:]} on {param.device}"
     mark = mark_of(param)
-    owner = mark.owner() if mark is not None else None
-    run = owner.run if owner is not None else None
-    if run is None or run.has_ended:
+    run = run_of(mark)
+    if run is None:
         return f"Parameter {what}, without values: its engine has gone"
     name = run.units[mark.unit].params[mark.position].names[0]
     return (
