@@ -81,7 +81,7 @@ compile() {
 
 step_build() {
   if [ -n "$rehearse" ]; then
-    ls -l "$build"/tests/test_accelerator "$build"/tests/libzs_simulated_device.so
+    ls -l "$build"/tests/test_accelerator "$build"/tests/zs_simulated_device.so
     return
   fi
   configure || return

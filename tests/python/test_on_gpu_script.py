@@ -74,7 +74,7 @@ def test_a_step_that_fails_says_so(tmp_path):
     assert (code, summary["state"]) == (1, "failed"), printed
     told = states(summary)
     assert (told["machine"], told["build"]) == ("passed", "failed")
-    assert "libzs_simulated_device.so" in printed  # the end of its log
+    assert "zs_simulated_device.so" in printed  # the end of its log
 
 
 def test_the_total_limit_shortens_steps(tmp_path):
