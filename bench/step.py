@@ -62,7 +62,9 @@ def parse_arguments():
 
 
 def python_of(peer, options):
-    python = options.zeroshard_python if "zeroshard" in peer else options.peers_python
+    # The reference is torch alone, so that a comparison of two builds needs no peers.
+    ours = "zeroshard" in peer or (peer == "reference" and not Path(options.peers_python).exists())
+    python = options.zeroshard_python if ours else options.peers_python
     python = options.before_python if peer.endswith(BEFORE) else python
     if not Path(python).exists():
         hint = "build zeroshard first" if "zeroshard" in peer else "run bench/setup_peers.sh first"
