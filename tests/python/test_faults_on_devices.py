@@ -6,15 +6,19 @@ import signal
 import pytest
 import simulated
 import world
+import zeroshard
 from test_faults import (
     END_S,
     call_another_unit,
+    configuration,
     disturb,
     evaluate_once_more,
+    make_model,
     save_alone,
     skip_a_batch,
     skip_backward,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = [pytest.mark.fault, simulated.needed]
 
@@ -44,3 +48,33 @@ def test_ranks_that_call_differently_on_devices(case, stage, on):
 )
 def test_a_device_whose_rank_dies_or_stops(name, ranks, stage, on):
     disturb(getattr(signal, name), stage, "auto", random.SystemRandom().randrange(1000), on=on, ranks=ranks)
+
+
+class FailingCall(TorchDispatchMode):
+    """LibTorch's n-th operation fails."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError(f"{operation} fails")
+        return operation(*args, **(kwargs or {}))
+
+
+def fail_in_initialize(n, stage):
+    with FailingCall(n if world.rank() == 1 else 0):
+        zeroshard.initialize(model=make_model(), config=configuration(stage, "auto"))
+
+
+@pytest.mark.row("K1")
+@pytest.mark.parametrize("n,stage,on", [(20, 3, "late"), (73, 1, "late"), (97, 3, "late"), (133, 1, "lazy")])
+def test_a_rank_that_fails_in_initialize(n, stage, on):
+    """Before ranks are connected, on the way to the first broadcast, and between two of them: rank 0 waits for one that
+    never comes."""
+    first, other = world.run_ranks(2, fail_in_initialize, n=n, stage=stage, on=on, timeout_s=40)
+    assert other.exit_code == 1 and first.exit_code == 1, (first, other)
+    assert first.error.startswith("CommError") and "rank 1" in first.error, first
+    assert first.seconds < END_S
