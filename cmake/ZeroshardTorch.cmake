@@ -42,7 +42,10 @@ if(ZEROSHARD_CUDA)
   # For the collectives of programs without Python: src/comm_c10d/device_group_cuda.cpp. The packages that the CUDA wheel
   # asks for (nvidia-nccl, nvidia-cusparse, ...) have the headers.
   find_path(ZS_NCCL_INCLUDE nccl.h PATHS ${torch_root}/../nvidia/nccl/include ${nvcc_dir}/../include)
-  if(NOT ZS_NCCL_INCLUDE OR NOT EXISTS ${ZS_CUDA_INCLUDE}/cusparse.h)
+  # A toolkit may have the runtime alone.
+  find_path(ZS_CUSPARSE_INCLUDE cusparse.h NO_DEFAULT_PATH
+            PATHS ${ZS_CUDA_INCLUDE} ${torch_root}/../nvidia/cu13/include ${torch_root}/../nvidia/cusparse/include)
+  if(NOT ZS_NCCL_INCLUDE OR NOT ZS_CUSPARSE_INCLUDE)
     message(WARNING "no nccl.h or no cusparse.h was found: zeroshard train and generate take a GPU for one rank only")
   endif()
   list(PREPEND torch_libraries torch_cuda c10_cuda)
@@ -64,7 +67,7 @@ find_path(ZS_GLOO_INCLUDE gloo/transport/device.h REQUIRED)
 add_library(zs_torch INTERFACE)
 target_include_directories(zs_torch SYSTEM INTERFACE
   ${torch_root}/include ${torch_root}/include/torch/csrc/api/include ${ZS_GLOO_INCLUDE} ${ZS_CUDA_INCLUDE}
-  $<$<BOOL:${ZS_NCCL_INCLUDE}>:${ZS_NCCL_INCLUDE}>)
+  $<$<BOOL:${ZS_NCCL_INCLUDE}>:${ZS_NCCL_INCLUDE}> $<$<BOOL:${ZS_CUSPARSE_INCLUDE}>:${ZS_CUSPARSE_INCLUDE}>)
 list(TRANSFORM torch_libraries REPLACE "(.+)" "${torch_root}/lib/lib\\1.so")
 # CUDA's kernels register themselves when libtorch_cuda is loaded, so it must stay linked though no symbol of it is used.
 # The CUDA wheel's own needs (cuBLAS, NCCL, ...) lie elsewhere, or, where the variant is only compiled, nowhere.
