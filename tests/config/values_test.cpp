@@ -213,7 +213,7 @@ TEST(Config, MetricsGoWhereDeepSpeedsBlocksSay) {
   EXPECT_FALSE(config.wandb.team);
   EXPECT_EQ(config.digest(), configuration("{}").config.digest());
   EXPECT_FALSE(configuration("{}").config.tensorboard.enabled);
-  expect_error(R"({"tensorboard": {"enabled": true, "job": "a"}})", {"tensorboard.job", "job_name"});
+  expect_error(R"({"tensorboard": {"enabled": true, "jobname": "a"}})", {"tensorboard.jobname", "job_name"});
   expect_error(R"({"csv_monitor": {"enabled": "yes"}})", {"csv_monitor.enabled", "true or false"});
 }
 
