@@ -16,7 +16,7 @@ CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help setup build package wheel test test-faults demo bench cuda-check asan tsan lint format clean
+.PHONY: help setup build package wheel test test-faults demo bench cuda-check asan tsan lint format docs clean
 
 help:
 	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
 	@echo "make cuda-check  compile and link the CUDA variant on a machine without a GPU"
+	@echo "make docs        docs/ as HTML in site/, from mkdocs-material in .venv-docs; a broken link is an error"
 	@echo "make lint        formatting, module layers, ruff;   make format  applies what it can"
 
 setup:
@@ -114,5 +115,15 @@ format: $(DEPS)
 	ruff check -q --fix-only .
 	ruff format -q .
 
+# An environment of its own: nothing else needs these packages.
+.venv-docs/.installed: tools/requirements-docs.txt
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "docs: site/index.html"
+
 clean:
-	rm -rf build .pytest_cache .ruff_cache
+	rm -rf build site .pytest_cache .ruff_cache

@@ -104,6 +104,18 @@ struct CheckpointConfig {
   OnError on_error = OnError::kRaise;  // for a save in the background
 };
 
+// Where rank 0 of an engine in Python writes metrics: output_path/job_name ("tensorboard", "csv_monitor").
+struct MetricFilesConfig {
+  bool enabled = false;
+  std::string output_path;
+  std::string job_name = "DeepSpeedJobName";
+};
+struct WandbConfig {
+  bool enabled = false;
+  std::optional<std::string> group = std::nullopt, team = std::nullopt;
+  std::string project = "deepspeed";
+};
+
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   int world_size = 1;
@@ -144,6 +156,8 @@ struct Config {
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
   CheckpointConfig checkpoint;
+  MetricFilesConfig tensorboard, csv_monitor;
+  WandbConfig wandb;
 
   // Dtype of reduced gradients in a step with this many micro-batches; unset: the communication dtype. Sums of several
   // are fp32 unless grad_accum_dtype says otherwise, since 16 bits lose small contributions.

@@ -179,6 +179,9 @@ class Engine {
   std::optional<at::Tensor> local_grad(size_t unit, size_t param) const;
   // Of all elements, in the parameter's shape; nothing if no rank has one. Collective.
   std::optional<at::Tensor> full_grad(size_t unit, size_t param);
+  // The 2-norm of each parameter's gradient by its first name, wherever full_grad() would have one: summed in fp64, a
+  // part on each rank. One collective for all.
+  std::vector<std::pair<std::string, double>> grad_norms();
   // Sets what this rank keeps of these elements of the gradient, or of weights, master weights included: `values` from
   // element `begin` on. Every rank passes the same values, or those of its own stretch. Throws StateError for a
   // gradient when there is none that the next step would use.

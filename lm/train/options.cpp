@@ -160,6 +160,20 @@ void fill_total_steps(Json& config, const TrainOptions& options) {
   if (options.steps > 0 && config.contains(where) && config[where] == "auto") config[where] = options.steps;
 }
 
+// What engines in Python do by these blocks, a run without Python does anyway, or not at all.
+void tell_blocks_of_metrics(ParsedConfig& parsed) {
+  const auto tell = [&](const MetricFilesConfig& files, const char* block) {
+    if (files.enabled)
+      parsed.without_effect.push_back(
+          concat(block, ": a run without Python always writes its metrics to train.output"));
+  };
+  tell(parsed.config.tensorboard, "tensorboard");
+  tell(parsed.config.csv_monitor, "csv_monitor");
+  if (parsed.config.wandb.enabled)
+    parsed.without_effect.push_back(
+        "wandb: a run without Python sends nothing to Weights & Biases; its metrics are in train.output/metrics.csv");
+}
+
 }  // namespace
 
 TrainConfig parse_train_config(const std::string& json, const ConfigContext& context, const std::string& source) {
@@ -171,7 +185,9 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
     whole.erase("train");
     const TrainOptions options = read_train(train, source);
     fill_total_steps(whole, options);
-    return {options, parse_config(whole.dump(), context)};
+    ParsedConfig parsed = parse_config(whole.dump(), context);
+    tell_blocks_of_metrics(parsed);
+    return {options, std::move(parsed)};
   } catch (const ConfigError& error) {
     throw ConfigError(concat(source, ": ", error.what()));
   }

@@ -12,6 +12,7 @@ void bind_launch(py::module_& m);
 void bind_checkpoint_files(py::module_& m);
 void bind_meeting(py::module_& m);
 void bind_engine(py::module_& m);
+void bind_metrics(py::module_& m);
 void bind_world(py::module_& m);
 void bind_process(py::module_& m);
 

@@ -56,6 +56,9 @@ void bind_config(py::module_& m) {
       .def_readonly("allow_untested_optimizer", &Config::allow_untested_optimizer)
       .def_readonly("timeout_ms", &Config::timeout_ms)
       .def_readonly("gather_16bit_weights_on_save", &Config::gather_16bit_weights_on_save)
+      .def_readonly("tensorboard", &Config::tensorboard)
+      .def_readonly("csv_monitor", &Config::csv_monitor)
+      .def_readonly("wandb", &Config::wandb)
       .def_property_readonly("fp16_enabled", [](const Config& c) { return c.fp16.enabled; })
       .def_property_readonly("fp16_auto_cast", [](const Config& c) { return c.fp16.enabled && c.fp16.auto_cast; })
       .def_property_readonly("auto_cast",
@@ -76,6 +79,16 @@ void bind_config(py::module_& m) {
           "Hyper-parameters of the configuration's optimizer.")
       .def("lr_schedule",
            [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
+
+  py::class_<MetricFilesConfig>(m, "MetricFilesConfig", "Where rank 0 writes metrics.")
+      .def_readonly("enabled", &MetricFilesConfig::enabled)
+      .def_readonly("output_path", &MetricFilesConfig::output_path)
+      .def_readonly("job_name", &MetricFilesConfig::job_name);
+  py::class_<WandbConfig>(m, "WandbConfig", "The run of Weights & Biases.")
+      .def_readonly("enabled", &WandbConfig::enabled)
+      .def_readonly("group", &WandbConfig::group)
+      .def_readonly("team", &WandbConfig::team)
+      .def_readonly("project", &WandbConfig::project);
 
   py::class_<LRSchedule>(m, "LRSchedule", "Learning rates as a function of the iteration.")
       .def("lrs", &LRSchedule::lrs, py::arg("iteration"))

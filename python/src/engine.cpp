@@ -200,6 +200,7 @@ void bind_param_states(EngineClass& engine) {
            Release())
       .def("local_grad", &Engine::local_grad, py::arg("unit"), py::arg("param"))
       .def("full_grad", &Engine::full_grad, py::arg("unit"), py::arg("param"), Release())
+      .def("grad_norms", &Engine::grad_norms, Release())
       .def("set_grad", &Engine::set_grad, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
       .def("set_weights", &Engine::set_weights, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
       .def("updates", &Engine::updates);

@@ -7,6 +7,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   zeroshard::bind_launch(m);
   zeroshard::bind_checkpoint_files(m);
   zeroshard::bind_meeting(m);
+  zeroshard::bind_metrics(m);
   zeroshard::bind_world(m);
   zeroshard::bind_engine(m);
   zeroshard::bind_process(m);

@@ -16,6 +16,7 @@ from .initialize import initialize
 from .materialize import Init
 from .param_values import (
     get_gradient,
+    get_gradient_norms,
     get_master_weight,
     get_optimizer_state,
     set_gradient,
@@ -39,6 +40,7 @@ __all__ = [
     "find_units",
     "gathered",
     "get_gradient",
+    "get_gradient_norms",
     "get_master_weight",
     "get_optimizer_state",
     "init_distributed",

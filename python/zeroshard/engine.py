@@ -73,6 +73,7 @@ class Engine(nn.Module):
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
         self._report = StepReport(self._run)
+        self._run.at_end.append(self._report.finish)
         announce(self._run)
         wait_at_exit(self._run)
         if "ZEROSHARD_HEARTBEAT_FD" in os.environ:  # `zeroshard run` asks hung ranks for their stacks
@@ -265,7 +266,7 @@ class Engine(nn.Module):
         """
         if custom_load_fn is not None:
             raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
-        return self._checkpoints.load(
+        loaded = self._checkpoints.load(
             self._run,
             load_dir,
             tag,
@@ -275,6 +276,8 @@ class Engine(nn.Module):
             load_module_only,
             strict,
         )
+        self._report.restart(self._run)
+        return loaded
 
     def save_16bit_model(
         self,

@@ -17,6 +17,7 @@ from .configuration import parse_config
 from .distributed import device_of_rank, init_distributed
 from .engine import Engine
 from .loader import Loader
+from .metrics import check_folders
 from .optimizer import Optimizer, make_optimizer, settings_kept
 from .schedule import make_scheduler
 
@@ -119,6 +120,8 @@ def make_engine(
     loader = None
     if training_data is not None:
         loader = Loader(training_data, parsed.config.micro_batch_size, collate_fn, parsed.config.dataloader_drop_last)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        check_folders(parsed.config)
     with settings_kept(setup.param_groups):
         scheduler = make_scheduler(lr_scheduler, front, parsed.config)
         engine = engine_type(model, parsed, setup, front, device)

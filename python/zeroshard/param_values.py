@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from . import _C
 from .marks import mark_of, run_of
@@ -66,6 +67,32 @@ def get_gradient(param: torch.Tensor, *, local: bool = False) -> torch.Tensor | 
     >>> zeroshard.get_gradient(model.head.weight).norm()
     """
     return read_gradient(param, local, "get_gradient")
+
+
+def get_gradient_norms(model: nn.Module) -> dict[str, float]:
+    """The 2-norm of each parameter's whole gradient, by name; parameters without a gradient are left out. Collective.
+
+    Of the gradients that ``get_gradient`` returns, but no rank holds one whole: one sum over ranks for all of them.
+    ``model`` is what was given to ``initialize``, a part of it, or the engine. Raises ``ValueError`` if no engine
+    trains it.
+
+    >>> for name, norm in zeroshard.get_gradient_norms(model).items():
+    ...     writer.add_scalar(f"grad_norm/{name}", norm, step)
+    """
+    if isinstance(run := getattr(model, "_run", None), Run):
+        model = run.module
+    params = [(name, mark_of(param)) for name, param in model.named_parameters()]
+    runs = {id(run): run for _, mark in params if (run := run_of(mark)) is not None}
+    if not runs:
+        raise _C.ValueError("get_gradient_norms: no engine trains a parameter of this model: call initialize first")
+    norms = {key: dict(run.core.grad_norms()) for key, run in runs.items()}
+    found = {}
+    for name, mark in params:
+        if (run := run_of(mark)) is not None:
+            own = run.units[mark.unit].params[mark.position].names[0]
+            if (norm := norms[id(run)].get(own)) is not None:
+                found[name] = norm
+    return found
 
 
 def set_gradient(param: torch.Tensor, value: torch.Tensor, *, local: bool = False) -> None:

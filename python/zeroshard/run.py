@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -59,6 +59,7 @@ class Run:
     grad_norm: float | None = None  # of the last step
     stop: bool = False  # some rank has asked for the run to end
     last_progress: _C.Progress | None = None  # of a core that has ended
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # called when the engine ends
 
     global_steps = _count("global_steps")
     skipped_steps = _count("skipped_steps")
@@ -92,6 +93,8 @@ class Run:
 
     def end(self, why: str) -> None:
         """From now on any use of the parts raises a ``StateError`` that says ``why``. Counts can still be read."""
+        while self.at_end:
+            self.at_end.pop()()
         if not self.has_ended:
             self.last_progress = copy.copy(self.core.progress)
         self.core = self.units = self.parameter_check = Ended(why)

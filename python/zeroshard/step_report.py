@@ -1,4 +1,4 @@
-"""Progress lines: what rank 0 logs every ``steps_per_print`` steps."""
+"""What rank 0 tells of its steps: a line every ``steps_per_print`` steps, and the metrics of each."""
 
 from __future__ import annotations
 
@@ -10,59 +10,114 @@ from typing import Any
 import torch
 
 from .messages import log
+from .metrics import Metrics
 from .run import Run
 
 
 class StepReport:
-    """Loss, pace and memory since the last line. Costs nothing between steps that print.
+    """Loss, pace and memory. Costs nothing on other ranks, nor between lines without a block of metrics.
 
     Loss: the mean over this rank's micro-batches of the step. Pace: of all ranks. Tokens are those of ``input_ids``, in
     case the model has such an argument, or of integers of two dimensions as the first one.
     """
 
     def __init__(self, run: Run) -> None:
-        every = run.config.steps_per_print
-        self._every = every if every > 0 and run.rank == 0 else 0
+        config = run.config
+        self._every = config.steps_per_print if config.steps_per_print > 0 and run.rank == 0 else 0
+        blocks = (config.tensorboard, config.csv_monitor, config.wandb)
+        wanted = run.rank == 0 and run.trains and any(block.enabled for block in blocks)
+        self._metrics = Metrics(config) if wanted else None
         self._losses: list[torch.Tensor] = []  # of the step that is computed
-        self._tokens = 0
-        self._begin_interval(run)
+        self._tokens = 0  # of this rank
+        self.restart(run)
+
+    def restart(self, run: Run) -> None:
+        """After counts have changed otherwise than by steps: pace is measured from here on."""
+        self._since_line = _Mark(run, self._tokens)
+        self._since_step = _Mark(run, self._tokens)
 
     def note_inputs(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self._every:
+        if self._every or self._metrics is not None:
             ids = kwargs.get("input_ids", args[0] if args else None)
             if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
                 self._tokens += ids.numel()
 
     def note_loss(self, run: Run, loss: torch.Tensor) -> None:
-        if self._every and (run.global_steps + 1) % self._every == 0:
+        if self._metrics is not None or self._prints(run.global_steps + 1):
             self._losses.append(loss.detach())
 
     def end_step(self, run: Run) -> None:
         """After an update, applied or not."""
-        if self._every and run.global_steps % self._every == 0:
-            log(self._line(run))
-            self._begin_interval(run)
+        prints = self._prints(run.global_steps)
+        loss = self._mean_loss() if prints or self._metrics is not None else None
         self._losses.clear()
+        if self._metrics is not None:
+            self._metrics.record(run.global_steps, self._values(run, loss))
+            self._since_step = _Mark(run, self._tokens)
+        if prints:
+            log(self._line(run, loss))
+            self._since_line = _Mark(run, self._tokens)
 
-    def _begin_interval(self, run: Run) -> None:
-        self._start, self._steps, self._samples = time.monotonic(), run.global_steps, run.global_samples
-        self._tokens = 0
+    def finish(self) -> None:
+        """Makes the metrics durable. Later calls do nothing."""
+        if self._metrics is not None:
+            self._metrics.finish()
 
-    def _line(self, run: Run) -> str:
+    def _prints(self, step: int) -> bool:
+        return self._every > 0 and step % self._every == 0
+
+    def _mean_loss(self) -> float | None:
+        if not self._losses:
+            return None
+        return sum(loss.float().mean().item() for loss in self._losses) / len(self._losses)
+
+    def _values(self, run: Run, loss: float | None) -> dict[str, float]:
+        """The metrics of a step, by the names that `zeroshard train` gives them."""
+        values = {} if loss is None else {"loss": loss}
+        values["grad_norm"] = run.grad_norm
+        rates = run.optimizer.rates()
+        values["lr"] = rates[0]
+        values |= {f"lr/{group}": rate for group, rate in enumerate(rates) if group > 0}
+        if run.config.fp16_enabled:
+            values["loss_scale"] = run.core.loss_scale
+        values |= self._since_step.pace(run, self._tokens)
+        values["memory_bytes"] = _peak_bytes(run.device)
+        return values
+
+    def _line(self, run: Run, loss: float | None) -> str:
         parts = [f"step={run.global_steps}", f"skipped={run.skipped_steps}"]
-        if self._losses:
-            parts.append(f"loss={sum(loss.float().mean().item() for loss in self._losses) / len(self._losses):.4g}")
+        if loss is not None:
+            parts.append(f"loss={loss:.4g}")
         parts.append(f"lr={run.optimizer.rates()}")
         parts.append(f"grad_norm={run.grad_norm:.4g}")
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        if steps := run.global_steps - self._steps:
-            parts.append(f"step_time={seconds / steps:.3g} s")
-        if samples := run.global_samples - self._samples:
-            parts.append(f"samples/s={samples / seconds:.4g}")
-        if self._tokens:
-            parts.append(f"tokens/s={self._tokens * run.world_size / seconds:.4g}")
+        pace = self._since_line.pace(run, self._tokens)
+        if (seconds := pace.get("step_seconds")) is not None:
+            parts.append(f"step_time={seconds:.3g} s")
+        for name, unit in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
+            if name in pace:
+                parts.append(f"{unit}={pace[name]:.4g}")
         parts.append(f"peak_memory={_peak_bytes(run.device) / 1e6:.0f} MB")
         return ", ".join(parts)
+
+
+class _Mark:
+    """A moment of the run, from which its pace is measured."""
+
+    def __init__(self, run: Run, tokens: int) -> None:
+        self._time, self._steps, self._samples = time.monotonic(), run.global_steps, run.global_samples
+        self._tokens = tokens
+
+    def pace(self, run: Run, tokens: int) -> dict[str, float]:
+        """Of all ranks since then, as far as it is known. ``tokens``: of this rank, from the same origin."""
+        seconds = max(time.monotonic() - self._time, 1e-9)
+        pace = {}
+        if (steps := run.global_steps - self._steps) > 0:
+            pace["step_seconds"] = seconds / steps
+        if (samples := run.global_samples - self._samples) > 0:
+            pace["samples_per_second"] = samples / seconds
+        if tokens > self._tokens:
+            pace["tokens_per_second"] = (tokens - self._tokens) * run.world_size / seconds
+        return pace
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -64,7 +64,8 @@ class Digest {
 
 }  // namespace
 
-// Left out, because ranks may differ in them without harm: steps_per_print and the two timeouts.
+// Left out, because ranks may differ in them without harm: steps_per_print, the two timeouts and
+// where metrics go.
 uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, world_size, gradient_clipping);

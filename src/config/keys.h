@@ -10,6 +10,7 @@ namespace zeroshard {
 
 std::vector<Key> training_keys();        // batch, precision, gradients, optimizer.type, scheduler.type
 std::vector<Key> zero_keys();            // zero_optimization
+std::vector<Key> metrics_keys();         // tensorboard, csv_monitor, wandb
 std::vector<Key> own_keys();             // zeroshard
 std::vector<Key> keys_of_other_parts();  // understood, but for features that zeroshard lacks or implements otherwise
 std::vector<Key> always_known_keys();    // all of the above

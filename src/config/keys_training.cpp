@@ -182,6 +182,7 @@ std::vector<Key> own_keys() {
 std::vector<Key> always_known_keys() {
   std::vector<Key> keys = training_keys();
   append(keys, zero_keys());
+  append(keys, metrics_keys());
   append(keys, own_keys());
   append(keys, keys_of_other_parts());
   return keys;

@@ -1,6 +1,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -127,6 +129,38 @@ std::optional<at::Tensor> Engine::full_grad(size_t unit, size_t param) {
   // Before the step a rank knows of its own gradients only; but its shard has the sum over all ranks.
   const bool has_some = mine && (!bucket.is_reduced() || bucket.has_grad(found->index));
   return assemble(impl.reduce_comm, impl.options.device, *found, has_some, mine, "full gradient");
+}
+
+std::vector<std::pair<std::string, double>> Engine::grad_norms() {
+  Impl& impl = *impl_;
+  impl.check_whole();
+  std::vector<std::string> names;
+  std::vector<int64_t> has_grad;  // on this rank
+  std::vector<double> squares;    // of this rank's elements
+  for (size_t unit = 0; unit < num_units(); ++unit) {
+    for (ShardedGroup& group : impl.groups->of_unit(unit)) {
+      for (size_t i = 0; i < group.num_params(); ++i) {
+        if (!group.is_trained() || group.param_group(i) < 0) continue;
+        const auto mine = local_grad(unit, group.flat().params[i]);
+        const GradBucket& bucket = impl.reducer->buckets()[group.number()];
+        names.push_back(group.param(i).name());
+        has_grad.push_back(mine && (!bucket.is_reduced() || bucket.has_grad(i)));  // as in full_grad()
+        squares.push_back(mine ? std::pow(at::linalg_vector_norm(*mine, 2, {}, false, at::kDouble).item<double>(), 2)
+                               : 0);
+      }
+    }
+  }
+  if (impl.reduce_comm.world_size() > 1 && !names.empty()) {
+    constexpr std::string_view kTag = "norms of gradients";
+    has_grad = all_reduce(impl.reduce_comm, has_grad, ReduceOp::kMax, kTag);
+    impl.reduce_comm.host()
+        .all_reduce({squares.data(), std::ssize(squares), DType::kFloat64}, ReduceOp::kSum, kTag)
+        ->wait();
+  }
+  std::vector<std::pair<std::string, double>> norms;
+  for (size_t i = 0; i < names.size(); ++i)
+    if (has_grad[i] != 0) norms.emplace_back(names[i], std::sqrt(squares[i]));
+  return norms;
 }
 
 void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values) {

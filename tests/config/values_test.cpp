@@ -189,14 +189,32 @@ TEST(Config, AutoElsewhereIsTheDefault) {
 }
 
 TEST(Config, KeysWithoutEffectAreNamedWithTheirReason) {
-  const ParsedConfig parsed =
-      configuration(R"({"wall_clock_breakdown": true, "tensorboard": {"enabled": true, "x": [1]},
+  const ParsedConfig parsed = configuration(R"({"wall_clock_breakdown": true, "comet": {"enabled": true, "x": [1]},
       "zero_optimization": {"stage": 2, "contiguous_gradients": true, "allgather_bucket_size": 5e8}})");
   EXPECT_THAT(parsed.without_effect,
               ::testing::UnorderedElementsAre(
-                  AllOf(StartsWith("wall_clock_breakdown = true: "), HasSubstr("times")), StartsWith("tensorboard = "),
+                  AllOf(StartsWith("wall_clock_breakdown = true: "), HasSubstr("times")), StartsWith("comet = "),
                   AllOf(StartsWith("zero_optimization.contiguous_gradients = true: "), HasSubstr("contiguous")),
                   StartsWith("zero_optimization.allgather_bucket_size")));
+}
+
+TEST(Config, MetricsGoWhereDeepSpeedsBlocksSay) {
+  const Config config = configuration(R"({
+      "tensorboard": {"enabled": true, "output_path": "runs", "job_name": "a"}, "csv_monitor": {"enabled": true},
+      "wandb": {"enabled": true, "team": null, "group": "g"}})")
+                            .config;
+  EXPECT_TRUE(config.tensorboard.enabled && config.csv_monitor.enabled && config.wandb.enabled);
+  EXPECT_EQ(config.tensorboard.output_path, "runs");
+  EXPECT_EQ(config.tensorboard.job_name, "a");
+  EXPECT_EQ(config.csv_monitor.output_path, "");
+  EXPECT_EQ(config.csv_monitor.job_name, "DeepSpeedJobName");
+  EXPECT_EQ(config.wandb.project, "deepspeed");
+  EXPECT_EQ(config.wandb.group, "g");
+  EXPECT_FALSE(config.wandb.team);
+  EXPECT_EQ(config.digest(), configuration("{}").config.digest());
+  EXPECT_FALSE(configuration("{}").config.tensorboard.enabled);
+  expect_error(R"({"tensorboard": {"enabled": true, "jobname": "a"}})", {"tensorboard.jobname", "job_name"});
+  expect_error(R"({"csv_monitor": {"enabled": "yes"}})", {"csv_monitor.enabled", "true or false"});
 }
 
 TEST(Config, PrescalingDividesByTheWorldSizeBeforeTheSum) {

@@ -26,5 +26,6 @@ def test_every_public_name_is_there_with_an_example():
             continue
         assert f"`zeroshard.{name}" in page
         if name not in tool.ERRORS:
-            (section,) = [part for part in page.split("\n## ") if part.startswith(f"`zeroshard.{name}")]
+            heads = (f"`zeroshard.{name}(", f"`zeroshard.{name}`")
+            (section,) = [part for part in page.split("\n## ") if part.startswith(heads)]
             assert "```python" in section, name

@@ -1,7 +1,9 @@
 """Pages of the documentation: links lead somewhere, configurations are read, commands have the options named there."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -12,7 +14,7 @@ from zeroshard.configuration import parse_config
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "bench" / "README.md"])
 NAMES = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # and pictures
 _SETTINGS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "optimizer")
 
 
@@ -42,6 +44,13 @@ def test_links_lead_somewhere(name):
         assert path.exists(), link
         if anchor and path.suffix == ".md":
             assert anchor in anchors_of(path), link
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if re.fullmatch(r"docs/[\w-]+\.md", name)])
+def test_a_page_says_what_it_is_for_and_shows_code_at_once(name):
+    lines = [line for line in text_of(name).splitlines()[1:] if line.strip()]
+    before = next(at for at, line in enumerate(lines) if line.startswith(("```", "    ")))
+    assert 1 <= before <= 3, lines[:4]
 
 
 def configurations():
@@ -98,3 +107,46 @@ def test_commands_have_the_options_that_pages_name():
             seen += 1
             assert option in text, f"{page}: {line}"
     assert seen > 20
+
+
+MKDOCS = REPOSITORY / ".venv-docs" / "bin" / "mkdocs"
+
+
+def build_site(repository, site):
+    """In a copy of what the site is made of. Returns the exit code and the output."""
+    command = [MKDOCS, "build", "--strict", "--config-file", repository / "mkdocs.yml", "--site-dir", site]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def links_of(page):
+    return re.findall(r'<a [^>]*href="([^"#:]+)[#"]', page.read_text())
+
+
+@pytest.mark.skipif(not MKDOCS.exists(), reason="`make docs` installs mkdocs-material in .venv-docs")
+def test_the_site_has_every_page_and_no_broken_link(tmp_path):
+    repository, site = tmp_path / "repository", tmp_path / "site"
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True).splitlines()
+    for name in tracked:
+        if (REPOSITORY / name).exists():
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, repository / name)
+    code, output = build_site(repository, site)
+    assert code == 0, output
+    for page in repository.glob("docs/**/*.md"):
+        assert (site / page.relative_to(repository / "docs")).with_suffix(".html").exists()
+    pages = list(site.glob("**/*.html"))
+    for page in pages:
+        if page.name != "404.html":
+            for link in links_of(page):
+                assert (page.parent / link).exists(), f"{page.relative_to(site)}: {link}"
+    for link in ("../src/gone.h", "gone.md", "config.md#gone"):
+        shutil.copy(REPOSITORY / "docs" / "plan.md", repository / "docs" / "plan.md")
+        with open(repository / "docs" / "plan.md", "a") as file:
+            file.write(f"\n[gone]({link})\n")
+        code, output = build_site(repository, site)
+        assert code != 0
+        assert "plan.md" in output and "gone" in output
