@@ -1,6 +1,5 @@
 #include "file/chunk_layout.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "base/check.h"
@@ -31,6 +30,10 @@ ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, i
 
 int64_t ChunkLayout::total_bytes() const {
   return std::accumulate(file_bytes_.begin(), file_bytes_.end(), int64_t{0});
+}
+
+int64_t ChunkLayout::memory_bytes(int buffer_count) const {
+  return num_buffers(buffer_count) * record_bytes_ + int64_t(num_sums_ * sizeof(uint64_t));
 }
 
 }  // namespace zeroshard

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -46,6 +47,9 @@ class ChunkLayout {
   int64_t total_bytes() const;
   int64_t record_bytes() const { return record_bytes_; }  // of the longest record
   size_t num_sums() const { return num_sums_; }
+  int num_buffers(int wanted) const { return int(std::min(chunks_.size(), size_t(wanted))); }
+  // Of the buffers and the checksums that a store keeps in memory.
+  int64_t memory_bytes(int buffer_count) const;
 
  private:
   int64_t chunk_numel_;

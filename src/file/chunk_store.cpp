@@ -12,10 +12,6 @@ namespace {
 
 constexpr int64_t kValueBytes = sizeof(float);
 
-int num_buffers(const ChunkLayout& layout, int buffer_count) {
-  return int(std::min(layout.chunks().size(), size_t(buffer_count)));
-}
-
 }  // namespace
 
 ChunkStore::ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& io, const Wrap& wrap)
@@ -26,7 +22,7 @@ ChunkStore::ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& 
   for (size_t file = 0; file < options_.directories.size(); ++file)
     files_.emplace_back(io, options_.directories[file], layout_.file_bytes(file));
   sums_.resize(layout_.num_sums());
-  buffers_.resize(size_t(num_buffers(layout_, options_.buffer_count)));
+  buffers_.resize(size_t(layout_.num_buffers(options_.buffer_count)));
   for (Buffer& buffer : buffers_) buffer.memory = allocate_direct(layout_.record_bytes());
   make_queue(wrap);
   fill_files();
@@ -71,14 +67,6 @@ void ChunkStore::fill_files() {
     }
   }
   while (!transfers_->is_idle()) transfers_->advance(/*wait=*/true);
-}
-
-int64_t ChunkStore::memory_bytes(const ChunkLayout& layout, int buffer_count) {
-  return num_buffers(layout, buffer_count) * layout.record_bytes() + int64_t(layout.num_sums() * sizeof(uint64_t));
-}
-
-int64_t ChunkStore::memory_bytes() const {
-  return memory_bytes(layout_, options_.buffer_count);
 }
 
 template <typename Call>

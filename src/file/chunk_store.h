@@ -65,12 +65,12 @@ class ChunkStore {
   // Returns when everything is written.
   void flush();
 
+  // Some function has thrown an IoError of the files, and every later call will.
+  bool has_failed() const { return !failure_.empty(); }
   const ChunkLayout& layout() const { return layout_; }
   std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"
   const std::vector<SwapFile>& files() const { return files_; }
-  // Memory of the buffers and the checksums.
-  int64_t memory_bytes() const;
-  static int64_t memory_bytes(const ChunkLayout& layout, int buffer_count);
+  int64_t memory_bytes() const { return layout_.memory_bytes(options_.buffer_count); }
   int64_t bytes_read() const { return transfers_->bytes_moved(BlockRequest::Kind::kRead); }
   // After the files were filled.
   int64_t bytes_written() const { return transfers_->bytes_moved(BlockRequest::Kind::kWrite) - layout_.total_bytes(); }

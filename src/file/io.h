@@ -55,7 +55,7 @@ class Io {
   virtual int fstat(int fd, FileStatus& status) = 0;
   virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // of a link itself
   virtual int64_t free_bytes(int fd) = 0;                                         // of the file system, for this user
-  virtual bool is_in_memory(int fd) = 0;  // of the file system: a tmpfs
+  virtual bool is_in_memory(int fd) = 0;                                          // of the file system: a tmpfs
   virtual int list(int dir, std::vector<std::string>& names) = 0;                 // without "." and ".."
   virtual int rename_at(int dir, const std::string& from, const std::string& to) = 0;  // replaces a file `to`
   virtual int exchange_at(int dir, const std::string& one, const std::string& other) = 0;
