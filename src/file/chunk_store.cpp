@@ -119,15 +119,12 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use) 
   }
 }
 
-void ChunkStore::will_need(std::span<const Need> needs) {
-  plan_.clear();
-  for (const Need& need : needs) {
-    for (const Planned& part : chunks_of(need.group, need.range)) {
-      if (!plan_.empty() && plan_.back().chunk == part.chunk) {
-        plan_.back().blocks |= part.blocks;
-      } else {
-        plan_.push_back(part);
-      }
+void ChunkStore::will_need(size_t group, Range range) {
+  for (const Planned& part : chunks_of(group, range)) {
+    if (!plan_.empty() && plan_.back().chunk == part.chunk) {
+      plan_.back().blocks |= part.blocks;
+    } else {
+      plan_.push_back(part);
     }
   }
   guarded([&] { read_ahead(); });
@@ -140,14 +137,19 @@ void ChunkStore::flush() {
   });
 }
 
-// What is lent may be a part of the chunk that the plan is at, or before it. Anything else makes another plan.
+// What is lent may be a part of the chunk that was lent last. Else the plan goes on from there; what is lent
+// unannounced makes a plan of its own.
 void ChunkStore::follow_plan(const std::vector<Planned>& next) {
   if (next.empty()) return;
-  if (!plan_.empty() && plan_.front().chunk == next.front().chunk) return;
-  const Buffer* const there = find(next.front().chunk);
-  if (there != nullptr && there == current_ && next.size() == 1) return;
-  if (there != nullptr && there == current_ && !plan_.empty() && plan_.front().chunk == next[1].chunk) return;
-  plan_.assign(next.begin(), next.end());
+  const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
+  if (goes_on && next.size() == 1) return;
+  const size_t first = next[goes_on ? 1 : 0].chunk;
+  const auto found = std::find_if(plan_.begin(), plan_.end(), [&](const Planned& each) { return each.chunk == first; });
+  if (found == plan_.end()) {
+    plan_.assign(next.begin(), next.end());
+  } else {
+    plan_.erase(plan_.begin(), found);
+  }
 }
 
 // The chunk with the blocks that are wanted, in a buffer that is current from then on.
@@ -175,7 +177,8 @@ ChunkStore::Buffer* ChunkStore::find(size_t chunk) {
 }
 
 bool ChunkStore::is_planned(size_t chunk) const {
-  return std::any_of(plan_.begin(), plan_.end(), [&](const Planned& each) { return each.chunk == chunk; });
+  const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));  // what comes later has no buffer
+  return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
 // Its transfers may still be under way.

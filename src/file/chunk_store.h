@@ -41,11 +41,6 @@ class ChunkStore {
   enum class Access : uint8_t { kRead, kModify };
   // `values`: by slot, those of the first element of `part`. Valid during the call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
-  // What of a group will be lent.
-  struct Need {
-    size_t group = 0;
-    Range range;
-  };
   // For tests: makes another queue of the one that the store would use.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
 
@@ -60,8 +55,8 @@ class ChunkStore {
   // Calls `use` for consecutive parts that make up `range`. With kModify, what `use` has written is kept, also when it
   // throws. `use` must not call the store.
   void lend(size_t group, Range range, Access access, const Use& use);
-  // The next calls of lend() will ask for these, in this order: they are read ahead. Another order costs time alone.
-  void will_need(std::span<const Need> needs);
+  // lend() will be called for this, after what was announced before: it is read ahead. Another order costs time alone.
+  void will_need(size_t group, Range range);
   // Returns when everything is written.
   void flush();
 

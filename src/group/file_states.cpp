@@ -31,8 +31,8 @@ void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const
   told([&] { store_.lend(group, range, access, use); });
 }
 
-void SwapSpace::will_need(std::span<const ChunkStore::Need> needs) {
-  told([&] { store_.will_need(needs); });
+void SwapSpace::will_need(size_t group, Range range) {
+  told([&] { store_.will_need(group, range); });
 }
 
 FileStates::FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place,

@@ -25,7 +25,7 @@ class SwapSpace {
 
   const ChunkStore& store() const { return store_; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use);
-  void will_need(std::span<const ChunkStore::Need> needs);
+  void will_need(size_t group, Range range);
 
  private:
   template <typename Call>
@@ -44,7 +44,7 @@ class FileStates final : public OptimizerStates {
   FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place, Ledger& ledger);
   ~FileStates() override;
   void lend(Range range, Access access, const Borrower& use) override;
-  size_t group() const { return group_; }
+  void will_need(Range range) override { space_.will_need(group_, range); }
 
  private:
   SwapSpace& space_;

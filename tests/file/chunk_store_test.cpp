@@ -94,12 +94,10 @@ TEST(ChunkStore, LendsWhatWasWritten) {
         for (int step = 0; step < 60; ++step) {
           const size_t group = random() % kGroups.size();
           if (random() % 4 == 0) {
-            std::vector<ChunkStore::Need> needs;
             for (uint64_t i = random() % 3; i-- > 0;) {
               const size_t next = random() % kGroups.size();
-              needs.push_back({next, any_range(next)});
+              store.will_need(next, any_range(next));
             }
-            store.will_need(needs);
           }
           if (random() % 8 == 0) store.flush();
           const bool modify = random() % 2 == 0;
@@ -139,8 +137,7 @@ TEST(ChunkStore, PartsOfAChunkMakeOneReadAndOneWrite) {
   ChunkStore store(groups, options_in(directory), posix_io());
   Model model(groups);
   const Range first{0, 1000}, second{1000, kSmallChunk + 10}, third{kSmallChunk + 10, 2 * kSmallChunk};
-  const std::vector<ChunkStore::Need> needs = {{0, first}, {0, second}, {0, third}};
-  store.will_need(needs);
+  for (const Range range : {first, second, third}) store.will_need(0, range);
   for (const Range range : {first, second, third}) model.lend(store, 0, range, ChunkStore::Access::kModify, 3);
   store.flush();
   EXPECT_EQ(store.bytes_read(), 2 * kSmallChunk * 12);
@@ -156,8 +153,7 @@ TEST(ChunkStore, ReadsAheadAndWritesBehindExceptWithOneBuffer) {
   for (const int buffer_count : {1, 4}) {
     QueueFaults faults;
     ChunkStore store(groups, options_in(directory, buffer_count), posix_io(), with(faults));
-    const std::vector<ChunkStore::Need> needs = {{1, {0, 4 * kSmallChunk}}, {0, {0, 4 * kSmallChunk}}};
-    store.will_need(needs);
+    for (const size_t group : {1, 0}) store.will_need(group, {0, 4 * kSmallChunk});
     std::vector<int64_t> reads, writes;  // when a chunk is used: started so far, and under way
     for (const size_t group : {1, 0}) {
       store.lend(group, {0, 4 * kSmallChunk}, ChunkStore::Access::kModify, [&](Range, std::span<float* const>) {
@@ -226,7 +222,6 @@ TEST(ChunkStore, TurnsDirectAccessOffWhereItIsRefused) {
 TEST(ChunkStore, AnyFailingRequestIsToldAndEndsTheStore) {
   const TemporaryDirectory directory;
   const std::vector<ChunkGroup> groups = {{2 * kSmallChunk, 3}, {kSmallChunk, 3}};
-  const std::vector<ChunkStore::Need> needs = {{0, {0, 2 * kSmallChunk}}, {1, {0, kSmallChunk}}};
   for (const bool use_ring : {false, true}) {
     for (const int error : {EIO, ENOSPC, EDQUOT}) {
       for (int64_t nth = 1;; nth += testing::release() ? 1 : error == EIO ? 2 : 7) {
@@ -239,8 +234,9 @@ TEST(ChunkStore, AnyFailingRequestIsToldAndEndsTheStore) {
                                                posix_io(), with(faults));
           Model model(groups);
           for (int step = 0; step < 2; ++step) {
-            store->will_need(needs);
-            for (const auto& need : needs) model.lend(*store, need.group, need.range, ChunkStore::Access::kModify, 1);
+            for (const size_t group : {0, 1}) store->will_need(group, {0, groups[group].numel});
+            for (const size_t group : {0, 1})
+              model.lend(*store, group, {0, groups[group].numel}, ChunkStore::Access::kModify, 1);
           }
           store->flush();
         };
@@ -258,7 +254,7 @@ TEST(ChunkStore, AnyFailingRequestIsToldAndEndsTheStore) {
                       store->lend(0, {0, 1}, ChunkStore::Access::kRead, [](Range, std::span<float* const>) {});
                     }),
                     message);
-          EXPECT_EQ(testing::message_of<IoError>([&] { store->will_need({}); }), message);
+          EXPECT_EQ(testing::message_of<IoError>([&] { store->will_need(0, {0, 1}); }), message);
           EXPECT_EQ(testing::message_of<IoError>([&] { store->flush(); }), message);
         }
       }
@@ -326,7 +322,7 @@ TEST(ChunkStore, NothingToKeepIsFine) {
   const TemporaryDirectory directory;
   const std::vector<ChunkGroup> groups = {{0, 3}, {kBlockNumel, 0}};
   ChunkStore store(groups, options_in(directory, 4, &kernel_ring()), posix_io());
-  store.will_need({});
+  store.will_need(0, {0, 0});
   store.lend(0, {0, 0}, ChunkStore::Access::kModify, [](Range, std::span<float* const>) { FAIL(); });
   store.flush();
   EXPECT_EQ(store.memory_bytes(), 0);
