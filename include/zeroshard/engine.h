@@ -82,8 +82,9 @@ struct OptimizerSlice {
   int64_t begin = 0;                // of the stretch, in the parameter's row-major order
 };
 
+// Bytes of one rank, by purpose and by where they lie: "device", "host" or "file".
 struct MemoryLine {
-  std::string category;
+  std::string category, tier;
   int64_t planned = 0, measured_peak = 0;
 };
 

@@ -229,12 +229,12 @@ void bind_units(EngineClass& engine) {
       .def(
           "memory",
           [](const Engine& engine) {
-            std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
+            std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> lines;
             for (const MemoryLine& line : engine.memory())
-              lines.emplace_back(line.category, line.planned, line.measured_peak);
+              lines.emplace_back(line.category, line.tier, line.planned, line.measured_peak);
             return lines;
           },
-          "(category, planned bytes, measured peak) per category.")
+          "(category, tier, planned bytes, measured peak) per category and tier.")
       .def_static("kept_memory", &Engine::kept_memory, "Bytes of freed CPU tensors kept for the next step.");
 }
 

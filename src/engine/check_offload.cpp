@@ -1,16 +1,34 @@
 #include "engine/check_offload.h"
 
+#include <string>
+#include <string_view>
+
 #include "base/format.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
+namespace {
+
+constexpr std::string_view kAdvice =
+    "`zeroshard plan` says which stage and how many ranks fit into the device's memory";
+
+}  // namespace
 
 void check_offload(const Config& config, c10::Device device) {
-  if (device.is_cpu() || !(config.offload_params || config.offload_optimizer)) return;
-  throw ConfigError(concat("zero_optimization.", config.offload_params ? "offload_param" : "offload_optimizer",
-                           ".device = \"cpu\": offload is not supported yet, and the ranks run on ", device.str(),
-                           ", not on the CPU: set \"none\". `zeroshard plan` says which stage and how many ranks fit "
-                           "into the device's memory"));
+  using Device = OffloadOptimizerConfig::Device;
+  const std::string optimizer = "zero_optimization.offload_optimizer.device = ";
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (offload.device == Device::kNvme)
+    throw ConfigError(optimizer + "\"nvme\": offload to files is not supported yet: set \"none\" or \"cpu\"");
+  if (device.is_cpu()) return;
+  if (config.offload_params)
+    throw ConfigError(
+        concat("zero_optimization.offload_param.device = \"cpu\": offload of parameters is not supported "
+               "yet, and the ranks run on ",
+               device.str(), ", not on the CPU: set \"none\". ", kAdvice));
+  if (offload.device == Device::kNone) return;
+  throw ConfigError(concat(optimizer, "\"cpu\": offload is not supported yet, and the ranks run on ", device.str(),
+                           ", not on the CPU: set \"none\". ", kAdvice));
 }
 
 }  // namespace zeroshard

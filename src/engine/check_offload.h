@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// Configuration and device meet in the engine. Throws ConfigError where one asks for host memory and the other is not
-// the CPU: there is no offload yet, and a run that was planned with it would not fit.
+// Configuration and device meet in the engine. Throws ConfigError where the one asks for offload that there is not yet
+// for ranks on the other: a run that was planned with it would not fit.
 void check_offload(const Config& config, c10::Device device);
 
 }  // namespace zeroshard

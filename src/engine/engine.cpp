@@ -388,12 +388,11 @@ std::vector<MemoryLine> Engine::memory() const {
   std::vector<MemoryLine> lines;
   for (size_t i = 0; i < kNumCategories; ++i) {
     const auto category = Category(i);
-    int64_t planned = 0, measured = 0;
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      planned += impl_->planned.at(category, tier);
-      measured += peak.at(category, tier);
+    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+      const int64_t planned = impl_->planned.at(category, tier), measured = peak.at(category, tier);
+      if (planned != 0 || measured != 0)
+        lines.push_back({std::string(name_of(category)), std::string(name_of(tier)), planned, measured});
     }
-    if (planned != 0 || measured != 0) lines.push_back({std::string(name_of(category)), planned, measured});
   }
   return lines;
 }

@@ -14,16 +14,16 @@
 #include "engine/agreement.h"
 #include "engine/check_offload.h"
 #include "engine/impl.h"
+#include "engine/make_states.h"
 #include "engine/memory_needs.h"
 
 namespace zeroshard {
 namespace {
 
 PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num_moments) {
-  PlanOptions plan = zeroshard::plan_options(options.config);
+  PlanOptions plan = zeroshard::plan_options(options.config, /*on_device=*/!options.device.is_cpu());
   plan.world_size = comm.world_size();
   plan.optimizer_slots = num_moments;
-  plan.on_device = !options.device.is_cpu();
   plan.exchange_needs_scratch =
       comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
   return plan;
@@ -166,7 +166,10 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
 void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions) {
   // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
   // freed by then. The CPU has no memory behind zeros until they are written.
-  Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu()};
+  Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
+  group_options.make_states = [this](const UnitLayout& unit, size_t group, const GroupPlacement& place) {
+    return make_states(unit.groups[group].layout, place, {options, ledger});
+  };
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
     for (const ParamDefinition& param : unit.params) of_unit.push_back(param.param_group);

@@ -20,6 +20,13 @@ TEST(CheckOffload, OnTheCpuEverythingIsInHostMemory) {
   EXPECT_NO_THROW(check_offload(offloading("offload_param"), at::kCPU));
 }
 
+TEST(CheckOffload, ThereAreNoFilesYet) {
+  const Config config = configuration(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme",
+      "nvme_path": "/nvme"}}})")
+                            .config;
+  EXPECT_THROW(check_offload(config, at::kCPU), ConfigError);
+}
+
 TEST(CheckOffload, OnOtherDevicesTheRequestIsRefused) {
   const c10::Device gpu(at::kCUDA, 1);
   EXPECT_NO_THROW(check_offload(configuration("{}").config, gpu));
