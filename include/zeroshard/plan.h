@@ -19,6 +19,7 @@ struct PlanOptions : PlacementOptions {
   bool overlap = true;
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
+  int swap_buffers = 4;                 // chunks in memory at a time of states that lie in files
   bool on_device = false;               // on a GPU or the like steps need temporary memory; on the CPU they do not
 };
 

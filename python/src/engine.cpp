@@ -186,6 +186,7 @@ void bind_passes(EngineClass& engine) {
       .def("slices", &Engine::slices)
       .def("finish_step", &Engine::finish_step, Release())
       .def("set_updates", &Engine::set_updates)
+      .def("set_moment", &Engine::set_moment, py::arg("param"), py::arg("slot"), py::arg("values"))
       .def_property_readonly("has_pending_gradients", &Engine::has_pending_gradients)
       .def_property_readonly("has_plain_gradients", &Engine::has_plain_gradients,
                              "Whether some since the last step are of a loss.backward() alone.")

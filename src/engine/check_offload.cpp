@@ -14,12 +14,22 @@ constexpr std::string_view kAdvice =
 
 }  // namespace
 
-void check_offload(const Config& config, c10::Device device) {
+void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer) {
   using Device = OffloadOptimizerConfig::Device;
   const std::string optimizer = "zero_optimization.offload_optimizer.device = ";
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
-  if (offload.device == Device::kNvme)
-    throw ConfigError(optimizer + "\"nvme\": offload to files is not supported yet: set \"none\" or \"cpu\"");
+  if (offload.device == Device::kNvme) {
+    if (!device.is_cpu())
+      throw ConfigError(concat(optimizer, "\"nvme\": files are for ranks on the CPU so far, and the ranks run on ",
+                               device.str(), ": set \"none\""));
+    if (!external_optimizer.empty())
+      throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,
+                               " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
+                               "one of zeroshard's optimizers"));
+    if (offload.ratio != 1)
+      throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
+                               ": with \"nvme\" all states of a unit are in files so far: set 1"));
+  }
   if (device.is_cpu()) return;
   if (config.offload_params)
     throw ConfigError(

@@ -34,7 +34,8 @@ class BlockQueue {
   // Never more than depth() requests may be under way. Their memory stays as it is until their results are collected.
   virtual void start(std::span<const BlockRequest> requests) = 0;
   // Appends the results that are there. With `wait`, returns not before there is one; some request must be under way.
-  virtual void collect(bool wait, std::vector<BlockResult>& results) = 0;
+  // Returns 0, or the -errno for which it could not wait.
+  virtual int collect(bool wait, std::vector<BlockResult>& results) = 0;
 };
 
 // What a queue may use, and for how many requests. Files stay open and buffers in place while it exists.

@@ -96,7 +96,9 @@ class RingQueue final : public BlockQueue {
   ~RingQueue() override {
     // The kernel writes to memory of requests that are under way: it must not be freed before.
     std::vector<BlockResult> dropped;
-    while (why_ == 0 && under_way_ > 0) collect(/*wait=*/true, dropped);
+    while (why_ == 0 && under_way_ > 0) {
+      if (collect(/*wait=*/true, dropped) < 0) ::usleep(1000);  // results come without being asked for, too
+    }
   }
 
   int why_refused() const { return why_; }
@@ -115,17 +117,17 @@ class RingQueue final : public BlockQueue {
     submit(requests, first);
   }
 
-  void collect(bool wait, std::vector<BlockResult>& results) override {
+  int collect(bool wait, std::vector<BlockResult>& results) override {
     const size_t before = results.size();
     results.insert(results.end(), refused_.begin(), refused_.end());
     refused_.clear();
     take(results);
-    // An interrupted or a busy wait is repeated: the requests are the kernel's, and there is nothing else to wait for.
     while (wait && results.size() == before) {
       const int result = system_.enter(ring_.get(), 0, 1);
-      ZS_ASSERT(result >= 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY, "io_uring_enter: ", result);
       take(results);
+      if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) return result;
     }
+    return 0;
   }
 
  private:

@@ -44,11 +44,12 @@ class ThreadQueue final : public BlockQueue {
     work_.notify_all();
   }
 
-  void collect(bool wait, std::vector<BlockResult>& results) override {
+  int collect(bool wait, std::vector<BlockResult>& results) override {
     std::unique_lock lock(mutex_);
     if (wait) done_.wait(lock, [&] { return !results_.empty(); });
     results.insert(results.end(), results_.begin(), results_.end());
     results_.clear();
+    return 0;
   }
 
  private:

@@ -48,9 +48,10 @@ void TransferQueue::advance(bool wait) {
   start_waiting();
   if (running_ == 0) return;
   results_.clear();
-  queue_->collect(wait, results_);
+  const int waited = queue_->collect(wait, results_);
   running_ -= int(results_.size());
   for (const BlockResult& result : results_) take(result);
+  if (waited < 0) fail("wait for", files_.front(), waited, "");
   start_waiting();
 }
 
@@ -99,11 +100,14 @@ void TransferQueue::take(const BlockResult& result) {
 
 void TransferQueue::fail(const Block& block, int64_t error) {
   const File& file = files_[block.rest.file];
-  const bool reads = block.rest.kind == BlockRequest::Kind::kRead;
   const std::string full = space_details(io_, file.fd, error, block.rest.bytes);
+  fail(block.rest.kind == BlockRequest::Kind::kRead ? "read" : "write", file, error,
+       concat("at byte ", block.rest.offset, full.empty() ? "" : ", ", full));
+}
+
+void TransferQueue::fail(std::string_view operation, const File& file, int64_t error, const std::string& details) {
   try {
-    throw_io_error(reads ? "read" : "write", file.path, error,
-                   concat("at byte ", block.rest.offset, full.empty() ? "" : ", ", full));
+    throw_io_error(operation, file.path, error, details);
   } catch (const IoError& failure) {
     failure_ = failure.what();
     throw;

@@ -52,6 +52,7 @@ class TransferQueue {
   void start_waiting();
   void take(const BlockResult& result);
   [[noreturn]] void fail(const Block& block, int64_t error);
+  [[noreturn]] void fail(std::string_view operation, const File& file, int64_t error, const std::string& details);
 
   std::unique_ptr<BlockQueue> queue_;
   Io& io_;

@@ -58,6 +58,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   if (offload != Device::kNone) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
+  options.swap_buffers = config.offload_optimizer.buffer_count;
   options.world_size = config.world_size;
   options.stage = config.stage;
   options.compute_dtype = config.compute_dtype;

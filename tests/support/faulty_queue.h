@@ -54,13 +54,14 @@ class FaultyQueue final : public BlockQueue {
     queue_->start(handed_on);
   }
 
-  void collect(bool wait, std::vector<BlockResult>& results) override {
+  int collect(bool wait, std::vector<BlockResult>& results) override {
     const size_t before = results.size();
     results.insert(results.end(), failed_.begin(), failed_.end());
     failed_.clear();
     while (true) {
       std::vector<BlockResult> done;
-      queue_->collect(wait && results.size() == before && handed_on_ > 0, done);
+      const int waited = queue_->collect(wait && results.size() == before && handed_on_ > 0, done);
+      if (waited < 0) return waited;
       handed_on_ -= done.size();
       for (const BlockResult& result : done) (is_write_[result.tag] ? written_ : results).push_back(result);
       if (!faults_.hold_writes) {
@@ -70,6 +71,7 @@ class FaultyQueue final : public BlockQueue {
       if (!wait || results.size() > before) break;
     }
     for (size_t i = before; i < results.size(); ++i) faults_.writes_under_way -= is_write_[results[i].tag] ? 1 : 0;
+    return 0;
   }
 
  private:
