@@ -130,8 +130,11 @@ TEST(SwapFaults, DamageOnOneRankEndsEveryRank) {
         rank.reduce.barrier("end");
       });
       for (const std::string& error : errors) {
-        EXPECT_THAT(error, ::testing::HasSubstr("the swap file in " + directory.path())) << "stage " << stage;
-        EXPECT_THAT(error, ::testing::HasSubstr(flips ? "are not those that were written" : "cannot read"));
+        // What is written behind makes a file that was cut long again, with zeros.
+        EXPECT_THAT(error, ::testing::ContainsRegex(flips ? "cannot use what was read from the swap file in "
+                                                          : "cannot (read|use what was read from) the swap file in "))
+            << "stage " << stage;
+        EXPECT_THAT(error, ::testing::HasSubstr(directory.path()));
       }
     }
   }
