@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Optimizer states in swap files: the update's speed beside the disk's, and the memory that training needs.
 
-    .venv/bin/python bench/offload.py --build build/release --dir DIRECTORY  # writes bench/results/offload-DATE.{md,json}
+    .venv/bin/python bench/offload.py --build build/release --dir DIRECTORY  # bench/results/offload-DATE.{md,json}
 
-The update: AdamW over states in a file, and a probe that reads and writes the same bytes of another file at once, with as
-many buffers and requests; in turn, round after round, in one process (bench_chunk_store). The ratio is taken per round.
+The update: AdamW over states in a file, and a probe that reads and writes the same bytes of another file at once, with
+as many buffers and requests; in turn, round after round, in one process (bench_chunk_store). The ratio is taken per
+round.
 Memory: the resident set of one rank that trains linear layers at stage 2, with states in memory and in files.
 """
 
@@ -112,8 +113,8 @@ def write(arguments, updates, memory):
     lines = [
         "# Optimizer states in swap files",
         "",
-        f"`{command}`, {machine['cpu']}, {machine['processors']} processors, Linux {machine['kernel']}, {date}; load at the "
-        f"end {os.getloadavg()[0]:.1f}.",
+        f"`{command}`, {machine['cpu']}, {machine['processors']} processors, Linux {machine['kernel']}, {date}; "
+        f"load at the end {os.getloadavg()[0]:.1f}.",
         "",
         "| queue | buffers | update, GB/s | probe, GB/s | update / probe (least, highest) |",
         "|---|---|---|---|---|",

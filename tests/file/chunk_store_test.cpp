@@ -45,13 +45,15 @@ class Model {
   }
 
   // Lends the range and compares; with kModify, adds `increment` to every value.
-  void lend(ChunkStore& store, size_t group, Range range, ChunkStore::Access access, float increment = 0) {
+  void lend(ChunkStore& store, size_t group, Range range, ChunkStore::Access access, float increment = 0,
+            const QueueFaults* queue = nullptr) {
     int64_t next = range.begin;
     store.lend(group, range, access, [&](Range part, std::span<float* const> slots) {
       ASSERT_EQ(part.begin, next);
       ASSERT_EQ(slots.size(), values_[group].size());
       next = part.end;
       for (size_t slot = 0; slot < slots.size(); ++slot) {
+        if (queue != nullptr) expect_at_rest(*queue, slots[slot], part.size(), access);
         for (int64_t i = 0; i < part.size(); ++i) {
           float& expected = values_[group][slot][size_t(part.begin + i)];
           ASSERT_EQ(slots[slot][i], expected)
@@ -64,6 +66,15 @@ class Model {
   }
 
  private:
+  // What is lent is not being read, nor written if it is to be modified.
+  static void expect_at_rest(const QueueFaults& queue, const float* values, int64_t numel, ChunkStore::Access access) {
+    const auto* const begin = reinterpret_cast<const std::byte*>(values);
+    for (const auto& [tag, request] : queue.under_way) {
+      const bool same = begin < request.data + request.bytes && request.data < begin + numel * int64_t{sizeof(float)};
+      EXPECT_FALSE(same && (request.kind == BlockRequest::Kind::kRead || access == ChunkStore::Access::kModify));
+    }
+  }
+
   std::vector<std::vector<std::vector<float>>> values_;  // [group][slot][element]
 };
 
@@ -84,7 +95,8 @@ TEST(ChunkStore, LendsWhatWasWritten) {
         testing::SeededRandom random(seed);
         ChunkStore::Options options = options_in(one, buffer_count, use_ring ? &kernel_ring() : nullptr);
         options.directories.push_back(other.path());
-        ChunkStore store(kGroups, options, posix_io());
+        QueueFaults faults;
+        ChunkStore store(kGroups, options, posix_io(), with(faults));
         Model model(kGroups);
         const auto any_range = [&](size_t group) {
           const int64_t numel = numel_of(kGroups[group]);
@@ -102,8 +114,9 @@ TEST(ChunkStore, LendsWhatWasWritten) {
           if (random() % 8 == 0) store.flush();
           const bool modify = random() % 2 == 0;
           model.lend(store, group, any_range(group), modify ? ChunkStore::Access::kModify : ChunkStore::Access::kRead,
-                     1);
+                     1, &faults);
         }
+        EXPECT_EQ(faults.conflicts, 0);
       }
     }
   }
