@@ -12,6 +12,7 @@ import world
 import zeroshard
 
 STEPS = 4
+WIDTH = 40  # so that every rank updates something of each block
 END_S = 5  # after a failure every rank has ended by then
 
 
@@ -23,7 +24,7 @@ def configuration(stage, dtype="fp32", path=None, **blocks):
 
 
 def make(stage, dtype="fp32", path=None, **blocks):
-    model = models.stack()
+    model = models.stack(width=WIDTH)
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1]},
         {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
@@ -34,7 +35,7 @@ def make(stage, dtype="fp32", path=None, **blocks):
 
 def train(engine, first, last):
     for step in range(first, last):
-        x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 12))
+        x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 12, WIDTH))
         out = engine(x.to(next(engine.module.parameters()).dtype))
         engine.backward(torch.nn.functional.mse_loss(out.float(), y))
         engine.step()
@@ -85,11 +86,11 @@ def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, sta
 def take_over(folder):
     digests = []
     for path in (None, folder):
-        model = models.stack()
+        model = models.stack(width=WIDTH)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         for step in range(2):
             optimizer.zero_grad()
-            x, y = models.vectors(step, 0, 2)
+            x, y = models.vectors(step, 0, 2, WIDTH)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
         engine = zeroshard.initialize(model=model, optimizer=optimizer, config=configuration(2, path=path))[0]
@@ -110,7 +111,7 @@ def refusals(folder):
         with pytest.raises(zeroshard.ConfigError) as error:
             make(2, path=path)
         said.append(str(error.value))
-    model = models.stack()
+    model = models.stack(width=WIDTH)
     config = configuration(2, path=folder, zero_allow_untested_optimizer=True)
     del config["optimizer"]
     with pytest.raises(zeroshard.ConfigError) as error:
