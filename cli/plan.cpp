@@ -51,14 +51,17 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config, context);
   const Config& config = parsed.config;
-  inputs.options = plan_options(config);
+  inputs.options = plan_options(config, /*on_device=*/true);
   inputs.stages = {config.stage};
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
-  if (config.offload_params || config.offload_optimizer)
+  if (config.offload_params)
     inputs.notes.push_back(
-        "the config asks for offload, which ranks on GPUs refuse; for ranks on the CPU the plan holds");
+        "the config asks for offload of parameters, which ranks on GPUs refuse; ranks on the CPU have all in host "
+        "memory");
+  if (config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
+    inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
 
 void read_stages(const std::string& text, PlanInputs& inputs) {

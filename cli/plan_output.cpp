@@ -98,6 +98,20 @@ void print_row(const char* name, const std::vector<StagePlan>& plans, const auto
   std::cout << "\n";
 }
 
+// What lies outside the device, if anything does.
+void print_tier(const std::string& name, const std::vector<StagePlan>& plans, PlannedTier PlannedBytes::*tier) {
+  const auto is_used = [tier](const StagePlan& plan) { return (plan.bytes.*tier).total() > 0; };
+  if (std::none_of(plans.begin(), plans.end(), is_used)) return;
+  const auto print = [&](const char* what, double PlannedTier::*part) {
+    print_row((name + ": " + what).c_str(), plans, [&](const PlannedBytes& bytes) { return bytes.*tier.*part; });
+  };
+  print("gradients", &PlannedTier::gradients);
+  print("masters", &PlannedTier::master_weights);
+  print("moments", &PlannedTier::moments);
+  print("buffers", &PlannedTier::buffers);
+  print_row((name + ": total").c_str(), plans, [&](const PlannedBytes& bytes) { return (bytes.*tier).total(); });
+}
+
 }  // namespace
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans) {
@@ -121,6 +135,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
+  print_tier("host", plans, &PlannedBytes::host);
+  print_tier("file", plans, &PlannedBytes::file);
   if (inputs.model) {
     print_row("GPU: temporaries", plans, [](const PlannedBytes& bytes) { return bytes.temporaries; });
     print_row("GPU: start at most", plans, [](const PlannedBytes& bytes) { return bytes.init_peak; });
@@ -159,6 +175,14 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
               {"optimizer_states", number(bytes.master_weights + bytes.moments)},
               {"master_weights", number(bytes.master_weights)},
               {"moments", number(bytes.moments)}}}};
+  for (const auto& [name, tier] : {std::pair{"host", &bytes.host}, {"file", &bytes.file}}) {
+    if (tier->total() == 0) continue;
+    json[name] = {{"total_bytes", number(tier->total())},
+                  {"gradients", number(tier->gradients)},
+                  {"master_weights", number(tier->master_weights)},
+                  {"moments", number(tier->moments)},
+                  {"buffers", number(tier->buffers)}};
+  }
   if (inputs.model) {
     json["breakdown"]["gather_ring"] = number(bytes.gather_ring);
     json["breakdown"]["reduce_ring"] = number(bytes.reduce_ring);
@@ -238,13 +262,17 @@ Json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes) {
 }
 
 void print_placement_table(const std::vector<PlannedUnit>& units, bool sizes) {
-  int width = 4;
-  for (const PlannedUnit& unit : units) width = std::max(width, int(unit.name.size()));
+  int width = 4, where = 16;
+  for (const PlannedUnit& unit : units) {
+    width = std::max(width, int(unit.name.size()));
+    for (const std::string* cell : {&unit.gradients, &unit.master_weights, &unit.moments})
+      where = std::max(where, int(cell->size()));
+  }
   const auto print = [&](const std::string& name, const std::string& parameters, const std::string& gradients,
                          const std::string& masters, const std::string& moments, const std::string& size) {
-    std::cout << format("  %-*s  %-16s  %-16s  %-16s  ", width, name.c_str(), parameters.c_str(), gradients.c_str(),
-                        masters.c_str())
-              << (sizes ? format("%-18s  %s\n", moments.c_str(), size.c_str()) : moments + "\n");
+    std::cout << format("  %-*s  %-16s  %-*s  %-*s  ", width, name.c_str(), parameters.c_str(), where,
+                        gradients.c_str(), where, masters.c_str())
+              << (sizes ? format("%-*s  %s\n", std::max(where, 18), moments.c_str(), size.c_str()) : moments + "\n");
   };
   print("unit", "parameters", "gradients", "master weights", "moments", "GB per rank");
   for (const PlannedUnit& unit : units)

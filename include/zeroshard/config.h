@@ -116,6 +116,16 @@ struct WandbConfig {
   std::string project = "deepspeed";
 };
 
+// "zero_optimization.offload_optimizer": where master weights, moments and reduced gradients lie.
+struct OffloadOptimizerConfig {
+  enum class Device : uint8_t { kNone, kCpu, kNvme };
+  Device device = Device::kNone;       // a rank on the CPU has everything in host memory: there, kCpu changes nothing
+  double ratio = 1;                    // share of each unit's states that leaves the device
+  std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
+  int buffer_count = 4;                // chunks of states in memory at a time, with kNvme
+  bool pin_memory = true;              // host memory that a GPU copies to and from by itself
+};
+
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   int world_size = 1;
@@ -140,8 +150,8 @@ struct Config {
   int64_t prefetch_numel = 50'000'000;      // 0: no unit is gathered ahead of its use; else one unit is
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
-  // Host memory is asked for. CPU ranks have all states there; an engine on another device refuses it.
-  bool offload_params = false, offload_optimizer = false;
+  OffloadOptimizerConfig offload_optimizer;
+  bool offload_params = false;  // to host memory. CPU ranks have them there; an engine on another device refuses it
 
   // zeroshard's own keys, under "zeroshard".
   enum class Reduction : uint8_t { kCanonical, kNative };

@@ -77,13 +77,14 @@ struct OptimizerSlice {
   at::Tensor master;
   bool has_grad = false;            // valid between prepare_step() and finish_step()
   at::Tensor grad;                  // fp32, unscaled and clipped; undefined without a gradient
-  std::vector<at::Tensor> moments;  // those that the engine keeps for it, fp32, 1-D
+  std::vector<at::Tensor> moments;  // those that the engine keeps for it, fp32, 1-D; copies where they are in files
   std::vector<int64_t> shape;       // of the whole parameter
   int64_t begin = 0;                // of the stretch, in the parameter's row-major order
 };
 
+// Bytes of one rank, by purpose and by where they lie: "device", "host" or "file".
 struct MemoryLine {
-  std::string category;
+  std::string category, tier;
   int64_t planned = 0, measured_peak = 0;
 };
 
@@ -163,8 +164,10 @@ class Engine {
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
   // Sets how many updates the optimizer made to a parameter (by its first name) before this engine. Every rank makes
-  // the same call; write the matching states to OptimizerSlice::moments.
+  // the same call; set_moment() sets the matching states.
   void set_updates(const std::string& param, int64_t updates);
+  // Sets one state (by its number in OptimizerSlice::moments) of the stretch of a parameter that this rank updates.
+  void set_moment(const std::string& param, size_t slot, const at::Tensor& values);
 
   // What the optimizer keeps of one parameter, by its unit and position there, to be read and set between passes.
   // "Local" is the stretch that this rank updates, which may be empty; nothing is returned for a parameter that no

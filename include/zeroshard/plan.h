@@ -19,20 +19,31 @@ struct PlanOptions : PlacementOptions {
   bool overlap = true;
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
+  int swap_buffers = 4;                 // chunks in memory at a time of states that lie in files
   bool on_device = false;               // on a GPU or the like steps need temporary memory; on the CPU they do not
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
 int optimizer_slots(const OptimizerConfig& config);
 
-// The options that a config implies; no optimizer in the config counts as AdamW.
-PlanOptions plan_options(const Config& config);
+// The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the
+// host's. No optimizer in the config counts as AdamW.
+PlanOptions plan_options(const Config& config, bool on_device = false);
 
-// Bytes that one rank holds. Whole numbers when computed from a model's shapes. A mere count of parameters has no
-// padding and may give fractions. Exact below 2^53.
+// What one rank holds on a tier other than the device's.
+struct PlannedTier {
+  double gradients = 0, master_weights = 0, moments = 0;
+  double buffers = 0;  // through which state goes to the device, or to a file, and back
+
+  double total() const { return gradients + master_weights + moments + buffers; }
+};
+
+// Bytes that one rank holds, on its device unless it says otherwise. Whole numbers when computed from a model's shapes.
+// A mere count of parameters has no padding and may give fractions. Exact below 2^53.
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
+  PlannedTier host, file;  // not in the totals
   // On a device alone, and not in the total.
   double temporaries = 0;  // of a step
   double init_peak = 0;    // of everything, while an engine is built from a model that lies on the device

@@ -49,7 +49,10 @@ void describe_memory(std::ostream& out, const CausalLM& model, const Config& con
       {", master weights ", bytes.master_weights}, {", moments ", bytes.moments},
       {", gather ring ", bytes.gather_ring},       {", reduce ring ", bytes.reduce_ring}};
   for (const auto& [name, value] : parts) out << name << value / 1e6;
-  out << ")\n";
+  out << ")";
+  if (bytes.host.total() > 0) out << ", and " << bytes.host.total() / 1e6 << " MB of host memory";
+  if (bytes.file.total() > 0) out << ", and " << bytes.file.total() / 1e6 << " MB in files";
+  out << "\n";
 }
 
 void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data) {

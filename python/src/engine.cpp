@@ -186,6 +186,7 @@ void bind_passes(EngineClass& engine) {
       .def("slices", &Engine::slices)
       .def("finish_step", &Engine::finish_step, Release())
       .def("set_updates", &Engine::set_updates)
+      .def("set_moment", &Engine::set_moment, py::arg("param"), py::arg("slot"), py::arg("values"))
       .def_property_readonly("has_pending_gradients", &Engine::has_pending_gradients)
       .def_property_readonly("has_plain_gradients", &Engine::has_plain_gradients,
                              "Whether some since the last step are of a loss.backward() alone.")
@@ -230,12 +231,12 @@ void bind_units(EngineClass& engine) {
       .def(
           "memory",
           [](const Engine& engine) {
-            std::vector<std::tuple<std::string, int64_t, int64_t>> lines;
+            std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> lines;
             for (const MemoryLine& line : engine.memory())
-              lines.emplace_back(line.category, line.planned, line.measured_peak);
+              lines.emplace_back(line.category, line.tier, line.planned, line.measured_peak);
             return lines;
           },
-          "(category, planned bytes, measured peak) per category.")
+          "(category, tier, planned bytes, measured peak) per category and tier.")
       .def_static("kept_memory", &Engine::kept_memory, "Bytes of freed CPU tensors kept for the next step.");
 }
 

@@ -15,7 +15,8 @@ def announce(run: Run) -> None:
     """Rank 0 logs how the engine trains and its planned memory; at the end of the run, the memory it used."""
     if run.rank != 0:
         return
-    planned = memory_report(run.core)["planned"]
+    report = memory_report(run.core)
+    planned = report["planned"]
     parts = ", ".join(f"{name} {bytes_ / 1e6:.1f} MB" for name, bytes_ in planned.items())
     config, batch = run.config, run.batch
     log(
@@ -23,7 +24,12 @@ def announce(run: Run) -> None:
         f"{config.compute_dtype}, {config.reduction} reduction, {len(run.units)} units, "
         f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.world_size}"
     )
-    log(f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts}), activations not included")
+    tiers = report["tiers"]
+    where = "".join(f", {tier['planned'] / 1e6:.1f} MB on the {name}" for name, tier in tiers.items())
+    log(
+        f"planned per rank: {sum(planned.values()) / 1e6:.1f} MB ({parts})"
+        f"{where if len(tiers) > 1 else ''}, activations not included"
+    )
     if not run.optimizer.is_elementwise:
         log(
             f"warning: {run.optimizer.name} is not known to be elementwise, and each rank updates flat pieces of "
@@ -39,14 +45,21 @@ def announce(run: Run) -> None:
 
 def memory_report(core: _C.Engine) -> dict[str, Any]:
     """See ``Engine.memory_report``."""
-    lines = core.memory()
-    planned = {name: plan for name, plan, _ in lines}
-    measured = {name: peak for name, _, peak in lines}
+    planned: dict[str, int] = {}
+    measured: dict[str, int] = {}
+    tiers: dict[str, dict[str, int]] = {}
+    for category, tier, plan, peak in core.memory():
+        planned[category] = planned.get(category, 0) + plan
+        measured[category] = measured.get(category, 0) + peak
+        total = tiers.setdefault(tier, {"planned": 0, "measured_peak": 0})
+        total["planned"] += plan
+        total["measured_peak"] += peak
     return {
         "planned": planned,
         "measured_peak": measured,
         "planned_total": sum(planned.values()),
         "measured_total": sum(measured.values()),
+        "tiers": tiers,
         "kept": core.kept_memory(),
     }
 

@@ -363,6 +363,8 @@ class Engine(nn.Module):
     def memory_report(self) -> dict[str, Any]:
         """Bytes of this rank: ``planned`` and ``measured_peak`` by category, and their totals.
 
+        ``tiers``: the same totals by where the bytes lie: ``"device"``, ``"host"``, ``"file"``. On the CPU the device's
+        memory is the host's, and ``"host"`` has copies for checkpoints alone.
         ``kept``: bytes of freed CPU tensors kept for the next step, at most what operators of the last needed at once.
         """
         return memory_report(self._run.core)

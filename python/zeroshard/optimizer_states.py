@@ -75,11 +75,14 @@ def take_states(run: Run, setup: OptimizerSetup) -> None:
         setup.inner.state.update({param: state for param, state in own.items() if state})
         return
     kinds = STATE_NAMES[setup.type]
-    for part in run.core.slices():
+    places = [(unit, position) for unit, each in enumerate(run.units) for position in range(len(each.params))]
+    for part in (run.core.slice(unit, position) for unit, position in places):  # one at a time: they may be copies
+        if part is None or part.master.numel() == 0:
+            continue
         stretch = _stretch(state_of(part.param), part)
-        for kind, moment in zip(kinds, part.moments, strict=False):
+        for slot, kind in enumerate(kinds[: len(part.moments)]):
             if stretch.get(kind) is not None:
-                moment.copy_(stretch[kind])
+                run.core.set_moment(part.param, slot, stretch[kind])
     for name, group in tensors.items():
         trains = any(id(tensor) in setup.group_of and tensor.requires_grad for tensor in group)
         if (state := state_of(name)) and trains:

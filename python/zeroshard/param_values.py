@@ -249,7 +249,10 @@ def _set(place: Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, 
         if place.run.external is None:
             _core_state(place, own, key)  # an unknown key is an error on this rank, too
         return
-    state = _core_state(place, own, key) if place.run.external is None else _outside_states(place, own).get(key)
+    if place.run.external is None and _core_state(place, own, key) is not None:
+        place.run.core.set_moment(own.param, place.run.optimizer.state_names.index(key), stretch)
+        return
+    state = _outside_states(place, own).get(key)
     if not isinstance(state, torch.Tensor) or state.numel() != own.master.numel():
         raise ValueError(
             f"{who}: the optimizer keeps no state '{key}' with a value for each element of '{own.param}' now; an "

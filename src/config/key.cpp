@@ -54,6 +54,9 @@ std::string describe_one(const Text&) {
 std::string describe_one(const Strings&) {
   return "a list of strings";
 }
+std::string describe_one(const Paths&) {
+  return "a path or a list of paths";
+}
 std::string describe_one(const Placements&) {
   return R"(a list of {"units": "layers.0-3", "parameters": "replicated" or "sharded"})";
 }
@@ -128,6 +131,12 @@ std::optional<Json> check_one(const Strings&, const Json& value) {
   const bool fits =
       value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& item) { return item.is_string(); });
   return fits ? std::optional(value) : std::nullopt;
+}
+
+std::optional<Json> check_one(const Paths&, const Json& value) {
+  const auto is_path = [](const Json& item) { return item.is_string() && !item.get<std::string>().empty(); };
+  const bool is_list = value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), is_path);
+  return is_path(value) || is_list ? std::optional(value) : std::nullopt;
 }
 
 std::optional<Json> check_one(const Placements&, const Json& value) {

@@ -102,7 +102,8 @@ std::vector<Key> switches() {
       inert("allgather_size", size_in_elements(), 500'000'000, "parameters are gathered unit by unit"),
       inert("graph_harvesting", Bool{}, false, "zeroshard does not capture CUDA graphs by itself"),
       inert("disable_python_gc", Bool{}, false, "the Python garbage collector is left as it is"),
-      inert("zero_force_ds_cpu_optimizer", Bool{}, true, "nothing is offloaded"),
+      inert("zero_force_ds_cpu_optimizer", Bool{}, true,
+            "updates on the host are zeroshard's own, or those of the optimizer that you bring"),
       inert("vocabulary_size", at_least(0), nullptr, "it serves a warning of DeepSpeed's alone"),
       inert("log_level", Anything{}, nullptr, "ZEROSHARD_LOG_LEVEL in the environment sets it"),
   };

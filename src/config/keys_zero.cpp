@@ -25,18 +25,52 @@ Key zero_unsupported(const std::string& name, Allowed neutral, Json default_valu
   return key;
 }
 
-// Not called with a default, so every value asks for host memory.
-template <bool Config::*Member>
-void set_offload(Config& config, const Json&) {
-  config.*Member = true;
+// Not called with a default: every value asks for host memory.
+Key offload_param(const std::string& name, Allowed allowed, Json default_value) {
+  Key key = zero_unsupported(name, std::move(allowed), std::move(default_value),
+                             "offload of parameters is not supported yet; ranks on the CPU have everything in host "
+                             "memory already, and ranks on GPUs refuse \"cpu\"");
+  key.apply = [](Config& config, const Json&) { config.offload_params = true; };
+  return key;
 }
 
-Key offload(const std::string& name, Allowed allowed, Json default_value, Key::Apply apply) {
-  Key key = zero_unsupported(name, std::move(allowed), std::move(default_value),
-                             "offload is not supported yet; ranks on the CPU have everything in host memory already, "
-                             "and ranks on GPUs refuse \"cpu\"");
-  key.apply = std::move(apply);
-  return key;
+// Reads the member of OffloadOptimizerConfig.
+template <auto Member>
+void set_offload(Config& config, const Json& value) {
+  config.offload_optimizer.*Member = value.get<std::remove_cvref_t<decltype(config.offload_optimizer.*Member)>>();
+}
+
+std::vector<Key> offload_optimizer() {
+  using Offload = OffloadOptimizerConfig;
+  const auto set_device = [](Config& config, const Json& value) {
+    config.offload_optimizer.device = value == "cpu"    ? Offload::Device::kCpu
+                                      : value == "nvme" ? Offload::Device::kNvme
+                                                        : Offload::Device::kNone;
+  };
+  const auto set_cpu = [](Config& config, const Json& value) {
+    if (value == true && config.offload_optimizer.device == Offload::Device::kNone)
+      config.offload_optimizer.device = Offload::Device::kCpu;
+  };
+  const auto set_paths = [](Config& config, const Json& value) {
+    config.offload_optimizer.nvme_path =
+        value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
+  };
+  return {
+      zero("offload_optimizer.device", Choice{{"none", "cpu", "nvme"}}, "none",
+           "stages 1 to 3. \"cpu\": master weights, moments and reduced gradients lie in host memory; on ranks whose "
+           "device is the CPU they do anyway. \"nvme\": master weights and moments lie in files",
+           set_device),
+      zero("cpu_offload", Bool{}, false, "true: as offload_optimizer.device = \"cpu\"", set_cpu),
+      zero("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0,
+           "the share of each unit's states that leaves the device", set_offload<&Offload::ratio>),
+      zero("offload_optimizer.nvme_path", Paths{}, nullptr,
+           "the directory, or directories, of the files; required with \"nvme\"", set_paths),
+      zero("offload_optimizer.buffer_count", at_least(1), 4, "chunks of states in memory at a time, with \"nvme\"",
+           set_offload<&Offload::buffer_count>),
+      zero("offload_optimizer.pin_memory", Bool{}, true,
+           "GPUs copy to and from host memory by themselves; false: the host waits for each copy",
+           set_offload<&Offload::pin_memory>),
+  };
 }
 
 Key leaf_module(const std::string& name, const std::string& which) {
@@ -109,17 +143,15 @@ std::vector<Key> without_effect() {
       zero_inert("log_trace_cache_warnings", Bool{}, false, "changes of the execution order are always handled"),
       zero_inert("enable_sanity_checks", Bool{}, false, "ranks always compare their sequences of collectives"),
       zero_inert("save_muon_momentum_buffer_in_memory", Bool{}, false, "Muon is not in use"),
-      zero_inert("cpu_offload_use_pin_memory", Bool{}, nullptr, "nothing is offloaded"),
+      zero_inert("cpu_offload_use_pin_memory", Bool{}, nullptr, "offload_optimizer.pin_memory says it"),
   };
 }
 
 std::vector<Key> not_supported() {
   const std::string kQuantized = "quantized communication is not supported";
   return {
-      offload("offload_param.device", Choice{{"none", "cpu"}}, "none", set_offload<&Config::offload_params>),
-      offload("offload_optimizer.device", Choice{{"none", "cpu"}}, "none", set_offload<&Config::offload_optimizer>),
-      offload("cpu_offload", Bool{}, false, set_offload<&Config::offload_optimizer>),
-      offload("cpu_offload_param", Bool{}, false, set_offload<&Config::offload_params>),
+      offload_param("offload_param.device", Choice{{"none", "cpu"}}, "none"),
+      offload_param("cpu_offload_param", Bool{}, false),
       zero_unsupported("zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
                        "secondary partitions (hpZ) are not supported"),
       zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
@@ -132,24 +164,23 @@ std::vector<Key> not_supported() {
 }
 
 std::vector<Key> offload_details() {
-  const std::string kOff = "nothing is offloaded";
+  const std::string kOff = "parameters are not offloaded";
+  const std::string kAlwaysOverlaps = "copies always overlap with updates where they can";
   return {
       zero_inert("offload_param.nvme_path", Text{}, nullptr, kOff),
       zero_inert("offload_param.buffer_count", at_least(0), 5, kOff),
       zero_inert("offload_param.buffer_size", size_in_elements(), 100'000'000, kOff),
       zero_inert("offload_param.max_in_cpu", size_in_elements(), 1'000'000'000, kOff),
       zero_inert("offload_param.pin_memory", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.nvme_path", Text{}, nullptr, kOff),
-      zero_inert("offload_optimizer.buffer_count", at_least(0), 4, kOff),
-      zero_inert("offload_optimizer.pin_memory", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.pipeline", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.pipeline_read", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.pipeline_write", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.fast_init", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0, kOff),
-      zero_inert("offload_optimizer.super_offload", Bool{}, false, kOff),
-      zero_inert("offload_optimizer.cpuadam_cores_perc", Number{.min = 0, .max = 1}, 0.8, kOff),
-      zero_inert("offload_optimizer.convert_grad_on_cpu", Bool{}, true, kOff),
+      zero_inert("offload_optimizer.pipeline", Bool{}, false, kAlwaysOverlaps),
+      zero_inert("offload_optimizer.pipeline_read", Bool{}, false, kAlwaysOverlaps),
+      zero_inert("offload_optimizer.pipeline_write", Bool{}, false, kAlwaysOverlaps),
+      zero_inert("offload_optimizer.fast_init", Bool{}, false, "there is one way of initialising states"),
+      zero_inert("offload_optimizer.super_offload", Bool{}, false, kAlwaysOverlaps),
+      zero_inert("offload_optimizer.cpuadam_cores_perc", Number{.min = 0, .max = 1}, 0.8,
+                 "updates on the host run on torch's threads (OMP_NUM_THREADS)"),
+      zero_inert("offload_optimizer.convert_grad_on_cpu", Bool{}, true,
+                 "gradients leave the device in the dtype in which they were reduced"),
   };
 }
 
@@ -157,7 +188,8 @@ std::vector<Key> offload_details() {
 
 std::vector<Key> zero_keys() {
   std::vector<Key> keys;
-  for (std::vector<Key> part : {effective(), not_supported(), without_effect(), offload_details()}) {
+  for (std::vector<Key> part :
+       {effective(), offload_optimizer(), not_supported(), without_effect(), offload_details()}) {
     for (Key& key : part) keys.push_back(std::move(key));
   }
   return keys;

@@ -204,6 +204,23 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
+  void check_offload() {
+    using Device = OffloadOptimizerConfig::Device;
+    const OffloadOptimizerConfig& offload = config().offload_optimizer;
+    if (offload.device == Device::kNone) return;
+    const char* const device = offload.device == Device::kCpu ? "cpu" : "nvme";
+    if (config().stage == 0) {
+      fail_value("zero_optimization.offload_optimizer.device", device,
+                 "is for stages 1 to 3, where each rank updates its share; zero_optimization.stage is 0. Set stage 1, "
+                 "or \"none\"");
+    }
+    if (offload.device == Device::kNvme && offload.nvme_path.empty()) {
+      fail_value("zero_optimization.offload_optimizer.device", device,
+                 "needs zero_optimization.offload_optimizer.nvme_path, a directory on the disk that is to be used, or "
+                 "a list of such");
+    }
+  }
+
   // Checks that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
@@ -212,6 +229,7 @@ class Resolver {
       }
       config().compute_dtype = DType::kFloat16;
     }
+    check_offload();
     if (!config().placement.empty() && config().stage != 3) {
       fail_value("zeroshard.placement", Json::parse(value_of("zeroshard.placement").value),
                  concat("is for stage 3; zero_optimization.stage is ", config().stage,

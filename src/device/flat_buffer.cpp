@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "base/out_of_memory.h"
 #include "device/current_device.h"
 #include "device/kept_memory.h"
+#include "device/pinned_memory.h"
 #include "device/streams.h"
 
 namespace zeroshard {
@@ -55,6 +57,24 @@ FlatBuffer::FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& led
   ledger.add(category, Tier::kDevice, bytes);
 }
 
+FlatBuffer FlatBuffer::on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category) {
+  FlatBuffer buffer;
+  buffer.bytes_ = bytes;
+  buffer.category_ = category;
+  buffer.tier_ = Tier::kHost;
+  if (bytes > 0 && pin) {
+    buffer.host_ = pinned_memory(bytes, device);
+    buffer.data_ = reinterpret_cast<char*>(buffer.host_.get());
+    std::memset(buffer.data_, 0, size_t(bytes));  // pages that are pinned are there already
+  } else {
+    buffer.owned_ = allocate_memory(bytes, at::kCPU, category);
+    buffer.data_ = static_cast<char*>(buffer.owned_.data_ptr());
+  }
+  buffer.ledger_ = &ledger;
+  ledger.add(category, Tier::kHost, bytes);
+  return buffer;
+}
+
 FlatBuffer::FlatBuffer(FlatBuffer&& other) noexcept {
   *this = std::move(other);
 }
@@ -67,9 +87,11 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   device_ = other.device_;
   owned_ = std::move(other.owned_);
   shared_ = std::move(other.shared_);
+  host_ = std::move(other.host_);
   writer_ = other.writer_;
   ledger_ = std::exchange(other.ledger_, nullptr);
   category_ = other.category_;
+  tier_ = other.tier_;
   return *this;
 }
 
@@ -78,11 +100,12 @@ FlatBuffer::~FlatBuffer() {
 }
 
 void FlatBuffer::free() noexcept {
-  if (ledger_) ledger_->remove(category_, Tier::kDevice, bytes_);
+  if (ledger_) ledger_->remove(category_, tier_, bytes_);
   ledger_ = nullptr;
   if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(std::move(owned_));
   free_after_current_stream(std::move(owned_));
   shared_ = nullptr;
+  host_ = nullptr;
 }
 
 void FlatBuffer::freed_after(c10::Stream stream) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <string_view>
 
@@ -18,6 +19,9 @@ class FlatBuffer {
   FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer = nullptr);
   // Memory that peers can read directly. Collective: see Comm::allocate.
   FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category, std::string_view tag);
+  // Host memory beside `device`, which the ledger counts on the host's tier. With `pin` the device copies to and from
+  // it by itself (pinned_memory()). No copy may be under way when it goes.
+  static FlatBuffer on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category);
   FlatBuffer(FlatBuffer&& other) noexcept;
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
   ~FlatBuffer();
@@ -38,10 +42,12 @@ class FlatBuffer {
   int64_t bytes_ = 0;
   at::Device device_ = at::kCPU;
   at::Tensor owned_;                    // ordinary memory ...
-  std::unique_ptr<Allocation> shared_;  // ... or memory of the transport
+  std::unique_ptr<Allocation> shared_;  // ... or memory of the transport ...
+  std::shared_ptr<std::byte> host_;     // ... or of the host
   const Comm* writer_ = nullptr;
   Ledger* ledger_ = nullptr;
   Category category_ = Category::kParameters;
+  Tier tier_ = Tier::kDevice;
 };
 
 // A 1-D tensor over memory it does not own. `device` has an index, unless it is the CPU.

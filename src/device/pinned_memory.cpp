@@ -17,8 +17,7 @@ namespace {
 
 std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   void* const memory = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    throw StateError(concat("the host has no memory for ", bytes, " bytes through which a checkpoint is copied"));
+  if (memory == MAP_FAILED) throw StateError(concat("the host has no memory for ", bytes, " bytes beside the device"));
   ::madvise(memory, size_t(bytes), MADV_HUGEPAGE);
   return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
 }
@@ -26,7 +25,7 @@ std::shared_ptr<std::byte> map_memory(int64_t bytes) {
 void warn_once(int64_t bytes, const std::string& reason) {
   static std::once_flag once;
   std::call_once(once, [&] {
-    log(LogLevel::kWarning, concat("saving and loading checkpoints will take longer: ", bytes,
+    log(LogLevel::kWarning, concat("copies between the host and the device will take longer: ", bytes,
                                    " bytes of the host's memory could not be pinned (", reason,
                                    "). `ulimit -l` shows how much this process may lock"));
   });

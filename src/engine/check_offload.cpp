@@ -1,16 +1,44 @@
 #include "engine/check_offload.h"
 
+#include <string>
+#include <string_view>
+
 #include "base/format.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
+namespace {
 
-void check_offload(const Config& config, c10::Device device) {
-  if (device.is_cpu() || !(config.offload_params || config.offload_optimizer)) return;
-  throw ConfigError(concat("zero_optimization.", config.offload_params ? "offload_param" : "offload_optimizer",
-                           ".device = \"cpu\": offload is not supported yet, and the ranks run on ", device.str(),
-                           ", not on the CPU: set \"none\". `zeroshard plan` says which stage and how many ranks fit "
-                           "into the device's memory"));
+constexpr std::string_view kAdvice =
+    "`zeroshard plan` says which stage and how many ranks fit into the device's memory";
+
+}  // namespace
+
+void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer) {
+  using Device = OffloadOptimizerConfig::Device;
+  const std::string optimizer = "zero_optimization.offload_optimizer.device = ";
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (offload.device == Device::kNvme) {
+    if (!device.is_cpu())
+      throw ConfigError(concat(optimizer, "\"nvme\": files are for ranks on the CPU so far, and the ranks run on ",
+                               device.str(), ": set \"none\""));
+    if (!external_optimizer.empty())
+      throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,
+                               " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
+                               "one of zeroshard's optimizers"));
+    if (offload.ratio != 1)
+      throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
+                               ": with \"nvme\" all states of a unit are in files so far: set 1"));
+  }
+  if (device.is_cpu()) return;
+  if (config.offload_params)
+    throw ConfigError(
+        concat("zero_optimization.offload_param.device = \"cpu\": offload of parameters is not supported "
+               "yet, and the ranks run on ",
+               device.str(), ", not on the CPU: set \"none\". ", kAdvice));
+  if (offload.device == Device::kNone) return;
+  throw ConfigError(concat(optimizer, "\"cpu\": offload is not supported yet, and the ranks run on ", device.str(),
+                           ", not on the CPU: set \"none\". ", kAdvice));
 }
 
 }  // namespace zeroshard

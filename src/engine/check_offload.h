@@ -1,12 +1,15 @@
 #pragma once
 #include <c10/core/Device.h>
 
+#include <string>
+
 #include "zeroshard/config.h"
 
 namespace zeroshard {
 
-// Configuration and device meet in the engine. Throws ConfigError where one asks for host memory and the other is not
-// the CPU: there is no offload yet, and a run that was planned with it would not fit.
-void check_offload(const Config& config, c10::Device device);
+// Configuration and device meet in the engine. Throws ConfigError where the one asks for offload that there is not yet
+// for ranks on the other: a run that was planned with it would not fit.
+// An optimizer of the caller's, named `external_optimizer`, needs its states in memory; "": there is none.
+void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer);
 
 }  // namespace zeroshard

@@ -236,15 +236,29 @@ std::vector<OptimizerSlice> Engine::slices() {
   return result;
 }
 
-void Engine::set_updates(const std::string& name, int64_t updates) {
-  for (ShardedGroup* const group : impl_->groups->trained()) {
-    for (size_t i = 0; i < group->num_params(); ++i) {
-      if (group->param(i).name() != name) continue;
-      group->updates()[i] = updates;
-      return;
-    }
-  }
+std::pair<ShardedGroup*, size_t> Engine::Impl::find_trained(const std::string& name) const {
+  for (ShardedGroup* const group : groups->trained())
+    for (size_t i = 0; i < group->num_params(); ++i)
+      if (group->param(i).name() == name) return {group, i};
   throw ValueError(concat("no parameter '", name, "' is trained"));
+}
+
+void Engine::set_updates(const std::string& name, int64_t updates) {
+  const auto [group, index] = impl_->find_trained(name);
+  group->updates()[index] = updates;
+}
+
+void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  impl_->check_whole();
+  const auto [group, index] = impl_->find_trained(name);
+  const Range range = group->state_range(index);
+  ZS_CHECK(values.numel() == range.size(), "values are ", values.numel(), " elements, and this rank keeps ",
+           range.size(), " of '", name, "'");
+  const at::Tensor flat = values.detach().reshape({-1});
+  group->states().lend(range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+    lent.moments.at(slot).copy_(flat.slice(0, part.begin - range.begin, part.end - range.begin));
+  });
 }
 
 void Engine::finish_step(const StepResult& result) {
@@ -258,7 +272,10 @@ void Engine::Impl::finish_step(const StepResult& result, const Update& update) {
   check_caller();
   // A step that no backward came before says nothing of overflows.
   if (progress.is_unapplied()) scaler.update(!result.applied);
-  if (result.applied) refresh(update);
+  if (result.applied) {
+    announce_update();
+    refresh(update);
+  }
   watch->forget_readings();
   reducer->end_step();
   last_grad_scale = result.loss_scale;
@@ -345,6 +362,23 @@ void Engine::Impl::refresh(const Update& update) {
     gather_comm.barrier("updated parameters");
 }
 
+void Engine::Impl::announce_update() {
+  if (!swap) return;
+  for (const size_t unit : reducer->order_of_forward()) {
+    for (ShardedGroup& group : groups->of_unit(unit)) {
+      if (!group.is_trained()) continue;
+      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()]))
+        group.states().will_need(range);
+    }
+  }
+}
+
+void Engine::Impl::fail_on_all_ranks(const std::string& reason) noexcept {
+  const std::string text = concat("training cannot go on: ", reason);
+  reduce_comm.abort(text);
+  gather_comm.abort(text);
+}
+
 void Engine::Impl::retire() {
   if (!in_use) return;
   in_use.reset();
@@ -356,6 +390,7 @@ void Engine::Impl::retire() {
   backward_hooks = BackwardHooks();
   reducer.reset();
   groups->free_states();
+  swap.reset();
 }
 
 void Engine::return_unit(size_t unit) {
@@ -388,12 +423,11 @@ std::vector<MemoryLine> Engine::memory() const {
   std::vector<MemoryLine> lines;
   for (size_t i = 0; i < kNumCategories; ++i) {
     const auto category = Category(i);
-    int64_t planned = 0, measured = 0;
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      planned += impl_->planned.at(category, tier);
-      measured += peak.at(category, tier);
+    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+      const int64_t planned = impl_->planned.at(category, tier), measured = peak.at(category, tier);
+      if (planned != 0 || measured != 0)
+        lines.push_back({std::string(name_of(category)), std::string(name_of(tier)), planned, measured});
     }
-    if (planned != 0 || measured != 0) lines.push_back({std::string(name_of(category)), planned, measured});
   }
   return lines;
 }

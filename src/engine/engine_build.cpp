@@ -14,16 +14,17 @@
 #include "engine/agreement.h"
 #include "engine/check_offload.h"
 #include "engine/impl.h"
+#include "engine/make_states.h"
 #include "engine/memory_needs.h"
+#include "engine/swap_files.h"
 
 namespace zeroshard {
 namespace {
 
 PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num_moments) {
-  PlanOptions plan = zeroshard::plan_options(options.config);
+  PlanOptions plan = zeroshard::plan_options(options.config, /*on_device=*/!options.device.is_cpu());
   plan.world_size = comm.world_size();
   plan.optimizer_slots = num_moments;
-  plan.on_device = !options.device.is_cpu();
   plan.exchange_needs_scratch =
       comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
   return plan;
@@ -140,7 +141,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   for (const auto& [what, values] : options.agreement) check_agreement(reduce, what, values);
   check_agreement(reduce, "parameters of the model", describe(layouts));
   check_agreement(reduce, "buffers of the model", describe(options.buffers));
-  check_offload(config, options.device);
+  check_offload(config, options.device, options.external_optimizer);
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
@@ -166,7 +167,13 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
 void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions) {
   // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
   // freed by then. The CPU has no memory behind zeros until they are written.
-  Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu()};
+  Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
+  swap = make_swap_files(layouts, placements, options, reduce_comm, ledger,
+                         [this](const std::string& message) { fail_on_all_ranks(message); });
+  group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
+                                                               const GroupPlacement& place) mutable {
+    return make_states(unit.groups[group].layout, place, {options, ledger, swap.get(), next_in_file});
+  };
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
     for (const ParamDefinition& param : unit.params) of_unit.push_back(param.param_group);

@@ -348,7 +348,8 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
 void Engine::save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
-  const bool async = save.async.value_or(impl.options.config.checkpoint.async);
+  // States in files are read as they are written; a copy of all of them would take the memory that they save.
+  const bool async = save.async.value_or(impl.options.config.checkpoint.async) && !impl.swap;
   const bool staged = async || !impl.options.device.is_cpu();
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
   SaveRequest request;

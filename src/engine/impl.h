@@ -17,6 +17,7 @@
 #include "engine/held_values.h"
 #include "engine/step_progress.h"
 #include "engine/write_watch.h"
+#include "group/file_states.h"
 #include "group/groups.h"
 #include "hooks/autograd_hooks.h"
 #include "memory/ledger.h"
@@ -70,6 +71,12 @@ struct Engine::Impl {
   void check_write(size_t unit, size_t param, int64_t how) const;
   std::string refused_memory(size_t unit, size_t param) const;
   std::string take_moved(const std::vector<size_t>& units, int root);
+  // The group that has the trained parameter, and its number there. Throws ValueError for another name.
+  std::pair<ShardedGroup*, size_t> find_trained(const std::string& name) const;
+  // Tells states that are fetched what the update of this step will ask for.
+  void announce_update();
+  // The states are lost on this rank: collectives of the engine fail on every rank with this reason.
+  void fail_on_all_ranks(const std::string& reason) noexcept;
   // Frees what only training needs. From then on the engine can do nothing but return units.
   void retire();
 
@@ -106,6 +113,7 @@ struct Engine::Impl {
   Bytes planned;
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<UnitLayout> layouts;
+  std::unique_ptr<SwapSpace> swap;  // of the groups' states; null where none are in files
   std::unique_ptr<Groups> groups;
   std::unique_ptr<SlotRing> gather_ring;
   ShardedOptimizer optimizer;

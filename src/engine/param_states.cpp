@@ -71,11 +71,11 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return std::nullopt;
   const ShardedGroup& group = *found->group;
-  for (const ParamSlice& slice : zeroshard::slices(group, impl.reduced_gradients(group))) {
-    if (slice.index != found->index) continue;
+  if (const auto slice = zeroshard::slice(group, found->index, impl.reduced_gradients(group))) {
     const ParamSpec& spec = found->spec();
     return OptimizerSlice{
-        spec.name(), group.param_group(slice.index), slice.master, false, {}, slice.moments, spec.shape, slice.begin};
+        spec.name(), group.param_group(slice->index), slice->master, false, {}, slice->moments, spec.shape,
+        slice->begin};
   }
   const at::Tensor none = at::empty({0}, at::TensorOptions(at::kFloat).device(impl.options.device));
   return OptimizerSlice{

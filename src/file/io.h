@@ -33,6 +33,9 @@ class Io {
   virtual int create_at(int dir, const std::string& name) = 0;  // for writing; mode 0600, -EEXIST when it is there
   // For reading and writing; created with mode 0600 if it is missing. A regular file, else -EINVAL at once.
   virtual int open_or_create_at(int dir, const std::string& name) = 0;
+  // For reading and writing; mode 0600, without a name: the file ends with its descriptor. -EOPNOTSUPP: the file system
+  // has none.
+  virtual int create_unnamed(int dir) = 0;
   virtual int mkdir(const std::string& path) = 0;              // mode 0700
   virtual int mkdir_at(int dir, const std::string& name) = 0;  // mode 0700
   virtual int close(int fd) = 0;
@@ -52,6 +55,7 @@ class Io {
   virtual int fstat(int fd, FileStatus& status) = 0;
   virtual int stat_at(int dir, const std::string& name, FileStatus& status) = 0;  // of a link itself
   virtual int64_t free_bytes(int fd) = 0;                                         // of the file system, for this user
+  virtual bool is_in_memory(int fd) = 0;                                          // of the file system: a tmpfs
   virtual int list(int dir, std::vector<std::string>& names) = 0;                 // without "." and ".."
   virtual int rename_at(int dir, const std::string& from, const std::string& to) = 0;  // replaces a file `to`
   virtual int exchange_at(int dir, const std::string& one, const std::string& other) = 0;

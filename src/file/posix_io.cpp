@@ -1,11 +1,13 @@
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,6 +94,10 @@ class PosixIo final : public Io {
   int open_or_create_at(int dir, const std::string& name) override {
     return regular(open_beneath(dir, name, O_RDWR | O_CREAT | O_NONBLOCK | kNotFollowed, kFileMode));
   }
+  int create_unnamed(int dir) override {
+    const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, kFileMode));
+    return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;  // kernels and file systems that do not know the flag
+  }
   int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), kDirectoryMode)); }
   int mkdir_at(int dir, const std::string& name) override {
     return in_parent(dir, name, [](int parent, const char* last) { return ::mkdirat(parent, last, kDirectoryMode); });
@@ -145,6 +151,10 @@ class PosixIo final : public Io {
   int64_t free_bytes(int fd) override {
     struct statvfs found;
     return ::fstatvfs(fd, &found) != 0 ? -errno : int64_t(found.f_bavail * found.f_frsize);
+  }
+  bool is_in_memory(int fd) override {
+    struct statfs found;
+    return ::fstatfs(fd, &found) == 0 && (found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC);
   }
 
   int list(int dir, std::vector<std::string>& names) override {

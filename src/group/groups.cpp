@@ -8,6 +8,11 @@
 namespace zeroshard {
 namespace {
 
+// The optimizer's states are together, and not in the device's memory.
+bool are_elsewhere(const GroupPlacement& place) {
+  return place.moments.tier != Tier::kDevice || place.master_weights.tier != Tier::kDevice;
+}
+
 // What some units need of each allocation.
 struct Sizes {
   int64_t parameter_bytes = 0, master_bytes = 0;
@@ -21,9 +26,9 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const ShardLayout& layout = units[u].groups[g].layout;
       const GroupPlacement& place = placements[u].groups[g];
-      for (const Held& held : {place.parameters, place.master_weights, place.moments})
-        ZS_ASSERT(held.tier == Tier::kDevice, "unit ", units[u].name, " has state on the tier ", name_of(held.tier));
+      ZS_ASSERT(place.parameters.tier == Tier::kDevice, "unit ", units[u].name);
       sizes.parameter_bytes += place.parameters.bytes(layout);
+      if (are_elsewhere(place)) continue;
       sizes.master_bytes += place.master_weights.bytes(layout);
       if (place.moments.extent == Extent::kNothing) continue;
       sizes.slots = place.moments.values;
@@ -81,7 +86,9 @@ void Groups::add(size_t count) {
       for (const size_t i : flat.params)
         group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
       std::unique_ptr<OptimizerStates> states;
-      if (flat.requires_grad) states = cut_states(flat.layout, place, masters, moments);
+      if (flat.requires_grad)
+        states = are_elsewhere(place) ? options_.make_states(unit, g, place)
+                                      : cut_states(flat.layout, place, masters, moments);
       groups_.emplace_back(unit, g, placements_[u], std::move(group),
                            parameters.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -20,6 +21,9 @@ class Groups {
     // Groups get memory by add_unit(): while an engine is built, the user's tensors are freed meanwhile. Otherwise the
     // constructor adds all of them.
     bool unit_by_unit = false;
+    // Makes the states of group `group` of a unit whose placement has them on another tier than the device's.
+    std::function<std::unique_ptr<OptimizerStates>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
+        make_states = {};
   };
 
   // Collective: see Comm::allocate. `units` and `placements`, one for each unit, and `comm` and `ledger` outlive the

@@ -30,6 +30,9 @@ class OptimizerStates {
   // kModify it keeps what `use` has written. An exception of `use` passes through; then the writes to that part may be
   // lost or kept.
   virtual void lend(Range range, Access access, const Borrower& use) = 0;
+  // lend() will be called for `range`, after what was announced before for any group of the run. A hint: states that
+  // have to be fetched are fetched ahead.
+  virtual void will_need(Range) {}
   // All elements, if they are in memory for the whole run, else null. For code that needs an address.
   virtual const StateTensors* in_memory() const { return nullptr; }
 };

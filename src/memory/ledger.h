@@ -4,6 +4,8 @@
 #include <mutex>
 #include <string_view>
 
+#include "zeroshard/tier.h"
+
 namespace zeroshard {
 
 // The purpose of a byte. The order is the order of printed tables.
@@ -14,15 +16,12 @@ enum class Category : uint8_t {
   kMoments,        // optimizer states
   kGatherRing,     // buffers behind unsharded parameters (stage 3)
   kReduceRing,     // buffers in which gradients wait for their reduction, and exchange scratch
-  kPinned,
-  kSwap,
+  kPinned,         // host memory through which parameters go to a device and back
+  kSwap,           // memory through which states go to a file and back
   kCheckpointStaging,
   kTemporaries,  // on devices: gradients that wait to be packed, and what operations of a step need for a while
 };
 inline constexpr size_t kNumCategories = 10;
-
-enum class Tier : uint8_t { kDevice, kHost, kFile };
-inline constexpr size_t kNumTiers = 3;
 
 std::string_view name_of(Category category);
 std::string_view name_of(Tier tier);

@@ -1,6 +1,7 @@
 #include "optim/sharded_optimizer.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -25,6 +26,20 @@ constexpr int64_t kAtenPiece = 1 << 23;  // elements that LibTorch updates at a 
 
 at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
+}
+
+StateTensors copied(OptimizerStates& states, Range range) {
+  StateTensors copy;
+  const auto append = [&](at::Tensor& to, const at::Tensor& part, Range at) {
+    if (!to.defined()) to = at::empty({range.size()}, part.options());
+    cut(to, {at.begin - range.begin, at.end - range.begin}).copy_(part);
+  };
+  states.lend(range, OptimizerStates::Access::kRead, [&](Range part, const StateTensors& lent) {
+    if (lent.master.defined()) append(copy.master, lent.master, part);
+    copy.moments.resize(lent.moments.size());
+    for (size_t slot = 0; slot < lent.moments.size(); ++slot) append(copy.moments[slot], lent.moments[slot], part);
+  });
+  return copy;
 }
 
 kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int64_t end, float grad_scale) {
@@ -124,6 +139,15 @@ std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs(ShardedGroup& group, c
   return result;
 }
 
+std::vector<Range> ShardedOptimizer::updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad) {
+  std::vector<Range> result;
+  for (size_t i = 0; i < group.num_params(); ++i) {
+    const Range range = group.state_range(i);
+    if (has_grad[i] && group.param_group(i) >= 0 && range.size() > 0) result.push_back(range);
+  }
+  return result;
+}
+
 void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) {
   for (const ShardedGroup* const group : groups) {
     for (size_t i = 0; i < group->num_params(); ++i)
@@ -196,19 +220,24 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   });
 }
 
-std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads) {
-  const StateTensors* const states = group.states().in_memory();
-  if (states == nullptr)
-    throw StateError(concat("the optimizer states of unit '", group.unit().name,
-                            "' are not in memory, where an optimizer outside the engine needs them"));
-  const at::Tensor weights = states->master.defined() ? states->master : group.updated_parameters();
-  std::vector<ParamSlice> result;
-  for (size_t i = 0; i < group.num_params(); ++i) {
-    const Range range = group.state_range(i);
-    if (range.size() == 0) continue;
-    const int64_t begin = group.updated().begin + range.begin - group.layout().param(i).begin;
-    result.push_back({i, cut(weights, range), cut(grads, range), states->slice(range.begin, range.end).moments, begin});
+std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads) {
+  const Range range = group.state_range(index);
+  if (range.size() == 0) return std::nullopt;
+  StateTensors own;
+  if (const StateTensors* const all = group.states().in_memory()) {
+    own = all->slice(range.begin, range.end);
+  } else {
+    own = copied(group.states(), range);
   }
+  const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
+  const at::Tensor weights = own.master.defined() ? own.master : cut(group.updated_parameters(), range);
+  return ParamSlice{index, weights, cut(grads, range), own.moments, begin};
+}
+
+std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads) {
+  std::vector<ParamSlice> result;
+  for (size_t i = 0; i < group.num_params(); ++i)
+    if (auto part = slice(group, i, grads)) result.push_back(std::move(*part));
   return result;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,8 @@ class ShardedOptimizer {
 
   // Before an update: throws ValueError when `options` has fewer entries than there are param groups.
   static void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options);
+  // What update() will borrow of the group's states.
+  static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
   // `grads`: 1-D, of the elements that this rank updates. They are multiplied by `grad_scale` first. `has_grad[j]`:
   // parameter j of the group got a gradient on some rank.
   void update(ShardedGroup& group, const at::Tensor& grads, std::span<const ParamGroupOptions> options,
@@ -53,8 +56,10 @@ class ShardedOptimizer {
   Ledger* ledger_;
 };
 
-// For an optimizer outside the engine, which keeps the tensors: the stretch of every parameter of the group that this
-// rank updates. Throws StateError where the states are not in memory for the whole run.
+// The stretch of parameter `index` of the group that this rank updates, if it has one. Where the states are in memory
+// for the whole run, the slice has the states themselves, for an optimizer outside the engine; else it has copies.
+std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads);
+// Of every parameter.
 std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads);
 
 }  // namespace zeroshard

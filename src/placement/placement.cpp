@@ -68,16 +68,23 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   // Optimizer states are sharded from stage 1 on.
   place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;
   place.wire_dtype = options.wire_dtype.value_or(dtype);
+  const bool can_leave = options.stage >= 1;
+  const Tier gradient_tier = can_leave ? options.gradient_tier : Tier::kDevice;
+  const Tier state_tier = can_leave ? options.state_tier : Tier::kDevice;
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
   // Stages 0 and 1, and a world of one, keep every gradient as it goes on the wire and reduce in place. Reduced
   // gradients need memory of their own when they have another dtype, or when later micro-batches would overwrite them.
-  if (!shards_gradients(options)) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
-  const bool in_place = !shards_gradients(options) && !accumulates && place.grad_dtype == place.wire_dtype;
-  if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype};
-  // fp32 parameters are their own master weights.
-  if (dtype != DType::kFloat32) place.master_weights = {place.updated, DType::kFloat32};
-  if (options.optimizer_slots > 0) place.moments = {place.updated, DType::kFloat32, options.optimizer_slots};
+  // Gradients that leave the device once they are reduced have no whole place there.
+  const bool passes_ring = shards_gradients(options) || gradient_tier != Tier::kDevice;
+  if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
+  const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
+  if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
+  // fp32 parameters are their own master weights, unless they are updated in the host's memory.
+  if (dtype != DType::kFloat32 || state_tier == Tier::kHost)
+    place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier};
+  if (options.optimizer_slots > 0)
+    place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier};
   return place;
 }
 

@@ -24,7 +24,7 @@ int64_t made_bytes(const UnitLayout& unit, const UnitPlacement& placement) {
   for (size_t g = 0; g < unit.groups.size(); ++g) {
     const GroupPlacement& place = placement.groups[g];
     for (const Held* held : {&place.parameters, &place.master_weights, &place.moments})
-      bytes += held->bytes(unit.groups[g].layout);
+      if (held->tier == Tier::kDevice) bytes += held->bytes(unit.groups[g].layout);
   }
   return bytes;
 }
@@ -43,7 +43,8 @@ int64_t step_temporaries(std::span<const UnitLayout> units, PlacementTable table
       if (!group.requires_grad) continue;
       most = std::max({most, kSquaresBytes, waiting_bytes(units[u], group)});
       const Held& master = table[u].groups[g].master_weights;
-      if (table[u].parameters == Placement::kSharded || master.extent == Extent::kNothing) continue;
+      const bool on_device = master.extent != Extent::kNothing && master.tier == Tier::kDevice;
+      if (table[u].parameters == Placement::kSharded || !on_device) continue;
       const int64_t updated = std::min(master.numel(group.layout), group.layout.numel());
       most = std::max(most, compare_bytes(std::min(updated, kComparedNumel)));
     }

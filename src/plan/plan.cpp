@@ -49,8 +49,16 @@ int optimizer_slots(const OptimizerConfig& config) {
   return 0;
 }
 
-PlanOptions plan_options(const Config& config) {
+PlanOptions plan_options(const Config& config, bool on_device) {
+  using Device = OffloadOptimizerConfig::Device;
   PlanOptions options;
+  options.on_device = on_device;
+  const Device offload = config.offload_optimizer.device;
+  const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
+  if (offload != Device::kNone) options.gradient_tier = beside;
+  if (offload == Device::kCpu) options.state_tier = beside;
+  if (offload == Device::kNvme) options.state_tier = Tier::kFile;
+  options.swap_buffers = config.offload_optimizer.buffer_count;
   options.world_size = config.world_size;
   options.stage = config.stage;
   options.compute_dtype = config.compute_dtype;
@@ -75,11 +83,30 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;
   planned.parameters = bytes(place.parameters);
-  planned.gradients = bytes(place.packed_gradients) + bytes(place.reduced_gradients);
-  planned.master_weights = bytes(place.master_weights);
-  planned.moments = bytes(place.moments);
+  const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
+    double& sum = held.tier == Tier::kDevice ? device
+                  : held.tier == Tier::kHost ? planned.host.*elsewhere
+                                             : planned.file.*elsewhere;
+    sum += bytes(held);
+  };
+  add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
+  add(place.reduced_gradients, planned.gradients, &PlannedTier::gradients);
+  add(place.master_weights, planned.master_weights, &PlannedTier::master_weights);
+  add(place.moments, planned.moments, &PlannedTier::moments);
   return planned;
 }
+
+namespace {
+
+PlannedTier planned_tier(const Bytes& bytes, Tier tier) {
+  const auto held = [&](Category category) { return double(bytes.at(category, tier)); };
+  return {.gradients = held(Category::kGradients),
+          .master_weights = held(Category::kMasterWeights),
+          .moments = held(Category::kMoments),
+          .buffers = held(Category::kPinned) + held(Category::kSwap)};
+}
+
+}  // namespace
 
 PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
@@ -94,6 +121,8 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
           .moments = held(Category::kMoments),
           .gather_ring = held(Category::kGatherRing),
           .reduce_ring = held(Category::kReduceRing),
+          .host = planned_tier(report.bytes, Tier::kHost),
+          .file = planned_tier(report.bytes, Tier::kFile),
           .temporaries = double(step_temporaries(units, report.placements)),
           .init_peak = double(init_peak(units, report, origins))};
 }

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "plan/device_memory.h"
+#include "plan/swap_plan.h"
 
 namespace zeroshard {
 namespace {
@@ -44,6 +45,8 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.exchange_scratch_bytes = exchange_scratch(units, report.placements, options).bytes();
   report.bytes.at(Category::kGatherRing, Tier::kDevice) = sum_of(report.gather_ring) + report.persistent_bytes;
   report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
+  report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
+      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers);
   if (options.on_device)
     report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;

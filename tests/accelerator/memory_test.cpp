@@ -98,7 +98,7 @@ TEST_P(DeviceMemory, BuildingAnEnginePeaksAsPlanned) {
 MemoryLine line_of(const Engine& engine, const std::string& category) {
   for (const MemoryLine& line : engine.memory())
     if (line.category == category) return line;
-  return {category, 0, 0};
+  return {category, "device", 0, 0};
 }
 
 // Between its barriers a step allocates nothing but what the ledger calls temporaries.

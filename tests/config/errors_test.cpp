@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "base/format.h"
 #include "config/suggest.h"
 #include "support.h"
 
@@ -181,8 +182,6 @@ TEST(ConfigErrors, WrongTypes) {
 TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
   const std::vector<std::pair<const char*, const char*>> cases{
       {R"({"zero_optimization": {"offload_param": {"device": "nvme"}}})", "zero_optimization.offload_param.device"},
-      {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
-       "zero_optimization.offload_optimizer.device"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights = true"},
       {R"({"zero_optimization": {"zero_quantized_gradients": true}})", "zero_quantized_gradients = true"},
       {R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", "zero_hpz_partition_size = 8"},
@@ -199,6 +198,23 @@ TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
       {R"({"torch_autocast": {"enabled": true}})", "torch_autocast"},
   };
   for (const auto& [json, path] : cases) expect_error(json, {path, "not supported", "allowed:"});
+}
+
+TEST(ConfigErrors, OffloadThatCannotBe) {
+  const auto offload = [](int stage, const std::string& keys) {
+    return concat(R"({"zero_optimization": {"stage": )", stage, R"(, "offload_optimizer": {)", keys, "}}}");
+  };
+  const std::string path = "zero_optimization.offload_optimizer.";
+  expect_error(offload(0, R"("device": "cpu")"), {path + R"(device = "cpu": is for stages 1 to 3)", "Set stage 1"});
+  expect_error(R"({"zero_optimization": {"cpu_offload": true}})", {path + R"(device = "cpu": is for stages 1 to 3)"});
+  expect_error(offload(3, R"("device": "nvme")"), {path + R"(device = "nvme": needs )" + path + "nvme_path"});
+  expect_error(offload(3, R"("device": "tape")"), {path + R"(device = "tape")", "one of none, cpu, nvme"});
+  for (const char* paths : {R"("")", "[]", R"(["/a", ""])", "3"})
+    expect_error(offload(3, concat(R"("device": "nvme", "nvme_path": )", paths)),
+                 {path + "nvme_path", "a list of paths"});
+  for (const char* ratio : {"-0.1", "1.5", R"("half")"})
+    expect_error(offload(2, concat(R"("ratio": )", ratio)), {path + "ratio = ", "at least 0.0 and at most 1.0"});
+  expect_error(offload(2, R"("buffer_count": 0)"), {path + "buffer_count = 0", "at least 1"});
 }
 
 TEST(ConfigErrors, NeutralValuesOfWhatIsNotSupportedAreFine) {

@@ -1,3 +1,4 @@
+#include "base/format.h"
 #include "support.h"
 
 namespace zeroshard {
@@ -6,6 +7,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 // As transformers' Trainer passes it, written by Python's json module.
@@ -43,21 +45,45 @@ TEST(Config, AccelerateDumpWithoutOffload) {
   EXPECT_TRUE(parsed.without_effect.empty());
 }
 
-TEST(Config, OffloadToHostMemoryIsKeptForTheEngineAndTold) {
+using OffloadDevice = OffloadOptimizerConfig::Device;
+
+TEST(Config, OffloadOfTheOptimizer) {
   const ParsedConfig parsed = configuration(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
-      {"device": "CPU", "nvme_path": null}, "offload_param": {"device": "none"}}})");
-  EXPECT_TRUE(parsed.config.offload_optimizer);
-  EXPECT_FALSE(parsed.config.offload_params);
+      {"device": "CPU", "nvme_path": null, "pin_memory": false, "ratio": 0.3, "buffer_count": 7}}})");
+  const OffloadOptimizerConfig& offload = parsed.config.offload_optimizer;
+  EXPECT_EQ(offload.device, OffloadDevice::kCpu);
+  EXPECT_EQ(offload.ratio, 0.3);
+  EXPECT_EQ(offload.buffer_count, 7);
+  EXPECT_FALSE(offload.pin_memory);
+  EXPECT_THAT(parsed.without_effect, IsEmpty());
+  EXPECT_NE(parsed.config.digest(), configuration(R"({"zero_optimization": {"stage": 2}})").config.digest());
+  const auto device_of = [](const std::string& json) { return configuration(json).config.offload_optimizer.device; };
+  EXPECT_EQ(device_of(R"({"zero_optimization": {"stage": 1, "cpu_offload": true}})"), OffloadDevice::kCpu);
+  EXPECT_EQ(device_of(R"({"zero_optimization": {"cpu_offload": false}})"), OffloadDevice::kNone);
+  EXPECT_EQ(device_of(R"({"zero_optimization": {"offload_optimizer": {"device": "none", "nvme_path": "/n"}}})"),
+            OffloadDevice::kNone);
+  for (const auto& [paths, expected] :
+       {std::pair{R"("/a")", std::vector<std::string>{"/a"}}, {R"(["/a", "/b"])", {"/a", "/b"}}}) {
+    const Config config = configuration(concat(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device":
+        "nvme", "nvme_path": )",
+                                               paths, "}}}"))
+                              .config;
+    EXPECT_EQ(config.offload_optimizer.device, OffloadDevice::kNvme);
+    EXPECT_EQ(config.offload_optimizer.nvme_path, expected);
+  }
+}
+
+TEST(Config, OffloadOfParametersIsKeptForTheEngineAndTold) {
+  const ParsedConfig parsed = configuration(R"({"zero_optimization": {"stage": 3, "offload_param":
+      {"device": "cpu"}, "offload_optimizer": {"device": "none"}}})");
+  EXPECT_TRUE(parsed.config.offload_params);
+  EXPECT_EQ(parsed.config.offload_optimizer.device, OffloadDevice::kNone);
   EXPECT_THAT(parsed.without_effect,
-              ElementsAre(AllOf(StartsWith("zero_optimization.offload_optimizer.device = \"CPU\": "),
+              ElementsAre(AllOf(StartsWith("zero_optimization.offload_param.device = \"cpu\": "),
                                 HasSubstr("in host memory already"), HasSubstr("ranks on GPUs refuse"))));
-  const Config both = configuration(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
-      "cpu_offload": true}})")
-                          .config;
-  EXPECT_TRUE(both.offload_params);
-  EXPECT_TRUE(both.offload_optimizer);
-  const ParsedConfig off = configuration(R"({"zero_optimization": {"cpu_offload": false, "cpu_offload_param": null}})");
-  EXPECT_FALSE(off.config.offload_params || off.config.offload_optimizer);
+  EXPECT_TRUE(configuration(R"({"zero_optimization": {"stage": 3, "cpu_offload_param": true}})").config.offload_params);
+  const ParsedConfig off = configuration(R"({"zero_optimization": {"cpu_offload_param": null}})");
+  EXPECT_FALSE(off.config.offload_params);
   EXPECT_TRUE(off.without_effect.empty());
   expect_error(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}}})",
                {"zero_optimization.offload_param.device = \"nvme\"", "not supported yet", "allowed: one of none, cpu"});

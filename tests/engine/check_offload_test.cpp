@@ -16,16 +16,40 @@ Config offloading(const std::string& key) {
 }
 
 TEST(CheckOffload, OnTheCpuEverythingIsInHostMemory) {
-  EXPECT_NO_THROW(check_offload(offloading("offload_optimizer"), at::kCPU));
-  EXPECT_NO_THROW(check_offload(offloading("offload_param"), at::kCPU));
+  EXPECT_NO_THROW(check_offload(offloading("offload_optimizer"), at::kCPU, ""));
+  EXPECT_NO_THROW(check_offload(offloading("offload_param"), at::kCPU, ""));
+}
+
+Config in_files(const std::string& more = "") {
+  return configuration(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme",
+      "nvme_path": "/nvme")" +
+                       more + "}}}")
+      .config;
+}
+
+std::string refusal(const Config& config, c10::Device device, const std::string& external_optimizer) {
+  try {
+    check_offload(config, device, external_optimizer);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(CheckOffload, FilesAreForTheCpuAndForZeroshardsOptimizers) {
+  EXPECT_EQ(refusal(in_files(), at::kCPU, ""), "");
+  EXPECT_THAT(refusal(in_files(), c10::Device(at::kCUDA, 0), ""), ::testing::HasSubstr("the ranks run on cuda:0"));
+  EXPECT_THAT(refusal(in_files(), at::kCPU, "Adafactor"),
+              ::testing::AllOf(::testing::HasSubstr("Adafactor"), ::testing::HasSubstr("set \"cpu\"")));
+  EXPECT_THAT(refusal(in_files(R"(, "ratio": 0.5)"), at::kCPU, ""), ::testing::HasSubstr("ratio = 0.5"));
 }
 
 TEST(CheckOffload, OnOtherDevicesTheRequestIsRefused) {
   const c10::Device gpu(at::kCUDA, 1);
-  EXPECT_NO_THROW(check_offload(configuration("{}").config, gpu));
+  EXPECT_NO_THROW(check_offload(configuration("{}").config, gpu, ""));
   for (const char* key : {"offload_optimizer", "offload_param"}) {
     try {
-      check_offload(offloading(key), gpu);
+      check_offload(offloading(key), gpu, "");
       FAIL() << key << " was accepted";
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string("zero_optimization.") + key + ".device = \"cpu\": "));

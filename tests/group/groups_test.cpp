@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/local_comm.h"
+#include "group/host_states.h"
 #include "support/comm_world.h"
 #include "support/piecewise_states.h"
 
@@ -62,6 +63,35 @@ TEST(Groups, HoldWhatTheTableSaysAndNoMore) {
     groups.free_states();
     EXPECT_EQ(ledger.current().at(Category::kMoments, Tier::kDevice), 0);
     EXPECT_EQ(ledger.current().at(Category::kMasterWeights, Tier::kDevice), 0);
+  });
+}
+
+// States on another tier are made by the caller, and are not in the device's memory.
+TEST(Groups, TakeStatesOfOtherTiersFromTheirMaker) {
+  run([](Comm& comm, int stage) {
+    if (stage == 0) return;
+    const std::vector<UnitLayout> units = make_units(comm.world_size());
+    PlacementOptions options = options_of(comm.world_size(), stage);
+    options.state_tier = options.gradient_tier = Tier::kHost;
+    const std::vector<UnitPlacement> table = place(units, options);
+    Ledger ledger;
+    Groups::Options group_options;
+    group_options.make_states = [&](const UnitLayout& unit, size_t group, const GroupPlacement& place) {
+      return std::make_unique<HostStates>(unit.groups[group].layout, place, at::kCPU, /*pin=*/false, ledger);
+    };
+    Groups groups(units, table, group_options, comm, ledger);
+    const Bytes held = ledger.current();
+    EXPECT_EQ(held.total(Tier::kDevice), held.at(Category::kParameters, Tier::kDevice));
+    int64_t numel = 0;
+    for (ShardedGroup* const group : groups.trained()) {
+      EXPECT_TRUE(group->has_master());
+      EXPECT_EQ(group->states().in_memory()->moments.size(), 2U);
+      numel += group->updated().size();
+    }
+    EXPECT_EQ(held.at(Category::kMasterWeights, Tier::kHost), 4 * numel);
+    EXPECT_EQ(held.at(Category::kMoments, Tier::kHost), 8 * numel);
+    groups.free_states();
+    EXPECT_EQ(ledger.current().total(Tier::kHost), 0);
   });
 }
 

@@ -48,6 +48,37 @@ TEST(Place, StageThreeShardsParametersAndKeepsSmallUnits) {
   }
 }
 
+TEST(Place, StatesAndReducedGradientsLieWhereTheyAreAskedTo) {
+  for (const int world_size : {1, 3}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        SCOPED_TRACE(testing::Message() << world_size << " ranks, stage " << stage << ", " << name_of(dtype));
+        PlacementOptions options;
+        options.stage = stage;
+        options.world_size = world_size;
+        const std::vector<UnitLayout> units{unit("a", 500'000, world_size, dtype)};
+        const GroupPlacement without = place(units, options)[0].groups[0];
+        options.state_tier = options.gradient_tier = Tier::kHost;
+        GroupPlacement expected = without;
+        if (stage > 0) {
+          expected.packed_gradients = {};
+          expected.reduced_gradients = {Extent::kShard, dtype, 1, Tier::kHost};
+          expected.master_weights = {Extent::kShard, DType::kFloat32, 1, Tier::kHost};
+          expected.moments.tier = Tier::kHost;
+        }
+        EXPECT_EQ(place(units, options)[0].groups[0], expected);
+        // Parameters of a rank on the CPU stay the master weights, if they are fp32.
+        options.state_tier = Tier::kFile;
+        options.gradient_tier = Tier::kDevice;
+        expected = without;
+        if (stage > 0) expected.moments.tier = expected.master_weights.tier = Tier::kFile;
+        if (dtype == DType::kFloat32) expected.master_weights = {};
+        EXPECT_EQ(place(units, options)[0].groups[0], expected);
+      }
+    }
+  }
+}
+
 TEST(Place, OneRankMayHaveTheShapeOfShards) {
   PlacementOptions options;
   options.shard_one_rank = true;

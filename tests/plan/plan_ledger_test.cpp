@@ -53,6 +53,51 @@ TEST(PlanLedger, Bf16ByStage) {
   }
 }
 
+TEST(PlanLedger, StatesThatLeaveTheDeviceAreCountedWhereTheyLie) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const std::vector<UnitLayout> units{unit("a", kNumel, 3)};
+    const PlanReport without = plan_ledger(units, at(stage, 3));
+    PlanOptions options = at(stage, 3);
+    options.state_tier = options.gradient_tier = Tier::kHost;
+    const PlanReport report = plan_ledger(units, options);
+    EXPECT_EQ(held(report, Category::kParameters), held(without, Category::kParameters));
+    EXPECT_EQ(held(report, Category::kGatherRing), held(without, Category::kGatherRing));
+    for (const Category category : {Category::kGradients, Category::kMasterWeights, Category::kMoments})
+      EXPECT_EQ(held(report, category), 0) << name_of(category);
+    EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), 2 * kShard);
+    EXPECT_EQ(report.bytes.at(Category::kMasterWeights, Tier::kHost), 4 * kShard);
+    EXPECT_EQ(report.bytes.at(Category::kMoments, Tier::kHost), 8 * kShard);
+    EXPECT_EQ(report.bytes.total(Tier::kFile), 0);
+  }
+}
+
+TEST(PlanLedger, WhereTheDeviceIsTheCpuTheHostIsTheDevice) {
+  Config config;
+  config.stage = 2;
+  config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
+  const PlanOptions cpu = plan_options(config), gpu = plan_options(config, /*on_device=*/true);
+  EXPECT_EQ(cpu.state_tier, Tier::kDevice);
+  EXPECT_EQ(cpu.gradient_tier, Tier::kDevice);
+  EXPECT_EQ(gpu.state_tier, Tier::kHost);
+  EXPECT_EQ(gpu.gradient_tier, Tier::kHost);
+  config.offload_optimizer.device = OffloadOptimizerConfig::Device::kNvme;
+  EXPECT_EQ(plan_options(config).state_tier, Tier::kFile);
+  EXPECT_EQ(plan_options(config).gradient_tier, Tier::kDevice);
+  EXPECT_EQ(plan_options(config, /*on_device=*/true).gradient_tier, Tier::kHost);
+}
+
+TEST(PlanCount, TellsWhatLiesOnEachTier) {
+  PlanOptions options = at(2, 4);
+  options.state_tier = options.gradient_tier = Tier::kHost;
+  const PlannedBytes planned = plan_count(1'000'000, options);
+  EXPECT_EQ(planned.total(), 2e6);
+  EXPECT_EQ(planned.host.gradients, 0.5e6);
+  EXPECT_EQ(planned.host.total(), 14e6 / 4);
+  options.state_tier = Tier::kFile;
+  EXPECT_EQ(plan_count(1'000'000, options).file.total(), 12e6 / 4);
+}
+
 TEST(PlanLedger, OneRankShardsNothingAndHasNoRings) {
   const std::vector<UnitLayout> units{unit("a", kNumel, 1)};
   for (int stage = 0; stage <= 3; ++stage) {

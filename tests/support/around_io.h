@@ -29,6 +29,9 @@ class AroundIo : public Io {
   int open_or_create_at(int dir, const std::string& name) override {
     return around_(IoOp::kLock, [&] { return io_.open_or_create_at(dir, name); });
   }
+  int create_unnamed(int dir) override {
+    return around_(IoOp::kCreate, [&] { return io_.create_unnamed(dir); });
+  }
   int mkdir(const std::string& path) override {
     return around_(IoOp::kMkdir, [&] { return io_.mkdir(path); });
   }
@@ -70,6 +73,7 @@ class AroundIo : public Io {
     return around_(IoOp::kStat, [&] { return io_.stat_at(dir, name, status); });
   }
   int64_t free_bytes(int fd) override { return io_.free_bytes(fd); }
+  bool is_in_memory(int fd) override { return io_.is_in_memory(fd); }
   int list(int dir, std::vector<std::string>& names) override {
     return around_(IoOp::kList, [&] { return io_.list(dir, names); });
   }

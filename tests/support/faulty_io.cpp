@@ -200,6 +200,11 @@ int FaultyIo::open_or_create_at(int dir, const std::string& name) {
   return remember(run(IoOp::kLock, path, [&] { return io_.open_or_create_at(dir, name); }), path);
 }
 
+int FaultyIo::create_unnamed(int dir) {
+  const std::string path = path_of(dir) + "/(unnamed)";
+  return remember(run(IoOp::kCreate, path, [&] { return io_.create_unnamed(dir); }), path);
+}
+
 int FaultyIo::mkdir(const std::string& path) {
   const int result = run(IoOp::kMkdir, plain(path), [&] { return io_.mkdir(path); });
   if (result == 0) listed(plain(path));
@@ -286,6 +291,10 @@ int FaultyIo::stat_at(int dir, const std::string& name, FileStatus& status) {
 
 int64_t FaultyIo::free_bytes(int fd) {
   return io_.free_bytes(fd);  // for messages
+}
+
+bool FaultyIo::is_in_memory(int fd) {
+  return io_.is_in_memory(fd);  // for a warning
 }
 
 int FaultyIo::list(int dir, std::vector<std::string>& names) {

@@ -68,6 +68,7 @@ class FaultyIo final : public Io {
   int open_at(int dir, const std::string& name) override;
   int create_at(int dir, const std::string& name) override;
   int open_or_create_at(int dir, const std::string& name) override;
+  int create_unnamed(int dir) override;
   int mkdir(const std::string& path) override;
   int mkdir_at(int dir, const std::string& name) override;
   int close(int fd) override;
@@ -83,6 +84,7 @@ class FaultyIo final : public Io {
   int fstat(int fd, FileStatus& status) override;
   int stat_at(int dir, const std::string& name, FileStatus& status) override;
   int64_t free_bytes(int fd) override;
+  bool is_in_memory(int fd) override;
   int list(int dir, std::vector<std::string>& names) override;
   int rename_at(int dir, const std::string& from, const std::string& to) override;
   int exchange_at(int dir, const std::string& one, const std::string& other) override;

@@ -131,6 +131,7 @@ class ModelDisk final : public Io {
       return open_found(found, false);
     });
   }
+  int create_unnamed(int) override { return -EOPNOTSUPP; }
   int mkdir(const std::string& path) override {
     return locked([&] { return path.starts_with('/') ? int(std::min(make(0, path, true), int64_t{0})) : -ENOENT; });
   }
@@ -192,6 +193,7 @@ class ModelDisk final : public Io {
     return locked([&] { return describe(find(node(dir), name), status); });
   }
   int64_t free_bytes(int) override { return int64_t{1} << 40; }
+  bool is_in_memory(int) override { return false; }
   int list(int dir, std::vector<std::string>& names) override {
     return locked([&] {
       names.clear();

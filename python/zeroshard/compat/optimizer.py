@@ -125,9 +125,9 @@ class DeepSpeedOptimizer(Optimizer):
                 }
             return
         for name, part in parts.items():
-            for kind, moment in zip(self.state_names, part.moments, strict=False):
+            for slot, kind in enumerate(self.state_names[: len(part.moments)]):
                 if kind in state_dict["state"][name]:
-                    moment.copy_(state_dict["state"][name][kind])
+                    run.core.set_moment(name, slot, state_dict["state"][name][kind])
 
     def _living(self) -> Run:
         run = self._run()

@@ -1,0 +1,39 @@
+#include "file/chunk_layout.h"
+
+#include <numeric>
+
+#include "base/check.h"
+
+namespace zeroshard {
+
+ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, int64_t chunk_numel)
+    : chunk_numel_(chunk_numel), file_bytes_(num_files, 0) {
+  ZS_CHECK(num_files > 0, "there is no file for chunks");
+  ZS_CHECK(chunk_numel > 0 && chunk_numel % kBlockNumel == 0, "a chunk must have a multiple of ", kBlockNumel,
+           " elements, got ", chunk_numel);
+  for (const ChunkGroup& group : groups) {
+    ZS_CHECK(group.numel >= 0 && group.numel % kBlockNumel == 0 && group.slots >= 0, "a group of ", group.numel,
+             " elements with ", group.slots, " values each is not made of blocks of ", kBlockNumel);
+    first_.push_back(chunks_.size());
+    numels_.push_back(group.slots > 0 ? group.numel : 0);
+    for (int64_t begin = 0; begin < numels_.back(); begin += chunk_numel) {
+      Chunk chunk{{begin, std::min(begin + chunk_numel, group.numel)}, group.slots, chunks_.size() % num_files};
+      chunk.offset = file_bytes_[chunk.file];
+      chunk.first_sum = num_sums_;
+      file_bytes_[chunk.file] += chunk.bytes();
+      num_sums_ += chunk.blocks() * size_t(chunk.slots);
+      record_bytes_ = std::max(record_bytes_, chunk.bytes());
+      chunks_.push_back(chunk);
+    }
+  }
+}
+
+int64_t ChunkLayout::total_bytes() const {
+  return std::accumulate(file_bytes_.begin(), file_bytes_.end(), int64_t{0});
+}
+
+int64_t ChunkLayout::memory_bytes(int buffer_count) const {
+  return num_buffers(buffer_count) * record_bytes_ + int64_t(num_sums_ * sizeof(uint64_t));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,64 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "layout/shard_layout.h"
+
+namespace zeroshard {
+
+// Values are read and written in chunks of this many elements, with all values of an element's slots in one record: one
+// long access.
+inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
+// Elements whose values, of one slot, are read, checked and written as a whole: 16 KiB.
+inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
+
+// `numel` elements with `slots` fp32 values each. Chunks never cross the end of a group.
+struct ChunkGroup {
+  int64_t numel = 0;  // a multiple of kBlockNumel
+  int slots = 0;
+};
+
+struct Chunk {
+  Range elements;  // of its group
+  int slots = 0;
+  size_t file = 0;
+  int64_t offset = 0;    // of its record in the file: slot after slot
+  size_t first_sum = 0;  // its checksums: slot after slot, one for each block of kSumNumel elements
+
+  int64_t numel() const { return elements.size(); }
+  int64_t bytes() const { return numel() * slots * int64_t{sizeof(float)}; }
+  size_t blocks() const { return size_t((numel() + kSumNumel - 1) / kSumNumel); }
+};
+
+// Where the chunks of some groups lie in files: chunk after chunk, striped over the files. What is planned and what the
+// store does come from here.
+class ChunkLayout {
+ public:
+  // Throws ValueError for groups that are not whole blocks, or no file.
+  ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, int64_t chunk_numel = kChunkNumel);
+
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  // The number of the chunk that has `element` of the group.
+  size_t find(size_t group, int64_t element) const { return first_.at(group) + size_t(element / chunk_numel_); }
+  int64_t numel(size_t group) const { return numels_.at(group); }
+  int64_t file_bytes(size_t file) const { return file_bytes_.at(file); }
+  int64_t total_bytes() const;
+  int64_t record_bytes() const { return record_bytes_; }  // of the longest record
+  size_t num_sums() const { return num_sums_; }
+  int num_buffers(int wanted) const { return int(std::min(chunks_.size(), size_t(wanted))); }
+  // Of the buffers and the checksums that a store keeps in memory.
+  int64_t memory_bytes(int buffer_count) const;
+
+ private:
+  int64_t chunk_numel_;
+  std::vector<Chunk> chunks_;
+  std::vector<size_t> first_;    // by group
+  std::vector<int64_t> numels_;  // by group
+  std::vector<int64_t> file_bytes_;
+  int64_t record_bytes_ = 0;
+  size_t num_sums_ = 0;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,300 @@
+#include "file/chunk_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "file/hash.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kValueBytes = sizeof(float);
+
+}  // namespace
+
+ChunkStore::ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& io, const Wrap& wrap)
+    : options_(std::move(options)), io_(io), layout_(groups, options_.directories.size(), options_.chunk_numel) {
+  ZS_CHECK(options_.buffer_count >= 1, "buffer_count must be positive, got ", options_.buffer_count);
+  ZS_CHECK(options_.chunk_numel <= kChunkNumel, "a chunk has at most ", kChunkNumel, " elements, got ",
+           options_.chunk_numel);
+  for (size_t file = 0; file < options_.directories.size(); ++file)
+    files_.emplace_back(io, options_.directories[file], layout_.file_bytes(file));
+  sums_.resize(layout_.num_sums());
+  buffers_.resize(size_t(layout_.num_buffers(options_.buffer_count)));
+  for (Buffer& buffer : buffers_) buffer.memory = allocate_direct(layout_.record_bytes());
+  make_queue(wrap);
+  fill_files();
+}
+
+ChunkStore::~ChunkStore() = default;
+
+void ChunkStore::make_queue(const Wrap& wrap) {
+  QueueFiles shared;
+  std::vector<TransferQueue::File> files;
+  for (const SwapFile& file : files_) {
+    shared.fds.push_back(file.fd());
+    files.push_back({file.fd(), file.path(), file.direct()});
+  }
+  for (const Buffer& buffer : buffers_) shared.buffers.push_back({buffer.memory.get(), size_t(layout_.record_bytes())});
+  shared.depth = options_.queue_depth;
+  std::unique_ptr<BlockQueue> queue;
+  int why = 0;
+  if (options_.ring != nullptr) queue = make_ring_queue(shared, *options_.ring, why);
+  if (!queue) queue = make_thread_queue(shared, io_, options_.thread_count);
+  if (wrap) queue = wrap(std::move(queue));
+  transfers_ = std::make_unique<TransferQueue>(std::move(queue), io_, std::move(files), buffers_.size(),
+                                               options_.queue_depth, options_.block_bytes);
+}
+
+// Once from end to end: a file system may keep what was reserved apart from what was written, and the first write to
+// each stretch would be slow.
+void ChunkStore::fill_files() {
+  if (buffers_.empty()) return;
+  std::byte* const zeros = buffers_[0].memory.get();
+  std::memset(zeros, 0, size_t(layout_.record_bytes()));
+  for (size_t number = 0; number < layout_.chunks().size(); ++number) {
+    const Chunk& chunk = layout_.chunks()[number];
+    const size_t owner = number % buffers_.size();  // so that some are under way at once
+    while (!transfers_->is_idle(owner)) transfers_->advance(/*wait=*/true);
+    transfers_->begin({BlockRequest::Kind::kWrite, chunk.file, zeros, chunk.bytes(), chunk.offset, owner});
+    for (int slot = 0; slot < chunk.slots; ++slot) {
+      for (size_t block = 0; block < chunk.blocks(); ++block) {
+        const int64_t begin = int64_t(block) * kSumNumel, end = std::min(begin + kSumNumel, chunk.numel());
+        sums_[chunk.first_sum + size_t(slot) * chunk.blocks() + block] = hash_bytes(zeros, (end - begin) * kValueBytes);
+      }
+    }
+  }
+  while (!transfers_->is_idle()) transfers_->advance(/*wait=*/true);
+}
+
+template <typename Call>
+void ChunkStore::guarded(const Call& all) {
+  if (!failure_.empty()) throw IoError(failure_);
+  try {
+    all();
+  } catch (const IoError& error) {
+    if (failure_.empty()) failure_ = error.what();
+    throw;
+  }
+}
+
+std::vector<ChunkStore::Planned> ChunkStore::chunks_of(size_t group, Range range) const {
+  ZS_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= layout_.numel(group), "elements ", range.begin,
+           " to ", range.end, " of group ", group, ", which has ", layout_.numel(group));
+  std::vector<Planned> result;
+  for (int64_t begin = range.begin; begin < range.end;) {
+    Planned planned{layout_.find(group, begin), {}};
+    const Range chunk = layout_.chunks()[planned.chunk].elements;
+    const int64_t end = std::min(chunk.end, range.end);
+    for (int64_t block = (begin - chunk.begin) / kSumNumel; block * kSumNumel < end - chunk.begin; ++block)
+      planned.blocks.set(size_t(block));
+    result.push_back(planned);
+    begin = end;
+  }
+  return result;
+}
+
+void ChunkStore::lend(size_t group, Range range, Access access, const Use& use) {
+  const std::vector<Planned> parts = chunks_of(group, range);
+  follow_plan(parts);
+  for (const Planned& part : parts) {
+    Buffer* buffer = nullptr;
+    guarded([&] {
+      buffer = &bring(part);
+      if (!plan_.empty() && plan_.front().chunk == part.chunk) plan_.pop_front();
+      if (access == Access::kModify && buffer->writing) wait_for(*buffer);
+      transfers_->advance(/*wait=*/false);
+      read_ahead();
+    });
+    const Chunk& chunk = layout_.chunks()[part.chunk];
+    const Range lent = intersect(range, chunk.elements);
+    auto* const values = reinterpret_cast<float*>(buffer->memory.get());
+    std::vector<float*> slots;
+    for (int slot = 0; slot < chunk.slots; ++slot)
+      slots.push_back(values + slot * chunk.numel() + (lent.begin - chunk.elements.begin));
+    if (access == Access::kModify) buffer->changed |= part.blocks;
+    use(lent, slots);
+  }
+}
+
+void ChunkStore::will_need(size_t group, Range range) {
+  for (const Planned& part : chunks_of(group, range)) {
+    if (!plan_.empty() && plan_.back().chunk == part.chunk) {
+      plan_.back().blocks |= part.blocks;
+    } else {
+      plan_.push_back(part);
+    }
+  }
+  guarded([&] { read_ahead(); });
+}
+
+void ChunkStore::flush() {
+  guarded([&] {
+    leave_current();
+    while (!transfers_->is_idle()) transfers_->advance(/*wait=*/true);
+  });
+}
+
+// What is lent may be a part of the chunk that was lent last. Else the plan goes on from there; what is lent
+// unannounced makes a plan of its own.
+void ChunkStore::follow_plan(const std::vector<Planned>& next) {
+  if (next.empty()) return;
+  const bool goes_on = current_ != nullptr && current_->chunk == next.front().chunk;
+  if (goes_on && next.size() == 1) return;
+  const size_t first = next[goes_on ? 1 : 0].chunk;
+  const auto found = std::find_if(plan_.begin(), plan_.end(), [&](const Planned& each) { return each.chunk == first; });
+  if (found == plan_.end()) {
+    plan_.assign(next.begin(), next.end());
+  } else {
+    plan_.erase(plan_.begin(), found);
+  }
+}
+
+// The chunk with the blocks that are wanted, in a buffer that is current from then on.
+ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
+  if (current_ != nullptr && current_->chunk != wanted.chunk) leave_current();
+  Buffer* buffer = find(wanted.chunk);
+  if (buffer == nullptr) {
+    buffer = &least_needed();
+    buffer->reset(wanted.chunk);
+  }
+  current_ = buffer;  // first: who waits reads ahead, into others
+  const Blocks missing = wanted.blocks & ~buffer->there;
+  if (missing.any()) {
+    wait_for(*buffer);
+    begin_read(*buffer, missing);
+  }
+  if (!buffer->writing) wait_for(*buffer);
+  check(*buffer, wanted.blocks);
+  return *buffer;
+}
+
+ChunkStore::Buffer* ChunkStore::find(size_t chunk) {
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& b) { return b.chunk == chunk; });
+  return found == buffers_.end() ? nullptr : &*found;
+}
+
+bool ChunkStore::is_planned(size_t chunk) const {
+  const auto end = plan_.begin() + std::min(std::ssize(plan_), std::ssize(buffers_));  // what comes later has no buffer
+  return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
+}
+
+// Its transfers may still be under way.
+ChunkStore::Buffer& ChunkStore::least_needed() {
+  const auto rank = [&](const Buffer& buffer) {
+    if (!buffer.chunk) return 0;
+    return 1 + (transfers_->is_idle(number(buffer)) ? 0 : 1) + (is_planned(*buffer.chunk) ? 2 : 0);
+  };
+  Buffer& least = *std::min_element(buffers_.begin(), buffers_.end(),
+                                    [&](const Buffer& a, const Buffer& b) { return rank(a) < rank(b); });
+  ZS_ASSERT(least.changed.none(), "a chunk that is not the current one has changes");
+  return least;
+}
+
+void ChunkStore::read_ahead() {
+  size_t ahead = 1;  // buffers in use: the current one, and those of what is planned
+  for (const Planned& next : plan_) {
+    if (ahead++ >= buffers_.size()) return;
+    Buffer* buffer = find(next.chunk);
+    if (buffer == nullptr) {
+      const auto is_free = [&](const Buffer& each) {
+        return &each != current_ && transfers_->is_idle(number(each)) && !(each.chunk && is_planned(*each.chunk));
+      };
+      const auto found = std::find_if(buffers_.begin(), buffers_.end(), is_free);
+      if (found == buffers_.end()) return;
+      buffer = &*found;
+      buffer->reset(next.chunk);
+    }
+    const Blocks missing = next.blocks & ~buffer->there;
+    if (missing.any() && transfers_->is_idle(number(*buffer))) begin_read(*buffer, missing);
+  }
+}
+
+void ChunkStore::begin_read(Buffer& buffer, const Blocks& blocks) {
+  const Chunk& chunk = layout_.chunks()[*buffer.chunk];
+  buffer.writing = false;
+  buffer.there |= blocks;
+  buffer.unchecked |= blocks;
+  for_each_stretch(chunk, blocks, [&](int64_t begin, int64_t bytes) {
+    transfers_->begin({BlockRequest::Kind::kRead, chunk.file, buffer.memory.get() + begin, bytes, chunk.offset + begin,
+                       number(buffer)});
+  });
+}
+
+void ChunkStore::begin_write(Buffer& buffer) {
+  const Chunk& chunk = layout_.chunks()[*buffer.chunk];
+  wait_for(buffer);
+  for_each_sum(buffer, buffer.changed,
+               [&](size_t sum, const std::byte* data, int64_t bytes) { sums_[sum] = hash_bytes(data, bytes); });
+  buffer.writing = true;
+  for_each_stretch(chunk, std::exchange(buffer.changed, {}), [&](int64_t begin, int64_t bytes) {
+    transfers_->begin({BlockRequest::Kind::kWrite, chunk.file, buffer.memory.get() + begin, bytes, chunk.offset + begin,
+                       number(buffer)});
+  });
+}
+
+void ChunkStore::leave_current() {
+  if (current_ != nullptr && current_->changed.any()) begin_write(*current_);
+  current_ = nullptr;
+}
+
+void ChunkStore::wait_for(Buffer& buffer) {
+  while (!transfers_->is_idle(number(buffer))) {
+    transfers_->advance(/*wait=*/true);
+    read_ahead();
+  }
+  buffer.writing = false;
+}
+
+void ChunkStore::check(Buffer& buffer, const Blocks& blocks) {
+  const Blocks unchecked = blocks & buffer.unchecked;
+  if (unchecked.none()) return;
+  if (options_.verify) {
+    const Chunk& chunk = layout_.chunks()[*buffer.chunk];
+    for_each_sum(buffer, unchecked, [&](size_t sum, const std::byte* data, int64_t bytes) {
+      if (hash_bytes(data, bytes) == sums_[sum]) return;
+      throw IoError(concat("cannot use what was read from ", files_[chunk.file].path(), ": the ", bytes,
+                           " bytes from byte ", chunk.offset + (data - buffer.memory.get()),
+                           " are not those that were written. The device or its cable may be failing: see the kernel's "
+                           "log, and go on from the last checkpoint in another directory"));
+    });
+  }
+  buffer.unchecked &= ~unchecked;
+}
+
+// Calls visit(first byte in the record, bytes) for stretches of whole blocks, as long as possible.
+template <typename Visit>
+void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const {
+  int64_t begin = 0, end = 0;
+  for (int slot = 0; slot < chunk.slots; ++slot) {
+    for (size_t block = 0; block < chunk.blocks(); ++block) {
+      if (!blocks[block]) continue;
+      const int64_t first = slot * chunk.numel() + int64_t(block) * kSumNumel;
+      const int64_t last = slot * chunk.numel() + std::min(int64_t(block + 1) * kSumNumel, chunk.numel());
+      if (first != end) {
+        if (end > begin) visit(begin * kValueBytes, (end - begin) * kValueBytes);
+        begin = first;
+      }
+      end = last;
+    }
+  }
+  if (end > begin) visit(begin * kValueBytes, (end - begin) * kValueBytes);
+}
+
+// Calls visit(number of the checksum, data, bytes) for every slot of the blocks.
+template <typename Visit>
+void ChunkStore::for_each_sum(const Buffer& buffer, const Blocks& blocks, const Visit& visit) {
+  const Chunk& chunk = layout_.chunks()[*buffer.chunk];
+  for (int slot = 0; slot < chunk.slots; ++slot) {
+    for (size_t block = 0; block < chunk.blocks(); ++block) {
+      if (!blocks[block]) continue;
+      const int64_t begin = int64_t(block) * kSumNumel, end = std::min(begin + kSumNumel, chunk.numel());
+      visit(chunk.first_sum + size_t(slot) * chunk.blocks() + block,
+            buffer.memory.get() + (slot * chunk.numel() + begin) * kValueBytes, (end - begin) * kValueBytes);
+    }
+  }
+}
+
+}  // namespace zeroshard

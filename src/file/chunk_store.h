@@ -1,0 +1,128 @@
+#pragma once
+#include <bitset>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "file/chunk_layout.h"
+#include "file/direct_buffer.h"
+#include "file/swap_file.h"
+#include "file/transfer_queue.h"
+
+namespace zeroshard {
+
+// Keeps the fp32 values of groups of elements in swap files, and lends ranges of them in memory.
+//
+// Note [Chunks on their way]
+// A few buffers hold one chunk each. A chunk that is lent was read ahead, or is read now. What its borrower has written
+// stays in the buffer until another chunk is lent; then it is written behind, while the next chunks are lent. Until the
+// write is done the buffer is neither changed nor given to another chunk. So reads, use and writes overlap, except with
+// a single buffer. Each buffer knows by block what of the chunk it has and what has changed: blocks that nobody borrows
+// are not read.
+//
+// Only one thread may use it. Functions throw IoError with the path, also for what was written behind; from then on
+// every call throws the same error, since what the files hold is unknown.
+class ChunkStore {
+ public:
+  struct Options {
+    std::vector<std::string> directories;  // one swap file in each; chunks are striped
+    int buffer_count = 4;
+    int64_t chunk_numel = kChunkNumel;
+    int64_t block_bytes = int64_t{1} << 20;  // of a request
+    int queue_depth = 32;                    // requests under way at most
+    int thread_count = 4;                    // where io_uring is refused
+    bool verify = true;                      // checksums are checked when values are read
+    RingSystem* ring = nullptr;              // null: threads alone
+  };
+  enum class Access : uint8_t { kRead, kModify };
+  // `values`: by slot, those of the first element of `part`. Valid during the call only.
+  using Use = std::function<void(Range part, std::span<float* const> values)>;
+  // For tests: makes another queue of the one that the store would use.
+  using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
+
+  // All values are 0. Reserves the files and writes them once, from end to end. Throws IoError where a directory cannot
+  // be used or has too little space, ValueError for options that make no sense, std::bad_alloc. `io` outlives it.
+  ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& io, const Wrap& wrap = {});
+  // Waits for what is under way, and drops the files.
+  ~ChunkStore();
+  ChunkStore(const ChunkStore&) = delete;
+  ChunkStore& operator=(const ChunkStore&) = delete;
+
+  // Calls `use` for consecutive parts that make up `range`. With kModify, what `use` has written is kept, also when it
+  // throws. `use` must not call the store.
+  void lend(size_t group, Range range, Access access, const Use& use);
+  // lend() will be called for this, after what was announced before: it is read ahead. Another order costs time alone.
+  void will_need(size_t group, Range range);
+  // Returns when everything is written.
+  void flush();
+
+  // Some function has thrown an IoError of the files, and every later call will.
+  bool has_failed() const { return !failure_.empty(); }
+  const ChunkLayout& layout() const { return layout_; }
+  std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"
+  const std::vector<SwapFile>& files() const { return files_; }
+  int64_t memory_bytes() const { return layout_.memory_bytes(options_.buffer_count); }
+  int64_t bytes_read() const { return transfers_->bytes_moved(BlockRequest::Kind::kRead); }
+  // After the files were filled.
+  int64_t bytes_written() const { return transfers_->bytes_moved(BlockRequest::Kind::kWrite) - layout_.total_bytes(); }
+
+ private:
+  using Blocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
+  struct Buffer {
+    DirectBuffer memory;
+    std::optional<size_t> chunk;  // empty: the buffer is free
+    Blocks there;                 // blocks that it has, or that are being read
+    Blocks unchecked;             // of these: read, but not compared with their checksums
+    Blocks changed;               // not in the file yet
+    bool writing = false;         // else reading, where its transfers are not done
+
+    void reset(size_t of_chunk) {
+      chunk = of_chunk;
+      there = unchecked = changed = {};
+    }
+  };
+  struct Planned {
+    size_t chunk = 0;
+    Blocks blocks;
+  };
+
+  void make_queue(const Wrap& wrap);
+  void fill_files();
+  // Calls `all`; its error is that of every later call.
+  template <typename Call>
+  void guarded(const Call& all);
+  std::vector<Planned> chunks_of(size_t group, Range range) const;
+  void follow_plan(const std::vector<Planned>& next);
+  Buffer& bring(const Planned& wanted);
+  Buffer& least_needed();
+  Buffer* find(size_t chunk);
+  bool is_planned(size_t chunk) const;
+  void read_ahead();
+  void begin_read(Buffer& buffer, const Blocks& blocks);
+  void begin_write(Buffer& buffer);
+  void leave_current();
+  void wait_for(Buffer& buffer);
+  void check(Buffer& buffer, const Blocks& blocks);
+  template <typename Visit>
+  void for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const;
+  template <typename Visit>
+  void for_each_sum(const Buffer& buffer, const Blocks& blocks, const Visit& visit);
+  size_t number(const Buffer& buffer) const { return size_t(&buffer - buffers_.data()); }
+
+  Options options_;
+  Io& io_;
+  ChunkLayout layout_;
+  std::vector<SwapFile> files_;
+  std::vector<uint64_t> sums_;
+  std::vector<Buffer> buffers_;
+  std::unique_ptr<TransferQueue> transfers_;  // after what it reads and writes
+  Buffer* current_ = nullptr;                 // of the chunk that was lent last
+  std::deque<Planned> plan_;                  // what will be lent next
+  std::string failure_;
+};
+
+}  // namespace zeroshard

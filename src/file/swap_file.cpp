@@ -1,0 +1,42 @@
+#include "file/swap_file.h"
+
+#include "base/check.h"
+#include "file/durable.h"
+#include "file/transfer.h"
+
+namespace zeroshard {
+namespace {
+
+OpenFd open_unnamed(Io& io, const Directory& directory, const std::string& path) {
+  const int unnamed = retry_interrupted([&] { return io.create_unnamed(directory.fd()); });
+  if (unnamed >= 0) return OpenFd(io, unnamed);
+  if (unnamed != -EOPNOTSUPP) check_io(unnamed, "create", path);
+  const std::string name = temporary_name("swap");
+  const int named = retry_interrupted([&] { return io.open_or_create_at(directory.fd(), name); });
+  check_io(named, "create", path);
+  OpenFd fd(io, named);
+  check_io(retry_interrupted([&] { return io.unlink_at(directory.fd(), name); }), "unlink", directory.path_of(name));
+  return fd;
+}
+
+}  // namespace
+
+SwapFile::SwapFile(Io& io, const std::string& path, int64_t bytes)
+    : path_(concat("the swap file in ", path)), bytes_(bytes) {
+  const Directory directory = Directory::open(io, path);
+  fd_ = open_unnamed(io, directory, path_);
+  in_memory_ = io.is_in_memory(fd_.get());
+  if (bytes == 0) return;
+  // First what is free: where space is scarce, reserving it may take long and then fail.
+  const int64_t free = io.free_bytes(fd_.get());
+  int result = free >= 0 && free < bytes ? -ENOSPC : 0;
+  if (result == 0) result = retry_interrupted([&] { return io.fallocate(fd_.get(), bytes); });
+  if (result == -EOPNOTSUPP || result == -ENOSYS)
+    result = retry_interrupted([&] { return io.ftruncate(fd_.get(), bytes); });
+  if (result < 0)
+    throw_io_error("reserve space for", path_, result,
+                   concat("needs ", bytes, " bytes", free < 0 ? "" : concat(", ", free, " are free")));
+  direct_ = retry_interrupted([&] { return io.set_direct(fd_.get(), true); }) == 0;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,32 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "file/io.h"
+#include "file/transfer_queue.h"
+
+namespace zeroshard {
+
+// An open file for memory that is swapped out: mode 0600, without a name, closed on exec. It is gone when its
+// descriptor is closed, also by the process's death.
+class SwapFile {
+ public:
+  // In the directory `path`, which must exist. Reserves `bytes`, so that a full disk is noticed here. Throws IoError
+  // with path, bytes needed and free.
+  SwapFile(Io& io, const std::string& path, int64_t bytes);
+
+  int fd() const { return fd_.get(); }
+  const std::string& path() const { return path_; }  // for messages
+  int64_t bytes() const { return bytes_; }
+  bool direct() const { return direct_; }        // past the page cache
+  bool in_memory() const { return in_memory_; }  // the file system is a tmpfs: nothing leaves memory
+
+ private:
+  std::string path_;
+  int64_t bytes_;
+  OpenFd fd_;
+  bool direct_ = false, in_memory_ = false;
+};
+
+}  // namespace zeroshard

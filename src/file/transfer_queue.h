@@ -1,0 +1,71 @@
+#pragma once
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "file/block_queue.h"
+
+namespace zeroshard {
+
+// A stretch of a file that is read into memory or written from it.
+struct Transfer {
+  BlockRequest::Kind kind = BlockRequest::Kind::kRead;
+  size_t file = 0;
+  std::byte* data = nullptr;  // aligned, as `bytes` and `offset` are, to kDirectAlignment
+  int64_t bytes = 0, offset = 0;
+  size_t owner = 0;  // whom the caller waits for: below `num_owners`
+};
+
+// Transfers of any length, cut into blocks that go to a BlockQueue, at most `depth` at a time. Continues after short
+// results and repeats interrupted requests. Where a file does not accept an access with O_DIRECT, turns that off. Only
+// one thread may use it. Functions throw IoError with path and position; after the first error nothing new is started.
+class TransferQueue {
+ public:
+  struct File {
+    int fd = -1;
+    std::string path;  // for messages
+    bool direct = false;
+  };
+  // `queue` was made for these files, in this order, with this depth. `io` outlives it.
+  TransferQueue(std::unique_ptr<BlockQueue> queue, Io& io, std::vector<File> files, size_t num_owners, int depth,
+                int64_t block_bytes);
+  // Waits for what is under way.
+  ~TransferQueue();
+  TransferQueue(const TransferQueue&) = delete;
+  TransferQueue& operator=(const TransferQueue&) = delete;
+
+  std::string_view name() const { return queue_->name(); }
+  // Does not wait. The memory belongs to the transfer until its owner is idle().
+  void begin(const Transfer& transfer);
+  bool is_idle(size_t owner) const { return pending_[owner] == 0; }
+  bool is_idle() const { return waiting_.empty() && running_ == 0; }
+  // Takes the results that are there, and starts what has waited for them. With `wait`, for one at least.
+  void advance(bool wait);
+  int64_t bytes_moved(BlockRequest::Kind kind) const { return moved_[size_t(kind)]; }
+
+ private:
+  struct Block {
+    Transfer rest;  // what of the block is still to be moved
+    int tries = 0;  // in a row that have moved nothing
+  };
+  void start_waiting();
+  void take(const BlockResult& result);
+  [[noreturn]] void fail(const Block& block, int64_t error);
+  [[noreturn]] void fail(std::string_view operation, const File& file, int64_t error, const std::string& details);
+
+  std::unique_ptr<BlockQueue> queue_;
+  Io& io_;
+  std::vector<File> files_;
+  std::vector<int64_t> pending_;  // by owner: blocks that are not done
+  std::vector<Block> blocks_;     // by tag
+  std::vector<uint64_t> free_tags_;
+  std::deque<Block> waiting_;
+  int running_ = 0;
+  int64_t block_bytes_;
+  int64_t moved_[2] = {0, 0};
+  std::vector<BlockResult> results_;
+  std::string failure_;
+};
+
+}  // namespace zeroshard

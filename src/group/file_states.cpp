@@ -1,0 +1,71 @@
+#include "group/file_states.h"
+
+#include <utility>
+
+#include "device/flat_buffer.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+
+SwapSpace::SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
+                     OnFailure on_failure, const ChunkStore::Wrap& wrap)
+    : ledger_(ledger), tier_(tier), on_failure_(std::move(on_failure)), store_(groups, std::move(options), io, wrap) {
+  ledger_.add(Category::kSwap, tier_, store_.memory_bytes());
+}
+
+SwapSpace::~SwapSpace() {
+  ledger_.remove(Category::kSwap, tier_, store_.memory_bytes());
+}
+
+template <typename Call>
+void SwapSpace::told(const Call& call) {
+  try {
+    call();
+  } catch (const IoError& error) {
+    if (on_failure_ && store_.has_failed()) std::exchange(on_failure_, {})(error.what());
+    throw;
+  }
+}
+
+void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use) {
+  told([&] { store_.lend(group, range, access, use); });
+}
+
+void SwapSpace::will_need(size_t group, Range range) {
+  told([&] { store_.will_need(group, range); });
+}
+
+FileStates::FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place,
+                       Ledger& ledger)
+    : space_(space),
+      group_(group),
+      has_master_(place.master_weights.extent != Extent::kNothing),
+      master_bytes_(place.master_weights.bytes(layout)),
+      moment_bytes_(place.moments.bytes(layout)),
+      ledger_(ledger) {
+  ledger_.add(Category::kMasterWeights, Tier::kFile, master_bytes_);
+  ledger_.add(Category::kMoments, Tier::kFile, moment_bytes_);
+}
+
+FileStates::~FileStates() {
+  ledger_.remove(Category::kMasterWeights, Tier::kFile, master_bytes_);
+  ledger_.remove(Category::kMoments, Tier::kFile, moment_bytes_);
+}
+
+void FileStates::lend(Range range, Access access, const Borrower& use) {
+  const auto how = access == Access::kModify ? ChunkStore::Access::kModify : ChunkStore::Access::kRead;
+  space_.lend(group_, range, how, [&](Range part, std::span<float* const> values) {
+    StateTensors tensors;
+    for (float* const each : values) {
+      at::Tensor tensor = view_memory(each, part.size(), at::kFloat, at::kCPU);
+      if (has_master_ && !tensors.master.defined()) {
+        tensors.master = std::move(tensor);
+      } else {
+        tensors.moments.push_back(std::move(tensor));
+      }
+    }
+    use(part, tensors);
+  });
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,57 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "file/chunk_store.h"
+#include "group/optimizer_states.h"
+#include "memory/ledger.h"
+#include "placement/placement.h"
+
+namespace zeroshard {
+
+// The swap files of a run's optimizer states, which the groups share, with their buffers.
+class SwapSpace {
+ public:
+  // Told once, before the first IoError of a read or a write is thrown.
+  using OnFailure = std::function<void(const std::string& message)>;
+
+  // See ChunkStore. The ledger counts the buffers on `tier`; `io` and `ledger` outlive this.
+  SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
+            OnFailure on_failure = {}, const ChunkStore::Wrap& wrap = {});
+  ~SwapSpace();
+  SwapSpace(const SwapSpace&) = delete;
+  SwapSpace& operator=(const SwapSpace&) = delete;
+
+  const ChunkStore& store() const { return store_; }
+  void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use);
+  void will_need(size_t group, Range range);
+
+ private:
+  template <typename Call>
+  void told(const Call& call);
+
+  Ledger& ledger_;
+  Tier tier_;
+  OnFailure on_failure_;
+  ChunkStore store_;
+};
+
+// States in swap files: number `group` of those that `space` was made for. On loan they are in memory of the host.
+class FileStates final : public OptimizerStates {
+ public:
+  // `space` and `ledger`, which counts the bytes in files, outlive the states.
+  FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place, Ledger& ledger);
+  ~FileStates() override;
+  void lend(Range range, Access access, const Borrower& use) override;
+  void will_need(Range range) override { space_.will_need(group_, range); }
+
+ private:
+  SwapSpace& space_;
+  size_t group_;
+  bool has_master_;
+  int64_t master_bytes_, moment_bytes_;
+  Ledger& ledger_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,26 @@
+#pragma once
+#include <vector>
+
+#include "device/flat_buffer.h"
+#include "group/optimizer_states.h"
+#include "memory/ledger.h"
+#include "placement/placement.h"
+
+namespace zeroshard {
+
+// States in the host's memory, beside the device that has the parameters. They own it. Who borrows them reads and
+// writes on the host: at once, or with copies of a stream that it waits for before it returns.
+class HostStates final : public OptimizerStates {
+ public:
+  // What `place` holds of the group, in memory of exactly that size. With `pin`, `device` copies to and from it by
+  // itself. `ledger` outlives the states.
+  HostStates(const ShardLayout& layout, const GroupPlacement& place, at::Device device, bool pin, Ledger& ledger);
+  void lend(Range range, Access access, const Borrower& use) override;
+  const StateTensors* in_memory() const override { return &tensors_; }
+
+ private:
+  std::vector<FlatBuffer> memory_;
+  StateTensors tensors_;
+};
+
+}  // namespace zeroshard

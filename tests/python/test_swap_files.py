@@ -1,0 +1,210 @@
+"""Optimizer states in swap files: the same results as in memory, and what happens when the files fail."""
+
+import os
+import resource
+import time
+
+import models
+import pytest
+import strace
+import torch
+import world
+import zeroshard
+
+STEPS = 4
+WIDTH = 40  # so that every rank updates something of each block
+END_S = 5  # after a failure every rank has ended by then
+
+
+def configuration(stage, dtype="fp32", path=None, **blocks):
+    config = models.configuration(stage, dtype, gradient_clipping=0.05, optimizer=models.adamw(), **blocks)
+    if path is not None:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "nvme", "nvme_path": path, "buffer_count": 2}
+    return config
+
+
+def make(stage, dtype="fp32", path=None, **blocks):
+    model = models.stack(width=WIDTH)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    config = configuration(stage, dtype, path, **blocks)
+    return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
+
+
+def train(engine, first, last):
+    for step in range(first, last):
+        x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 12, WIDTH))
+        out = engine(x.to(next(engine.module.parameters()).dtype))
+        engine.backward(torch.nn.functional.mse_loss(out.float(), y))
+        engine.step()
+
+
+def states(engine):
+    """Of every parameter: the whole master weights and moments."""
+    found = []
+    for param in engine.module.parameters():
+        found.append(zeroshard.get_master_weight(param).tolist())
+        found += [zeroshard.get_optimizer_state(param, key).tolist() for key in ("exp_avg", "exp_avg_sq")]
+    return found
+
+
+def compare(folder, stage, dtype):
+    plain, swapped = make(stage, dtype), make(stage, dtype, [f"{folder}/one", f"{folder}/other"])
+    for engine in (plain, swapped):
+        train(engine, 0, STEPS)
+    assert plain.parameter_digest() == swapped.parameter_digest()
+    assert states(plain) == states(swapped)
+    # Both ways through a checkpoint, and on from there.
+    for engine, name in ((plain, "plain"), (swapped, "swapped")):
+        engine.save_checkpoint(f"{folder}/{name}")
+    swapped.load_checkpoint(f"{folder}/plain")
+    plain.load_checkpoint(f"{folder}/swapped")
+    assert states(plain) == states(swapped)
+    for engine in (plain, swapped):
+        train(engine, STEPS, STEPS + 2)
+    assert plain.parameter_digest() == swapped.parameter_digest()
+    # States that are set are used.
+    for engine in (plain, swapped):
+        param = next(engine.module.parameters())
+        zeroshard.set_optimizer_state(param, "exp_avg", torch.full(param.shape, 0.25))
+        zeroshard.set_master_weight(param, torch.full(param.shape, 0.5))
+        train(engine, STEPS + 2, STEPS + 4)
+    assert states(plain) == states(swapped)
+    return plain.parameter_digest()
+
+
+@pytest.mark.parametrize("ranks,stage,dtype", [(1, 1, "bf16"), (2, 1, "fp32"), (2, 2, "fp16"), (3, 3, "bf16")])
+def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, stage, dtype):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    assert len(set(world.run(ranks, compare, folder=str(tmp_path), stage=stage, dtype=dtype))) == 1
+    assert not os.listdir(tmp_path / "one")
+
+
+def take_over(folder):
+    digests = []
+    for path in (None, folder):
+        model = models.stack(width=WIDTH)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for step in range(2):
+            optimizer.zero_grad()
+            x, y = models.vectors(step, 0, 2, WIDTH)
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        engine = zeroshard.initialize(model=model, optimizer=optimizer, config=configuration(2, path=path))[0]
+        train(engine, 2, 4)
+        digests.append(engine.parameter_digest())
+    return digests
+
+
+def test_states_of_an_optimizer_before_the_engine_go_into_the_files(tmp_path):
+    for plain, swapped in world.run(2, take_over, folder=str(tmp_path)):
+        assert plain == swapped
+
+
+def refusals(folder):
+    said = []
+    open(f"{folder}/file-{world.rank()}", "w").close()
+    for path in (f"{folder}/missing", f"{folder}/file-0"):
+        with pytest.raises(zeroshard.ConfigError) as error:
+            make(2, path=path)
+        said.append(str(error.value))
+    model = models.stack(width=WIDTH)
+    config = configuration(2, path=folder, zero_allow_untested_optimizer=True)
+    del config["optimizer"]
+    with pytest.raises(zeroshard.ConfigError) as error:
+        zeroshard.initialize(model=model, optimizer=torch.optim.RMSprop(model.parameters()), config=config)
+    said.append(str(error.value))
+    # On one rank the disk has no room.
+    if world.rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    with pytest.raises(zeroshard.ConfigError) as error:
+        make(2, path=folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    said.append(str(error.value))
+    train(make(2, path=folder), 0, 1)  # afterwards all is well
+    return said
+
+
+@pytest.mark.row("D3")
+def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
+    for missing, file, outside, full in world.run(2, refusals, folder=str(tmp_path)):
+        assert f"offload_optimizer.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in missing
+        assert f"{tmp_path}/file-0: Not a directory" in file
+        assert 'device = "nvme"' in outside and "RMSprop" in outside and 'set "cpu"' in outside
+        assert f"rank 1: cannot reserve space for the swap file in {tmp_path}" in full
+        assert "needs" in full and "bytes" in full
+
+
+# -- files that fail ---------------------------------------------------------------------------------------------------
+
+
+def go_on_when_told(swap, saves, stage):
+    engine = make(stage, path=swap, zeroshard={"timeout_s": 30})
+    train(engine, 0, 2)
+    engine.save_checkpoint(saves)
+    digest = engine.parameter_digest()
+    print("ready.", flush=True)
+    while not os.path.exists(f"{saves}/go"):
+        time.sleep(0.005)
+    begun = time.monotonic()
+    try:
+        train(engine, 2, 6)
+    except Exception as error:
+        return [digest, f"{type(error).__name__}: {error}", time.monotonic() - begun]
+    return [digest, "", time.monotonic() - begun]
+
+
+def load(saves, stage):
+    engine = make(stage)
+    engine.load_checkpoint(saves)
+    return engine.parameter_digest()
+
+
+@pytest.mark.row("D3")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
+    strace.require()
+    hit = 0
+    for nth, error in enumerate(["EIO", "ENOSPC", "EDQUOT"] * (7 if release else 1)):
+        swap, saves = tmp_path / f"swap-{nth}", tmp_path / f"saves-{nth}"
+        swap.mkdir()
+        trained = world.World(2, go_on_when_told, swap=str(swap), saves=str(saves), stage=stage)
+        try:
+            trained.wait_for("ready.")
+            fault = f"inject=io_uring_enter:error={error}:when={1 + nth * (1 if release else 4)}+"
+            with strace.attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
+                (saves / "go").touch()
+                ends = trained.results()
+        finally:
+            trained.kill()
+        if not calls():
+            pytest.skip("the system refuses io_uring")
+        if not any(f"= -1 {error}" in call for call in calls()):
+            continue  # so many calls there are not
+        hit += 1
+        for end in ends:
+            digest, said, seconds = end.value
+            assert f"the swap file in {swap}" in said, end
+            assert seconds < END_S
+        assert "IoError" in ends[1].value[1] and "CommError" in ends[0].value[1]
+        assert not os.listdir(swap)
+        assert world.run(2, load, saves=str(saves), stage=stage) == [digest] * 2
+    assert hit
+
+
+@pytest.mark.row("D3")
+def test_nothing_is_left_when_ranks_are_killed(tmp_path):
+    swap, saves = tmp_path / "swap", tmp_path / "saves"
+    swap.mkdir()
+    trained = world.World(2, go_on_when_told, swap=str(swap), saves=str(saves), stage=3)
+    try:
+        trained.wait_for("ready.")
+        digest = world.run(2, load, saves=str(saves), stage=3)
+    finally:
+        trained.kill()
+    trained.join()
+    assert not os.listdir(swap)
+    assert world.run(2, load, saves=str(saves), stage=3) == digest

@@ -1,0 +1,158 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/unique_fd.h"
+#include "file/support.h"
+#include "world/support.h"
+
+// Optimizer states in swap files.
+namespace zeroshard::test {
+namespace {
+
+using testing::TemporaryDirectory;
+
+Scenario in_files(Scenario scenario, const std::vector<std::string>& directories, int buffer_count = 2) {
+  scenario.config.offload_optimizer = {
+      .device = OffloadOptimizerConfig::Device::kNvme, .nvme_path = directories, .buffer_count = buffer_count};
+  return scenario;
+}
+
+// The same bits, and as many bytes on each tier as planned.
+void expect_same(const Scenario& scenario, const Scenario& swapped, bool plan_holds = true) {
+  const Result expected = train(scenario), result = train(swapped);
+  if (::testing::Test::HasFailure()) return;
+  EXPECT_TRUE(result.values.equal(expected.values)) << swapped.text();
+  for (size_t i = 0; i < result.steps.size(); ++i) {
+    EXPECT_EQ(result.steps[i].applied, expected.steps[i].applied) << swapped.text() << ", step " << i;
+    const bool same_norm = result.steps[i].grad_norm == expected.steps[i].grad_norm;
+    EXPECT_TRUE(!result.steps[i].applied || same_norm) << swapped.text() << ", step " << i;
+  }
+  int64_t file_bytes = 0;
+  for (const MemoryLine& line : result.memory) {
+    EXPECT_TRUE(!plan_holds || line.measured_peak == line.planned) << line.category << ", " << swapped.text();
+    if (line.tier == "file") file_bytes += line.measured_peak;
+    EXPECT_TRUE(line.tier == "file" || line.category != "moments");
+  }
+  EXPECT_GT(file_bytes, 0);
+}
+
+class SwapWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Swap, SwapWorlds, ::testing::Values(1, 2, 3, 4));
+
+TEST_P(SwapWorlds, GiveTheSameBitsInThePlannedMemory) {
+  const TemporaryDirectory one, other;
+  for (const int stage : {1, 2, 3}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const int64_t accumulation : {1, 3}) {
+        Scenario scenario = make_scenario(GetParam(), stage);
+        scenario.config.compute_dtype = dtype;
+        scenario.config.grad_accumulation_steps = accumulation;
+        scenario.model.frozen = accumulation == 3;
+        scenario.model.ballast = 20'000;  // so that a unit has several chunks' blocks
+        expect_same(scenario, in_files(scenario, {one.path(), other.path()}, stage));
+      }
+    }
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(one.path()));
+}
+
+TEST_P(SwapWorlds, LeftOutUnitsAndUnusedParametersChangeNothing) {
+  const TemporaryDirectory directory;
+  for (const int stage : {1, 2, 3}) {
+    Scenario scenario = make_scenario(GetParam(), stage);
+    scenario.config.compute_dtype = DType::kBFloat16;
+    scenario.model.unused = scenario.model.frozen = true;
+    scenario.steps = 6;
+    scenario.skip = [](int, int step, size_t unit) { return step % 3 == 1 && unit == 2; };
+    expect_same(scenario, in_files(scenario, {directory.path()}, 3), /*plan_holds=*/false);
+  }
+}
+
+TEST_P(SwapWorlds, SkippedStepsChangeNothing) {
+  const TemporaryDirectory directory;
+  for (const int stage : {1, 3}) {
+    Scenario scenario = make_scenario(GetParam(), stage);
+    scenario.config.compute_dtype = DType::kFloat16;
+    scenario.config.fp16.enabled = true;
+    scenario.config.fp16.initial_scale_power = 4;
+    scenario.steps = 5;
+    scenario.input_scale = [](int, int step) { return step == 1 ? 1e6F : 1.F; };  // infinite in fp16
+    expect_same(scenario, in_files(scenario, {directory.path()}));
+  }
+}
+
+// The swap files that this process has open in the directory, by /proc.
+std::vector<UniqueFd> swap_files_in(const std::string& directory) {
+  std::vector<UniqueFd> files;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (!gone && target.starts_with(directory + "/"))
+      files.emplace_back(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+  }
+  return files;
+}
+
+void flip_bits(int fd) {
+  char byte = 0;
+  for (int64_t at = 100; ::pread(fd, &byte, 1, at) == 1; at += 4096) {
+    byte = char(byte ^ 1);
+    ASSERT_EQ(::pwrite(fd, &byte, 1, at), 1);
+  }
+}
+
+// What is lost on one rank ends all, with the reason.
+TEST(SwapFaults, DamageOnOneRankEndsEveryRank) {
+  for (const bool flips : {true, false}) {
+    for (const int stage : {1, 2, 3}) {
+      const TemporaryDirectory directory;
+      Scenario scenario = in_files(make_scenario(3, stage), {directory.path()});
+      ThreadWorld world(scenario);
+      const std::vector<std::string> errors = world.run([&](Rank& rank) {
+        at::set_num_threads(1);
+        rank.make_engine();
+        rank.train_step(0);
+        rank.reduce.barrier("before");
+        if (rank.reduce.rank() == 1) {
+          const std::vector<UniqueFd> files = swap_files_in(directory.path());
+          ASSERT_EQ(files.size(), 3U);
+          if (flips) {
+            flip_bits(files[0].get());
+          } else {
+            ASSERT_EQ(::ftruncate(files[0].get(), 0), 0);
+          }
+        }
+        rank.reduce.barrier("after");
+        for (int step = 1; step < 3; ++step) rank.train_step(step);
+        rank.reduce.barrier("end");
+      });
+      for (const std::string& error : errors) {
+        // What is written behind makes a file that was cut long again, with zeros.
+        EXPECT_THAT(error, ::testing::ContainsRegex(flips ? "cannot use what was read from the swap file in "
+                                                          : "cannot (read|use what was read from) the swap file in "))
+            << "stage " << stage;
+        EXPECT_THAT(error, ::testing::HasSubstr(directory.path()));
+      }
+    }
+  }
+}
+
+TEST(SwapFaults, ADirectoryThatCannotBeUsedIsAnErrorOfTheConfiguration) {
+  const TemporaryDirectory directory;
+  testing::put(directory / "file", "x");
+  for (const char* name : {"none", "file"}) {
+    ThreadWorld world(in_files(make_scenario(2, 2), {directory / name}));
+    for (const std::string& error : world.run([](Rank& rank) {
+           EXPECT_THROW(rank.make_engine(), ConfigError);
+           rank.make_engine();
+         }))
+      EXPECT_THAT(error, ::testing::AllOf(::testing::HasSubstr("offload_optimizer.nvme_path: rank 0: cannot open"),
+                                          ::testing::HasSubstr(directory / name)));
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard::test
