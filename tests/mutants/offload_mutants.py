@@ -18,7 +18,13 @@ _TABLE = [
         "    begin_copy_from_host",
         "*Offload.AccumulatesOnTheHost*",
     ),
-    ("sums-do-not-come-back", _EXIT, "  if (has_values) {\n", "  if (false) {\n", "*Offload.AccumulatesOnTheHost*"),
+    (
+        "sums-do-not-come-back",
+        _EXIT,
+        "  if (has_values && host",
+        "  if (!has_values && host",
+        "*Offload.AccumulatesOnTheHost*",
+    ),
     ("squares-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _BITS),
     (
         "update-in-spite-of-the-norm",

@@ -179,9 +179,9 @@ MUTANTS = [
     Mutant(
         "every-part-is-the-first",
         "src/optim/sharded_optimizer.cpp",
-        "const UpdateTensors tensors{lent.master, cut(params, part), cut(grads, part), lent.moments};",
+        "const UpdateTensors tensors{lent.master, params, cut(grads, part), lent.moments};",
         "const Range first{0, part.size()};\n"
-        "    const UpdateTensors tensors{lent.master, cut(params, first), cut(grads, first), lent.moments};",
+        "    const UpdateTensors tensors{lent.master, params, cut(grads, first), lent.moments};",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),
