@@ -47,6 +47,11 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
   report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
       swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers);
+  report.gradient_exit = gradient_exit(units, report.placements);
+  report.parameter_copies = parameter_copies(units, report.placements);
+  report.bytes.at(Category::kReduceRing, Tier::kDevice) +=
+      report.gradient_exit.bytes() + report.gradient_exit.units * kSquaresBytes;
+  report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes();
   if (options.on_device)
     report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;

@@ -298,9 +298,11 @@ void add_nothing(std::vector<UnitDefinition>& units, at::Device device) {
 
 TEST_P(DeviceMemory, GroupsWithoutElementsTrain) {
   std::vector<at::Tensor> values;
-  for (const bool empty : {false, true}) {
-    test::ThreadWorld world(scenario());
-    const auto errors = world.run([empty](test::Rank& rank) {
+  for (const auto& [empty, offloads] : {std::pair{false, false}, {true, false}, {true, true}}) {
+    Scenario made = scenario();
+    if (offloads && made.config.stage > 0) made.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
+    test::ThreadWorld world(made);
+    const auto errors = world.run([empty = empty](test::Rank& rank) {
       at::set_num_threads(1);
       EngineOptions options;
       options.config = rank.scenario.config;
@@ -315,6 +317,7 @@ TEST_P(DeviceMemory, GroupsWithoutElementsTrain) {
     values.push_back(world.rank(0).result.values);
   }
   EXPECT_TRUE(values[0].equal(values[1]));
+  EXPECT_TRUE(values[0].equal(values[2]));
 }
 
 }  // namespace

@@ -56,9 +56,15 @@ check 0 '^    "_comment = ' stdout config explain "$work/unknown.json" --json
 check 0 'Note: the config has unknown keys, ignored as DeepSpeed does: _comment' stdout \
   plan --params 1B --world-size 1 --config "$work/unknown.json"
 echo '{"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' >"$work/offload.json"
-check 0 '^  zero_optimization.offload_param.device = "cpu": offload is not supported yet; ranks on the CPU' stdout \
+check 0 '^  zero_optimization.offload_param.device = "cpu": offload of parameters is not supported yet; ranks on the CPU' stdout \
   config explain "$work/offload.json"
 check 0 'the config asks for offload' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+echo '{"train_batch_size": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}' \
+  >"$work/states.json"
+check 0 '^  all units  *replicated bf16  *sharded bf16 on host  *sharded fp32 on host  *sharded 2 x fp32 on host$' stdout \
+  config explain "$work/states.json" --world-size 2
+check 0 '^  host: total  *7.00$' stdout plan --params 1B --world-size 2 --config "$work/states.json"
+check 0 '"total_bytes": 7000000000' stdout plan --params 1B --world-size 2 --config "$work/states.json" --json
 printf '{\n "a": ?\n}' >"$work/syntax.json"
 check 2 'syntax.json: line 2, column 7' stderr config explain "$work/syntax.json"
 check 2 'cannot read' stderr config explain "$work/missing.json"

@@ -35,6 +35,7 @@ import failure_mutants
 import lora_mutants
 import memory_mutants
 import monitor_mutants
+import offload_mutants
 import process_mutants
 import progress_mutants
 import python_mutants
@@ -178,9 +179,9 @@ MUTANTS = [
     Mutant(
         "every-part-is-the-first",
         "src/optim/sharded_optimizer.cpp",
-        "const UpdateTensors tensors{lent.master, cut(params, part), cut(grads, part), lent.moments};",
+        "const UpdateTensors tensors{lent.master, params, cut(grads, part), lent.moments};",
         "const Range first{0, part.size()};\n"
-        "    const UpdateTensors tensors{lent.master, cut(params, first), cut(grads, first), lent.moments};",
+        "    const UpdateTensors tensors{lent.master, params, cut(grads, first), lent.moments};",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),
@@ -362,6 +363,7 @@ MUTANTS = [
     *lora_mutants.MUTANTS,
     *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
+    *offload_mutants.MUTANTS,
     *process_mutants.MUTANTS,
     *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,

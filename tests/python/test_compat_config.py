@@ -221,7 +221,9 @@ def test_offload_to_host_memory_changes_nothing_on_cpu_ranks():
     offload = {"zero_optimization": {"offload_optimizer": CPU, "offload_param": CPU}}
     ranks = world.run_ranks(2, step_once, changes=offload)
     assert [rank.value for rank in ranks] == plain
-    told = 'zero_optimization.offload_param.device = "cpu": offload of parameters is not supported yet; ranks on the CPU'
+    told = (
+        'zero_optimization.offload_param.device = "cpu": offload of parameters is not supported yet; ranks on the CPU'
+    )
     assert [rank.log.count(told) for rank in ranks] == [1, 0]
 
 

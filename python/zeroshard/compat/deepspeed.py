@@ -264,8 +264,9 @@ class DeepSpeedEngine(EngineWithGetters):
         return self._value("zero_optimization.offload_param")
 
     def zero_cpu_offload(self) -> bool:
-        """False: states are where the engine computes."""
-        return False
+        """Whether optimizer states lie on the host beside a device. On the CPU they are where the engine computes."""
+        asked = str(self._value("zero_optimization.offload_optimizer.device")).lower() == "cpu"
+        return self.device.type != "cpu" and (asked or self._value("zero_optimization.cpu_offload") is True)
 
     def fp16_auto_cast(self) -> bool:
         return self._run.config.fp16_auto_cast
