@@ -146,7 +146,7 @@ void add_config_command(CLI::App& app) {
 
   auto markdown = std::make_shared<bool>(false);
   CLI::App* keys_app = config->add_subcommand("keys", "Lists every key with its default");
-  keys_app->add_flag("--markdown", *markdown, "Print the tables of docs/config.md");
+  keys_app->add_flag("--markdown", *markdown, "Print tables in Markdown");
   keys_app->callback([markdown] { *markdown ? print_markdown() : print_keys(); });
 }
 

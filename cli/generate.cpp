@@ -5,51 +5,51 @@
 #include <vector>
 
 #include "commands.h"
+#include "generate_options.h"
 #include "numbers.h"
 #include "torch_program.h"
-#include "zeroshard/error.h"
 #include "zeroshard/launch.h"
 #include "zeroshard/rank_environment.h"
 
 namespace zeroshard::cli {
 namespace {
 
-// Removes --nproc from the remaining command line, which CLI11 does not parse. The last one counts.
-void take_nproc(std::vector<std::string>& arguments, int& nproc) {
-  for (size_t i = 0; i < arguments.size();) {
-    const std::string& argument = arguments[i];
-    const bool joined = argument.starts_with("--nproc=");
-    if (!joined && argument != "--nproc") {
-      ++i;
-      continue;
+struct Arguments {
+  GenerateArguments of_rank;
+  int nproc = 1;
+};
+
+// The command line of a rank: what was given here, except --nproc.
+std::vector<std::string> rank_argv(const CLI::App& command, const std::string& directory) {
+  std::vector<std::string> argv = {torch_program(), "generate"};
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (name == "DIR" || name == "--nproc") continue;
+    for (const std::string& value : option->results()) {
+      if (value.starts_with('-'))  // which would be read as an option
+        argv.push_back(name + "=" + value);
+      else
+        argv.insert(argv.end(), {name, value});  // NAME= would be read as without a value
     }
-    const size_t taken = joined ? 1 : 2;
-    const bool missing = i + taken > arguments.size();
-    const std::string value = joined ? argument.substr(sizeof "--nproc=" - 1) : missing ? "" : arguments[i + 1];
-    nproc = parse_int("--nproc", value, kRanksPerHost);
-    arguments.erase(arguments.begin() + long(i), arguments.begin() + long(i + taken));
   }
+  argv.insert(argv.end(), {"--", directory});
+  return argv;
 }
 
 }  // namespace
 
-// zeroshard-torch has the other options and checks them.
 void add_generate_command(CLI::App& app) {
   CLI::App* generate = app.add_subcommand("generate", "Text from the model of a Hugging Face directory");
-  generate->prefix_command();
-  generate->footer(
-      "zeroshard generate DIR --prompt TEXT [--nproc N] [--max-tokens N] [--temperature T] [--top-k K] "
-      "[--top-p P] [--seed S] [--dtype BF16] [--device D]: see docs/generate.md.");
-  auto nproc = std::make_shared<int>(1);
-  add_int(*generate, "--nproc", kRanksPerHost, *nproc, "Ranks that share the model's blocks (default: 1)");
-  generate->callback([generate, nproc] {
-    std::vector<std::string> arguments = generate->remaining();
-    take_nproc(arguments, *nproc);
+  auto arguments = std::make_shared<Arguments>();
+  add_generate_options(*generate, arguments->of_rank);
+  add_int(*generate, "--nproc", kRanksPerHost, arguments->nproc, "Ranks that share the model's blocks (default: 1)");
+  generate->footer("zeroshard generate trained --prompt \"Once upon a time\" --max-tokens 50");
+  generate->callback([generate, arguments] {
+    check_model_directory(arguments->of_rank.directory);
     LaunchOptions options;
-    options.argv = {torch_program(), "generate"};
-    options.argv.insert(options.argv.end(), arguments.begin(), arguments.end());
-    if (*nproc == 1 || !rank_environment().source.empty()) become(options.argv);
-    options.nproc = *nproc;
+    options.argv = rank_argv(*generate, arguments->of_rank.directory);
+    if (arguments->nproc == 1 || !rank_environment().source.empty()) become(options.argv);
+    options.nproc = arguments->nproc;
     options.prefix_stdout = false;  // only rank 0 writes
     throw Exit{launch(options)};
   });

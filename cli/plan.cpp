@@ -64,6 +64,15 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
 
+// A number alone is bytes, and so few are those of no device.
+double parse_device_bytes(const std::string& option, const std::string& text) {
+  const double bytes = parse_bytes(text);
+  const bool has_unit = text.find_first_not_of("0123456789.") != text.npos;
+  if (bytes < 1e6 && !has_unit)
+    throw ValueError(option + " is '" + text + "', which are bytes: was " + text + "GB meant?");
+  return bytes;
+}
+
 void read_stages(const std::string& text, PlanInputs& inputs) {
   if (text == "all" || (text.empty() && inputs.stages.empty())) {
     inputs.stages = {0, 1, 2, 3};
@@ -94,8 +103,10 @@ PlanInputs read_inputs(const Arguments& arguments) {
     inputs.optimizer_name = arguments.optimizer;
   }
   read_stages(arguments.stage, inputs);
-  if (!arguments.device_memory.empty()) inputs.device_bytes = parse_bytes(arguments.device_memory);
-  if (!arguments.device_overhead.empty()) inputs.device_overhead = parse_bytes(arguments.device_overhead);
+  if (!arguments.device_memory.empty())
+    inputs.device_bytes = parse_device_bytes("--device-memory", arguments.device_memory);
+  if (!arguments.device_overhead.empty())
+    inputs.device_overhead = parse_device_bytes("--device-overhead", arguments.device_overhead);
   if (inputs.model) inputs.notes.insert(inputs.notes.end(), inputs.model->notes.begin(), inputs.model->notes.end());
   return inputs;
 }

@@ -119,7 +119,11 @@ LaunchOptions to_options(const CLI::App& app, const RunArguments& arguments) {
 
 void add_run_command(CLI::App& app) {
   CLI::App* run = app.add_subcommand("run", "Starts one process per rank, watches them and ends them together");
-  run->footer("zeroshard run [OPTIONS] SCRIPT [ARGS...]: all that follows SCRIPT belongs to it. See docs/launcher.md.");
+  run->footer(
+      "zeroshard run [OPTIONS] SCRIPT [ARGS...]: all that follows SCRIPT belongs to it.\n"
+      "Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun. When one fails, "
+      "the\n"
+      "others are ended, and what failed first is reported.");
   run->prefix_command();
   auto arguments = std::make_shared<RunArguments>();  // lives as long as the callback
   RunArguments& a = *arguments;

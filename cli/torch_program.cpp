@@ -1,5 +1,7 @@
 #include "torch_program.h"
 
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +11,21 @@
 #include "zeroshard/error.h"
 
 namespace zeroshard::cli {
+namespace {
+
+// Valid as long as `argv` is.
+std::vector<char*> pointers_to(const std::vector<std::string>& argv) {
+  std::vector<char*> pointers;
+  for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+Error cannot_start(const std::vector<std::string>& argv, int error) {
+  return Error("cannot start '" + argv.front() + "': " + std::strerror(error));
+}
+
+}  // namespace
 
 std::string torch_program() {
   std::error_code error;
@@ -22,11 +39,18 @@ std::string torch_program() {
 }
 
 void become(const std::vector<std::string>& argv) {
-  std::vector<char*> arguments;
-  for (const std::string& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
-  arguments.push_back(nullptr);
-  ::execv(arguments.front(), arguments.data());
-  throw Error("cannot start '" + argv.front() + "': " + std::strerror(errno));
+  ::execv(argv.front().c_str(), pointers_to(argv).data());
+  throw cannot_start(argv, errno);
+}
+
+int run_to_end(const std::vector<std::string>& argv) {
+  pid_t pid = 0;
+  const int failed = ::posix_spawn(&pid, argv.front().c_str(), nullptr, nullptr, pointers_to(argv).data(), environ);
+  if (failed != 0) throw cannot_start(argv, failed);
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0)
+    if (errno != EINTR) throw cannot_start(argv, errno);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 }  // namespace zeroshard::cli

@@ -22,10 +22,20 @@ struct TrainArguments {
   bool dry_run = false;
 };
 
+// Tells an error of the configuration once, and not by every rank. Throws Exit.
+void check_config(std::vector<std::string> argv, int world_size) {
+  argv.insert(argv.end(), {"--check-for", std::to_string(world_size)});
+  if (const int code = run_to_end(argv); code != 0) throw Exit{code};
+}
+
 int run(const TrainArguments& arguments) {
   LaunchOptions options = arguments.launch;
   options.argv = {torch_program(), "train", arguments.config};
   if (!arguments.device.empty()) options.argv.insert(options.argv.end(), {"--device", arguments.device});
+  if (rank_environment().source.empty()) {
+    check_launch_options(options);
+    check_config(options.argv, options.nproc * options.nnodes);
+  }
   if (arguments.dry_run) options.argv.emplace_back("--dry-run");
   options.prefix_stdout = !arguments.dry_run;
   // Under torchrun, mpirun, srun or zeroshard run this process is a rank already.
@@ -37,7 +47,12 @@ int run(const TrainArguments& arguments) {
 
 void add_train_command(CLI::App& app) {
   CLI::App* train = app.add_subcommand("train", "Trains the model of a Hugging Face directory, without Python");
-  train->footer("CONFIG is a DeepSpeed configuration with an object \"train\": see docs/train.md.");
+  train->footer(
+      "CONFIG is a DeepSpeed configuration with an object \"train\". The smallest:\n"
+      "  {\"train_batch_size\": 8, \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-4}},\n"
+      "   \"train\": {\"model\": \"llama\", \"output\": \"trained\", \"steps\": 1000,\n"
+      "             \"data\": {\"train\": [\"corpus.txt\"], \"length\": 1024}}}\n"
+      "`zeroshard config keys` lists DeepSpeed's keys. A wrong key under \"train\" is answered with those it has.");
   auto arguments = std::make_shared<TrainArguments>();
   LaunchOptions& launch = arguments->launch;
   train->add_option("CONFIG", arguments->config, "A JSON file")->required();

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <memory>
 
+#include "../cli/generate_options.h"
 #include "commands.h"
 #include "without_frames.h"
 #include "zeroshard/config.h"
@@ -15,11 +16,6 @@
 
 namespace zeroshard::cli {
 namespace {
-
-struct Arguments {
-  std::string directory, prompt, dtype = "F32", device = "auto";
-  GenerateOptions options;
-};
 
 // Prints text as it grows. A character whose bytes are in several tokens is printed once it is whole.
 class Printer {
@@ -64,7 +60,7 @@ std::string read_prompt(const std::string& prompt) {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-void generate_with(const Arguments& arguments, const Tokenizer& tokenizer, const std::vector<int32_t>& prompt,
+void generate_with(const GenerateArguments& arguments, const Tokenizer& tokenizer, const std::vector<int32_t>& prompt,
                    World& world) {
   Generator generator(arguments.directory, world, arguments.dtype);
   GenerateOptions options = arguments.options;
@@ -78,7 +74,8 @@ void generate_with(const Arguments& arguments, const Tokenizer& tokenizer, const
   printer.finish();
 }
 
-void generate(const Arguments& arguments) {
+void generate(const GenerateArguments& arguments) {
+  check_model_directory(arguments.directory);
   const c10::Device device = choose_device(arguments.device, "--device");
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.directory);
   const std::vector<int32_t> prompt = tokenizer->encode(read_prompt(arguments.prompt), true, true);
@@ -97,19 +94,8 @@ void generate(const Arguments& arguments) {
 
 void add_generate_rank_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Text from the model of a Hugging Face directory");
-  auto arguments = std::make_shared<Arguments>();
-  Arguments& a = *arguments;
-  SamplingOptions& sampling = a.options.sampling;
-  command->add_option("DIR", a.directory, "Directory with config.json, safetensors and a tokenizer")->required();
-  command->add_option("--prompt", a.prompt, "What the text begins with; -: standard input")->required();
-  command->add_option("--max-tokens,--max-new-tokens", a.options.max_tokens, "How many follow")->capture_default_str();
-  command->add_option("--temperature", sampling.temperature, "0: always the likeliest")->capture_default_str();
-  command->add_option("--top-k", sampling.top_k, "Only that many of the likeliest; 0: all")->capture_default_str();
-  command->add_option("--top-p", sampling.top_p, "Only the likeliest with this probability together")
-      ->capture_default_str();
-  command->add_option("--seed", sampling.seed, "Of the choice")->capture_default_str();
-  command->add_option("--dtype", a.dtype, "F32 or BF16")->capture_default_str();
-  command->add_option("--device", a.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  auto arguments = std::make_shared<GenerateArguments>();
+  add_generate_options(*command, *arguments);
   command->callback([arguments] { generate(*arguments); });
 }
 

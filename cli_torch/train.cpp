@@ -42,7 +42,11 @@ void stop_at_signals() {
 // Rank 0's output on the console and in the metric files.
 class Reporter final : public TrainObserver {
  public:
-  explicit Reporter(const TrainOptions& options) : options_(options) {}
+  Reporter(const TrainOptions& options, std::string device) : options_(options), device_(std::move(device)) {}
+
+  void planned(const std::string& description) override {
+    std::cout << description << "device      " << device_ << std::endl;
+  }
 
   void started(int64_t step, int64_t total) override {
     MetricsOptions metrics;
@@ -55,7 +59,7 @@ class Reporter final : public TrainObserver {
     progress.start_step = step;
     progress.every = options_.log_every;
     progress_.emplace(progress);
-    if (step > 0) progress_->message("goes on from step " + std::to_string(step));
+    progress_->message(beginning(step, total));
     last_ = Clock::now();
   }
 
@@ -110,7 +114,17 @@ class Reporter final : public TrainObserver {
   }
 
  private:
+  std::string beginning(int64_t step, int64_t total) const {
+    if (step == 0) return "starts from the beginning";
+    if (step < total) return concat("goes on from step ", step);
+    if (step == total) return concat("step ", step, " of ", total, " is done already: nothing is left to train");
+    return concat("the checkpoint in ", options_.checkpoints, " is of step ", step, ", which is beyond the ", total,
+                  " steps of this run: nothing is left to train. Give more train.steps or train.epochs, or another ",
+                  "train.checkpoints.folder");
+  }
+
   const TrainOptions& options_;
+  std::string device_;
   std::optional<RunMetrics> metrics_;
   std::optional<ProgressLine> progress_;
   Clock::time_point last_;
@@ -129,29 +143,37 @@ TrainEnd train_with(const TrainConfig& config, World& world) {
     TrainObserver silent;
     return train(config, world, silent, stop_requested);
   }
-  Reporter reporter(config.train);
+  Reporter reporter(config.train, world.device().str());
   const TrainEnd end = train(config, world, reporter, stop_requested);
   reporter.finish(end);
   std::cout.flush();
   return end;
 }
 
+// What a person should know of the configuration besides its errors.
+void tell_of_keys(const ParsedConfig& parsed, const std::string& path) {
+  if (!parsed.unknown.empty()) log(LogLevel::kWarning, concat(path, ": ", parsed.warning()));
+  for (const std::string& line : parsed.assumed) log(LogLevel::kWarning, concat(path, ": ", line));
+  for (const std::string& line : parsed.without_effect) log(LogLevel::kInfo, concat("no effect: ", line));
+}
+
 struct Arguments {
   std::string path;
   std::string device;  // instead of the configuration's, unless empty
-  bool dry_run = false;
+  int world_size = 0;  // with `check`; otherwise the environment says it
+  bool dry_run = false, check = false;
 };
 
 void train_rank(const Arguments& arguments) {
   const std::string& path = arguments.path;
   ConfigContext context;
-  context.world_size = rank_environment().world_size;
+  context.world_size = arguments.check ? arguments.world_size : rank_environment().world_size;
   const TrainConfig config = parse_train_config(read_text(path), context, path);
-  if (rank_environment().rank == 0 && !config.engine.unknown.empty())
-    log(LogLevel::kWarning, concat(path, ": ", config.engine.warning()));
   const c10::Device device = arguments.device.empty()
                                  ? choose_device(config.train.device, concat(path, ": train.device"))
                                  : choose_device(arguments.device, "--device");
+  if (arguments.check) return;
+  if (rank_environment().rank == 0) tell_of_keys(config.engine, path);
   if (arguments.dry_run) {
     without_frames([&] {
       if (rank_environment().rank == 0) std::cout << describe_run(config) << "device      " << device.str() << "\n";
@@ -179,6 +201,8 @@ void add_train_rank_command(CLI::App& app) {
   train->add_option("CONFIG", arguments->path)->required();
   train->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:N, instead of train.device");
   train->add_flag("--dry-run", arguments->dry_run, "Only tell what would be done");
+  train->add_option("--check-for", arguments->world_size, "Only check the configuration, for that many ranks")
+      ->each([arguments](const std::string&) { arguments->check = true; });
   train->callback([arguments] { train_rank(*arguments); });
 }
 

@@ -52,6 +52,7 @@ struct LoadOptions {
   bool strict = false;             // a damaged newest checkpoint is an error instead of being skipped
   bool all_params = true;          // parameters that are missing on either side are an error
   bool optimizer = true;           // optimizer states, step counts and loss scale, too
+  bool may_be_first = false;       // no checkpoint is how a run starts: it is not logged that nothing was found
   // Called with CheckpointContents::state as it was saved, before anything is read. Throws ValueError to refuse the
   // checkpoint.
   std::function<void(const std::string& state)> accept = {};

@@ -189,6 +189,7 @@ struct ParsedConfig {
   Config config;
   std::vector<ConfigValue> values;          // every key that has an effect, in the table's order
   std::vector<std::string> without_effect;  // given keys that are understood but have no effect here
+  std::vector<std::string> assumed;         // values given as "auto" whose default few want: what they became
   std::vector<std::string> unknown;         // unknown keys at the top level, which are ignored, with the nearest known
 
   // One line about the unknown keys, for a log; empty when there are none.

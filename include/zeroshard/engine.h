@@ -221,8 +221,9 @@ class Engine {
   // of the save on every rank, or with zeroshard.checkpoint.on_error "warn" logs it.
   void report_failed_save();
   // Runs `step` on this rank, after a save that is under way. Collective: when it throws on any rank, the first failing
-  // rank's error is thrown on every rank, ValueError and StateError as such and anything else as IoError.
-  void run_together(const std::function<void()>& step);
+  // rank's error is thrown on every rank, ValueError and StateError as such and anything else as IoError. `call` is
+  // what the user called, for messages: it is told when the other ranks call something else.
+  void run_together(std::string_view call, const std::function<void()>& step);
   // Takes parameters and states from a checkpoint, whatever number of ranks and stage wrote it. `others` provides
   // memory for tensors that the engine does not know. Collective. Returns nothing if there is no checkpoint and no tag
   // was given. Throws IoError if no checkpoint is whole, ValueError if it belongs to another model. If a part was

@@ -29,6 +29,8 @@ struct LaunchOptions {
 // process with one thread: it forks, and handles SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while
 // it runs.
 int launch(const LaunchOptions& options);
+// Throws the ValueError of launch(), and starts nothing.
+void check_launch_options(const LaunchOptions& options);
 
 // The real-time signal by which launch() requests a rank's stack; ZEROSHARD_STACK_SIGNAL has the same number. Python
 // code may register its faulthandler on it too. Once an engine or world exists, use chain=True, so that its handler is

@@ -1,3 +1,5 @@
+#include "train/describe_run.h"
+
 #include <iomanip>
 #include <sstream>
 #include <utility>
@@ -39,11 +41,19 @@ void describe_data(std::ostream& out, Dataset& data, const char* what) {
       << " rows an epoch\n";
 }
 
+void describe_steps(std::ostream& out, const TrainConfig& config, Dataset& training, int64_t steps) {
+  const int64_t batch = config.engine.config.train_batch_size;
+  const auto rows = static_cast<double>(steps * batch);
+  out << "steps       " << steps << " of " << batch << " rows of " << config.train.rows.length
+      << " tokens: " << rows / static_cast<double>(training.rows_in_epoch(0)) << " epochs\n";
+}
+
 // Frozen parameters count as trained ones: an upper bound.
 void describe_memory(std::ostream& out, const CausalLM& model, const Config& config) {
   const PlannedBytes bytes = plan_model(shapes_of(model, config), plan_options(config));
-  out << "memory      of each of " << config.world_size << " ranks at stage " << config.stage
-      << ", activations aside: " << bytes.total() / 1e6 << " MB (";
+  out << "engine      stage " << config.stage << ", " << name_of(config.compute_dtype) << ", " << config.world_size
+      << (config.world_size == 1 ? " rank\n" : " ranks\n");
+  out << "memory      " << bytes.total() / 1e6 << " MB for each rank, activations aside (";
   const std::pair<const char*, double> parts[] = {
       {"parameters ", bytes.parameters},           {", gradients ", bytes.gradients},
       {", master weights ", bytes.master_weights}, {", moments ", bytes.moments},
@@ -53,6 +63,14 @@ void describe_memory(std::ostream& out, const CausalLM& model, const Config& con
   if (bytes.host.total() > 0) out << ", and " << bytes.host.total() / 1e6 << " MB of host memory";
   if (bytes.file.total() > 0) out << ", and " << bytes.file.total() / 1e6 << " MB in files";
   out << "\n";
+}
+
+void describe_results(std::ostream& out, const TrainOptions& options) {
+  out << "results     " << options.output
+      << ": the trained model at the end, and metrics (metrics.jsonl, metrics.csv)\n"
+      << "checkpoints " << options.checkpoints << ": ";
+  if (options.checkpoint_every > 0) out << "every " << options.checkpoint_every << " steps, and ";
+  out << "at the end\n";
 }
 
 void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data) {
@@ -69,27 +87,33 @@ void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data)
 
 }  // namespace
 
+std::string describe_plan(const TrainConfig& config, const CausalLM& model, Dataset& training, Dataset* validation,
+                          int64_t steps) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1);
+  describe_model(out, config.train, model);
+  describe_data(out, training, "training    ");
+  if (validation != nullptr) describe_data(out, *validation, "validation  ");
+  describe_steps(out, config, training, steps);
+  describe_memory(out, model, config.engine.config);
+  describe_results(out, config.train);
+  return out.str();
+}
+
 std::string describe_run(const TrainConfig& config) {
-  TrainOptions options = config.train;
+  TrainConfig own = config;
+  TrainOptions& options = own.train;
   check_output(options.model, options.output, options.checkpoints);
   tokenize_texts(options);
   const MadeModel made = make_model(options);
   values_of(options, *made.model);  // finds weights that are missing or have another shape
   const std::unique_ptr<Dataset> training = training_data(options, *made.model);
   const std::unique_ptr<Dataset> validation = validation_data(options, *made.model);
-  const Config& own = config.engine.config;
+  const int64_t batch = own.engine.config.train_batch_size, steps = total_steps(options, *training, batch);
+  const std::string warning = check_targets(options, batch, steps, *training, validation.get());
   std::ostringstream out;
-  out << std::fixed << std::setprecision(1);
-  describe_model(out, options, *made.model);
-  describe_data(out, *training, "training    ");
-  if (validation) describe_data(out, *validation, "validation  ");
-  const int64_t steps = total_steps(options, *training, own.train_batch_size);
-  const std::string warning = check_targets(options, own.train_batch_size, steps, *training, validation.get());
+  out << describe_plan(own, *made.model, *training, validation.get(), steps);
   if (!warning.empty()) out << "warning     " << warning << "\n";
-  const auto rows = static_cast<double>(steps * own.train_batch_size);
-  out << "steps       " << steps << " of " << own.train_batch_size << " rows of " << options.rows.length
-      << " tokens: " << rows / static_cast<double>(training->rows_in_epoch(0)) << " epochs\n";
-  describe_memory(out, *made.model, own);
   describe_row(out, options, *training);
   return out.str();
 }

@@ -63,7 +63,7 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
                      const std::string& config) {
   weights.dtype = what.dtype;
   export_weights(what.checkpoints, what.output, weights);
-  Directory output = Directory::create(posix_io(), what.output);
+  Directory output = Directory::create(shared_posix_io(), what.output);
   for (const auto& [name, contents] : files) write_small_file(output, name, contents);
   write_small_file(output, config_name, config);
 }

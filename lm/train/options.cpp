@@ -4,8 +4,10 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/read_text.h"
 #include "config/json_text.h"
 #include "train/models/fields.h"
+#include "train/option_keys.h"
 #include "zeroshard/train.h"
 
 namespace zeroshard {
@@ -31,7 +33,6 @@ void read_text(Fields& fields, TokenizeOptions& text) {
   text.template_name = fields.text("template", text.template_name);
   text.append_eos = fields.boolean("append_eos", text.append_eos);
   text.split_at(fields.text("separator", ""));
-  fields.finish(/*strict=*/true);
 }
 
 void read_data(Fields& fields, TrainOptions& options) {
@@ -45,20 +46,17 @@ void read_data(Fields& fields, TrainOptions& options) {
   options.rows.packing = read_packing(fields);
   options.rows.shuffle = fields.boolean("shuffle", true);
   if (std::optional<Fields> text = fields.object("text")) read_text(*text, options.text);
-  fields.finish(/*strict=*/true);
 }
 
 void read_evaluation(Fields& fields, TrainOptions& options) {
   options.evaluate_every = fields.integer("every", 0);
   options.evaluation_rows = fields.integer("rows", 0);
   options.patience = fields.integer("patience", 0);
-  fields.finish(/*strict=*/true);
 }
 
 void read_checkpoints(Fields& fields, TrainOptions& options) {
   options.checkpoint_every = fields.integer("every", 0);
   options.checkpoints = fields.path("folder", "");
-  fields.finish(/*strict=*/true);
 }
 
 // "none", "full", or {"every": k}.
@@ -70,10 +68,7 @@ int64_t read_recompute(Fields& fields, const nlohmann::json& train) {
       fields.fail("activation_checkpointing", "must be \"none\", \"full\" or {\"every\": k}");
     return text == "full" ? 1 : 0;
   }
-  std::optional<Fields> own = fields.object("activation_checkpointing");
-  const int64_t every = own->positive("every");
-  own->finish(/*strict=*/true);
-  return every;
+  return fields.object("activation_checkpointing")->positive("every");
 }
 
 void read_length_of_run(Fields& fields, TrainOptions& options) {
@@ -109,7 +104,6 @@ void read_lora(Fields& fields, TrainOptions& options) {
     check_same("target_modules", as_set(lora.target_modules) == as_set(from.target_modules),
                nlohmann::json(from.target_modules).dump());
   }
-  fields.finish(/*strict=*/true);
   options.lora = lora;
 }
 
@@ -142,7 +136,6 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   if (std::optional<Fields> samples = fields.object("samples")) {
     options.sample_prompts = samples->texts("prompts");
     options.sample_tokens = samples->positive("tokens", options.sample_tokens);
-    samples->finish(/*strict=*/true);
   }
   options.freeze = fields.texts("freeze");
   if (std::optional<Fields> lora = fields.object("lora")) read_lora(*lora, options);
@@ -150,8 +143,49 @@ TrainOptions read_train(const nlohmann::json& train, const std::string& source) 
   options.export_dtype = fields.text("export_dtype", "F32");
   if (options.export_dtype != "F32" && options.export_dtype != "BF16" && options.export_dtype != "F16")
     fields.fail("export_dtype", "must be F32, BF16 or F16");
-  fields.finish(/*strict=*/true);
   return options;
+}
+
+// What a person has to write at least.
+constexpr const char* kSmallest =
+    R"({"model": "DIR", "output": "DIR", "steps": 1000, "data": {"train": ["corpus.txt"], "length": 1024}})";
+
+// Of the model's config.json; nothing if it does not tell one, or cannot be read: that is told where the model is made.
+std::optional<int64_t> hidden_size_of(const std::string& model) {
+  try {
+    const auto config = nlohmann::json::parse(zeroshard::read_text(model + "/config.json"), nullptr, false);
+    for (const char* name : {"hidden_size", "n_embd"}) {
+      if (!config.is_object() || !config.contains(name) || !config.at(name).is_number_integer()) continue;
+      const auto size = config.at(name).get<int64_t>();
+      if (size >= 1 && size <= kMostSize) return size;
+    }
+  } catch (const IoError&) {
+  }
+  return std::nullopt;
+}
+
+// What Python's engine reads or names, with what there is instead in a run without Python.
+constexpr std::pair<const char*, const char*> kKeysOfPython[] = {
+    {"steps_per_print", "train.log_every says how often a line is printed"},
+    {"dataloader_drop_last", "a run's batches are always whole: rows of the next epoch follow"},
+    {"zero_allow_untested_optimizer", "the optimizers are zeroshard's own"},
+    {"fp16.auto_cast", "the inputs are tokens, and nothing is cast"},
+    {"bf16.auto_cast", "the inputs are tokens, and nothing is cast"},
+    {"zero_optimization.stage3_gather_16bit_weights_on_model_save",
+     "train.export_dtype says what is written at the end"},
+    {"activation_checkpointing", "train.activation_checkpointing recomputes activations"},
+};
+
+void tell_keys_of_python(ParsedConfig& parsed) {
+  for (const auto& [key, instead] : kKeysOfPython) {
+    const std::string path = key;
+    for (std::string& line : parsed.without_effect)
+      if (line.starts_with(path + " = ")) line = line.substr(0, line.find(": ", path.size())) + ": " + instead;
+    for (const ConfigValue& value : parsed.values) {
+      const bool is_set = value.path == path && value.origin.starts_with("file") && value.value != "false";
+      if (is_set) parsed.without_effect.push_back(concat(path, " = ", value.value, ": ", instead));
+    }
+  }
 }
 
 // A schedule's "auto": only the run knows its own length.
@@ -179,13 +213,20 @@ void tell_blocks_of_metrics(ParsedConfig& parsed) {
 TrainConfig parse_train_config(const std::string& json, const ConfigContext& context, const std::string& source) {
   try {
     Json whole = read_json(json);
-    ZS_CHECK(whole.is_object() && whole.contains("train"),
-             "there is no object \"train\", which names the model, the data and the output: see docs/train.md");
-    const nlohmann::json train = nlohmann::json::parse(whole["train"].dump());
+    const Json train = whole.is_object() ? whole.value("train", Json()) : Json();
+    if (!train.is_object())
+      throw ConfigError(concat(
+          "there is no object \"train\", which says what to train on what. The smallest: ", "\"train\": ", kSmallest));
     whole.erase("train");
-    const TrainOptions options = read_train(train, source);
+    refuse_unknown_options(train);
+    const TrainOptions options = read_train(nlohmann::json::parse(train.dump()), source);
     fill_total_steps(whole, options);
-    ParsedConfig parsed = parse_config(whole.dump(), context);
+    ConfigContext with_model = context;
+    if (!with_model.hidden_size) with_model.hidden_size = hidden_size_of(options.model);
+    ParsedConfig parsed = parse_config(whole.dump(), with_model);
+    if (!parsed.config.optimizer)
+      throw ConfigError(R"(the key optimizer is missing: add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}})");
+    tell_keys_of_python(parsed);
     tell_blocks_of_metrics(parsed);
     return {options, std::move(parsed)};
   } catch (const ConfigError& error) {

@@ -13,6 +13,7 @@
 #include "file/hash.h"
 #include "ops/recompute.h"
 #include "train/batch.h"
+#include "train/describe_run.h"
 #include "train/loss_sum.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
@@ -60,7 +61,7 @@ class Run {
         model_(made_.model),
         training_(training_data(options_, *model_)),
         validation_(validation_data(options_, *model_)),
-        total_(checked_steps()),
+        total_(planned_steps(config)),
         engine_(*model_, config.engine, world, values_of(options_, *model_)),
         runner_(engine_, options_.recompute_every) {
     torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
@@ -94,7 +95,7 @@ class Run {
     if (validation_ && evaluated_ != engine_.steps()) evaluate();
     save();
     engine_.wait_for_checkpoint();
-    engine_.run_together([&] {
+    engine_.run_together("writing the trained model", [&] {
       if (world_.rank() == 0) write_result(options_, made_);
     });
     return end;
@@ -111,10 +112,14 @@ class Run {
                             options_.model, "', or train in bf16"));
   }
 
-  int64_t checked_steps() {
+  // The run's length, checked; tells what the run will do, before the parameters are read.
+  int64_t planned_steps(const TrainConfig& config) {
     const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
     const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
-    if (!warning.empty() && world_.rank() == 0) log(LogLevel::kWarning, warning);
+    if (world_.rank() == 0) {
+      observer_.planned(describe_plan(config, *model_, *training_, validation_.get(), steps));
+      if (!warning.empty()) log(LogLevel::kWarning, warning);
+    }
     return steps;
   }
 
@@ -246,6 +251,7 @@ class Run {
     if (saved_ == engine_.steps()) return;
     const nlohmann::json client = {{"rows", engine_.progress().global_samples},
                                    {"data", training_->digest()},
+                                   {"seed", options_.seed},
                                    {"adapter_scale", adapter_scale()},
                                    {"evaluated", evaluated_},
                                    {"best", std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json()},
@@ -268,6 +274,7 @@ class Run {
 
   void resume() {
     LoadOptions load;
+    load.may_be_first = true;  // started() tells it
     bool accepted = false;
     load.accept = [&](const std::string& state) {
       check_data(nlohmann::json::parse(state).at("client"));
@@ -293,9 +300,15 @@ class Run {
   void check_data(const nlohmann::json& client) const {
     ZS_CHECK(client.is_object() && client.contains("data"), "the checkpoint in '", options_.checkpoints,
              "' is not of such a run: name another folder in train.checkpoints.folder");
-    ZS_CHECK(client.at("data") == training_->digest(), "the checkpoint in '", options_.checkpoints,
-             "' was made with other data, or another length, packing, order or seed: rows would be lost or repeated. "
-             "Give the same \"train.data\", or another train.checkpoints.folder");
+    const bool same_data = client.at("data") == training_->digest();
+    const nlohmann::json seed = client.value("seed", nlohmann::json());  // earlier versions did not save it
+    ZS_CHECK(same_data || seed.is_null() || seed == options_.seed, "the checkpoint in '", options_.checkpoints,
+             "' was made with train.seed ", seed.dump(), ", this run has ", options_.seed,
+             ": rows would be lost or repeated. Give that seed, or another train.checkpoints.folder");
+    ZS_CHECK(same_data, "the checkpoint in '", options_.checkpoints,
+             "' was made with other data, or another length, packing, order", seed.is_null() ? " or seed" : "",
+             ": rows would be lost or repeated. Give the same train.data", seed.is_null() ? " and train.seed" : "",
+             ", or another train.checkpoints.folder");
     const nlohmann::json scale = client.value("adapter_scale", nlohmann::json());
     ZS_CHECK(scale == adapter_scale(), "the checkpoint in '", options_.checkpoints,
              "' was made with adapters of scale ", scale.dump(), " (null: without adapters), this run has ",

@@ -40,6 +40,7 @@ void bind_config(py::module_& m) {
           py::arg("path"), py::kw_only(), py::arg("world_size"), py::arg("hidden_size") = std::nullopt)
       .def_property_readonly("values", &values_of, "(path, value, origin) of every key.")
       .def_readonly("without_effect", &ParsedConfig::without_effect)
+      .def_readonly("assumed", &ParsedConfig::assumed)
       .def_readonly("unknown", &ParsedConfig::unknown)
       .def("warning", &ParsedConfig::warning)
       .def_property_readonly("config", [](const ParsedConfig& parsed) { return parsed.config; });

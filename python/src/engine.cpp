@@ -256,8 +256,10 @@ void bind_saving(EngineClass& engine) {
       .def("report_failed_save", &Engine::report_failed_save, Release())
       .def(
           "together",
-          [](Engine& engine, const std::function<void()>& step) { engine.run_together(with_own_errors(step)); },
-          Release())
+          [](Engine& engine, const std::function<void()>& step, const std::string& call) {
+            engine.run_together(call, with_own_errors(step));
+          },
+          py::arg("step"), py::arg("call"), Release())
       .def("differ_among_ranks", &Engine::differ_among_ranks, py::arg("tensors"), Release())
       .def_property_readonly("half_loaded", &half_loaded)
       .def(
@@ -266,8 +268,14 @@ void bind_saving(EngineClass& engine) {
              bool all_params, bool optimizer, const ChooseTensors& others,
              const std::function<void(const std::string&)>& accept,
              const std::function<void(const LoadedState&)>& finish, const std::vector<std::string>& takes) {
-            const LoadOptions options{
-                tag, strict, all_params, optimizer, with_own_errors(accept), with_own_errors(finish), takes};
+            const LoadOptions options{tag,
+                                      strict,
+                                      all_params,
+                                      optimizer,
+                                      /*may_be_first=*/false,
+                                      with_own_errors(accept),
+                                      with_own_errors(finish),
+                                      takes};
             return engine.load_checkpoint(root, options, with_own_errors(others));
           },
           py::arg("root"), py::kw_only(), py::arg("tag"), py::arg("strict"), py::arg("all_params"),

@@ -37,10 +37,12 @@ def announce(run: Run) -> None:
             "in one process (zero_allow_untested_optimizer is true, which Trainer and Accelerate set by themselves)"
         )
     atexit.register(_report_memory, weakref.ref(run))
+    for line in run.parsed.assumed:
+        log("warning: " + line)
     if run.parsed.unknown:
         log("warning: " + run.parsed.warning())
-    if run.parsed.without_effect:
-        log("keys that have no effect here: " + "; ".join(run.parsed.without_effect))
+    for line in run.parsed.without_effect:
+        log("no effect: " + line)
 
 
 def memory_report(core: _C.Engine) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def save(
         root = os.fsencode(save_dir)
         contents = _collect(run, client_state, exclude_frozen_parameters)
 
-    together(run, collect)
+    together(run, collect, "save_checkpoint")
     contents["buffers"] = _own_buffers(run) + contents["buffers"]
     run.core.save_checkpoint(
         root,
@@ -164,14 +164,14 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
         if not os.path.basename(stem):
             raise ValueError(f"save_filename is {name!r}: give the file a name, such as 'model.safetensors'")
 
-    together(run, check)
+    together(run, check, "save_16bit_model")
     run.core.save_weights(
         os.fspath(save_dir),
         stem + ".safetensors",
         exclude_frozen=exclude_frozen_parameters,
         buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(run.module)],
     )
-    together(run, lambda: save_config(run, save_dir) if run.rank == 0 else None)
+    together(run, lambda: save_config(run, save_dir) if run.rank == 0 else None, "save_16bit_model")
 
 
 def _own_buffers(run: Run) -> list[_C.TensorState]:
@@ -226,7 +226,7 @@ def load(
     load_module_only: bool,
     strict: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    together(run, lambda: _check_at_boundary(run, "load_checkpoint"))
+    together(run, lambda: _check_at_boundary(run, "load_checkpoint"), "load_checkpoint")
     with_optimizer = load_optimizer_states and not load_module_only and run.trains
     tensors: dict[str, torch.Tensor] = {}
     buffers = dict(_buffers(run.module))

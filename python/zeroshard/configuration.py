@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from . import _C
+from .messages import a_type
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -35,7 +36,7 @@ def _as_json(settings: dict) -> str:
     except (TypeError, ValueError, RecursionError):
         place, value = _no_plain_value(settings, "config", [])
         raise ValueError(
-            f"{place} is {value!r:.200}, a {type(value).__name__}: a configuration holds what JSON can, which is "
+            f"{place} is {value!r:.200}, {a_type(value)}: a configuration holds what JSON can, which is "
             "numbers, text, true, false, null, lists and dicts"
         ) from None
 

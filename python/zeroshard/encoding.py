@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .messages import a_type
+
 # Nesting of JSON lists and objects around a value. The core refuses more than 64, and uses a few itself.
 MAX_DEPTH = 56
 
@@ -68,7 +70,7 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, dept
         if type(plain) is not type(value):  # longdouble has no Python equivalent
             return encode(plain, where, tensors, depth)
     raise ValueError(
-        f"{where} is a {type(value).__name__}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "
+        f"{where} is {a_type(value)}, and a checkpoint holds numbers, text, tensors, lists, tuples and dicts "
         "only (it runs no code when it is loaded): convert it"
     )
 

@@ -1,4 +1,4 @@
-"""Messages of a run on stderr."""
+"""Messages of a run on stderr, and words for messages of errors."""
 
 from __future__ import annotations
 
@@ -7,3 +7,9 @@ import sys
 
 def log(message: str) -> None:
     print(f"[zeroshard] {message}", file=sys.stderr, flush=True)
+
+
+def a_type(value: object) -> str:
+    """The value's class with its article: "a Tensor", "an object"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"

@@ -14,6 +14,7 @@ from torch import nn
 
 from . import _C
 from .marks import made_with
+from .messages import a_type
 
 # What an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers look for
 # betas, or else for momentum, and cycle them.
@@ -80,7 +81,7 @@ def make_optimizer(
     )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         if not callable(optimizer):
-            raise ValueError(f"optimizer is a {type(optimizer).__name__}: pass a torch.optim.Optimizer or a callable")
+            raise ValueError(f"optimizer is {a_type(optimizer)}: pass a torch.optim.Optimizer or a callable")
         optimizer = optimizer(groups)
     if optimizer is not None:
         return _from_torch(optimizer, model, config)

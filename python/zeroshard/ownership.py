@@ -85,7 +85,7 @@ class Ownership:
         if self.core is None or not self.has_sharded_units:
             return
         try:
-            self.core.together(lambda: None)
+            self.core.together(lambda: None, "zeroshard.initialize")
         except _C.CommError as error:
             raise _C.StateError(
                 "zeroshard.initialize: the module's parameters are shards of an engine whose ranks cannot reach one "
@@ -214,7 +214,7 @@ def _fits(run: Run) -> bool:
             )
 
     try:
-        together(run, check)
+        together(run, check, "destroy")
     except _C.ValueError as error:
         log(f"destroy: {error}")
         return False

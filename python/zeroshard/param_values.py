@@ -19,6 +19,7 @@ from torch import nn
 
 from . import _C
 from .marks import mark_of, run_of
+from .messages import a_type
 from .run import Run
 
 
@@ -173,7 +174,7 @@ class Place(NamedTuple):
 
 def place_of(param: torch.Tensor, who: str) -> Place | None:
     if not isinstance(param, torch.Tensor):
-        raise ValueError(f"{who}: param is a {type(param).__name__}, expected a parameter of the model")
+        raise ValueError(f"{who}: param is {a_type(param)}, expected a parameter of the model")
     mark = mark_of(param)
     run = run_of(mark)
     return Place(run, mark.unit, mark.position) if run is not None else None
@@ -185,7 +186,7 @@ def _slice(place: Place) -> _C.OptimizerSlice | None:
 
 def _checked(value: torch.Tensor, numel: int, who: str, name: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise ValueError(f"{who}: value is a {type(value).__name__}, expected a tensor")
+        raise ValueError(f"{who}: value is {a_type(value)}, expected a tensor")
     if value.numel() != numel:
         raise ValueError(f"{who}: value has {value.numel()} elements, '{name}' has {numel}")
     return value.detach()
@@ -224,7 +225,7 @@ def _state(place: Place, own: _C.OptimizerSlice, key: str) -> torch.Tensor | Non
                 "with a value for each element"
             )
 
-    place.run.core.together(check)
+    place.run.core.together(check, "get_optimizer_state or set_optimizer_state")
     return states.get(key)
 
 

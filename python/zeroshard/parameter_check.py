@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from . import _C
+from .messages import a_type
 from .units import Param, Unit
 
 _WALK_EVERY = 64  # forwards: walking through all modules takes longer than the other checks
@@ -56,7 +57,7 @@ class ParameterCheck:
 
 
 def _name(unit: Unit, param: Param) -> str:
-    return f"'{param.names[0]}' of a {type(param.owners[0]).__name__} in unit '{unit.name}'"
+    return f"'{param.names[0]}' of {a_type(param.owners[0])} in unit '{unit.name}'"
 
 
 def _others(found: Sequence) -> str:

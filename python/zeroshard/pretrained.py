@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .gathering import gathered
+from .messages import a_type
 from .run import Run
 from .together import together
 
@@ -44,7 +45,7 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
     def check() -> None:
         if not hasattr(module, "save_pretrained"):
             raise ValueError(
-                f"save_pretrained: a {type(module).__name__} has no such method, as models of transformers, PEFT and "
+                f"save_pretrained: {a_type(module)} has no such method, as models of transformers, PEFT and "
                 "diffusers have: save_16bit_model writes the weights of any module"
             )
         if os.path.exists(save_dir) and not os.path.isdir(save_dir):
@@ -54,7 +55,7 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
                 f"save_pretrained: {sorted(refused)[0]} cannot be given: all ranks call this, and rank 0 writes"
             )
 
-    together(run, check)
+    together(run, check, "save_pretrained")
 
     def write(**weights: Any) -> None:
         if run.rank == 0:
@@ -63,10 +64,10 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
     if _is_peft(module):  # small enough to stay on the device; a prompt's values are computed from its parameters
         with gathered(_adapter_params(module)):
-            together(run, write)
+            together(run, write, "save_pretrained")
     else:
         weights = state_dict_of_rank_0(run, lambda param: True)
-        together(run, lambda: write(state_dict=weights))
+        together(run, lambda: write(state_dict=weights), "save_pretrained")
 
 
 def save_config(run: Run, save_dir: str | os.PathLike) -> None:
@@ -106,7 +107,7 @@ def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> di
         if failures:
             raise failures[0]
 
-    together(run, report)
+    together(run, report, "gathering the state_dict")
     if run.rank != 0:
         return None
     left_out = {id(param) for param in run.module.parameters() if not wanted(param)}

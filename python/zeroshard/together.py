@@ -10,11 +10,14 @@ from . import _C
 from .run import Run
 
 
-def together(run: Run, step: Callable[[], None]) -> None:
-    """Runs ``step``. If it raises on any rank, the first such rank's error is raised on every rank. Collective."""
+def together(run: Run, step: Callable[[], None], call: str) -> None:
+    """Runs ``step``. If it raises on any rank, the first such rank's error is raised on every rank. Collective.
+
+    ``call`` is what the user called, for the error when other ranks call something else.
+    """
     with naming_causes() as keeping:
         step = keeping(step)
-        run.core.together(step)
+        run.core.together(step, call)
 
 
 @contextmanager

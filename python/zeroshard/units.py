@@ -10,6 +10,7 @@ from torch import nn
 
 from . import _C
 from .marks import mark_of
+from .messages import a_type
 from .shards import shard_of
 
 LEAF = "_z3_leaf"  # set on a module: it is one unit
@@ -153,7 +154,7 @@ def _without_blocks_in_leaves(
         if getattr(module, LEAF, False) or id(module) in chosen:
             if not _has_forward(module):
                 raise ValueError(
-                    f"leaf module '{name}' is a {type(module).__name__}, which has no forward: name the module whose "
+                    f"leaf module '{name}' is {a_type(module)}, which has no forward: name the module whose "
                     "forward uses it"
                 )
             leaves.append(module)

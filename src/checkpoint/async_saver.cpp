@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/interrupt.h"
 #include "checkpoint/attempt.h"
+#include "checkpoint/told.h"
 
 namespace zeroshard {
 namespace {
@@ -237,7 +238,7 @@ void AsyncSaver::run() {
     lock.unlock();
     std::exception_ptr error;
     try {
-      save_checkpoint(*worker.request, comm_, io_);
+      tell_saved(*worker.request, save_checkpoint(*worker.request, comm_, io_));
     } catch (...) {
       error = std::current_exception();
     }

@@ -438,7 +438,7 @@ std::vector<std::string> export_weights(const std::string& path, const std::stri
   std::optional<Directory> out;
   ExportFiles files = with_checkpoint(path, [&](const Named& named) {
     Opened opened = open_named(named);
-    if (!out) out = Directory::create(posix_io(), directory);
+    if (!out) out = Directory::create(shared_posix_io(), directory);
     return write_files(opened, options, *out);
   });
   return place(files, options.file_stem, *out);

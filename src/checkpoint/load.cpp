@@ -10,6 +10,7 @@
 #include "checkpoint/agreement.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
+#include "config/suggest.h"
 
 namespace zeroshard {
 namespace {
@@ -85,6 +86,32 @@ std::string nothing_found(const std::string& path, const Directory* root, const 
   return concat("the checkpoints in ", where,
                 " are loaded by their tags alone (they were saved with latest = false): pass one, such as '",
                 listing.committed.front().tag, "'");
+}
+
+std::string without_digits(std::string name) {
+  std::erase_if(name, [](char c) { return c >= '0' && c <= '9'; });
+  return name;
+}
+
+// What to say of a directory that is not there if its name looks mistyped, or "". Names that differ in a number alone
+// ("run-1", "run-2") are those of several runs.
+std::string meant_instead_of(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path full = std::filesystem::absolute(path, error);
+  if (error) return "";
+  if (!full.has_filename()) full = full.parent_path();
+  if (!std::filesystem::is_directory(full.parent_path(), error))
+    return concat(", nor ", full.parent_path().string(), ": is the path mistyped?");
+  const std::string name = full.filename().string();
+  std::vector<std::string> near;
+  for (std::filesystem::directory_iterator entry(full.parent_path(), error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string other = entry->path().filename().string();
+    std::error_code unknown;
+    if (entry->is_directory(unknown) && without_digits(other) != without_digits(name)) near.push_back(other);
+  }
+  std::sort(near.begin(), near.end());
+  return suggest_word(name, near);
 }
 
 void fill(CheckpointReader& reader, const std::vector<StateSlice>& slices, Uploader* uploader) {
@@ -178,9 +205,12 @@ class Load {
     if (!failed_.empty()) throw_none_whole();
     const std::string nothing = nothing_found(request_.root, root_ ? &*root_ : nullptr, listing);
     if (request_.strict) throw IoError(nothing);
-    // A directory that is not there yet is what a first start finds.
-    log(root_ ? LogLevel::kWarning : LogLevel::kInfo,
-        concat("nothing is loaded, training starts from the beginning: ", nothing));
+    const bool is_first = listing.committed.empty() && (!root_ || !holds_checkpoint(*root_));
+    if (is_first && request_.may_be_first) return {};
+    // A directory that is not there yet is what a first start finds, unless its name looks mistyped.
+    const std::string meant = root_ ? "" : meant_instead_of(request_.root);
+    log(root_ || !meant.empty() ? LogLevel::kWarning : LogLevel::kInfo,
+        concat("nothing is loaded, training starts from the beginning: ", nothing, meant));
     return {};
   }
 

@@ -28,6 +28,7 @@ struct LoadRequest {
   // Fills the slices that are not in the host's memory; may be null where there are none. What it was given by a
   // checkpoint that turned out to be damaged goes before what it is given later.
   Uploader* uploader = nullptr;
+  bool may_be_first = false;  // a directory without any checkpoint is how a run starts, and is not logged
 };
 
 struct LoadedCheckpoint {

@@ -1,5 +1,6 @@
 #include "checkpoint/save.h"
 
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -28,7 +29,7 @@ class Save {
  public:
   Save(const SaveRequest& request, Comm& comm, Io& io) : request_(request), comm_(comm), io_(io) {}
 
-  void run() {
+  Saved run() {
     try {
       const std::string asked = concat(request_.root, " / ", request_.tag, " / step ", request_.step);
       check_same(comm_, "saves", asked, "save");
@@ -41,9 +42,12 @@ class Save {
       throw;
     }
     if (comm_.rank() == 0) tidy();
+    return saved_;
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool leads() const { return comm_.rank() == 0; }
 
   // Engines whose callers name the tags, as Accelerate does for several models, leave one another's checkpoints alone.
@@ -94,6 +98,8 @@ class Save {
     write_small_file(directory, std::string(kManifestName), to_text(manifest));
     placed_ = true;  // from here on `temporary_` may be the checkpoint that is replaced
     replaced_ = commit(*root_, temporary_, request_.tag);
+    saved_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    for (const FileRecord& file : manifest.files) saved_.bytes += file.size;
   }
 
   // After the commit: nothing here can undo it, so nothing here fails the save.
@@ -124,14 +130,18 @@ class Save {
   std::unique_lock<std::mutex> turn_;  // of rank 0, among the engines of its process
   std::string temporary_;
   int64_t sequence_ = 0;
+  Saved saved_;
+  Clock::time_point start_ = Clock::now();
   bool placed_ = false;
   bool replaced_ = false;  // `temporary_` is the checkpoint that had the tag before
 };
 
 }  // namespace
 
-void save_checkpoint(const SaveRequest& request, Comm& comm, Io& io) {
-  or_abort(comm, [&] { Save(request, comm, io).run(); });
+Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io) {
+  Saved saved;
+  or_abort(comm, [&] { saved = Save(request, comm, io).run(); });
+  return saved;
 }
 
 }  // namespace zeroshard

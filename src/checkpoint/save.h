@@ -47,11 +47,17 @@ struct SaveRequest {
   std::function<void(const void* end)> wait_for_data;
 };
 
+// On rank 0; elsewhere there are no bytes.
+struct Saved {
+  int64_t bytes = 0;  // of the files of all ranks
+  double seconds = 0;
+};
+
 // Commits a checkpoint, or leaves no trace of it: every rank writes its slices to one file of a temporary directory and
 // makes them durable; when all have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint of the
 // same tag is replaced in one step. While another process has the directory locked, nothing is done. Collective; `comm`
 // moves host memory and is used by no other thread meanwhile. Throws IoError or ValueError on every rank, naming the
 // rank at fault; earlier checkpoints are then as they were. Slices must not change until it returns.
-void save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
+Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

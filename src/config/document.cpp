@@ -4,13 +4,11 @@
 
 #include "base/format.h"
 #include "base/shown_text.h"
-#include "config/suggest.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr size_t kMaxUnknownTold = 20;
 // Their keys depend on the type beside them, so they are checked once that is known.
 constexpr const char* kOpenBlocks[] = {"optimizer.params", "scheduler.params"};
 
@@ -54,7 +52,7 @@ Document::Document(const Json& root, std::span<const Key> keys) {
 
 void Document::walk_top_level(const std::string& path, const Json& value, bool flat) {
   if (canonical_.contains(path) || in_open_block(path) || is_block(path)) return walk(path, value, flat);
-  ignored_.note(path, value, known_, "");
+  ignored_.note(path, value, known_);
 }
 
 bool Document::is_block(const std::string& path) const {
@@ -63,7 +61,7 @@ bool Document::is_block(const std::string& path) const {
 
 void Document::walk(const std::string& path, const Json& value, bool flat) {
   if (canonical_.contains(path) || in_open_block(path)) return add(path, value, flat);
-  if (!is_block(path)) return refused_.note(path, value, known_, "");
+  if (!is_block(path)) return refused_.note(path, value, known_);
   if (value.is_null()) return;
   if (path == "zero_optimization" && value.is_boolean()) {
     return add(path + ".stage", value.get<bool>() ? 1 : 0, flat);
@@ -87,43 +85,8 @@ void Document::add(const std::string& path, const Json& value, bool flat) {
   }
 }
 
-void Document::UnknownKeys::note(const std::string& path, const Json& value, const std::vector<std::string>& known,
-                                 const std::string& allowed) {
-  if (++count > kMaxUnknownTold) return;
-  first.push_back({concat(shown_text(path), " = ", shown(value)), suggest_path(path, known), allowed});
-}
-
 void Document::refuse_unknown() const {
-  if (refused_.first.empty()) return;
-  const std::string list = " `zeroshard config keys` lists all";
-  if (refused_.count == 1) {
-    const auto& [given, nearest, allowed] = refused_.first.front();
-    throw ConfigError(concat(given, ": unknown key;", nearest, allowed.empty() ? list : allowed));
-  }
-  std::string text = concat(refused_.count, " unknown keys;", list);
-  for (const auto& [given, nearest, allowed] : refused_.first) {
-    const std::string advice = nearest + allowed;
-    text += concat("\n  ", given, advice.empty() ? "" : ":", advice);
-  }
-  if (refused_.count > refused_.first.size())
-    text += concat("\n  and ", refused_.count - refused_.first.size(), " more");
-  throw ConfigError(text);
-}
-
-std::vector<std::string> Document::ignored() const {
-  std::vector<std::string> lines;
-  for (const UnknownKey& key : ignored_.first)
-    lines.push_back(key.given + (key.nearest.empty() ? "" : ":" + key.nearest));
-  if (ignored_.count > lines.size()) lines.push_back(concat("and ", ignored_.count - lines.size(), " more"));
-  return lines;
-}
-
-std::string Document::advice_on_ignored() const {
-  std::string text;
-  for (const UnknownKey& key : ignored_.first) {
-    if (!key.nearest.empty()) text += concat("\n  ", key.given, ": this key is unknown and was ignored;", key.nearest);
-  }
-  return text;
+  refused_.refuse(" `zeroshard config keys` lists all");
 }
 
 const Given* Document::find(const std::string& path) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/key.h"
+#include "config/unknown_keys.h"
 
 namespace zeroshard {
 
@@ -32,9 +33,9 @@ class Document {
   void refuse_unknown() const;
 
   // A line for each unknown key at the top level: the key, its value, and the nearest known key.
-  std::vector<std::string> ignored() const;
+  std::vector<std::string> ignored() const { return ignored_.lines(); }
   // What to add to an error: those of them that look like a known key. It may be the cause.
-  std::string advice_on_ignored() const;
+  std::string advice_on_ignored() const { return ignored_.advice(); }
 
   // Flat keys that were overridden by the nested form of the same key.
   const std::vector<std::string>& overridden() const { return overridden_; }
@@ -44,17 +45,6 @@ class Document {
   void add(const std::string& path, const Json& value, bool flat);
   void walk_top_level(const std::string& path, const Json& value, bool flat);
   bool is_block(const std::string& path) const;
-
-  struct UnknownKey {
-    std::string given, nearest, allowed;  // "stge = 3", " did you mean 'stage'?", " allowed here: ..." in an open block
-  };
-  struct UnknownKeys {
-    std::vector<UnknownKey> first;
-    size_t count = 0;
-
-    void note(const std::string& path, const Json& value, const std::vector<std::string>& known,
-              const std::string& allowed);
-  };
 
   std::map<std::string, std::string> canonical_;  // paths and aliases to paths
   std::set<std::string> blocks_;

@@ -49,6 +49,7 @@ inline Integer size_in_elements() {
 // How "auto" is resolved.
 enum class Auto : uint8_t {
   kDefault,               // as if the key were not given
+  kDefaultTold,           // the same, and the run tells it: few want this default
   kRefuse,                // only the caller of zeroshard can know the value
   kHiddenSquaredTimes09,  // 0.9 h h
   kTenHidden,             // 10 h

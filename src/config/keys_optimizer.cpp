@@ -79,6 +79,7 @@ std::vector<Key> optimizer_keys(Type type) {
   std::vector<Key> keys;
   const double lr = type == Type::kAdagrad ? 1e-2 : 1e-3;
   keys.push_back(param<&OptimizerConfig::lr>("lr", Number{.min = 0}, lr, "learning rate"));
+  keys.back().when_auto = Auto::kDefaultTold;
   keys.push_back(param<&OptimizerConfig::weight_decay>("weight_decay", Number{.min = 0}, 0.0, "weight decay"));
   switch (type) {
     case Type::kAdam:

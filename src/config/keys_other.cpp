@@ -31,13 +31,15 @@ std::vector<Key> blocks_to_leave_off() {
 std::vector<Key> blocks_about_other_tools() {
   const auto block = [](const char* path, const char* why) { return inert(path, Anything{}, nullptr, why); };
   return {
-      block("aio", "nothing is offloaded to NVMe"),
-      block("activation_checkpointing", "torch.utils.checkpoint does this, called by the model"),
-      block("flops_profiler", "zeroshard has no flops profiler; use torch.profiler"),
-      block("comms_logger", "zeroshard counts its collectives by itself"),
+      block("aio", "block size and depth of access to swap files are zeroshard's own"),
+      block("activation_checkpointing",
+            "the model itself recomputes activations, by torch.utils.checkpoint; with transformers call "
+            "model.gradient_checkpointing_enable()"),
+      block("flops_profiler", "no flops are counted: torch.profiler does it, with with_flops=True"),
+      block("comms_logger", "collectives are not logged: torch.profiler shows them"),
       block("comet", "metrics are not sent to Comet; the blocks tensorboard, csv_monitor and wandb write some"),
       block("monitor_config", "give tensorboard, csv_monitor and wandb at the top level"),
-      block("timers", "zeroshard has no engine timers"),
+      block("timers", "no times are printed: torch.profiler measures them"),
       block("train", "`zeroshard train` reads it, and nothing else does"),
       block("pipeline", "it configures pipeline parallelism, which is not in use"),
   };
@@ -89,9 +91,13 @@ std::vector<Key> switches() {
   return {
       inert("managed_gradient_accumulation", Bool{}, true,
             "set_gradient_accumulation_boundary always overrides the counter"),
-      inert("wall_clock_breakdown", Bool{}, false, "zeroshard does not print times of its parts"),
-      inert("memory_breakdown", Bool{}, false, "the byte ledger is always kept"),
-      inert("dump_state", Bool{}, false, "`zeroshard config explain` prints every resolved value"),
+      inert("wall_clock_breakdown", Bool{}, false,
+            "times of forward, backward and step are not printed: torch.profiler measures them, and steps_per_print "
+            "tells the pace"),
+      inert("memory_breakdown", Bool{}, false,
+            "memory is not printed in each step: steps_per_print and engine.memory_report() tell it"),
+      inert("dump_state", Bool{}, false,
+            "the configuration is not printed: `zeroshard config explain FILE` prints every resolved value"),
       {.path = "seq_parallel_communication_data_type",
        .allowed = Choice{{"fp32", "fp16", "bf16"}},
        .default_value = "fp32",
@@ -100,7 +106,8 @@ std::vector<Key> switches() {
        .aliases = {"seq_parallel_comm_data_type"}},
       inert("disable_allgather", Bool{}, false, "updated parameters are always gathered"),
       inert("allgather_size", size_in_elements(), 500'000'000, "parameters are gathered unit by unit"),
-      inert("graph_harvesting", Bool{}, false, "zeroshard does not capture CUDA graphs by itself"),
+      inert("graph_harvesting", Bool{}, false,
+            "no CUDA graphs are captured: torch.compile with mode=\"reduce-overhead\" captures them"),
       inert("disable_python_gc", Bool{}, false, "the Python garbage collector is left as it is"),
       inert("zero_force_ds_cpu_optimizer", Bool{}, true,
             "updates on the host are zeroshard's own, or those of the optimizer that you bring"),

@@ -69,6 +69,7 @@ std::vector<Key> warmup_decay_keys() {
       param<&C::warmup_min_lr>("warmup_min_lr", kRate, 0.0, "learning rate at the start"),
       param<&C::warmup_max_lr>("warmup_max_lr", kRate, 1e-3, "learning rate after the warm-up"),
   };
+  keys.back().when_auto = Auto::kDefaultTold;
   add_warmup<C>(keys);
   return keys;
 }

@@ -25,6 +25,14 @@ bool may_be_auto(const Allowed& allowed) {
   return choice && std::find(choice->names.begin(), choice->names.end(), "auto") != choice->names.end();
 }
 
+// Whether someone who gives this value to a key without effect misses something: a default, an empty block and one
+// that is switched off change nothing.
+bool asks_for_something(const Key& key, const Json& value) {
+  if (value == key.default_value || value.is_null()) return false;
+  if (!value.is_object()) return true;
+  return !value.empty() && (!value.contains("enabled") || value["enabled"] != false);
+}
+
 // The index of `name` among `names`, without regard to case.
 std::optional<size_t> index_of(const Json& name, std::span<const std::string_view> names) {
   const std::string wanted = lower(name.get<std::string>());
@@ -52,6 +60,7 @@ class Resolver {
  private:
   ParsedConfig resolve_all() {
     refuse_unknown_keys();
+    refuse_open_values();
     parsed_.config.world_size = context_.world_size;
     for (const Key& key : keys_) visit(key);
     resolve_optimizer();
@@ -73,11 +82,15 @@ class Resolver {
     const Resolved resolved = resolve(key, given);
     const bool is_asked = key.effect == Key::Effect::kUnsupported && key.apply && resolved.value != key.default_value;
     if (is_asked) key.apply(config(), resolved.value);
-    if (is_given && (key.effect == Key::Effect::kNone || is_asked)) {
+    const bool is_lost = key.effect == Key::Effect::kNone && asks_for_something(key, resolved.value);
+    if (is_given && (is_lost || is_asked)) {
       const std::string& written = given->written_as.empty() ? key.path : given->written_as;
       parsed_.without_effect.push_back(concat(written, " = ", shown(given->value), ": ", key.help));
     }
     if (key.effect != Key::Effect::kYes) return;
+    if (key.when_auto == Auto::kDefaultTold && is_given && is_open(key, *given))
+      parsed_.assumed.push_back(concat(key.path, " = \"auto\" becomes ", shown(resolved.value),
+                                       ", the default: write the value that is meant"));
     if (key.required && resolved.value.is_null()) {
       throw ConfigError(concat(key.path, ": this key is required; it must be ", describe(key.allowed)));
     }
@@ -88,7 +101,7 @@ class Resolver {
   Resolved resolve(const Key& key, const Given* given) const {
     if (!given) return {key.default_value, "default"};
     if (given->value.is_null()) return {key.default_value, "default: null is given"};
-    if (given->value == "auto" && !may_be_auto(key.allowed)) return resolve_auto(key);
+    if (is_open(key, *given)) return resolve_auto(key);
     const Json value = check_value(key, given->value);
     std::string origin = given->written_as.empty() ? "file" : "file: as " + given->written_as;
     const bool cut = value.is_number_integer() && given->value.is_number_float() && value != given->value;
@@ -96,34 +109,72 @@ class Resolver {
     return {value, origin};
   }
 
+  // Why "auto" is no value here, or "".
+  std::string problem_of_auto(const Key& key) const {
+    switch (key.when_auto) {
+      case Auto::kDefault:
+      case Auto::kDefaultTold:
+        return "";
+      case Auto::kRefuse:
+        return "only the caller can know this value, and left it open; must be " + describe(key.allowed);
+      default:
+        if (context_.hidden_size) return "";
+        return "needs the model's hidden size, which is not known here: give `zeroshard config explain` --hidden-size, "
+               "or write " +
+               describe(key.allowed);
+    }
+  }
+
+  // After refuse_open_values().
   Resolved resolve_auto(const Key& key) const {
-    if (key.when_auto == Auto::kDefault) return {key.default_value, "auto: the default"};
-    if (key.when_auto == Auto::kRefuse) {
-      fail_value(key.path, "auto",
-                 "only the caller can know this value, and left it open; must be " + describe(key.allowed));
-    }
-    if (!context_.hidden_size) {
-      fail_value(key.path, "auto",
-                 "needs the model's hidden size, which is not known here; give it or " + describe(key.allowed));
-    }
-    const int64_t hidden = *context_.hidden_size;
+    const int64_t hidden = context_.hidden_size.value_or(0);
     switch (key.when_auto) {
       case Auto::kHiddenSquaredTimes09:
         return {int64_t(0.9 * double(hidden) * double(hidden)), "auto: 0.9 x hidden size squared"};
-      default:
+      case Auto::kTenHidden:
         return {10 * hidden, "auto: 10 x hidden size"};
+      default:
+        return {key.default_value, "auto: the default"};
     }
+  }
+
+  static bool is_open(const Key& key, const Given& given) { return given.value == "auto" && !may_be_auto(key.allowed); }
+
+  // All at once: they are filled in at one place.
+  void refuse_open_values() const {
+    std::vector<Key> keys = keys_;
+    for (const std::vector<Key>& more : {given_optimizer_keys(), given_scheduler_keys()})
+      keys.insert(keys.end(), more.begin(), more.end());
+    std::vector<std::pair<std::string, std::string>> problems;
+    for (const Key& key : keys) {
+      const Given* given = document_.find(key.path);
+      const std::string problem = given && is_open(key, *given) ? problem_of_auto(key) : "";
+      if (!problem.empty()) problems.emplace_back(key.path, problem);
+    }
+    if (problems.empty()) return;
+    if (problems.size() == 1) fail_value(problems.front().first, "auto", problems.front().second);
+    std::string text = concat(problems.size(), " values are \"auto\", and not known here:");
+    for (const auto& [path, problem] : problems) text += concat("\n  ", path, " = \"auto\": ", problem);
+    throw ConfigError(text);
   }
 
   // All unknown keys of the file at once, including those of optimizer and scheduler if their types are known.
   void refuse_unknown_keys() {
-    if (const auto index = given_type("optimizer.type", optimizer_names())) {
-      document_.check_block("optimizer.params", optimizer_keys(OptimizerConfig::Type(*index)));
-    }
-    if (const auto index = given_type("scheduler.type", scheduler_names())) {
-      document_.check_block("scheduler.params", scheduler_keys(*index));
-    }
+    if (const std::vector<Key> keys = given_optimizer_keys(); !keys.empty())
+      document_.check_block("optimizer.params", keys);
+    if (const std::vector<Key> keys = given_scheduler_keys(); !keys.empty())
+      document_.check_block("scheduler.params", keys);
     document_.refuse_unknown();
+  }
+
+  // Those of the given type; none if it is not given or not known.
+  std::vector<Key> given_optimizer_keys() const {
+    const auto index = given_type("optimizer.type", optimizer_names());
+    return index ? optimizer_keys(OptimizerConfig::Type(*index)) : std::vector<Key>();
+  }
+  std::vector<Key> given_scheduler_keys() const {
+    const auto index = given_type("scheduler.type", scheduler_names());
+    return index ? scheduler_keys(*index) : std::vector<Key>();
   }
 
   std::optional<size_t> given_type(const std::string& path, std::span<const std::string_view> names) const {

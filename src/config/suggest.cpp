@@ -1,6 +1,7 @@
 #include "config/suggest.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace zeroshard {
 namespace {
@@ -13,6 +14,32 @@ Split split(std::string_view path) {
   const size_t dot = path.rfind('.');
   if (dot == path.npos) return {"", path};
   return {path.substr(0, dot), path.substr(dot + 1)};
+}
+
+std::vector<std::string_view> words_of(std::string_view name) {
+  std::vector<std::string_view> words;
+  while (!name.empty()) {
+    const size_t end = std::min(name.find('_'), name.size());
+    if (end > 0) words.push_back(name.substr(0, end));
+    name.remove_prefix(std::min(end + 1, name.size()));
+  }
+  std::sort(words.begin(), words.end());
+  return words;
+}
+
+// How far apart names of several words are: the words that one has and the other lacks, if all of the other's are
+// there, in any order ("warmup_steps", "warmup_num_steps"), and 1 for the first letters of each ("learning_rate",
+// "lr"). Nothing otherwise.
+std::optional<size_t> word_distance(std::string_view a, std::string_view b) {
+  const std::vector<std::string_view> words = words_of(a), others = words_of(b);
+  if (words.size() < 2) return {};
+  std::string initials;
+  for (size_t at = 0; at != a.npos && at < a.size(); at = a.find('_', at), at += at != a.npos) initials += a[at];
+  if (initials == b) return 1;
+  const auto& [few, many] =
+      std::minmax(words, others, [](const auto& x, const auto& y) { return x.size() < y.size(); });
+  if (few.size() < 2 || !std::includes(many.begin(), many.end(), few.begin(), few.end())) return {};
+  return std::max<size_t>(1, many.size() - few.size());
 }
 
 }  // namespace
@@ -43,8 +70,10 @@ std::string suggest_path(const std::string& path, const std::vector<std::string>
   for (const std::string& candidate : known) {
     const Split other = split(candidate);
     const size_t in_wrong_block = other.block == wanted.block ? 0 : 1;
-    const size_t distance = std::min(edit_distance(wanted.name, other.name) + in_wrong_block,  //
-                                     edit_distance(path, candidate));
+    size_t distance = std::min(edit_distance(wanted.name, other.name) + in_wrong_block,  //
+                               edit_distance(path, candidate));
+    if (const auto words = word_distance(wanted.name, other.name))
+      distance = std::min(distance, *words + in_wrong_block);
     if (distance < best_distance) {
       best = &candidate;
       best_distance = distance;

@@ -9,7 +9,8 @@ namespace zeroshard {
 size_t edit_distance(std::string_view a, std::string_view b);
 
 // " did you mean 'zero_optimization.stage'?" for the known path nearest to `path`, or "" when none is near. Compares
-// the last parts of the paths, so that a key in the wrong block is found too.
+// the last parts of the paths, so that a key in the wrong block is found too, and words: "warmup_steps" is near
+// "warmup_num_steps", and "learning_rate" near "lr".
 std::string suggest_path(const std::string& path, const std::vector<std::string>& known);
 
 // "; did you mean 'plan'?", to append to an error about `word`, or "".

@@ -14,6 +14,7 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/load.h"
 #include "checkpoint/store.h"
+#include "checkpoint/told.h"
 #include "device/host_copy.h"
 #include "device/safetensors_dtype.h"
 #include "engine/impl.h"
@@ -30,6 +31,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kWeight[] = "weight";
+constexpr std::string_view kSave = "save_checkpoint", kLoad = "load_checkpoint";
 
 // `path` from the root of the file system on: the working directory may be another by the time that the background
 // writes. Of what is loaded and of what is saved links and ".." are resolved as by the kernel, as far as there is
@@ -163,17 +165,17 @@ void Engine::Impl::plan_staging(int64_t bytes) {
   all = std::max(all, bytes);
 }
 
-// Waits for a save under way, and logs it: the user should know that saves come faster than the disks write.
-void Engine::Impl::wait_for_turn() {
+// Waits for a save under way, and logs it: the user should know when saves come faster than the disks write.
+void Engine::Impl::wait_for_turn(std::string_view call) {
   if (!async_saver) return;
   constexpr auto kNoticeable = std::chrono::milliseconds(100);
   const auto start = std::chrono::steady_clock::now();
   report_failed_save();
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
   if (waited < kNoticeable || reduce_comm.rank() != 0) return;
-  log(LogLevel::kWarning, concat("waited ", waited.count(),
-                                 " ms for the checkpoint before to be written. When every save waits, save less often "
-                                 "or to a faster disk"));
+  const std::string told = concat(call, " waited ", waited.count(), " ms for the checkpoint before to be written");
+  if (call != kSave) return log(LogLevel::kInfo, told);
+  log(LogLevel::kWarning, told + ". If every save waits like this, save less often, or to a faster disk");
 }
 
 // Called on every rank at the same step: wherever it failed, the thread of every rank learns of it.
@@ -354,7 +356,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
-  run_together([&] {
+  run_together(kSave, [&] {
     impl.take_all_writes();
     if (has_pending_gradients())
       throw StateError(
@@ -365,7 +367,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
     request = impl.make_request(from_root(root), tag, step, contents, save);
     if (staged) impl.saver().prepare(request, staging);
   });
-  if (!staged) return zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io());
+  if (!staged) return tell_saved(request, zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io()));
   impl.staging_planned = staging;
   impl.plan_staging(staging);
   const auto copy = [](void* to, const void* from, int64_t bytes) { copy_to_host(to, from, bytes, at::kCPU); };
@@ -382,17 +384,17 @@ void Engine::report_failed_save() {
   wait_for_checkpoint();
 }
 
-void Engine::run_together(const std::function<void()>& step) {
+void Engine::run_together(std::string_view call, const std::function<void()>& step) {
   impl_->check_caller();
   // Where the steps of the others are, too: a rank that comes here alone is named, and so is what the others called.
-  impl_->reduce_comm.barrier("save_checkpoint or load_checkpoint");
-  impl_->wait_for_turn();  // the communicator is the saver's until then
+  impl_->reduce_comm.barrier(call);
+  impl_->wait_for_turn(call);  // the communicator is the saver's until then
   zeroshard::together(impl_->checkpoint_comm(), "checkpoint", step);
 }
 
 std::vector<bool> Engine::differ_among_ranks(const std::vector<at::Tensor>& tensors) {
   std::vector<int64_t> extremes;  // of the hashes: the highest of h is the lowest of ~h where all are the same
-  run_together([&] {
+  run_together(kSave, [&] {
     for (const at::Tensor& tensor : tensors) {
       const at::Tensor host = tensor.detach().cpu().contiguous();
       const auto hash = int64_t(hash_bytes(host.const_data_ptr(), int64_t(host.nbytes())));
@@ -411,7 +413,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
                                                    const ChooseTensors& others) {
   Impl& impl = *impl_;
   const std::string root = from_root(path);
-  run_together([&] {
+  run_together(kLoad, [&] {
     impl.check_no_change_begun("load_checkpoint()");
     impl.take_all_writes();  // to what is not loaded, too
     if (has_pending_gradients())
@@ -443,11 +445,15 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
                             begin_overwriting,
                             concat(load.all_params ? "all" : "some", " parameters ",
                                    load.optimizer ? "with" : "without", " optimizer states"),
-                            &uploads};
+                            &uploads,
+                            load.may_be_first};
+  const auto start = std::chrono::steady_clock::now();
   const auto loaded = zeroshard::load_checkpoint(request, impl.checkpoint_comm(), posix_io());
   if (!loaded) return std::nullopt;
   for (const std::string& part : load.takes) chosen.insert({part, "of the caller"});
   begin_overwriting(loaded->tag);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  if (impl.reduce_comm.rank() == 0) tell_loaded(root, loaded->manifest, taken.count());
   impl.take_loaded(loaded->manifest, TensorIndex(loaded->manifest), load);
   if (load.optimizer) impl.progress.restore({}, loaded->manifest.step);
   LoadedState state{loaded->tag, loaded->manifest.step, Json::parse(loaded->manifest.state).at("front").dump(),

@@ -11,6 +11,8 @@
 namespace zeroshard {
 namespace {
 
+constexpr std::string_view kExport = "save_16bit_model";
+
 // A file of weights that rank 0 writes while all ranks gather unit after unit. Deleted unless it is finished.
 class WeightFile {
  public:
@@ -34,7 +36,7 @@ class WeightFile {
   }
   void open(const std::string& directory, const std::string& name) {
     const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
-    directory_ = Directory::create(posix_io(), directory);
+    directory_ = Directory::create(shared_posix_io(), directory);
     name_ = name;
     temporary_ = temporary_name(name);
     writer_ = std::make_unique<FileWriter>(*directory_, temporary_, int64_t(header.size()) + bytes_);
@@ -91,13 +93,13 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   Impl& impl = *impl_;
   const bool leads = impl.checkpoint_comm().rank() == 0;
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
-  run_together([&] {
+  run_together(kExport, [&] {
     impl.check_whole();
     impl.take_all_writes();
   });
   WeightFile file;
   const auto phase = [&](const std::function<void()>& step) {
-    run_together([&] {
+    run_together(kExport, [&] {
       if (leads) step();
     });
   };

@@ -88,7 +88,7 @@ struct Engine::Impl {
   DeviceCopies* device_copies();
   // The host will hold this much for copies of checkpoints.
   void plan_staging(int64_t bytes);
-  void wait_for_turn();
+  void wait_for_turn(std::string_view call);
   bool report_failed_save();
   // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
   void check_whole() const;

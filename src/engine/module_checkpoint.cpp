@@ -24,7 +24,7 @@ void ModuleEngine::save(const std::string& root, const std::string& client, cons
   std::vector<at::Tensor> values;
   for (const auto& [name, buffer] : buffers_) values.push_back(buffer);
   const std::vector<bool> differs = differ_among_ranks(values);
-  run_together([&] {
+  run_together("save_checkpoint", [&] {
     Json state{{"lr_scheduler", {{"last_batch_iteration", iteration_}}}, {"client", Json::parse(client)}};
     for (const auto& [name, count] : progress().counts()) state[name] = count;
     contents.state = state.dump();

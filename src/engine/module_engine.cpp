@@ -24,7 +24,7 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
 
 const OptimizerConfig& optimizer_of(const ParsedConfig& parsed) {
   if (parsed.config.optimizer) return *parsed.config.optimizer;
-  throw ConfigError("optimizer: missing, and a ModuleEngine has no other: add {\"optimizer\": {\"type\": \"AdamW\"}}");
+  throw ConfigError(R"(the key optimizer is missing: add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}})");
 }
 
 std::vector<UnitDefinition> with_values(std::vector<UnitDefinition> units, const ParameterValues& values) {

@@ -11,10 +11,11 @@
 namespace zeroshard {
 
 // An open directory. Names are relative to it and may have several components, but never lead out of it: "..", absolute
-// names and symbolic links on the way are refused. Changes are durable only after sync().
+// names and symbolic links on the way are refused. Changes are durable only after sync(). The Io says who may read what
+// is created.
 class Directory {
  public:
-  // Opens `path`; if it is missing, creates it (mode 0700) with its parents, durably.
+  // Opens `path`; if it is missing, creates it with its parents, durably.
   static Directory create(Io& io, const std::string& path);
   static Directory open(Io& io, const std::string& path);
   static std::optional<Directory> open_if_there(Io& io, const std::string& path);
@@ -24,9 +25,9 @@ class Directory {
   Io& io() const { return *io_; }
   int fd() const { return fd_.get(); }
 
-  void create_directory(const std::string& name);  // mode 0700; an error if it exists
+  void create_directory(const std::string& name);  // an error if it exists
   Directory open_directory(const std::string& name) const;
-  OpenFd create_file(const std::string& name);      // for writing; mode 0600; an error if it exists
+  OpenFd create_file(const std::string& name);      // for writing; an error if it exists
   OpenFd open_file(const std::string& name) const;  // for reading; only a regular file
 
   std::vector<std::string> list() const;  // sorted; files, directories and everything else

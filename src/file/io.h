@@ -30,14 +30,14 @@ class Io {
   virtual int open_dir(const std::string& path) = 0;  // any path, links are followed: the user chose it
   virtual int open_dir_at(int dir, const std::string& name) = 0;
   virtual int open_at(int dir, const std::string& name) = 0;    // for reading; a regular file, else -EINVAL at once
-  virtual int create_at(int dir, const std::string& name) = 0;  // for writing; mode 0600, -EEXIST when it is there
-  // For reading and writing; created with mode 0600 if it is missing. A regular file, else -EINVAL at once.
+  virtual int create_at(int dir, const std::string& name) = 0;  // for writing; -EEXIST when it is there
+  // For reading and writing; created if it is missing. A regular file, else -EINVAL at once.
   virtual int open_or_create_at(int dir, const std::string& name) = 0;
-  // For reading and writing; mode 0600, without a name: the file ends with its descriptor. -EOPNOTSUPP: the file system
-  // has none.
+  // For reading and writing; for this user alone, without a name: the file ends with its descriptor. -EOPNOTSUPP: the
+  // file system has none.
   virtual int create_unnamed(int dir) = 0;
-  virtual int mkdir(const std::string& path) = 0;              // mode 0700
-  virtual int mkdir_at(int dir, const std::string& name) = 0;  // mode 0700
+  virtual int mkdir(const std::string& path) = 0;
+  virtual int mkdir_at(int dir, const std::string& name) = 0;
   virtual int close(int fd) = 0;
 
   virtual int64_t pread(int fd, void* data, size_t bytes, int64_t offset) = 0;
@@ -63,8 +63,10 @@ class Io {
   virtual int rmdir_at(int dir, const std::string& name) = 0;
 };
 
-// The operating system's own.
+// The operating system's own. What it creates is private: files have mode 0600, directories 0700.
 Io& posix_io();
+// The same for what is meant for others, too: the umask says who may read what it creates.
+Io& shared_posix_io();
 
 // How names are confined to their directory: by the kernel (openat2), or component by component. posix_io() uses the
 // latter if the kernel has no openat2.

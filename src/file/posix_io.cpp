@@ -18,7 +18,11 @@
 namespace zeroshard {
 namespace {
 
-constexpr mode_t kFileMode = 0600, kDirectoryMode = 0700;
+struct Modes {
+  mode_t file, directory;  // before the umask
+};
+constexpr Modes kPrivate{0600, 0700}, kShared{0666, 0777};
+
 constexpr int kOpenDirectory = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 constexpr int kNotFollowed = O_CLOEXEC | O_NOFOLLOW | O_NOCTTY;
 
@@ -78,7 +82,7 @@ int open_by_component(int dir, const std::string& name, int flags, mode_t mode) 
 
 class PosixIo final : public Io {
  public:
-  explicit PosixIo(Confinement confinement) : confinement_(confinement) {}
+  PosixIo(Confinement confinement, Modes modes) : confinement_(confinement), modes_(modes) {}
 
   int open_dir(const std::string& path) override { return result_of(::open(path.c_str(), kOpenDirectory)); }
   int open_dir_at(int dir, const std::string& name) override { return open_beneath(dir, name, kOpenDirectory); }
@@ -89,18 +93,19 @@ class PosixIo final : public Io {
   }
 
   int create_at(int dir, const std::string& name) override {
-    return open_beneath(dir, name, O_WRONLY | O_CREAT | O_EXCL | kNotFollowed, kFileMode);
+    return open_beneath(dir, name, O_WRONLY | O_CREAT | O_EXCL | kNotFollowed, modes_.file);
   }
   int open_or_create_at(int dir, const std::string& name) override {
-    return regular(open_beneath(dir, name, O_RDWR | O_CREAT | O_NONBLOCK | kNotFollowed, kFileMode));
+    return regular(open_beneath(dir, name, O_RDWR | O_CREAT | O_NONBLOCK | kNotFollowed, modes_.file));
   }
   int create_unnamed(int dir) override {
-    const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, kFileMode));
+    const int fd = result_of(::openat(dir, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
     return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd;  // kernels and file systems that do not know the flag
   }
-  int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), kDirectoryMode)); }
+  int mkdir(const std::string& path) override { return result_of(::mkdir(path.c_str(), modes_.directory)); }
   int mkdir_at(int dir, const std::string& name) override {
-    return in_parent(dir, name, [](int parent, const char* last) { return ::mkdirat(parent, last, kDirectoryMode); });
+    return in_parent(dir, name,
+                     [this](int parent, const char* last) { return ::mkdirat(parent, last, modes_.directory); });
   }
   int close(int fd) override { return result_of(::close(fd)); }
 
@@ -236,17 +241,23 @@ class PosixIo final : public Io {
   }
 
   Confinement confinement_;
+  Modes modes_;
 };
 
 }  // namespace
 
 Io& posix_io() {
-  static PosixIo io(Confinement::kKernel);  // has no state
+  static PosixIo io(Confinement::kKernel, kPrivate);  // has no state
+  return io;
+}
+
+Io& shared_posix_io() {
+  static PosixIo io(Confinement::kKernel, kShared);
   return io;
 }
 
 std::unique_ptr<Io> make_posix_io(Confinement confinement) {
-  return std::make_unique<PosixIo>(confinement);
+  return std::make_unique<PosixIo>(confinement, kPrivate);
 }
 
 }  // namespace zeroshard

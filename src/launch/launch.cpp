@@ -34,40 +34,6 @@ namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's, for several hosts
 
-void check(const LaunchOptions& options) {
-  ZS_CHECK(!options.argv.empty(), "there is no program to run");
-  ZS_CHECK(options.local_rank_at >= 0 && size_t(options.local_rank_at) <= options.argv.size(), "local_rank_at is ",
-           options.local_rank_at, ", expected 0 to ", options.argv.size(), ", a place in argv");
-  ZS_CHECK(options.nproc >= 1 && options.nproc <= kMaxRanksPerHost, "nproc is ", options.nproc, ", expected 1 to ",
-           kMaxRanksPerHost);
-  ZS_CHECK(options.cores.empty() || options.cores.size() >= size_t(options.nproc), "there are ", options.cores.size(),
-           " cores to bind and ", options.nproc, " ranks, expected one core for each at least");
-  const std::vector<int> usable = usable_cpus();
-  for (const int core : options.cores) {
-    ZS_CHECK(std::find(usable.begin(), usable.end(), core) != usable.end(), "core ", core,
-             " cannot be bound: this process may use ", usable.size(), " CPUs, from ",
-             usable.empty() ? 0 : usable.front(), " to ", usable.empty() ? 0 : usable.back());
-  }
-  ZS_CHECK(options.nnodes >= 1, "nnodes is ", options.nnodes, ", expected at least 1");
-  ZS_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, "node_rank is ", options.node_rank,
-           ", expected 0 to nnodes - 1 = ", options.nnodes - 1);
-  ZS_CHECK(options.master_port >= 0 && options.master_port < 65536, "master_port is ", options.master_port,
-           ", expected 1 to 65535, or 0 for a free one");
-  ZS_CHECK(options.grace_period_s >= 0, "grace period is ", options.grace_period_s, ", expected seconds >= 0");
-  ZS_CHECK(options.hang_timeout_s >= 0, "hang timeout is ", options.hang_timeout_s, ", expected seconds >= 0");
-  ZS_CHECK(options.max_restarts >= 0, "max_restarts is ", options.max_restarts, ", expected at least 0");
-  ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1, "--max-restarts is ", options.max_restarts,
-           " but the job has ", options.nnodes,
-           " hosts, whose launchers do not know of each other; restart all of them");
-  ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc, "--min-ranks is ", options.min_ranks,
-           " but the job has ", options.nproc, " ranks (--nproc)");
-  ZS_CHECK(options.min_ranks == 0 || options.nnodes == 1, "--min-ranks is ", options.min_ranks, " but the job has ",
-           options.nnodes, " hosts: it works on one");
-  ZS_CHECK(options.min_ranks == 0 || options.max_restarts > 0, "--min-ranks is ", options.min_ranks,
-           ": give --max-restarts too, without which nothing is started again");
-  ZS_CHECK(options.stall_timeout_s >= 0, "stall timeout is ", options.stall_timeout_s, ", expected seconds >= 0");
-}
-
 void make_log_dir(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -244,8 +210,42 @@ Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, int
 
 }  // namespace
 
+void check_launch_options(const LaunchOptions& options) {
+  ZS_CHECK(!options.argv.empty(), "there is no program to run");
+  ZS_CHECK(options.local_rank_at >= 0 && size_t(options.local_rank_at) <= options.argv.size(), "local_rank_at is ",
+           options.local_rank_at, ", expected 0 to ", options.argv.size(), ", a place in argv");
+  ZS_CHECK(options.nproc >= 1 && options.nproc <= kMaxRanksPerHost, "nproc is ", options.nproc, ", expected 1 to ",
+           kMaxRanksPerHost);
+  ZS_CHECK(options.cores.empty() || options.cores.size() >= size_t(options.nproc), "there are ", options.cores.size(),
+           " cores to bind and ", options.nproc, " ranks, expected one core for each at least");
+  const std::vector<int> usable = usable_cpus();
+  for (const int core : options.cores) {
+    ZS_CHECK(std::find(usable.begin(), usable.end(), core) != usable.end(), "core ", core,
+             " cannot be bound: this process may use ", usable.size(), " CPUs, from ",
+             usable.empty() ? 0 : usable.front(), " to ", usable.empty() ? 0 : usable.back());
+  }
+  ZS_CHECK(options.nnodes >= 1, "nnodes is ", options.nnodes, ", expected at least 1");
+  ZS_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, "node_rank is ", options.node_rank,
+           ", expected 0 to nnodes - 1 = ", options.nnodes - 1);
+  ZS_CHECK(options.master_port >= 0 && options.master_port < 65536, "master_port is ", options.master_port,
+           ", expected 1 to 65535, or 0 for a free one");
+  ZS_CHECK(options.grace_period_s >= 0, "grace period is ", options.grace_period_s, ", expected seconds >= 0");
+  ZS_CHECK(options.hang_timeout_s >= 0, "hang timeout is ", options.hang_timeout_s, ", expected seconds >= 0");
+  ZS_CHECK(options.max_restarts >= 0, "max_restarts is ", options.max_restarts, ", expected at least 0");
+  ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1, "--max-restarts is ", options.max_restarts,
+           " but the job has ", options.nnodes,
+           " hosts, whose launchers do not know of each other; restart all of them");
+  ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc, "--min-ranks is ", options.min_ranks,
+           " but the job has ", options.nproc, " ranks (--nproc)");
+  ZS_CHECK(options.min_ranks == 0 || options.nnodes == 1, "--min-ranks is ", options.min_ranks, " but the job has ",
+           options.nnodes, " hosts: it works on one");
+  ZS_CHECK(options.min_ranks == 0 || options.max_restarts > 0, "--min-ranks is ", options.min_ranks,
+           ": give --max-restarts too, without which nothing is started again");
+  ZS_CHECK(options.stall_timeout_s >= 0, "stall timeout is ", options.stall_timeout_s, ", expected seconds >= 0");
+}
+
 int launch(const LaunchOptions& options) {
-  check(options);
+  check_launch_options(options);
   if (!options.log_dir.empty()) make_log_dir(options.log_dir);
   Ports ports(options);
   if (const int threads = omp_num_threads(options); threads > 0) {

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <iomanip>
+#include <set>
 #include <sstream>
 
 namespace zeroshard {
@@ -32,6 +33,11 @@ std::string how(const ProcessExit& exit) {
   return "ended with exit code " + std::to_string(exit.code);
 }
 
+// Ranks that learn of another one's error say from which.
+std::string without_reporter(const std::string& message) {
+  return message.substr(0, message.rfind(" [reported by rank "));
+}
+
 }  // namespace
 
 std::string describe_exit(const RankProcess& rank) {
@@ -46,7 +52,7 @@ std::string describe_stop(const RankProcess& rank, double seconds) {
 }
 
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
-                           const std::vector<LaterFailure>& later, const std::vector<std::string>& last_lines) {
+                           const std::vector<LaterFailure>& later, const LastWords& words) {
   std::ostringstream out;
   out << "job failed: " << describe_exit(first);
   if (last_step) out << ", last step " << *last_step;
@@ -54,13 +60,17 @@ std::string failure_report(const RankProcess& first, std::optional<int64_t> last
   if (first.exit->signal == SIGKILL) {
     out << "  the launcher did not send it: unless a person did, the kernel did for lack of memory (see dmesg)\n";
   }
+  std::set<std::string> told;
+  for (const std::string& line : words.message) told.insert(without_reporter(line));
+  for (const std::string& line : words.message) out << "  " << line << "\n";
   for (const LaterFailure& failure : later) {
     out << "  later: " << describe_exit(failure.rank);
-    if (!failure.last_line.empty()) out << ": " << failure.last_line;
+    if (!failure.message.empty() && told.insert(without_reporter(failure.message)).second)
+      out << ": " << failure.message;
     out << "\n";
   }
-  if (!last_lines.empty()) out << "  its last lines on stderr:\n";
-  for (const std::string& line : last_lines) out << "    " << line << "\n";
+  if (!words.before.empty()) out << "  before that it wrote to stderr:\n";
+  for (const std::string& line : words.before) out << "    " << line << "\n";
   return out.str();
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/last_words.h"
 #include "launch/rank_process.h"
 
 namespace zeroshard {
@@ -16,12 +17,12 @@ std::string describe_stop(const RankProcess& rank, double seconds);
 // The same failure as seen by a rank that ended after the first one.
 struct LaterFailure {
   RankProcess rank;
-  std::string last_line;  // of its stderr
+  std::string message;  // the first line of its error on stderr
 };
 
-// Several lines: what happened first (with the last step that the rank reported, if any), what followed from it, and
-// the last lines that the first rank wrote.
+// Several lines: what happened first (with the last step that the rank reported, if any), the error that it wrote, what
+// followed from it, and what the first rank wrote before. Nothing is repeated.
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
-                           const std::vector<LaterFailure>& later, const std::vector<std::string>& last_lines);
+                           const std::vector<LaterFailure>& later, const LastWords& words);
 
 }  // namespace zeroshard

@@ -20,7 +20,7 @@ constexpr double kDumpS = 2;          // for hanging ranks to print their stacks
 constexpr double kGiveUpS = 20;       // for processes that even SIGKILL does not end (waiting for a device)
 constexpr double kLaterFailureS = 1;  // how long after the first failure others are still reported
 constexpr double kTwiceS = 0.25;      // two so close were sent once: to the launcher and its group
-constexpr size_t kReportedLines = 20;
+constexpr size_t kReadLines = 400;    // of a rank's stderr: frames of a stack are among them
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -233,8 +233,8 @@ std::vector<LaterFailure> Supervisor::later_failures() const {
     const int code = other.exit->shell_code();
     const bool ended_by_us = code == 128 + SIGTERM || code == 128 + SIGKILL;
     if (ended_by_us || other.exit->at_s - first_s > kLaterFailureS) continue;
-    const auto lines = output_.last_stderr_lines(other.rank, 1);
-    result.push_back({other, lines.empty() ? "" : lines[0]});
+    const LastWords words = last_words(output_.last_stderr_lines(other.rank, kReadLines));
+    result.push_back({other, words.message.empty() ? "" : words.message.front()});
   }
   std::sort(result.begin(), result.end(),
             [](const auto& a, const auto& b) { return a.rank.exit->at_s < b.rank.exit->at_s; });
@@ -261,8 +261,12 @@ const RankProcess* Supervisor::failed_after_signal() const {
 }
 
 int Supervisor::report_failure(const RankProcess& first, const std::vector<LaterFailure>& later) {
-  output_.notice(failure_report(first, hang_watch_.last_step(first.rank), later,
-                                output_.last_stderr_lines(first.rank, kReportedLines)));
+  LastWords words = last_words(output_.last_stderr_lines(first.rank, kReadLines));
+  if (options_.nproc == 1 && options_.nnodes == 1) {  // its lines are right above
+    if (words.is_last) words.message.clear();
+    words.before.clear();
+  }
+  output_.notice(failure_report(first, hang_watch_.last_step(first.rank), later, words));
   return first.exit->shell_code();
 }
 

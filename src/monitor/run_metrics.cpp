@@ -109,7 +109,7 @@ class RunMetrics::Impl {
   bool finished_ = false;
 };
 
-RunMetrics::RunMetrics(MetricsOptions options) : RunMetrics(std::move(options), posix_io()) {}
+RunMetrics::RunMetrics(MetricsOptions options) : RunMetrics(std::move(options), shared_posix_io()) {}
 RunMetrics::RunMetrics(MetricsOptions options, Io& io) : impl_(std::make_unique<Impl>(std::move(options), io)) {}
 RunMetrics::~RunMetrics() = default;
 

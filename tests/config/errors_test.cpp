@@ -49,6 +49,22 @@ TEST(ConfigErrors, AnErrorNamesTheIgnoredKeysThatMayBeItsCause) {
   EXPECT_THAT(error_of(R"({"_comment": 1, "fp16": {"enabled": 1}})"), ::testing::Not(HasSubstr("_comment")));
 }
 
+TEST(ConfigErrors, WordsCountMoreThanLetters) {
+  const auto of_schedule = [](const std::string& key) {
+    return R"({"scheduler": {"type": "WarmupLR", "params": {")" + key + R"(": 5}}})";
+  };
+  expect_error(of_schedule("warmup_steps"), {"did you mean 'scheduler.params.warmup_num_steps'?"});
+  expect_error(of_schedule("num_warmup_steps"), {"did you mean 'scheduler.params.warmup_num_steps'?"});
+  expect_error(R"({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}})",
+               {"did you mean 'optimizer.params.lr'?"});
+  const std::vector<std::string> known = {"a.warmup_num_steps", "a.warmup_type", "b.lr", "a.steps"};
+  EXPECT_EQ(suggest_path("a.warmup_steps", known), " did you mean 'a.warmup_num_steps'?");
+  EXPECT_EQ(suggest_path("a.learning_rate", known), " did you mean 'b.lr'?");
+  EXPECT_EQ(suggest_path("a.stepz", known), " did you mean 'a.steps'?");
+  EXPECT_EQ(suggest_path("a.number_of_heads", known), "");
+  EXPECT_EQ(suggest_path("a.__", known), "");
+}
+
 TEST(ConfigErrors, NothingNearIsNotSuggested) {
   const std::string message = error_of(R"({"fp16": {"qwertyuiop": 1}})");
   EXPECT_THAT(message, HasSubstr("fp16.qwertyuiop = 1: unknown key"));

@@ -199,6 +199,30 @@ TEST(Config, AutoFromTheHiddenSize) {
   EXPECT_THAT(value_of(parsed, "zero_optimization.stage3_prefetch_bucket_size").origin, StartsWith("auto"));
 }
 
+TEST(Config, AutoValuesThatNobodyKnowsAreToldAtOnce) {
+  const std::string message = error_of(R"({"zero_optimization": {"stage3_prefetch_bucket_size": "auto"},
+      "optimizer": {"type": "auto"}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})");
+  EXPECT_THAT(message, StartsWith("3 values are \"auto\", and not known here:\n"));
+  EXPECT_THAT(message, HasSubstr("\n  optimizer.type = \"auto\": only the caller can know"));
+  EXPECT_THAT(message, HasSubstr("\n  scheduler.params.total_num_steps = \"auto\": only the caller can know"));
+  EXPECT_THAT(message, HasSubstr("stage3_prefetch_bucket_size = \"auto\": needs the model's hidden size"));
+  EXPECT_THAT(message, HasSubstr("--hidden-size"));
+}
+
+TEST(Config, AnAutoLearningRateIsTold) {
+  using ::testing::ElementsAre;
+  const auto assumed = [](const std::string& json) { return configuration(json).assumed; };
+  EXPECT_THAT(assumed(R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}}})"),
+              ElementsAre(HasSubstr("optimizer.params.lr = \"auto\" becomes 0.001, the default")));
+  EXPECT_THAT(assumed(R"({"optimizer": {"type": "Adagrad", "params": {"lr": "auto"}}})"),
+              ElementsAre(HasSubstr("becomes 0.01")));
+  EXPECT_THAT(assumed(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9,
+                          "warmup_max_lr": "auto", "warmup_min_lr": "auto"}}})"),
+              ElementsAre(HasSubstr("scheduler.params.warmup_max_lr = \"auto\" becomes 0.001")));
+  for (const char* rest : {R"("lr": 0.1)", R"("lr": null)", R"("betas": "auto")"})
+    EXPECT_THAT(assumed(R"({"optimizer": {"type": "AdamW", "params": {)" + std::string(rest) + "}}}"), ElementsAre());
+}
+
 TEST(Config, AutoElsewhereIsTheDefault) {
   const ParsedConfig parsed = configuration(R"({"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
       "gradient_clipping": "auto", "amp": {"enabled": "auto", "opt_level": "auto"},
@@ -215,12 +239,14 @@ TEST(Config, AutoElsewhereIsTheDefault) {
 }
 
 TEST(Config, KeysWithoutEffectAreNamedWithTheirReason) {
-  const ParsedConfig parsed = configuration(R"({"wall_clock_breakdown": true, "comet": {"enabled": true, "x": [1]},
-      "zero_optimization": {"stage": 2, "contiguous_gradients": true, "allgather_bucket_size": 5e8}})");
+  const ParsedConfig parsed =
+      configuration(R"({"wall_clock_breakdown": true, "comet": {"enabled": true, "x": [1]},
+      "zero_optimization": {"stage": 2, "contiguous_gradients": false, "allgather_bucket_size": 4e8}})");
   EXPECT_THAT(parsed.without_effect,
               ::testing::UnorderedElementsAre(
-                  AllOf(StartsWith("wall_clock_breakdown = true: "), HasSubstr("times")), StartsWith("comet = "),
-                  AllOf(StartsWith("zero_optimization.contiguous_gradients = true: "), HasSubstr("contiguous")),
+                  AllOf(StartsWith("wall_clock_breakdown = true: "), HasSubstr("torch.profiler measures them")),
+                  StartsWith("comet = "),
+                  AllOf(StartsWith("zero_optimization.contiguous_gradients = false: "), HasSubstr("contiguous")),
                   StartsWith("zero_optimization.allgather_bucket_size")));
 }
 
@@ -241,6 +267,16 @@ TEST(Config, MetricsGoWhereDeepSpeedsBlocksSay) {
   EXPECT_FALSE(configuration("{}").config.tensorboard.enabled);
   expect_error(R"({"tensorboard": {"enabled": true, "jobname": "a"}})", {"tensorboard.jobname", "job_name"});
   expect_error(R"({"csv_monitor": {"enabled": "yes"}})", {"csv_monitor.enabled", "true or false"});
+}
+
+TEST(Config, DefaultsWithoutEffectAreNotTold) {
+  const ParsedConfig parsed =
+      configuration(R"({"wall_clock_breakdown": false, "comet": {"enabled": false, "job_name": "x"},
+      "flops_profiler": {}, "comms_logger": {"enabled": false}, "dump_state": null, "disable_allgather": "auto",
+      "zero_optimization": {"stage": 2, "contiguous_gradients": true, "allgather_bucket_size": 5e8}})");
+  EXPECT_THAT(parsed.without_effect, ElementsAre());
+  EXPECT_THAT(configuration(R"({"flops_profiler": {"enabled": true}})").without_effect,
+              ElementsAre(HasSubstr("torch.profiler does it")));
 }
 
 TEST(Config, PrescalingDividesByTheWorldSizeBeforeTheSum) {

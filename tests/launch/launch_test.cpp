@@ -71,8 +71,17 @@ TEST(Launch, TheFirstFailureGivesTheCodeAndTheReport) {
   EXPECT_LT(outcome.seconds, 4);
   EXPECT_THAT(outcome.err, HasSubstr("job failed: rank 1 (pid "));
   EXPECT_THAT(outcome.err, HasSubstr("ended with exit code 7 after"));
-  EXPECT_THAT(outcome.err, HasSubstr("[zeroshard]     oops\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("[zeroshard]   oops\n"));
   EXPECT_THAT(outcome.err, Not(HasSubstr("later:")));
+}
+
+// With one rank its lines are right above the report, except when frames came between.
+TEST(Launch, TheReportOfOneRankRepeatsNothing) {
+  const std::string err = run(shell(1, "echo before >&2; echo 'ValueError: oops' >&2; exit 1")).err;
+  EXPECT_EQ(err.find("oops"), err.rfind("oops")) << err;
+  EXPECT_EQ(err.find("before"), err.rfind("before")) << err;
+  const std::string framed = run(shell(1, "echo '  what():  oops' >&2; echo 'frame #0: f()' >&2; exit 1")).err;
+  EXPECT_THAT(framed, HasSubstr("[zeroshard]   oops\n"));
 }
 
 TEST(Launch, ADeathBySignalIs128More) {

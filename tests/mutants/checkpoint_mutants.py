@@ -91,7 +91,13 @@ FILE = [
         "S_ISDIR(found.st_mode)) result",
         "*Confined.OnlyRegularFilesAreOpened/*",
     ),
-    ("file-readable-by-all", _POSIX, "kFileMode = 0600", "kFileMode = 0644", "*Confined.ModesDoNotDependOnTheUmask/*"),
+    (
+        "file-readable-by-all",
+        _POSIX,
+        "kPrivate{0600, 0700}",
+        "kPrivate{0644, 0700}",
+        "*Confined.ModesDoNotDependOnTheUmask/*",
+    ),
 ]
 
 CHECKPOINT = [
@@ -474,7 +480,7 @@ ENGINE = [
     (
         "engine-begins-a-save-alone",
         _ENGINE,
-        "  run_together([&] {\n    impl.take_all_writes();\n    if",
+        "  run_together(kSave, [&] {\n    impl.take_all_writes();\n    if",
         "  const auto alone = [](const auto& step) { step(); };\n  alone([&] {\n    impl.take_all_writes();\n    if",
         "EngineCheckpoint.ASaveThatOneRankCannotBeginFailsOnAll",
     ),

@@ -82,7 +82,7 @@ _STATE_TABLE = [
     (
         "python-errors-of-one-rank",
         "together",
-        "        run.core.together(step)",
+        "        run.core.together(step, call)",
         "        step()",
         "test_what_only_rank_0_cannot_save_is_said_on_every_rank[2]",
     ),

@@ -279,7 +279,7 @@ def save_something_odd(folder, what):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("object", "client.client.a.b[1] is a object"),
+        ("object", "client.client.a.b[1] is an object"),
         ("tag", "'../up' cannot be the tag of a checkpoint"),
         ("tags", "rank 1: saves '"),
         ("accumulating", "save_checkpoint between a backward pass and its step"),

@@ -117,8 +117,39 @@ def test_wrong_values(args, message):
         (["--seed"], "--seed has no value, expected "),
     ],
 )
-def test_options_of_the_program_behind_generate(args, message):
+def test_options_of_generate(args, message):
     assert error_of("generate", "x", "--prompt", "x", *args).startswith(message)
+
+
+@needs(ZEROSHARD_TORCH)
+def test_generate_lists_its_options():
+    options = options_in_help("generate")
+    assert "What the text begins with; -: standard input" in options["--prompt"]
+    for name in ("--max-tokens,--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--dtype"):
+        assert name in options
+    assert "Ranks that share the model's blocks" in options["--nproc"]
+
+
+@needs(ZEROSHARD_TORCH)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_generate_says_what_it_expects(tmp_path, nproc):
+    (tmp_path / "model.safetensors").touch()
+    for name, why in {"model.safetensors": "which is no directory", "absent": "which is not there"}.items():
+        said = error_of("generate", tmp_path / name, "--prompt", "x", "--nproc", nproc)
+        assert said.startswith(f"DIR is '{tmp_path / name}', {why}: expected the directory of a model, with config")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS.split(", "), "config keys", "checkpoint export"])
+def test_help_names_no_page_that_is_not_installed(command):
+    text = subprocess.run([ZEROSHARD, *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
+    assert "docs/" not in text and ".md" not in text, text
+
+
+@pytest.mark.parametrize(("text", "meant"), [("24", "24GB"), ("1.5", "1.5GB")])
+@pytest.mark.parametrize("option", ["--device-memory", "--device-overhead"])
+def test_a_device_of_a_few_bytes_is_asked_about(option, text, meant):
+    said = error_of("plan", "--params", "1e9", "--world-size", 8, option, text)
+    assert said == f"{option} is '{text}', which are bytes: was {meant} meant?"
 
 
 def options_in_help(command):

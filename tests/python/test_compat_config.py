@@ -162,7 +162,7 @@ def test_a_dict_that_json_cannot_hold():
     loop = {"train_batch_size": 1}
     loop["fp16"] = {"again": loop}
     for settings, place in [
-        ({"fp16": {"loss_scale": Odd()}}, "config['fp16']['loss_scale'] is odd, a Odd"),
+        ({"fp16": {"loss_scale": Odd()}}, "config['fp16']['loss_scale'] is odd, an Odd"),
         ({"a": [1, {"b": {1, 2}}]}, "config['a'][1]['b'] is {1, 2}, a set"),
         ({(1, 2): 3}, "a key of config is (1, 2), a tuple"),
         (loop, "config['fp16']['again'] is {"),

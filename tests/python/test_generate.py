@@ -102,13 +102,14 @@ def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
         (["--top-p", 0], "top_p"),
         (["--dtype", "F8"], "F8"),
         (["--tokens", 3], "--tokens"),
-        (["--nproc", "0"], "--nproc is '0', expected a whole number >= 1"),
     ],
 )
 def test_wrong_options_are_named(tmp_path, tokenizer, arguments, message):
     make(tmp_path, "llama", tokenizer)
     done = run(tmp_path, "--prompt", PROMPT, *arguments)
     assert done.returncode == 2 and message in done.stderr.decode(), done
+    done = run(tmp_path, "--prompt", PROMPT, ranks=0)
+    assert done.returncode == 2 and b"--nproc is '0', expected a whole number >= 1" in done.stderr, done
 
 
 def test_an_empty_prompt_and_a_missing_directory(tmp_path, tokenizer):

@@ -540,7 +540,7 @@ def test_text_is_made_into_tokens_and_sampled(tmp_path):
     tokens = sum(len(tokenizer.encode(text).ids) + 1 for text in TEXTS)
     told = [int(line.split(" documents, ")[1].split()[0]) for line in dry.stdout.splitlines() if " documents, " in line]
     assert sum(told) == tokens, dry.stdout
-    assert "of each of 2 ranks at stage 3" in dry.stdout and "question" in dry.stdout + "Whether"
+    assert "stage 3, fp32, 2 ranks" in dry.stdout and "question" in dry.stdout + "Whether"
     assert not (tmp_path / "trained" / "checkpoints").exists()
     files = os.listdir(tmp_path / "trained" / "tokens")
     done = run(path, 2)

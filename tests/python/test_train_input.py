@@ -25,6 +25,73 @@ def change_model(folder, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def test_all_typos_are_told_at_once_and_once(tmp_path, tokens):
+    _, train = make(tmp_path, tokens)
+    train["data"]["lenght"] = train["data"].pop("length")
+    wrong = train | {"stepz": 3, "learning_rate": 1e-4, "checkpoints": {"evry": 5}, "freze": [], "lora": {"rank": 8}}
+    del wrong["steps"]
+    for ranks in (1, 3):
+        done = run(write(tmp_path, wrong), ranks)
+        assert done.returncode == 2 and done.stdout == "", done
+        lines = done.stderr.splitlines()
+        assert lines[0] == f"zeroshard: {tmp_path / 'config.json'}: 6 unknown keys;"
+        told = {line.split()[0]: line for line in lines[1:]}
+        for key, nearest in {
+            "train.data.lenght": "train.data.length",
+            "train.stepz": "train.steps",
+            "train.learning_rate": "optimizer.params.lr",
+            "train.checkpoints.evry": "train.checkpoints.every",
+            "train.freze": "train.freeze",
+        }.items():
+            assert f"did you mean '{nearest}'? allowed here: " in told[key]
+        assert "allowed here: every, folder" in told["train.checkpoints.evry"]
+        assert len(lines) == 7, "before any rank starts, and once"
+
+
+def test_one_typo_is_one_line(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, evaluation={"evry": 3})
+    done = run(write(tmp_path, train))
+    assert done.returncode == 2, done
+    assert done.stderr == (
+        f"zeroshard: {tmp_path / 'config.json'}: train.evaluation.evry = 3: unknown key; "
+        "did you mean 'train.evaluation.every'? allowed here: every, rows, patience\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"optimizer": None}, 'the key optimizer is missing: add "optimizer": {"type": "AdamW"'),
+        ({"train": None}, 'there is no object "train", which says what to train on what. The smallest: "train": {'),
+        ({"train_batch_size": 7}, "train_batch_size"),
+    ],
+)
+def test_a_wrong_configuration_is_told_once(tmp_path, tokens, change, told):
+    _, train = make(tmp_path, tokens, steps=1)
+    path = tmp_path / write(tmp_path, train)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    done = run(str(path), 2)
+    assert done.returncode == 2 and done.stdout == "", done
+    assert told in done.stderr and done.stderr.count("config.json: ") == 1 and "job failed" not in done.stderr, done
+    absent = subprocess.run(command(tmp_path / "nope.json", 2), capture_output=True, text=True, timeout=60)
+    assert absent.stderr == f"zeroshard: cannot read '{tmp_path / 'nope.json'}' (No such file or directory)\n"
+
+
+def test_keys_of_python_are_told_with_what_there_is_instead(tmp_path, tokens):
+    _, train = make(tmp_path, tokens, steps=1)
+    more = {"steps_per_print": 5, "wall_clock_breakdown": False, "activation_checkpointing": {"cpu_checkpointing": 1}}
+    optimizer = {"type": "AdamW", "params": {"lr": "auto"}}
+    zero = {"stage": 3, "stage3_prefetch_bucket_size": "auto"}
+    done = run(write(tmp_path, train, optimizer=optimizer, zero_optimization=zero, **more), 2)
+    assert done.returncode == 0, done.stderr
+    told = [line.partition("no effect: ")[2] for line in done.stderr.splitlines() if "no effect: " in line]
+    assert told == [
+        'activation_checkpointing = {"cpu_checkpointing":1}: train.activation_checkpointing recomputes activations',
+        "steps_per_print = 5: train.log_every says how often a line is printed",
+    ]
+    assert 'optimizer.params.lr = "auto" becomes 0.001, the default' in done.stderr
+
+
 def test_a_run_of_nothing_but_nan_ends_with_an_error(tmp_path, tokens):
     _, train = make(tmp_path, tokens, from_scratch=True, steps=3)
     change_model(tmp_path, initializer_range=1e30)

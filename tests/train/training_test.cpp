@@ -102,7 +102,7 @@ TEST(Training, AnInterruptedRunGoesOnWhereItWas) {
   std::string other = json;
   other.replace(other.find("\"seed\": 3"), 9, "\"seed\": 4");
   other.replace(other.find("\"steps\": 7"), 10, "\"steps\": 9");
-  EXPECT_THAT(run(other, 2).errors, Each(HasSubstr("was made with other data")));
+  EXPECT_THAT(run(other, 2).errors, Each(HasSubstr("was made with train.seed 3, this run has 4")));
   other = json;
   other.replace(other.find("AdamW"), 5, "Lion");
   other.replace(other.find("\"steps\": 7"), 10, "\"steps\": 9");

@@ -77,7 +77,8 @@ struct Evaluation {
 };
 struct TrainObserver {
   virtual ~TrainObserver() = default;
-  virtual void started(int64_t /*step*/, int64_t /*total*/) {}  // step > 0: resumed from a checkpoint
+  virtual void planned(const std::string& /*description*/) {}   // on rank 0, first: what the run will do, in lines
+  virtual void started(int64_t /*step*/, int64_t /*total*/) {}  // step > 0: resumed from a checkpoint, maybe of the end
   virtual void stepped(const TrainStep& /*step*/) {}
   virtual void evaluated(const Evaluation& /*evaluation*/) {}  // not called when no row has a target
   virtual void sampled(int64_t /*step*/, const std::string& /*text*/) {}

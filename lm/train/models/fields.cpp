@@ -133,10 +133,10 @@ void Fields::ignore(std::initializer_list<const char*> names) {
   for (const char* name : names) known_.emplace(name);
 }
 
-void Fields::finish(bool strict) const {
+void Fields::finish() const {
   for (const auto& [name, value] : object_.items()) {
     const bool harmless = value.is_null() || (value.is_boolean() && !value.get<bool>()) || name.starts_with("_");
-    if ((strict || !harmless) && !known_.contains(name))
+    if (!harmless && !known_.contains(name))
       fail(name, "is not a field that is supported. If it does not change the model, remove it");
   }
 }

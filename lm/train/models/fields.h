@@ -39,9 +39,8 @@ class Fields {
   void require(std::string_view name, const nlohmann::json& only);
   // The field does not change the model.
   void ignore(std::initializer_list<const char*> names);
-  // Throws if there are fields that were not read. In a model's config.json, fields with null or false, or a name that
-  // begins with "_", are allowed; with `strict` they are not.
-  void finish(bool strict = false) const;
+  // Throws if there are fields that were not read, except those with null or false, or a name that begins with "_".
+  void finish() const;
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
 

@@ -107,7 +107,7 @@ def load(
         nonlocal foreign
         foreign = find_deepspeed(root, tag, universal_first=_universal_first(run.parsed))
 
-    together(run, look)
+    together(run, look, "load_checkpoint")
     _check_all_see(run, root, foreign)
     options = (load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only)
     if foreign is None:
@@ -129,9 +129,9 @@ def load(
             log(f"not imported: {note}")
 
     try:
-        together(run, convert_there)
+        together(run, convert_there, "load_checkpoint")
         _, client_state = checkpoint.load(run, imported, "imported", *options, strict=True)
-        together(run, lambda: None)  # all have read it
+        together(run, lambda: None, "load_checkpoint")  # all have read it
     finally:
         if run.rank == 0:
             shutil.rmtree(imported, ignore_errors=True)

@@ -14,6 +14,8 @@ import pickletools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..messages import a_type
+
 _STEPS_PER_BYTE, _STEPS = 16, 100_000  # to build the values of a pickle
 _MOST_NAMES = 10_000  # a class is made for each name
 _MOST_IN_A_KEY = 1_000
@@ -144,9 +146,9 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
 
     def _make(self, function: Any, arguments: Any, named: Any = None) -> Any:
         if not isinstance(function, Fixed) and not (isinstance(function, type) and issubclass(function, Placeholder)):
-            raise ValueError(f"it calls a {type(function).__name__}")
+            raise ValueError(f"it calls {a_type(function)}")
         if not isinstance(arguments, (tuple, list)) or not isinstance(named or {}, dict):
-            raise ValueError(f"it calls something with a {type(arguments).__name__} for arguments")
+            raise ValueError(f"it calls something with {a_type(arguments)} for arguments")
         self._spend(1 + len(arguments) + sum(map(_length, arguments)) + _length(named))
         for argument in arguments:
             if isinstance(function, Fixed) and isinstance(argument, (list, tuple)):
@@ -172,7 +174,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
     def _put(self, target: Any, items: list[Any]) -> None:
         """``items``: a key, its value, the next key, ..."""
         if not isinstance(target, (dict, Placeholder)) or len(items) % 2:
-            raise ValueError(f"it puts values into a {type(target).__name__}")
+            raise ValueError(f"it puts values into {a_type(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(target, dict):
                 self._check_key(key)
@@ -180,7 +182,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
 
     def _add(self, target: Any, items: list[Any]) -> None:
         if not isinstance(target, (list, Placeholder)):
-            raise ValueError(f"it appends to a {type(target).__name__}")
+            raise ValueError(f"it appends to {a_type(target)}")
         target.extend(items)
 
     # -- opcodes ---------------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
     def load_build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if not isinstance(target, (Placeholder, Dict, Fixed)):
-            raise ValueError(f"it sets the state of a {type(target).__name__}")
+            raise ValueError(f"it sets the state of {a_type(target)}")
         parts = state if isinstance(state, tuple) else (state,)
         self._spend(1 + len(parts))
         self._spend(sum(map(_length, parts)))
@@ -229,7 +231,7 @@ class Unpickler(pickle._Unpickler):  # the one in Python: the one in C calls any
     def load_additems(self) -> None:
         items, target = self.pop_mark(), self.stack[-1]
         if not isinstance(target, set):
-            raise ValueError(f"it adds to a {type(target).__name__}")
+            raise ValueError(f"it adds to {a_type(target)}")
         for item in items:
             self._check_key(item)
             target.add(item)

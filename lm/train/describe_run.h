@@ -1,0 +1,16 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "zeroshard/causal_lm.h"
+#include "zeroshard/data.h"
+#include "zeroshard/train.h"
+
+namespace zeroshard {
+
+// What a run of `steps` steps will do, in aligned lines: model, data, steps, engine, memory of a rank, and where the
+// results go. `validation` may be null.
+std::string describe_plan(const TrainConfig& config, const CausalLM& model, Dataset& training, Dataset* validation,
+                          int64_t steps);
+
+}  // namespace zeroshard

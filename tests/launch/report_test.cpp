@@ -1,0 +1,66 @@
+// What the launcher's report says of a rank that failed: the error first, once, and no stack frames.
+#include "launch/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace zeroshard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+RankProcess ended(int rank, int code) {
+  RankProcess process;
+  process.rank = rank;
+  process.exit = ProcessExit{.code = code, .at_s = 1};
+  return process;
+}
+
+TEST(LastWords, FramesDoNotPushOutTheMessage) {
+  std::vector<std::string> lines = {"loading", "terminate called after throwing an instance of 'c10::Error'",
+                                    "  what():  the disk is full", "Exception raised from write at file.cpp:3:"};
+  for (int frame = 0; frame < 300; ++frame) lines.push_back("frame #" + std::to_string(frame) + ": f() + 0x1 (in lib)");
+  const LastWords words = last_words(lines);
+  EXPECT_THAT(words.message, ElementsAre("the disk is full"));
+  EXPECT_THAT(words.before, ElementsAre("loading", "terminate called after throwing an instance of 'c10::Error'"));
+  EXPECT_FALSE(words.is_last);
+}
+
+TEST(LastWords, ATracebackEndsWithTheMessage) {
+  const LastWords words = last_words({"[rank1]: Traceback (most recent call last):", "[rank1]:   File \"a.py\", line 1",
+                                      "[rank1]: torch.OutOfMemoryError: no memory", "[rank1]: for 3 bytes",
+                                      "[zeroshard] memory per rank: planned 1 MB"});
+  EXPECT_THAT(words.message, ElementsAre("torch.OutOfMemoryError: no memory", "for 3 bytes"));
+  EXPECT_THAT(words.before, ElementsAre("Traceback (most recent call last):", "  File \"a.py\", line 1"));
+}
+
+TEST(LastWords, OtherProgramsHaveALastLine) {
+  EXPECT_THAT(last_words({"one", "two"}).message, ElementsAre("two"));
+  EXPECT_TRUE(last_words({"one", "two"}).is_last);
+  EXPECT_THAT(last_words({"zeroshard: a.json: 2 unknown keys;", "  a = 1", "  b = 2"}).message,
+              ElementsAre("zeroshard: a.json: 2 unknown keys;", "  a = 1", "  b = 2"));
+  EXPECT_THAT(last_words({}).message, IsEmpty());
+  EXPECT_THAT(last_words({"", "frame #0: f()", "[zeroshard] x"}).message, IsEmpty());
+  EXPECT_THAT(last_words({"[rank]: x", "[rank1]"}).message, ElementsAre("[rank1]"));
+}
+
+TEST(Report, NothingIsToldTwice) {
+  const std::vector<LaterFailure> later = {{ended(0, 1), "CommError: rank 1 left"},
+                                           {ended(2, 1), "CommError: rank 1 left"},
+                                           {ended(3, 1), "ValueError: bad"}};
+  const std::string report = failure_report(ended(1, 7), 5, later, {{"ValueError: bad"}, {"Traceback", "  line 3"}});
+  EXPECT_THAT(report, HasSubstr("after 1.0 s, last step 5\n  ValueError: bad\n  later: rank 0 "));
+  EXPECT_THAT(report, HasSubstr("  before that it wrote to stderr:\n    Traceback\n      line 3\n"));
+  for (const std::string once : {"ValueError: bad", "CommError: rank 1 left"})
+    EXPECT_EQ(report.find(once), report.rfind(once)) << report;
+  EXPECT_THAT(failure_report(ended(1, 7), {}, {}, {}), Not(HasSubstr("stderr")));
+  const std::string same =
+      failure_report(ended(1, 7), {}, {{ended(0, 1), "E: x"}}, {{"E: x [reported by rank 0]"}, {}});
+  EXPECT_EQ(same.find("E: x"), same.rfind("E: x")) << same;
+}
+
+}  // namespace
+}  // namespace zeroshard
