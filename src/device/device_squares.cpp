@@ -95,6 +95,19 @@ ExactSum sum_by(const DeviceKernels& own, std::span<const at::Tensor> tensors) {
 
 }  // namespace
 
+void squares_into(const at::Tensor& flat, const at::Tensor& limbs) {
+  limbs.zero_();
+  if (flat.numel() == 0) return;
+  if (const DeviceKernels* const own = device_kernels(flat.device().type()); own && own->add_squares) {
+    const c10::OptionalDeviceGuard guard(flat.device());
+    own->add_squares(flat.const_data_ptr(), to_dtype(flat.scalar_type()), flat.numel(), limbs.data_ptr<int64_t>());
+    return;
+  }
+  BlockSums squares(ceil_div(flat.numel(), kBlockNumel), flat.options().dtype(at::kDouble));
+  squares.add(flat);
+  limbs.copy_(limbs_of(squares.sums()));
+}
+
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors) {
   int64_t blocks = 0;
   for (const at::Tensor& tensor : tensors) blocks += ceil_div(tensor.numel(), kBlockNumel);

@@ -13,4 +13,8 @@ namespace zeroshard {
 // they are cut does not change the sum. Needs 32 MiB on the device.
 ExactSum sum_of_squares(std::span<const at::Tensor> tensors);
 
+// The same for one tensor, without a wait: the limbs of its sum are written to `limbs` (int64, ExactSum::kNumLimbs of
+// them, on the same device).
+void squares_into(const at::Tensor& flat, const at::Tensor& limbs);
+
 }  // namespace zeroshard

@@ -60,6 +60,10 @@ std::vector<c10::Stream> StreamUses::streams() const {
   return streams;
 }
 
+void current_stream_waits(c10::Event& event, c10::Device device) {
+  event.block(current_stream(device));
+}
+
 void outlive_current_stream(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) tensor.record_stream(current_stream(tensor.device()));
 }

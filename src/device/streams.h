@@ -42,6 +42,8 @@ class StreamUses {
   std::vector<Use> uses_;  // few: one for each stream
 };
 
+// What the current stream of `device` is given from now on runs after the event.
+void current_stream_waits(c10::Event& event, c10::Device device);
 // The memory of `tensor`, which is made on another stream, is not lent to others before the current one has done what
 // it was given.
 void outlive_current_stream(const at::Tensor& tensor);

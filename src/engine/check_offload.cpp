@@ -36,9 +36,10 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
         concat("zero_optimization.offload_param.device = \"cpu\": offload of parameters is not supported "
                "yet, and the ranks run on ",
                device.str(), ", not on the CPU: set \"none\". ", kAdvice));
-  if (offload.device == Device::kNone) return;
-  throw ConfigError(concat(optimizer, "\"cpu\": offload is not supported yet, and the ranks run on ", device.str(),
-                           ", not on the CPU: set \"none\". ", kAdvice));
+  if (offload.device == Device::kNone || offload.ratio == 1) return;
+  throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
+                           ": a share of a unit's states cannot be offloaded yet: set 1, or the device \"none\". ",
+                           kAdvice));
 }
 
 }  // namespace zeroshard

@@ -189,7 +189,10 @@ StepResult Engine::prepare_step() {
   impl.check_step();
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);
-  if (!impl.options.external_optimizer.empty()) impl.take_writes_to_groups();
+  if (!impl.options.external_optimizer.empty()) {
+    impl.take_writes_to_groups();
+    impl.groups->await_copies();  // the optimizer writes to states without asking
+  }
   StepResult result;
   result.loss_scale = loss_scale();
   result.applied = impl.consensus.finite;

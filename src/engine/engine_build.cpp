@@ -146,12 +146,12 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
   plan = plan_options(options, reduce, moments);
-  PlanReport report = plan_ledger(layouts, plan);
+  const PlanReport report = plan_ledger(layouts, plan);
   planned = report.bytes;
   const int64_t peak = options.device.is_cpu() ? 0 : init_peak(layouts, report, origins_on_device(units));
-  placements = std::move(report.placements);
+  placements = report.placements;
   const auto build = [&] {
-    make_groups(units);
+    make_groups(units, report);
     make_units(units);
     share_buffers(gather, options.buffers);
     options.buffers.clear();  // they are the model's
@@ -164,10 +164,14 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   trim_cpu_memory();
 }
 
-void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions) {
+void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, const PlanReport& report) {
   // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
   // freed by then. The CPU has no memory behind zeros until they are written.
   Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
+  if (report.parameter_copies.units > 0 || report.gradient_exit.units > 0) {
+    group_options.copies = {options.device, report.parameter_copies.slot_bytes, report.parameter_copies.slots,
+                            kCopiedNumel, options.config.offload_optimizer.pin_memory};
+  }
   swap = make_swap_files(layouts, placements, options, reduce_comm, ledger,
                          [this](const std::string& message) { fail_on_all_ranks(message); });
   group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
@@ -225,6 +229,8 @@ void Engine::Impl::make_reducer() {
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
   reduce.ring = reduce_ring(layouts, placements);
+  reduce.exit_buffers = gradient_exit(layouts, placements);
+  reduce.pin = options.config.offload_optimizer.pin_memory;
   reduce.scratch = exchange_scratch(layouts, placements, plan);
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
 }

@@ -418,6 +418,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
+    impl.groups->await_copies();  // files are read to where states lie on the host
   });
   Uploads uploads(impl.ledger, impl.device_copies());
   std::set<StateKey> chosen;                    // of the checkpoint at hand

@@ -39,7 +39,7 @@ struct StateKey {
 struct Engine::Impl {
   Impl(std::vector<UnitDefinition> units, EngineOptions engine_options, Comm& gather, Comm& reduce, Comm* checkpoint);
 
-  void make_groups(const std::vector<UnitDefinition>& units);
+  void make_groups(const std::vector<UnitDefinition>& units, const PlanReport& report);
   void make_units(const std::vector<UnitDefinition>& units);
   void make_reducer();
   void install_hooks(const std::vector<UnitDefinition>& units);

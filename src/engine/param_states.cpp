@@ -114,7 +114,7 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   const Range mine = found->group->mine(), owned = owned_part(*found, impl.reduce_comm.rank());
   const at::Tensor shard = bucket.shard();
   return shard.slice(0, owned.begin - mine.begin, owned.begin - mine.begin + owned.size())
-      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+      .to(impl.options.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
       .div_(scale);
 }
 

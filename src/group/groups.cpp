@@ -13,6 +13,10 @@ bool are_elsewhere(const GroupPlacement& place) {
   return place.moments.tier != Tier::kDevice || place.master_weights.tier != Tier::kDevice;
 }
 
+bool are_on_host(const GroupPlacement& place) {
+  return place.moments.tier == Tier::kHost || place.master_weights.tier == Tier::kHost;
+}
+
 // What some units need of each allocation.
 struct Sizes {
   int64_t parameter_bytes = 0, master_bytes = 0;
@@ -55,6 +59,7 @@ Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement>
     : units_(units), placements_(placements), options_(std::move(options)), comm_(comm), ledger_(ledger) {
   size_t count = 0;
   for (const UnitLayout& unit : units) count += unit.groups.size();
+  if (options_.copies) copies_ = std::make_unique<ParameterCopies>(*options_.copies, ledger_);
   groups_.reserve(count);  // trained_ points at them
   if (!options_.unit_by_unit) add(units.size());
 }
@@ -82,6 +87,7 @@ void Groups::add(size_t count) {
       ShardedGroup::Options group;
       group.rank = comm_.rank();
       group.number = trained_.size();
+      if (are_on_host(place)) group.copies = copies_.get();
       group.is_open = placements_[u].parameters != Placement::kSharded;
       for (const size_t i : flat.params)
         group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
@@ -101,7 +107,12 @@ std::span<ShardedGroup> Groups::of_unit(size_t unit) {
   return std::span(groups_).subspan(first_of_.at(unit), first_of_.at(unit + 1) - first_of_[unit]);
 }
 
+void Groups::await_copies() const {
+  if (copies_) copies_->wait();
+}
+
 void Groups::free_states() {
+  await_copies();
   for (ShardedGroup& group : groups_) group.free_states();
   trained_.clear();
   states_memory_.clear();

@@ -1,10 +1,12 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "device/flat_buffer.h"
+#include "group/parameter_copies.h"
 #include "group/sharded_group.h"
 
 namespace zeroshard {
@@ -24,6 +26,8 @@ class Groups {
     // Makes the states of group `group` of a unit whose placement has them on another tier than the device's.
     std::function<std::unique_ptr<OptimizerStates>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_states = {};
+    // Set where some states lie on the host, and the device is another.
+    std::optional<ParameterCopies::Options> copies = std::nullopt;
   };
 
   // Collective: see Comm::allocate. `units` and `placements`, one for each unit, and `comm` and `ledger` outlive the
@@ -44,6 +48,8 @@ class Groups {
 
   // Frees the optimizer's states: from then on no group is trained.
   void free_states();
+  // The host waits for what brings parameters to the device: from then on code outside may write to states.
+  void await_copies() const;
 
  private:
   // The next `count` units, in allocations that they share.
@@ -58,6 +64,7 @@ class Groups {
   std::vector<ShardedGroup> groups_;  // unit after unit
   std::vector<size_t> first_of_{0};   // by unit, and the end: where its groups begin
   std::vector<ShardedGroup*> trained_;
+  std::unique_ptr<ParameterCopies> copies_;  // the last: it ends before the memory of groups goes
 };
 
 }  // namespace zeroshard

@@ -20,7 +20,11 @@ HostStates::HostStates(const ShardLayout& layout, const GroupPlacement& place, a
     tensors_.moments.push_back(add(place.moments, Category::kMoments));
 }
 
-void HostStates::lend(Range range, Access, const Borrower& use) {
+void HostStates::lend(Range range, Access access, const Borrower& use) {
+  if (access == Access::kModify && reading_) {
+    reading_->synchronize();
+    reading_.reset();
+  }
   if (range.size() > 0) use(range, tensors_.slice(range.begin, range.end));
 }
 

@@ -1,4 +1,6 @@
 #pragma once
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "device/flat_buffer.h"
@@ -9,7 +11,7 @@
 namespace zeroshard {
 
 // States in the host's memory, beside the device that has the parameters. They own it. Who borrows them reads and
-// writes on the host: at once, or with copies of a stream that it waits for before it returns.
+// writes on the host; copies of a device that it has begun may read for longer (read_until()).
 class HostStates final : public OptimizerStates {
  public:
   // What `place` holds of the group, in memory of exactly that size. With `pin`, `device` copies to and from it by
@@ -17,10 +19,12 @@ class HostStates final : public OptimizerStates {
   HostStates(const ShardLayout& layout, const GroupPlacement& place, at::Device device, bool pin, Ledger& ledger);
   void lend(Range range, Access access, const Borrower& use) override;
   const StateTensors* in_memory() const override { return &tensors_; }
+  void read_until(c10::Event event) override { reading_ = std::move(event); }
 
  private:
   std::vector<FlatBuffer> memory_;
   StateTensors tensors_;
+  std::optional<c10::Event> reading_;  // of the last copies from here
 };
 
 }  // namespace zeroshard

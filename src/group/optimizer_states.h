@@ -35,6 +35,8 @@ class OptimizerStates {
   virtual void will_need(Range) {}
   // All elements, if they are in memory for the whole run, else null. For code that needs an address.
   virtual const StateTensors* in_memory() const { return nullptr; }
+  // Copies of a device read what was lent last, until `event`: who borrows it to write waits for that.
+  virtual void read_until(c10::Event event) { event.synchronize(); }
 };
 
 // States in the memory of a device. They do not own the memory. What a borrower's stream writes comes after what the

@@ -24,6 +24,25 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       states_(std::move(states)),
       updates_(num_params(), 0) {}
 
+const at::Tensor& ShardedGroup::kept_parameters() const {
+  await_upload();
+  return parameters_;
+}
+
+at::Tensor ShardedGroup::my_shard() const {
+  await_upload();
+  return parameters(mine());
+}
+
+at::Tensor ShardedGroup::updated_parameters() const {
+  await_upload();
+  return parameters(updated_);
+}
+
+void ShardedGroup::await_upload() const {
+  if (uploaded_) current_stream_waits(*uploaded_, parameters_.device());
+}
+
 Range ShardedGroup::state_range(size_t index) const {
   const Range positions = intersect(layout().param(index), updated_);
   if (positions.size() == 0) return {};
@@ -47,6 +66,12 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
 
 void ShardedGroup::take_parameters() {
   if (!has_master()) return;
+  if (options_.copies) {
+    return options_.copies->lend(*this, {0, updated_.size()}, {.to_host = true},
+                                 [](Range, const StateTensors& states, const at::Tensor& params) {
+                                   if (states.master.defined()) states.master.copy_(params);
+                                 });
+  }
   const at::Tensor own = updated_parameters();
   states_->lend({0, updated_.size()}, OptimizerStates::Access::kModify,
                 [&](Range part, const StateTensors& lent) { lent.master.copy_(own.slice(0, part.begin, part.end)); });
@@ -54,6 +79,12 @@ void ShardedGroup::take_parameters() {
 
 void ShardedGroup::publish_master() {
   if (!has_master()) return;
+  if (options_.copies) {
+    return options_.copies->lend(*this, {0, updated_.size()}, {.to_device = true},
+                                 [](Range, const StateTensors& states, const at::Tensor& params) {
+                                   if (states.master.defined()) params.copy_(states.master);
+                                 });
+  }
   const at::Tensor own = updated_parameters();
   states_->lend({0, updated_.size()}, OptimizerStates::Access::kRead,
                 [&](Range part, const StateTensors& lent) { own.slice(0, part.begin, part.end).copy_(lent.master); });

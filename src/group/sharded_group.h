@@ -2,9 +2,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "group/optimizer_states.h"
+#include "group/parameter_copies.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 
@@ -21,9 +24,10 @@ class ShardedGroup {
  public:
   struct Options {
     int rank = 0;
-    size_t number = 0;             // among the trained groups of the run; unused for a frozen group
-    bool is_open = false;          // users may write to the parameters between steps
-    std::vector<int> param_group;  // of each parameter; -1: it is never updated
+    size_t number = 0;                  // among the trained groups of the run; unused for a frozen group
+    bool is_open = false;               // users may write to the parameters between steps
+    std::vector<int> param_group;       // of each parameter; -1: it is never updated
+    ParameterCopies* copies = nullptr;  // where the states lie on the host, and the parameters on a device
   };
 
   // `parameters`: 1-D, kept() elements in the group's dtype. `states` is null for a frozen group. `unit` outlives it.
@@ -48,10 +52,19 @@ class ShardedGroup {
   // The range of parameter `index` in this rank's states; empty if the rank updates no element of it.
   Range state_range(size_t index) const;
 
-  // 1-D views of the parameters in this rank's memory, in the group's dtype.
-  const at::Tensor& kept_parameters() const { return parameters_; }
-  at::Tensor my_shard() const { return parameters(mine()); }
-  at::Tensor updated_parameters() const { return parameters(updated_); }
+  // 1-D views of the parameters in this rank's memory, in the group's dtype. The current stream waits for copies to
+  // them, as await_upload() does.
+  const at::Tensor& kept_parameters() const;
+  at::Tensor my_shard() const;
+  at::Tensor updated_parameters() const;
+  // Without that: for the copies.
+  at::Tensor updated_memory() const { return parameters(updated_); }
+  // Where the states lie on the host, what brings parameters there and back; else null.
+  ParameterCopies* copies() const { return options_.copies; }
+  // The parameters of this group that were sent to the device are there after `event`.
+  void uploaded(c10::Event event) { uploaded_ = std::move(event); }
+  // What the current stream is given from now on comes after that.
+  void await_upload() const;
 
   // For a trained group. Positions in the states count from updated().begin.
   OptimizerStates& states() const { return *states_; }
@@ -78,6 +91,7 @@ class ShardedGroup {
   Options options_;
   Range kept_, updated_;
   at::Tensor parameters_;
+  mutable std::optional<c10::Event> uploaded_;
   std::unique_ptr<OptimizerStates> states_;
   std::vector<int64_t> updates_;
 };

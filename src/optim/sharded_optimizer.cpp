@@ -164,14 +164,13 @@ void ShardedOptimizer::update(ShardedGroup& group, const at::Tensor& grads, std:
 
 void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, const Run& run,
                                   const ParamGroupOptions& options, float grad_scale) const {
-  const at::Tensor params = group.updated_parameters();
   const bool open = group.is_open() && group.has_master();
-  group.states().lend(run.range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
-    const UpdateTensors tensors{lent.master, cut(params, part), cut(grads, part), lent.moments};
+  const auto update_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
+    const UpdateTensors tensors{lent.master, params, cut(grads, part), lent.moments};
     const auto moment = [&](size_t slot, int64_t begin) {
       return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
     };
-    if (!device_.is_cpu()) {
+    if (!params.is_cpu()) {
       if (open) take_written_on_device(tensors.master, tensors.param);
       const DeviceKernels* const own = device_kernels(device_.type());
       if (!own) {
@@ -184,17 +183,23 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, 
       return run_kernel(*own->table, type_, buffers_of(tensors, 0, part.size(), grad_scale), moment(0, 0), moment(1, 0),
                         options, run.step);
     }
+    const bool takes = open && tensors.master.defined();
     at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
       // A piece at a time, what is compared first is in the processor's cache for the update.
-      const int64_t piece = open ? kPiece : end - begin;
+      const int64_t piece = takes ? kPiece : end - begin;
       for (int64_t from = begin; from < end; from += piece) {
         const int64_t to = std::min(from + piece, end);
-        if (open) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
+        if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
         run_kernel(kernels::active_table(), type_, buffers_of(tensors, from, to, grad_scale), moment(0, from),
                    moment(1, from), options, run.step);
       }
     });
-  });
+  };
+  if (ParameterCopies* const copies = group.copies())
+    return copies->lend(group, run.range, {.to_host = open, .to_device = true}, update_part);
+  const at::Tensor params = group.updated_parameters();
+  group.states().lend(run.range, OptimizerStates::Access::kModify,
+                      [&](Range part, const StateTensors& lent) { update_part(part, lent, cut(params, part)); });
 }
 
 // A piece at a time: bounds the temporary memory.
@@ -209,15 +214,19 @@ void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at
 
 void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   if (!group.is_open() || !group.has_master()) return;
-  const at::Tensor params = group.updated_parameters();
   const Range updated = group.updated();  // nobody writes to the padding
   const Range all{0, std::clamp<int64_t>(group.layout().numel() - updated.begin, 0, updated.size())};
-  group.states().lend(all, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
-    if (!device_.is_cpu()) return take_written_on_device(lent.master, cut(params, part));
+  const auto take = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
+    if (!lent.master.defined()) return;  // the parameters are the master weights
+    if (!params.is_cpu()) return take_written_on_device(lent.master, params);
     at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
-      take_written(cut(lent.master, {begin, end}), cut(params, {part.begin + begin, part.begin + end}));
+      take_written(cut(lent.master, {begin, end}), cut(params, {begin, end}));
     });
-  });
+  };
+  if (ParameterCopies* const copies = group.copies()) return copies->lend(group, all, {.to_host = true}, take);
+  const at::Tensor params = group.updated_parameters();
+  group.states().lend(all, OptimizerStates::Access::kModify,
+                      [&](Range part, const StateTensors& lent) { take(part, lent, cut(params, part)); });
 }
 
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/align.h"
 #include "base/check.h"
 
 namespace zeroshard {
@@ -76,6 +77,41 @@ RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable tab
       scratch.slot_bytes = std::max(scratch.slot_bytes, wire_bytes(units[u].groups[g], table[u].groups[g]));
   if (scratch.slot_bytes > 0) scratch.slots = options.overlap ? 2 : 1;
   return scratch;
+}
+
+RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table) {
+  constexpr int kMost = 2;
+  RingClass exit;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const Held& reduced = table[u].groups[g].reduced_gradients;
+      if (reduced.extent == Extent::kNothing || reduced.tier == Tier::kDevice) continue;
+      exit.slot_bytes = std::max(exit.slot_bytes, reduced.bytes(units[u].groups[g].layout));
+      ++exit.units;
+    }
+  }
+  exit.slots = std::min(kMost, exit.units);
+  return exit;
+}
+
+RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table) {
+  constexpr int64_t kMost = 3;
+  int64_t pieces = 0;
+  RingClass copies;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GroupPlacement& place = table[u].groups[g];
+      const bool goes = place.master_weights.extent != Extent::kNothing && place.master_weights.tier == Tier::kHost;
+      const int64_t numel = place.master_weights.numel(units[u].groups[g].layout);
+      if (!goes || numel == 0 || place.parameters.dtype == DType::kFloat32) continue;
+      const int64_t bytes = std::min(numel, kCopiedNumel) * element_size(place.parameters.dtype);
+      copies.slot_bytes = std::max(copies.slot_bytes, bytes);
+      pieces += ceil_div(numel, kCopiedNumel);
+      ++copies.units;
+    }
+  }
+  copies.slots = int(std::min(kMost, pieces));
+  return copies;
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {

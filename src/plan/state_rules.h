@@ -44,6 +44,16 @@ std::vector<RingClass> reduce_ring(std::span<const UnitLayout> units, PlacementT
 // stage exchanges gradients and needs it; 0 if the transport needs none or there are no peers.
 RingClass exchange_scratch(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 
+// Where reduced gradients go to the host: buffers of the device in which they are summed, each as large as the largest
+// group's. While one is copied the next is filled. `units`: the groups whose gradients go.
+RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table);
+
+// Elements of parameters that go to the host, where their optimizer states lie, and back at a time.
+inline constexpr int64_t kCopiedNumel = 1 << 22;
+// Where they are of 16 bits: the buffers of host memory through which they go. One is filled, one is in use, one is
+// being sent back.
+RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table);
+
 // Held on the host from the first asynchronous save on: a copy of what a rank saves. That is its shard of the weights
 // (fp32 if they are trained) and of the optimizer's states, at every stage. Buffers of the model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);

@@ -26,7 +26,9 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       expected_(group_.params.size(), 1),
       fired_(group_.params.size(), 0),
       missing_(int(group_.params.size())),
-      has_grad_(group_.params.size(), false) {}
+      has_grad_(group_.params.size(), false) {
+  if (options.exit) number_ = options.exit->add_bucket();
+}
 
 int64_t GradBucket::slot_bytes() const {
   return wire_bytes(group_, place_);
@@ -134,15 +136,22 @@ void GradBucket::launch(Span scratch) {
   state_ = std::move(in_flight);
 }
 
+const at::Tensor& GradBucket::grads() const {
+  if (arrived_) arrived_->synchronize();
+  arrived_.reset();
+  return grads_;
+}
+
 at::Tensor GradBucket::shard() const {
   const Range mine = group_.layout.shard(comm_.rank());
-  return place_.updates_whole() ? grads_.slice(0, mine.begin, mine.end) : grads_;
+  return place_.updates_whole() ? grads().slice(0, mine.begin, mine.end) : grads();
 }
 
 void GradBucket::finish() {
   InFlight& in_flight = std::get<InFlight>(state_);
   const bool accumulate = reduced_;
-  const at::Tensor out = kept_.defined() ? kept_ : shard();
+  GradientExit* const exit = options_.exit;
+  const at::Tensor out = exit ? exit->begin(grads_, accumulate) : kept_.defined() ? kept_ : shard();
   squares_ = ExactSum();
   if (in_flight.work) {
     in_flight.work->wait();
@@ -160,6 +169,7 @@ void GradBucket::finish() {
     shard().copy_(kept_);
     outlive_current_stream(std::exchange(kept_, at::Tensor()));
   }
+  if (exit) arrived_ = exit->end(grads_, number_);
   reduced_ = true;
   uses(in_flight.slot).end();
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
@@ -205,9 +215,11 @@ std::unique_ptr<Work> GradBucket::gather_reduced() {
 void GradBucket::replace(size_t index, const at::Tensor& values) {
   ZS_ASSERT(reduced_ && !is_in_flight() && !is_filling(), "unit ", unit_.name);
   const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
-  const at::Tensor own = shard();
+  GradientExit* const exit = options_.exit;
+  const at::Tensor own = exit ? exit->begin(grads_, /*has_values=*/true) : shard();
   if (owned.size() > 0) own.slice(0, owned.begin - mine.begin, owned.end - mine.begin).copy_(values);
   has_grad_[index] = true;
+  if (exit) arrived_ = exit->end(grads_, number_);
   squares_ = ExactSum();
   if (ExactSum* const squares = squares_here()) math::add_sum_of_squares(own, *squares);
 }

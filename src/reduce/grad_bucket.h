@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -12,16 +13,18 @@
 #include "device/streams.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
+#include "reduce/gradient_exit.h"
 
 namespace zeroshard {
 
 // What all buckets of a run share.
 struct ReduceOptions {
   at::Device device = at::kCPU;
-  float pack_scale = 1;      // applied before the sum over ranks ...
-  float sum_scale = 1;       // ... and after it
-  bool native = false;       // the transport's own reduce-scatter, if it has one, not the canonical order
-  Ledger* ledger = nullptr;  // set by the Reducer
+  float pack_scale = 1;          // applied before the sum over ranks ...
+  float sum_scale = 1;           // ... and after it
+  bool native = false;           // the transport's own reduce-scatter, if it has one, not the canonical order
+  Ledger* ledger = nullptr;      // set by the Reducer
+  GradientExit* exit = nullptr;  // set by the Reducer, where reduced gradients lie on the host beside a device
 };
 
 // The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
@@ -74,14 +77,17 @@ class GradBucket {
   // After the optimizer step: the next gradients overwrite.
   void end_step();
 
-  // The reduced gradients that the optimizer of this rank reads: its shard, or all of them.
-  const at::Tensor& grads() const { return grads_; }
+  // The reduced gradients that the optimizer of this rank reads: its shard, or all of them. Where they lie on the host,
+  // it waits until they have arrived there.
+  const at::Tensor& grads() const;
   // Those of this rank's shard.
   at::Tensor shard() const;
   // Whether grads() has gradients of the current step.
   bool is_reduced() const { return reduced_; }
   // The caller's own values for this rank's elements of parameter `index`, in a bucket that is reduced.
   void replace(size_t index, const at::Tensor& values);
+  // Whether they are brought to the host as they are reduced. Then GradientExit has their squares.
+  bool leaves() const { return options_.exit != nullptr; }
   // On the CPU: squares of this rank's shard; valid after finish().
   const ExactSum& squares() const { return squares_; }
   // Whether parameter `index` got a gradient on this rank since the last step.
@@ -126,6 +132,8 @@ class GradBucket {
   Comm& comm_;
   at::Tensor full_;  // undefined: a ring lends it
   at::Tensor grads_;
+  size_t number_ = 0;                          // at the exit
+  mutable std::optional<c10::Event> arrived_;  // on the host, where the last gradients went
   at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place
   FlatBuffer local_;  // this rank's own sum under no_sync, in the gradient dtype; allocated when first used
   bool local_used_ = false;

@@ -33,6 +33,10 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   // Transports that share memory reduce as we do, and only an exchange says when its input may change again.
   options_.native = options_.native && comm.exchange_needs_scratch();
   options_.ledger = &ledger;
+  if (options_.exit_buffers.slots > 0) {
+    exit_ = std::make_unique<GradientExit>(options_.device, options_.exit_buffers, ledger);
+    options_.exit = exit_.get();
+  }
   make_buckets(units, placements);
   if (!options_.ring.empty()) {
     ring_.emplace(slots_by_size(options_.ring), [this](int64_t bytes) {
@@ -58,12 +62,16 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
     full_bytes += place.packed_gradients.bytes(group.layout);
     grad_bytes += place.reduced_gradients.bytes(group.layout);
   });
-  const auto allocate = [&](int64_t bytes, std::string_view tag) {
-    if (bytes == 0) return Carver(options_.device);
-    memory_.emplace_back(comm_, bytes, options_.device, ledger_, Category::kGradients, tag);
+  const auto allocate = [&](int64_t bytes, std::string_view tag, bool on_host = false) {
+    if (bytes == 0) return Carver(on_host ? at::kCPU : options_.device);
+    if (on_host)
+      memory_.push_back(FlatBuffer::on_host(bytes, options_.device, options_.pin, ledger_, Category::kGradients));
+    else
+      memory_.emplace_back(comm_, bytes, options_.device, ledger_, Category::kGradients, tag);
     return Carver(memory_.back());
   };
-  Carver full_memory = allocate(full_bytes, "gradients"), grad_memory = allocate(grad_bytes, "reduced gradients");
+  Carver full_memory = allocate(full_bytes, "gradients"),
+         grad_memory = allocate(grad_bytes, "reduced gradients", exit_ != nullptr);
 
   buckets_.reserve(count);
   for (size_t u = 0; u < units.size(); ++u) {
@@ -322,6 +330,11 @@ void Reducer::set_order(std::vector<size_t> order) {
 
 ExactSum Reducer::squares() const {
   ExactSum sum;
+  if (exit_) {
+    std::vector<bool> reduced;
+    for (const GradBucket& bucket : buckets_) reduced.push_back(bucket.is_reduced());
+    return exit_->squares(reduced);
+  }
   std::vector<at::Tensor> shards;
   for (const GradBucket& bucket : buckets_) {
     if (options_.device.is_cpu()) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -30,6 +31,8 @@ class Reducer {
     bool overlap = true;
     std::vector<RingClass> ring;  // of packed gradients that are not kept: reduce_ring()
     RingClass scratch = {};       // a slot for each of the exchanges that overlap: exchange_scratch()
+    RingClass exit_buffers = {};  // where reduced gradients go to the host: gradient_exit()
+    bool pin = true;              // the host's memory for them
   };
 
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.
@@ -95,9 +98,10 @@ class Reducer {
   Options options_;
   Comm& comm_;
   Ledger& ledger_;
-  std::vector<FlatBuffer> memory_;   // packed gradients that are kept, reduced ones
-  std::optional<SlotRing> ring_;     // of packed gradients that are not
-  std::vector<FlatBuffer> scratch_;  // for transports that copy pieces
+  std::vector<FlatBuffer> memory_;      // packed gradients that are kept, reduced ones
+  std::unique_ptr<GradientExit> exit_;  // null where reduced gradients stay
+  std::optional<SlotRing> ring_;        // of packed gradients that are not
+  std::vector<FlatBuffer> scratch_;     // for transports that copy pieces
   std::vector<GradBucket> buckets_;
   std::vector<size_t> first_of_;              // by unit, and the end: where its buckets begin
   std::vector<std::vector<Place>> place_of_;  // [unit][param]

@@ -283,6 +283,9 @@ bool Unit::owns(const at::Tensor& tensor) const {
 void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
+  // Not on the current stream: it would wait for the unit's parameters, where they come from the host.
+  gathers_.side.follow();
+  const SideStream::Scope scope(gathers_.side);
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     if (!group.requires_grad) continue;
@@ -295,6 +298,8 @@ void Unit::start_refresh() {
 void Unit::finish_refresh() {
   for (const auto& work : refreshing_) work->wait();
   refreshing_.clear();
+  if (placement_ != Placement::kReplicated) return;
+  for (const ShardedGroup& group : groups_) group.await_upload();
 }
 
 void Unit::return_tensors() {

@@ -1,4 +1,6 @@
 #pragma once
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -42,6 +44,31 @@ inline void begin_on_devices(Schedule schedule, uint64_t seed) {
   use_own_kernels(true);
   Streams::get().set_schedule(schedule, seed);
   Streams::get().races().forget();
+}
+
+// What the rank's thread gives to its device from now on goes to `stream`, after what it gave before.
+inline void move_to(c10::Stream stream) {
+  const c10::impl::VirtualGuardImpl impl(stream.device_type());
+  c10::Event event(stream.device_type());
+  event.record(impl.getStream(stream.device()));
+  event.block(stream);
+  impl.exchangeStream(stream);
+}
+
+// One step on streams of the user's: each of forward, backward and step on another.
+inline void step_on_own_streams(test::Rank& rank, int step) {
+  const c10::impl::VirtualGuardImpl impl(c10::kPrivateUse1);
+  const c10::Device device = rank.scenario.device_of(rank.gather.rank());
+  const c10::Stream before = impl.getStream(device);
+  move_to(impl.getNewStream(device));
+  rank.engine->begin_forward(/*training=*/true);
+  const at::Tensor loss =
+      test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0, rank.engine.get());
+  move_to(impl.getNewStream(device));
+  rank.engine->backward(loss);
+  move_to(impl.getNewStream(device));
+  rank.result.steps.push_back(rank.engine->step());
+  move_to(before);
 }
 
 inline void end_on_devices() {

@@ -1,7 +1,4 @@
 // Engines on simulated devices train as those on the CPU do.
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <gmock/gmock.h>
 
 #include "accelerator/support.h"
@@ -167,31 +164,6 @@ TEST_P(DeviceTraining, LibTorchsOperationsGiveNearlyTheCpusValues) {
   ASSERT_FALSE(HasFailure());
   EXPECT_LE((expected.values - result.values).abs().max().item<float>(), 1e-8F);
   EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
-}
-
-// What the rank's thread gives to its device from now on goes to `stream`, after what it gave before.
-void move_to(c10::Stream stream) {
-  const c10::impl::VirtualGuardImpl impl(stream.device_type());
-  c10::Event event(stream.device_type());
-  event.record(impl.getStream(stream.device()));
-  event.block(stream);
-  impl.exchangeStream(stream);
-}
-
-// One step on streams of the user's: each of forward, backward and step on another.
-void step_on_own_streams(test::Rank& rank, int step) {
-  const c10::impl::VirtualGuardImpl impl(c10::kPrivateUse1);
-  const c10::Device device = rank.scenario.device_of(rank.gather.rank());
-  const c10::Stream before = impl.getStream(device);
-  move_to(impl.getNewStream(device));
-  rank.engine->begin_forward(/*training=*/true);
-  const at::Tensor loss =
-      test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0, rank.engine.get());
-  move_to(impl.getNewStream(device));
-  rank.engine->backward(loss);
-  move_to(impl.getNewStream(device));
-  rank.result.steps.push_back(rank.engine->step());
-  move_to(before);
 }
 
 TEST_P(DeviceTraining, StreamsOfTheUsersGiveTheSameBits) {

@@ -35,6 +35,7 @@ import failure_mutants
 import lora_mutants
 import memory_mutants
 import monitor_mutants
+import offload_mutants
 import process_mutants
 import progress_mutants
 import python_mutants
@@ -362,6 +363,7 @@ MUTANTS = [
     *lora_mutants.MUTANTS,
     *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
+    *offload_mutants.MUTANTS,
     *process_mutants.MUTANTS,
     *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,

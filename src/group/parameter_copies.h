@@ -1,0 +1,74 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "device/flat_buffer.h"
+#include "device/streams.h"
+#include "group/optimizer_states.h"
+
+namespace zeroshard {
+
+class ShardedGroup;
+
+// Brings parameters from a device to the host and back, where their optimizer states lie in the host's memory: piece
+// after piece, by a stream of its own, while the host works on the pieces between.
+//
+// 16-bit parameters go through a few buffers of pinned memory. fp32 parameters are copied from and to their master
+// weights.
+class ParameterCopies {
+ public:
+  struct Options {
+    at::Device device = at::kCPU;
+    int64_t slot_bytes = 0;  // of a piece of 16-bit parameters; 0: there are none
+    int slots = 0;           // two at least, if some group has more than one piece
+    int64_t piece_numel = 0;
+    bool pin = true;
+  };
+  ParameterCopies(const Options& options, Ledger& ledger);
+  ParameterCopies(const ParameterCopies&) = delete;
+  ParameterCopies& operator=(const ParameterCopies&) = delete;
+  // Waits for what is under way: then the memory of states may go.
+  ~ParameterCopies();
+
+  // Which way the parameters are copied.
+  struct Ways {
+    bool to_host = false, to_device = false;
+  };
+  // `states` and `params`: of the elements in `part`, on the host. Where parameters are fp32, `params` are the master
+  // weights, and `states` has no others.
+  using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
+  // Calls `use` for consecutive parts that make up `range` of the states of `group`. Before, the parameters are copied
+  // to the host, after what the current stream was given; afterwards back, for which nobody waits here: see
+  // ShardedGroup::await_upload().
+  void lend(ShardedGroup& group, Range range, Ways ways, const Use& use);
+  // The host waits for all copies.
+  void wait() const;
+
+ private:
+  struct Slot {
+    FlatBuffer memory;
+    std::optional<c10::Event> last;  // copy from it or to it
+  };
+  // A piece of the group that is lent: its elements, and its parameters on the host.
+  struct Piece {
+    Range range;
+    at::Tensor params;
+    Slot* slot = nullptr;               // null: the parameters are the master weights
+    std::optional<c10::Event> arrived;  // on the host
+  };
+  struct Lent;
+
+  Piece begin(const Lent& lent, Range range);
+  void send(const Lent& lent, Piece& piece);
+
+  Options options_;
+  std::vector<Slot> slots_;
+  size_t turn_ = 0;
+  SideStream stream_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,56 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <vector>
+
+#include "device/exact_sum.h"
+#include "device/flat_buffer.h"
+#include "device/streams.h"
+#include "plan/state_rules.h"
+
+namespace zeroshard {
+
+// Where reduced gradients leave a device for the host: they are summed in a buffer on the device, which is copied by a
+// stream of its own while the next bucket is summed in another. Sums over micro-batches are made on the device, too:
+// what the host has comes back first. So the bits are those of gradients that stay.
+//
+// The squares of each bucket stay on the device until the step asks for all of them.
+class GradientExit {
+ public:
+  // `buffers`: gradient_exit() of the plan, for that many buckets. `ledger` outlives it.
+  GradientExit(at::Device device, const RingClass& buffers, Ledger& ledger);
+  GradientExit(const GradientExit&) = delete;
+  GradientExit& operator=(const GradientExit&) = delete;
+  // Waits for what is under way: then the host's memory may go.
+  ~GradientExit();
+
+  // The number of the next bucket.
+  size_t add_bucket() { return num_buckets_++; }
+
+  // A buffer of the device as large as `host`, for the current stream. With `has_values` it has those of the host.
+  at::Tensor begin(const at::Tensor& host, bool has_values);
+  // What the current stream has written to that buffer is copied to `host`, and its squares are those of `bucket`. The
+  // copy is complete when the event is.
+  c10::Event end(const at::Tensor& host, size_t bucket);
+
+  // The squares of the buckets that are `chosen`, by number. The host waits for the current stream.
+  ExactSum squares(const std::vector<bool>& chosen) const;
+
+ private:
+  struct Buffer {
+    FlatBuffer memory;
+    StreamUses uses;
+  };
+  Buffer& buffer() { return buffers_[turn_ % buffers_.size()]; }
+
+  at::Device device_;
+  std::vector<Buffer> buffers_;
+  FlatBuffer limbs_;  // of the squares of each bucket
+  mutable StreamUses limbs_uses_;
+  size_t num_buckets_ = 0, turn_ = 0;
+  at::Tensor filling_;  // from begin() to end()
+  SideStream copies_;   // the last member, so that it ends before the memory goes
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,472 @@
+// Engines on simulated devices whose optimizer states and reduced gradients lie on the host: the same bits in less
+// memory of the device, and no wait that is missing.
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "accelerator/support.h"
+#include "engine/support.h"
+#include "file/support.h"
+#include "support/release.h"
+
+namespace zeroshard::accelerator {
+namespace {
+
+using test::kUnits;
+using test::kWidth;
+using test::Result;
+using test::Scenario;
+using ::testing::Each;
+using ::testing::IsEmpty;
+using testing::TemporaryDirectory;
+
+Scenario offloading(Scenario scenario) {
+  scenario.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
+  return on_devices(std::move(scenario));
+}
+
+void expect_no_race(const Scenario& scenario) {
+  EXPECT_THAT(Streams::get().races().found(), IsEmpty()) << scenario.text();
+  EXPECT_THAT(operators_that_waited(), IsEmpty()) << scenario.text();
+  EXPECT_EQ(pinned_frees_in_use(), 0) << scenario.text();
+}
+
+class Offload : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> {
+ protected:
+  void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/3); }
+  void TearDown() override { end_on_devices(); }
+  static Scenario scenario(DType dtype = DType::kFloat32) {
+    Scenario made = test::make_scenario(std::get<1>(GetParam()), std::get<2>(GetParam()));
+    made.config.compute_dtype = dtype;
+    return made;
+  }
+};
+
+// Schedule, ranks and stage.
+std::vector<std::tuple<Schedule, int, int>> cases() {
+  if (!testing::release()) {
+    return {{Schedule::kLazy, 1, 2},
+            {Schedule::kLate, 1, 3},
+            {Schedule::kLazy, 2, 1},
+            {Schedule::kLate, 2, 2},
+            {Schedule::kLazy, 2, 3}};
+  }
+  std::vector<std::tuple<Schedule, int, int>> all;
+  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
+    for (const int ranks : {1, 2, 3})
+      for (const int stage : {1, 2, 3}) all.emplace_back(schedule, ranks, stage);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, Offload, ::testing::ValuesIn(cases()));
+
+// As on the CPU, and as on the device without offload, down to the norms. In each category and on each tier the engine
+// has held what was planned.
+void expect_the_same_bits(const Scenario& scenario) {
+  const Result cpu = test::train(scenario), without = test::train(on_devices(scenario));
+  const Result result = test::train(offloading(scenario));
+  ASSERT_FALSE(::testing::Test::HasFailure()) << scenario.text();
+  EXPECT_TRUE(result.values.equal(cpu.values)) << scenario.text();
+  ASSERT_EQ(result.steps.size(), without.steps.size());
+  for (size_t step = 0; step < result.steps.size(); ++step) {
+    EXPECT_EQ(result.steps[step].applied, without.steps[step].applied) << scenario.text();
+    if (without.steps[step].applied) {
+      EXPECT_EQ(result.steps[step].grad_norm, without.steps[step].grad_norm) << scenario.text();
+    }
+  }
+  for (const MemoryLine& line : result.memory) {
+    const bool is_more = scenario.no_sync && line.category == "gradients" && line.tier == "device";
+    if (line.category != "temporaries" && !is_more) {
+      EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier << ", " << scenario.text();
+    }
+    if (line.category == "master weights" || line.category == "moments") {
+      EXPECT_EQ(line.tier, "host");
+    }
+  }
+  expect_no_race(scenario);
+}
+
+TEST_P(Offload, GivesTheSameBitsInThePlannedMemory) {
+  expect_the_same_bits(scenario());
+  expect_the_same_bits(scenario(DType::kBFloat16));
+}
+
+TEST_P(Offload, AccumulatesOnTheHost) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool no_sync : {false, true}) {
+      Scenario accumulating = scenario(dtype);
+      accumulating.steps = 2;
+      accumulating.config.grad_accumulation_steps = 3;
+      accumulating.no_sync = no_sync;
+      expect_the_same_bits(accumulating);
+    }
+  }
+  Scenario rounded = scenario(DType::kBFloat16);  // every sum is rounded to 16 bits, as without offload
+  rounded.steps = 2;
+  rounded.config.grad_accumulation_steps = 3;
+  rounded.config.grad_accum_dtype = DType::kBFloat16;
+  expect_the_same_bits(rounded);
+}
+
+TEST_P(Offload, SkipsStepsThatOverflow) {
+  Scenario overflowing = scenario(DType::kFloat16);
+  overflowing.config.fp16.enabled = true;
+  overflowing.config.fp16.initial_scale_power = 4;
+  overflowing.config.fp16.hysteresis = 1;
+  overflowing.input_scale = [](int rank, int step) {
+    return rank == 0 && step == 1 ? std::numeric_limits<float>::infinity() : 1;
+  };
+  // The simulated device lacks an operator that names the gradient: this is compared with the CPU alone.
+  const Result expected = test::train(overflowing), result = test::train(offloading(overflowing));
+  ASSERT_FALSE(HasFailure());
+  EXPECT_FALSE(result.steps[1].applied);
+  EXPECT_TRUE(result.values.equal(expected.values));
+  expect_no_race(overflowing);
+}
+
+TEST_P(Offload, UnitsThatStayWholeAndOneRankInTheShapeOfShards) {
+  Scenario whole = scenario(DType::kBFloat16);
+  whole.config.persistence_threshold = 1'000'000;
+  expect_the_same_bits(whole);
+  Scenario shards = scenario(DType::kBFloat16);
+  shards.config.shard_one_rank = true;
+  expect_the_same_bits(shards);
+}
+
+// The optimizer has no states but the master weights.
+TEST_P(Offload, OptimizersWithoutMoments) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Scenario plain = scenario(dtype);
+    plain.config.optimizer->type = OptimizerConfig::Type::kSgd;
+    plain.config.optimizer->momentum = 0;
+    expect_the_same_bits(plain);
+  }
+}
+
+using Step = std::function<void(test::Rank& rank, int step)>;
+
+// Trains on devices with and without offload; `before_step` is done on each rank, and may wait for nothing. The batches
+// are there before: the host waits for nothing but what the engine waits for.
+void expect_the_same_without_waits(const Scenario& scenario, const Step& before_step) {
+  std::vector<at::Tensor> values;
+  for (const bool offloads : {false, true}) {
+    test::ThreadWorld world(offloads ? offloading(scenario) : on_devices(scenario));
+    const auto errors = world.run([&before_step](test::Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      std::vector<test::Batch> batches;
+      for (int step = 0; step < rank.scenario.steps; ++step)
+        batches.push_back(test::batch_of(rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0));
+      for (int step = 0; step < rank.scenario.steps; ++step) {
+        if (before_step) before_step(rank, step);
+        rank.engine->begin_forward(/*training=*/true);
+        rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batches[size_t(step)],
+                                            rank.engine.get()));
+        rank.engine->step();
+      }
+      rank.finish();
+    });
+    ASSERT_THAT(errors, Each(""));
+    values.push_back(world.rank(0).result.values);
+  }
+  EXPECT_TRUE(values[0].equal(values[1])) << scenario.text();
+  expect_no_race(scenario);
+}
+
+// Large units: buffers are used again within a pass and within a step, while their last users may still be busy.
+TEST_P(Offload, BuffersAreUsedAgain) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Scenario large = scenario(dtype);
+    large.model.ballast = 1 << 17;
+    large.steps = 3;
+    expect_the_same_without_waits(large, {});
+  }
+}
+
+// What users write to parameters that are whole, by whatever way, counts from the next step on.
+TEST_P(Offload, WritesOfUsersCount) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    expect_the_same_without_waits(scenario(dtype), [](test::Rank& rank, int step) {
+      if (step != 1 || rank.scenario.config.stage == 3) return;
+      const at::NoGradGuard no_grad;
+      rank.model.params()[2][0].data().mul_(1.5);
+    });
+  }
+}
+
+// Right after a step, whose copies to the device are under way, and of the whole unit.
+TEST_P(Offload, WeightsThatAreSetFollowTheCopiesOfTheStep) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    expect_the_same_without_waits(scenario(dtype), [](test::Rank& rank, int step) {
+      const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (step + 1), at::kFloat);
+      for (const size_t unit : {kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
+    });
+  }
+}
+
+TEST_P(Offload, StreamsOfTheUsersGiveTheSameBits) {
+  const Scenario on_streams = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(on_streams);
+  test::ThreadWorld world(on_streams);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
+    rank.finish();
+  });
+  ASSERT_THAT(errors, Each(""));
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  expect_no_race(on_streams);
+}
+
+// From the first forward to the agreement on the step the host waits for nothing that it does not wait for without
+// offload.
+TEST_P(Offload, TheHostDoesNotWaitBeforeTheRanksHaveAgreed) {
+  std::vector<int64_t> passes, agreements;
+  for (const bool offloads : {false, true}) {
+    Scenario accumulating = scenario(DType::kBFloat16);
+    accumulating.config.grad_accumulation_steps = 2;
+    test::ThreadWorld world(offloads ? offloading(accumulating) : on_devices(accumulating));
+    int64_t pass = 0, agreement = 0;
+    const auto errors = world.run([&](test::Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
+      const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 2, 0);
+      const int64_t before = Streams::host_waits_of_this_thread();
+      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+        rank.engine->begin_forward(/*training=*/true);
+        rank.engine->backward(
+            test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, batch, rank.engine.get()));
+      }
+      const int64_t after = Streams::host_waits_of_this_thread();
+      const StepResult result = rank.engine->prepare_step();
+      if (rank.gather.rank() == 0) {
+        pass = after - before;
+        agreement = Streams::host_waits_of_this_thread() - after;
+      }
+      EXPECT_TRUE(result.applied);
+    });
+    ASSERT_THAT(errors, Each(""));
+    passes.push_back(pass);
+    agreements.push_back(agreement);
+  }
+  EXPECT_EQ(passes, (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(agreements, (std::vector<int64_t>{1, 1}));
+}
+
+// Its memory, pinned or not, is given back, whatever is under way.
+TEST_P(Offload, AnEngineMayGoAtAnyTime) {
+  for (const int end : {0, 1, 2}) {  // after a step, within a forward that gathers ahead, after a backward
+    const int64_t pinned = pinned_bytes(), allocated = allocated_bytes(0);
+    {
+      test::ThreadWorld world(offloading(scenario(DType::kBFloat16)));
+      const auto errors = world.run([end](test::Rank& rank) {
+        at::set_num_threads(1);
+        rank.make_engine();
+        for (int step = 0; step < 2; ++step) rank.train_step(step);
+        if (end > 0) rank.engine->begin_forward(/*training=*/true);
+        if (end == 1) rank.engine->unit(0, [&] { return at::zeros({1}); });
+        if (end == 2) {
+          rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get()));
+        }
+        rank.engine.reset();
+      });
+      ASSERT_THAT(errors, Each(""));
+    }
+    for (int i = 0; i < std::get<1>(GetParam()); ++i) Streams::get().wait_for_device(i);
+    EXPECT_EQ(pinned_bytes(), pinned);
+    EXPECT_EQ(allocated_bytes(0), allocated);
+  }
+  expect_no_race(scenario());
+}
+
+// A backward that fails on one rank is discarded, with what it has already sent to the host.
+TEST_P(Offload, AFailedBackwardLeavesNothing) {
+  const Scenario failing = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(failing);
+  test::ThreadWorld world(failing);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) {
+      rank.engine->begin_forward(/*training=*/true);
+      const at::Tensor loss =
+          test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step + 7, 0, rank.engine.get());
+      rank.engine->begin_backward();
+      loss.backward();
+      if (rank.gather.rank() == 0)
+        rank.engine->fail_backward("a test");
+      else
+        EXPECT_THROW(rank.engine->end_backward(), StateError);
+      rank.train_step(step);
+    }
+    rank.finish();
+  });
+  ASSERT_THAT(errors, Each(""));
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  expect_no_race(failing);
+}
+
+TEST_P(Offload, TwoEnginesTrainBesideEachOther) {
+  const Scenario one = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(one);
+  test::ThreadWorld first(one), second(one);
+  const auto errors = first.run([&second](test::Rank& rank) {
+    at::set_num_threads(1);
+    test::Rank& other = second.rank(rank.gather.rank());
+    rank.make_engine();
+    other.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) {
+      rank.train_step(step);
+      other.train_step(step);
+    }
+    rank.finish();
+    other.finish();
+  });
+  ASSERT_THAT(errors, Each(""));
+  for (test::ThreadWorld* world : {&first, &second}) EXPECT_TRUE(expected.values.equal(world->rank(0).result.values));
+  expect_no_race(one);
+}
+
+// A device without kernels of its own: its gradients are reduced by LibTorch's operations, and updated by the CPU's
+// kernels all the same.
+TEST_P(Offload, DevicesWithoutKernelsOfTheirOwn) {
+  use_own_kernels(false);
+  const Result expected = test::train(scenario()), result = test::train(offloading(scenario()));
+  use_own_kernels(true);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_LE((expected.values - result.values).abs().max().item<float>(), 1e-8F);
+  EXPECT_THAT(Streams::get().races().found(), IsEmpty());
+}
+
+TEST_P(Offload, MemoryThatCannotBePinnedGivesTheSameBits) {
+  const Scenario made = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(made);
+  refuse_to_pin(true);
+  const Result refused = test::train(made);
+  refuse_to_pin(false);
+  Scenario pageable = made;
+  pageable.config.offload_optimizer.pin_memory = false;
+  const int64_t pinned = pinned_bytes();
+  const Result not_asked = test::train(pageable);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(pinned_bytes(), pinned);
+  EXPECT_TRUE(expected.values.equal(refused.values));
+  EXPECT_TRUE(expected.values.equal(not_asked.values));
+}
+
+// Gradients between backward and step, and after it; those that the user sets.
+TEST_P(Offload, GradientsAreReadAndSet) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    std::vector<std::vector<at::Tensor>> seen;
+    for (const bool offloads : {false, true}) {
+      std::vector<at::Tensor>& values = seen.emplace_back();
+      test::ThreadWorld world(offloads ? offloading(scenario(dtype)) : on_devices(scenario(dtype)));
+      const auto errors = world.run([&values](test::Rank& rank) {
+        at::set_num_threads(1);
+        rank.make_engine();
+        const auto see = [&](const std::optional<at::Tensor>& grad) {
+          ASSERT_TRUE(grad.has_value());
+          EXPECT_FALSE(grad->is_cpu());
+          if (rank.gather.rank() == 0) values.push_back(grad->cpu());
+        };
+        for (int step = 0; step < 2; ++step) {
+          rank.engine->begin_forward(/*training=*/true);
+          rank.engine->backward(
+              test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
+          see(rank.engine->full_grad(1, 0));
+          see(rank.engine->local_grad(2, 0));
+          rank.engine->set_grad(3, 0, 0, rank.engine->full_grad(3, 0)->mul(0.25));
+          see(rank.engine->full_grad(3, 0));
+          rank.result.steps.push_back(rank.engine->step());
+          see(rank.engine->full_grad(3, 0));
+          if (rank.gather.rank() == 0) values.push_back(at::full({}, rank.result.steps.back().grad_norm, at::kDouble));
+        }
+        rank.finish();
+      });
+      ASSERT_THAT(errors, Each(""));
+      values.push_back(world.rank(0).result.values);
+    }
+    ASSERT_EQ(seen[0].size(), seen[1].size());
+    for (size_t i = 0; i < seen[0].size(); ++i) EXPECT_TRUE(seen[0][i].equal(seen[1][i])) << i;
+  }
+  expect_no_race(scenario());
+}
+
+// An optimizer outside the engine has tensors of the host, and what it writes to them goes to the device.
+TEST_P(Offload, AnOptimizerOutsideUpdatesOnTheHost) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    std::vector<at::Tensor> values;
+    for (const bool offloads : {false, true}) {
+      test::ThreadWorld world(offloads ? offloading(scenario(dtype)) : on_devices(scenario(dtype)));
+      const auto errors = world.run([offloads](test::Rank& rank) {
+        at::set_num_threads(1);
+        EngineOptions options;
+        options.config = rank.scenario.config;
+        options.device = rank.scenario.device_of(rank.gather.rank());
+        options.external_optimizer = "SGD";
+        rank.engine = std::make_unique<Engine>(rank.model.definitions(), std::move(options), rank.gather, rank.reduce);
+        for (int step = 0; step < 3; ++step) {
+          rank.engine->begin_forward(/*training=*/true);
+          rank.engine->backward(
+              test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
+          const StepResult result = rank.engine->prepare_step();
+          for (const OptimizerSlice& slice : rank.engine->slices()) {
+            EXPECT_EQ(slice.master.is_cpu(), offloads);
+            EXPECT_EQ(slice.grad.is_cpu(), offloads);
+            at::Tensor(slice.master).sub_(slice.grad.mul(0.125));
+          }
+          rank.engine->finish_step(result);
+        }
+        rank.finish();
+      });
+      ASSERT_THAT(errors, Each(""));
+      values.push_back(world.rank(0).result.values);
+    }
+    EXPECT_TRUE(values[0].equal(values[1]));
+  }
+  expect_no_race(scenario());
+}
+
+// Saved with offload and loaded without, and the other way round: at another stage and number of ranks.
+TEST_P(Offload, CheckpointsGoBetweenTiers) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool saves_from_host : {false, true}) {
+      const TemporaryDirectory root;
+      const auto place = [](const Scenario& made, bool offloads) {
+        return offloads ? offloading(made) : on_devices(made);
+      };
+      const Scenario saving = place(scenario(dtype), saves_from_host);
+      at::Tensor saved, end;
+      EXPECT_THAT(run_saving(saving,
+                             [&](test::SavingRank& rank) {
+                               for (const int step : {0, 1}) rank.train_step(saving, step);
+                               rank.engine->save_checkpoint(root.path(), "a", 2);
+                               const at::Tensor then = rank.values();
+                               for (const int step : {2, 3}) rank.train_step(saving, step);
+                               const at::Tensor now = rank.values();
+                               if (rank.rank == 0) saved = then, end = now;
+                             }),
+                  Each(""));
+      Scenario other = scenario(dtype);
+      other.config.stage = saving.config.stage % 3 + 1;
+      const Scenario loading = place(other, !saves_from_host);
+      EXPECT_THAT(run_saving(
+                      loading,
+                      [&](test::SavingRank& rank) {
+                        rank.train_step(loading, 0);
+                        EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+                        EXPECT_TRUE(rank.values().equal(saved));
+                        for (const int step : {2, 3}) rank.train_step(loading, step);
+                        EXPECT_TRUE(rank.values().equal(end));
+                      },
+                      /*first_seed=*/7),
+                  Each(""));
+    }
+  }
+  expect_no_race(scenario());
+}
+
+}  // namespace
+}  // namespace zeroshard::accelerator

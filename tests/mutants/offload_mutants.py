@@ -1,0 +1,57 @@
+"""What could be forgotten where gradients go to the host, and parameters come from there."""
+
+from mutant import Mutant
+
+_EXIT, _BUCKET = "src/reduce/gradient_exit.cpp", "src/reduce/grad_bucket.cpp"
+_COPIES, _GROUP = "src/group/parameter_copies.cpp", "src/group/sharded_group.cpp"
+_BITS, _AGAIN = "*Offload.GivesTheSameBits*", "*Offload.BuffersAreUsedAgain*"
+_GOES = "*Offload.AnEngineMayGo*"
+
+_TABLE = [
+    ("gradient-used-before-it-arrived", _BUCKET, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
+    ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n", "", _BITS),
+    ("sum-over-what-is-copied", _EXIT, "  next.uses.take();\n  return filling_;\n", "  return filling_;\n", _AGAIN),
+    (
+        "sums-come-back-too-early",
+        _EXIT,
+        "    next.uses.take();\n    begin_copy_from_host",
+        "    begin_copy_from_host",
+        "*Offload.AccumulatesOnTheHost*",
+    ),
+    ("sums-do-not-come-back", _EXIT, "  if (has_values) {\n", "  if (false) {\n", "*Offload.AccumulatesOnTheHost*"),
+    ("squares-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _BITS),
+    (
+        "update-in-spite-of-the-norm",
+        "src/engine/engine.cpp",
+        "  if (result.applied) refresh(update);\n",
+        "  refresh(update);\n",
+        "*Offload.SkipsSteps*",
+    ),
+    (
+        "gather-before-the-parameters",
+        _GROUP,
+        "  if (uploaded_) current_stream_waits(*uploaded_, parameters_.device());\n",
+        "",
+        _BITS,
+    ),
+    (
+        "step-returns-before-the-parameters",
+        "src/unit/unit.cpp",
+        "  for (const ShardedGroup& group : groups_) group.await_upload();\n",
+        "",
+        _BITS,
+    ),
+    ("parameters-over-compute", _COPIES, "  stream_.follow();\n", "", _BITS),
+    ("slot-filled-too-early", _COPIES, "    if (piece.slot->last) piece.slot->last->synchronize();\n", "", _AGAIN),
+    (
+        "parameters-used-before-they-arrived",
+        _COPIES,
+        "      if (piece.arrived) piece.arrived->synchronize();\n",
+        "",
+        "*Offload.WritesOfUsersCount*",
+    ),
+    ("freed-while-gradients-go", _EXIT, "    copies_.record().synchronize();\n", "", _GOES),
+    ("freed-while-parameters-come", _COPIES, "  try {\n    wait();\n", "  try {\n", _GOES),
+]
+
+MUTANTS = [Mutant(f"offload-{name}", file, old, new, "accelerator", test) for name, file, old, new, test in _TABLE]

@@ -1,0 +1,173 @@
+"""Optimizer states and reduced gradients on the host, beside devices: what a user sees is what it is without offload."""
+
+import functools
+
+import models
+import pytest
+import simulated
+import torch
+import world
+import zeroshard
+from test_compat_fragments import loss_of, tied
+from zeroshard.compat import fragments
+from zeroshard.compat.deepspeed import initialize
+
+pytestmark = simulated.needed
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+
+
+def configuration(stage, dtype, offload, **blocks):
+    zero = OFFLOAD if offload else {}
+    blocks = {"optimizer": models.adamw(3e-3, weight_decay=0.01), "gradient_clipping": 0.5, **blocks}
+    return models.configuration(stage, dtype, zero_optimization=zero, **blocks)
+
+
+def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
+    """Ties, a frozen layer and an unused one; with ``groups``, two param groups that cut units in pieces."""
+    model = tied().to(world.device())
+    parameters = None
+    if groups:
+        flat = [param for param in model.parameters() if param.requires_grad]
+        parameters = [{"params": flat[::2], "lr": 1e-2}, {"params": flat[1::2], "weight_decay": 0.3}]
+    config = configuration(stage, dtype, offload, **blocks)
+    if optimizer:
+        config.pop("optimizer")
+    return model, initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=config)[0]
+
+
+def train(engine, steps, accumulation=1):
+    for step in steps:
+        for micro in range(accumulation):
+            engine.backward(loss_of(engine, step, world.rank(), world.size(), micro))
+            engine.step()
+
+
+def both(run):
+    """What ``run`` returns without and with offload."""
+    return [run(offload=offload) for offload in (False, True)]
+
+
+def digests(stage, dtype):
+    results = []
+    for accumulation, groups in ((1, False), (1, True), (3, True)):
+
+        def run(offload, accumulation=accumulation, groups=groups):
+            _, engine = make(stage, dtype, offload, groups, accumulation=accumulation, fp16={"initial_scale_power": 8})
+            train(engine, range(4), accumulation)
+            assert engine.skipped_steps == 0
+            report = engine.memory_report()
+            assert models.held_as_planned(report["planned"], report["measured_peak"]), report
+            digest, norm = engine.parameter_digest(), engine.get_global_grad_norm()
+            engine.destroy()
+            return digest, norm, report["tiers"].get("host", {}).get("planned", 0) > 0
+
+        (digest, norm, on_host), with_offload = both(run)
+        assert with_offload == (digest, norm, True) and not on_host, (accumulation, groups)
+        results.append(digest)
+    return results
+
+
+@pytest.mark.parametrize(
+    "ranks,dtype,stage,on",
+    [
+        (1, "fp32", 1, "lazy"),
+        (1, "bf16", 3, "late"),
+        (2, "fp16", 2, "lazy"),
+        (2, "bf16", 1, "late"),
+        (2, "fp32", 3, "lazy"),
+    ],
+)
+def test_the_digest_is_that_without_offload(ranks, dtype, stage, on):
+    by_rank = world.run(ranks, digests, stage=stage, dtype=dtype, on=on, timeout_s=240)
+    assert all(result == by_rank[0] for result in by_rank)
+
+
+def see_and_set(stage, dtype):
+    """Weights, gradients and states of single parameters: read and set, whole and this rank's own."""
+
+    def run(offload):
+        model, engine = make(stage, dtype, offload)
+        param, other = model.blocks[1].up.weight, model.first.weight
+        seen = []
+        for step in range(3):
+            engine.backward(loss_of(engine, step, world.rank(), world.size()))
+            seen.append(fragments.safe_get_full_grad(param))
+            fragments.safe_set_full_grad(other, torch.ones_like(seen[-1].new_empty(30, 10)) * 0.01)
+            engine.step()
+            seen.append(fragments.safe_get_full_fp32_param(param))
+            seen.append(fragments.safe_get_full_optimizer_state(param, "exp_avg"))
+            fragments.safe_set_full_fp32_param(param, seen[-2] * 0.9)
+            fragments.safe_set_full_optimizer_state(other, torch.full((30, 10), 0.02), "exp_avg")
+            with zeroshard.gathered(model.last.weight, modify_rank=0):
+                if world.rank() == 0:
+                    model.last.weight.data.mul_(0.5)
+            seen.append(zeroshard.get_master_weight(model.last.weight))
+        digest = engine.parameter_digest()
+        engine.destroy()
+        return [value.cpu() for value in seen], digest
+
+    (seen, digest), (with_offload, same) = both(run)
+    assert digest == same
+    return [torch.equal(a, b) for a, b in zip(seen, with_offload, strict=True)]
+
+
+@pytest.mark.parametrize("ranks,dtype,stage,on", [(1, "bf16", 2, "lazy"), (2, "bf16", 3, "late"), (2, "fp32", 1, "lazy")])
+def test_single_parameters_are_read_and_set(ranks, dtype, stage, on):
+    for equal in world.run(ranks, see_and_set, stage=stage, dtype=dtype, on=on, timeout_s=120):
+        assert all(equal), equal
+
+
+def outside(stage, dtype):
+    """The user's own optimizers get slices that lie on the host."""
+
+    def run(name, offload):
+        make_own = functools.partial(getattr(torch.optim, name), lr=1e-2)
+        _, engine = make(stage, dtype, offload, optimizer=make_own)
+        train(engine, range(3))
+        own = [param for group in engine.optimizer.param_groups for param in group["params"]]
+        assert {param.is_cpu for param in own} == {offload}
+        digest = engine.parameter_digest()
+        engine.destroy()
+        return digest
+
+    return [both(functools.partial(run, name)) for name in ("SGD", "Adagrad")]
+
+
+@pytest.mark.parametrize("ranks,dtype,stage,on", [(1, "bf16", 3, "lazy"), (2, "fp32", 2, "late")])
+def test_optimizers_of_the_users_update_on_the_host(ranks, dtype, stage, on):
+    for pairs in world.run(ranks, outside, stage=stage, dtype=dtype, on=on, timeout_s=120):
+        assert all(without == with_offload for without, with_offload in pairs), pairs
+
+
+def save_and_load(folder, stage, dtype):
+    """Between tiers, ranks of one stage and another; exports and weights in 16 bits are the same files."""
+    results = []
+    for saves in (False, True):
+        _, engine = make(stage, dtype, saves)
+        train(engine, range(2))
+        root = f"{folder}/{saves}"
+        engine.save_checkpoint(root)
+        engine.save_16bit_model(root, "whole.safetensors")
+        saved = engine.parameter_digest()
+        train(engine, range(2, 4))
+        end = engine.parameter_digest()
+        engine.destroy()
+        for loads in (False, True):
+            _, other = make(stage % 3 + 1, dtype, loads)
+            train(other, [7])
+            other.load_checkpoint(root)
+            assert other.parameter_digest() == saved, (saves, loads)
+            train(other, range(2, 4))
+            assert other.parameter_digest() == end, (saves, loads)
+            other.destroy()
+        results.append(end)
+    return results
+
+
+@pytest.mark.parametrize("ranks,dtype,stage,on", [(1, "bf16", 2, "lazy"), (2, "fp32", 3, "late"), (2, "bf16", 1, "lazy")])
+def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on):
+    by_rank = world.run(ranks, save_and_load, folder=str(tmp_path), stage=stage, dtype=dtype, on=on, timeout_s=240)
+    assert len({digest for digests in by_rank for digest in digests}) == 1
+    for name in ("whole.safetensors", "rank-00000.safetensors"):
+        files = [next((tmp_path / str(saves)).rglob(name)).read_bytes() for saves in (False, True)]
+        assert files[0] == files[1], name
