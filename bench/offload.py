@@ -50,6 +50,7 @@ def train(arguments):
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
     at_start = status("VmRSS")
+    torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(arguments.layers)))
     numel = sum(param.numel() for param in model.parameters())
     zero = {"stage": 2}

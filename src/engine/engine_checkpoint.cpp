@@ -186,10 +186,14 @@ bool Engine::Impl::report_failed_save() {
     return true;
   } catch (const std::exception& error) {
     if (options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
-    if (reduce_comm.rank() == 0)
-      log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
+    tell_failed_save(error);
     return false;
   }
+}
+
+void Engine::Impl::tell_failed_save(const std::exception& error) const {
+  if (reduce_comm.rank() == 0)
+    log(LogLevel::kError, concat("a checkpoint was not saved, training goes on: ", error.what()));
 }
 
 void Engine::Impl::check_whole() const {
@@ -351,7 +355,8 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
   // States in files are read as they are written; a copy of all of them would take the memory that they save.
-  const bool async = save.async.value_or(impl.options.config.checkpoint.async) && !impl.swap;
+  const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
+  const bool async = wants_async && !impl.swap;
   const bool staged = async || !impl.options.device.is_cpu();
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
   SaveRequest request;
@@ -367,7 +372,14 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
     request = impl.make_request(from_root(root), tag, step, contents, save);
     if (staged) impl.saver().prepare(request, staging);
   });
-  if (!staged) return tell_saved(request, zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io()));
+  if (!staged) {
+    try {
+      return tell_saved(request, zeroshard::save_checkpoint(request, impl.checkpoint_comm(), posix_io()));
+    } catch (const IoError& error) {  // as where it is written in the background
+      if (!wants_async || impl.options.config.checkpoint.on_error == CheckpointConfig::OnError::kRaise) throw;
+      return impl.tell_failed_save(error);
+    }
+  }
   impl.staging_planned = staging;
   impl.plan_staging(staging);
   const auto copy = [](void* to, const void* from, int64_t bytes) { copy_to_host(to, from, bytes, at::kCPU); };

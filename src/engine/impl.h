@@ -90,6 +90,7 @@ struct Engine::Impl {
   void plan_staging(int64_t bytes);
   void wait_for_turn(std::string_view call);
   bool report_failed_save();
+  void tell_failed_save(const std::exception& error) const;
   // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
   void check_whole() const;
   // Throws StateError while gradients are on their way: within a backward pass, and after a plain loss.backward().

@@ -68,9 +68,13 @@ class StateData final : public SliceData {
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
     const Range range{offset / kBytes, (offset + bytes) / kBytes};
-    group_.states().lend(range, access, [&](Range part, const StateTensors& lent) {
-      use((part.begin - range.begin) * kBytes, TensorData(chosen(lent)), part.size() * kBytes);
-    });
+    try {
+      group_.states().lend(range, access, [&](Range part, const StateTensors& lent) {
+        use((part.begin - range.begin) * kBytes, TensorData(chosen(lent)), part.size() * kBytes);
+      });
+    } catch (const IoError& error) {  // of a swap file: to a load it must not look like a damaged checkpoint
+      throw StateError(error.what());
+    }
   }
 
   const ShardedGroup& group_;

@@ -15,6 +15,7 @@ constexpr std::string_view kPathKey = "zero_optimization.offload_optimizer.nvme_
 
 void describe(const ChunkStore& store, int rank) {
   for (const SwapFile& file : store.files()) {
+    if (file.bytes() == 0) continue;  // fewer chunks than directories
     if (file.in_memory())
       log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and states there save ",
                                      "none. Set ", kPathKey, " to a directory on a disk"));

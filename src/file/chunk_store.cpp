@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/check.h"
@@ -74,7 +75,7 @@ void ChunkStore::guarded(const Call& all) {
   if (!failure_.empty()) throw IoError(failure_);
   try {
     all();
-  } catch (const IoError& error) {
+  } catch (const std::exception& error) {  // also where memory has run out: what was to be written may be lost
     if (failure_.empty()) failure_ = error.what();
     throw;
   }

@@ -60,7 +60,7 @@ class ChunkStore {
   // Returns when everything is written.
   void flush();
 
-  // Some function has thrown an IoError of the files, and every later call will.
+  // A read or a write has failed, and every later call throws IoError.
   bool has_failed() const { return !failure_.empty(); }
   const ChunkLayout& layout() const { return layout_; }
   std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"

@@ -22,7 +22,7 @@ OpenFd open_unnamed(Io& io, const Directory& directory, const std::string& path)
 }  // namespace
 
 SwapFile::SwapFile(Io& io, const std::string& path, int64_t bytes)
-    : path_(concat("the swap file in ", path)), bytes_(bytes) {
+    : io_(&io), path_(concat("the swap file in ", path)), bytes_(bytes) {
   const Directory directory = Directory::open(io, path);
   fd_ = open_unnamed(io, directory, path_);
   in_memory_ = io.is_in_memory(fd_.get());
@@ -37,6 +37,10 @@ SwapFile::SwapFile(Io& io, const std::string& path, int64_t bytes)
     throw_io_error("reserve space for", path_, result,
                    concat("needs ", bytes, " bytes", free < 0 ? "" : concat(", ", free, " are free")));
   direct_ = retry_interrupted([&] { return io.set_direct(fd_.get(), true); }) == 0;
+}
+
+SwapFile::~SwapFile() {
+  if (fd_ && process_.is_own()) retry_interrupted([&] { return io_->ftruncate(fd_.get(), 0); });
 }
 
 }  // namespace zeroshard

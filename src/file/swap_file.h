@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/process_mark.h"
 #include "file/io.h"
 #include "file/transfer_queue.h"
 
@@ -15,6 +16,10 @@ class SwapFile {
   // In the directory `path`, which must exist. Reserves `bytes`, so that a full disk is noticed here. Throws IoError
   // with path, bytes needed and free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
+  // The space is free at once, also while a forked child or a ring that the kernel takes down still has the file open.
+  ~SwapFile();
+  SwapFile(SwapFile&&) = default;
+  SwapFile& operator=(SwapFile&&) = delete;
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }  // for messages
@@ -23,6 +28,8 @@ class SwapFile {
   bool in_memory() const { return in_memory_; }  // the file system is a tmpfs: nothing leaves memory
 
  private:
+  ProcessMark process_;  // the file of a forked child's copy is its parent's
+  Io* io_;
   std::string path_;
   int64_t bytes_;
   OpenFd fd_;

@@ -1,5 +1,6 @@
 #include "group/file_states.h"
 
+#include <exception>
 #include <utility>
 
 #include "device/flat_buffer.h"
@@ -21,17 +22,19 @@ template <typename Call>
 void SwapSpace::told(const Call& call) {
   try {
     call();
-  } catch (const IoError& error) {
+  } catch (const std::exception& error) {
     if (on_failure_ && store_.has_failed()) std::exchange(on_failure_, {})(error.what());
     throw;
   }
 }
 
 void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use) {
+  const std::lock_guard lock(mutex_);
   told([&] { store_.lend(group, range, access, use); });
 }
 
 void SwapSpace::will_need(size_t group, Range range) {
+  const std::lock_guard lock(mutex_);
   told([&] { store_.will_need(group, range); });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "file/chunk_store.h"
@@ -13,7 +14,7 @@ namespace zeroshard {
 // The swap files of a run's optimizer states, which the groups share, with their buffers.
 class SwapSpace {
  public:
-  // Told once, before the first IoError of a read or a write is thrown.
+  // Told once, before the first error of a read or a write is thrown.
   using OnFailure = std::function<void(const std::string& message)>;
 
   // See ChunkStore. The ledger counts the buffers on `tier`; `io` and `ledger` outlive this.
@@ -34,6 +35,7 @@ class SwapSpace {
   Ledger& ledger_;
   Tier tier_;
   OnFailure on_failure_;
+  std::mutex mutex_;  // a thread of the script may read states while another one steps
   ChunkStore store_;
 };
 

@@ -45,13 +45,13 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.exchange_scratch_bytes = exchange_scratch(units, report.placements, options).bytes();
   report.bytes.at(Category::kGatherRing, Tier::kDevice) = sum_of(report.gather_ring) + report.persistent_bytes;
   report.bytes.at(Category::kReduceRing, Tier::kDevice) = sum_of(report.reduce_ring) + report.exchange_scratch_bytes;
-  report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
-      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers);
   report.gradient_exit = gradient_exit(units, report.placements);
   report.parameter_copies = parameter_copies(units, report.placements);
   report.bytes.at(Category::kReduceRing, Tier::kDevice) +=
       report.gradient_exit.bytes() + report.gradient_exit.units * kSquaresBytes;
   report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes();
+  report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
+      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers);
   if (options.on_device)
     report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;
