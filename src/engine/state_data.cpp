@@ -2,6 +2,7 @@
 
 #include "device/host_copy.h"
 #include "device/pinned_memory.h"
+#include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
