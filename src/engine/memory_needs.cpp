@@ -28,8 +28,10 @@ std::string memory_needs(const std::vector<UnitLayout>& layouts, const Bytes& pl
   for (const UnitLayout& unit : layouts)
     for (const ParamSpec& param : unit.params)
       if (!largest || bytes_of(param) > bytes_of(*largest)) largest = &param;
-  std::string text = concat(": each rank needs ", planned.total(), " bytes for this model, activations aside");
-  if (init_peak > planned.total())
+  const int64_t device = planned.total(Tier::kDevice), host = planned.total(Tier::kHost);
+  std::string text = concat(": each rank needs ", device, " bytes for this model, activations aside");
+  if (host > 0) text += concat(", and ", host, " of the host's memory beside the device");
+  if (init_peak > device)
     text += concat(", and up to ", init_peak, " while the engine is built, if the model lies on the device");
   if (largest) {
     text += concat("; its largest parameter is '", largest->name(), "' ", shape_text(largest->shape), " of ",

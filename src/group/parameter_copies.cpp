@@ -45,9 +45,7 @@ void ParameterCopies::lend(ShardedGroup& group, Range range, Ways ways, const Us
   const bool is_master = group.flat().dtype == DType::kFloat32;
   group.states().lend(range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& states) {
     const Lent lent{group, part, states, ways, is_master};
-    const auto piece_at = [&](int64_t at) {
-      return begin(lent, {at, std::min(at + options_.piece_numel, part.end)});
-    };
+    const auto piece_at = [&](int64_t at) { return begin(lent, {at, std::min(at + options_.piece_numel, part.end)}); };
     Piece next = piece_at(part.begin);
     while (next.range.size() > 0) {
       Piece piece = std::move(next);

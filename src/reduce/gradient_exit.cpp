@@ -37,7 +37,7 @@ GradientExit::~GradientExit() {
 at::Tensor GradientExit::begin(const at::Tensor& host, bool has_values) {
   Buffer& next = buffer();
   filling_ = next.memory.view(host.scalar_type(), 0, host.numel());
-  if (has_values) {
+  if (has_values && host.numel() > 0) {
     const SideStream::Scope scope(copies_);
     next.uses.take();
     begin_copy_from_host(filling_.data_ptr(), host.const_data_ptr(), int64_t(host.nbytes()), device_);
@@ -53,7 +53,7 @@ c10::Event GradientExit::end(const at::Tensor& host, size_t bucket) {
   ++turn_;
   const SideStream::Scope scope(copies_);
   filled.uses.take();
-  begin_copy_to_host(host.data_ptr(), filling_.const_data_ptr(), int64_t(host.nbytes()), device_);
+  if (host.numel() > 0) begin_copy_to_host(host.data_ptr(), filling_.const_data_ptr(), int64_t(host.nbytes()), device_);
   filling_ = at::Tensor();
   return copies_.record();
 }

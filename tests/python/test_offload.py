@@ -17,7 +17,7 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 
 
 def configuration(stage, dtype, offload, **blocks):
-    zero = OFFLOAD if offload else {}
+    zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload else {})
     blocks = {"optimizer": models.adamw(3e-3, weight_decay=0.01), "gradient_clipping": 0.5, **blocks}
     return models.configuration(stage, dtype, zero_optimization=zero, **blocks)
 
