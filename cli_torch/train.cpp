@@ -176,7 +176,8 @@ void train_rank(const Arguments& arguments) {
   if (rank_environment().rank == 0) tell_of_keys(config.engine, path);
   if (arguments.dry_run) {
     without_frames([&] {
-      if (rank_environment().rank == 0) std::cout << describe_run(config) << "device      " << device.str() << "\n";
+      if (rank_environment().rank == 0)
+        std::cout << describe_run(config, !device.is_cpu()) << "device      " << device.str() << "\n";
     });
     return;
   }

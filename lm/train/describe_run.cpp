@@ -49,8 +49,8 @@ void describe_steps(std::ostream& out, const TrainConfig& config, Dataset& train
 }
 
 // Frozen parameters count as trained ones: an upper bound.
-void describe_memory(std::ostream& out, const CausalLM& model, const Config& config) {
-  const PlannedBytes bytes = plan_model(shapes_of(model, config), plan_options(config));
+void describe_memory(std::ostream& out, const CausalLM& model, const Config& config, bool on_device) {
+  const PlannedBytes bytes = plan_model(shapes_of(model, config), plan_options(config, on_device));
   out << "engine      stage " << config.stage << ", " << name_of(config.compute_dtype) << ", " << config.world_size
       << (config.world_size == 1 ? " rank\n" : " ranks\n");
   out << "memory      " << bytes.total() / 1e6 << " MB for each rank, activations aside (";
@@ -88,19 +88,19 @@ void describe_row(std::ostream& out, const TrainOptions& options, Dataset& data)
 }  // namespace
 
 std::string describe_plan(const TrainConfig& config, const CausalLM& model, Dataset& training, Dataset* validation,
-                          int64_t steps) {
+                          int64_t steps, bool on_device) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1);
   describe_model(out, config.train, model);
   describe_data(out, training, "training    ");
   if (validation != nullptr) describe_data(out, *validation, "validation  ");
   describe_steps(out, config, training, steps);
-  describe_memory(out, model, config.engine.config);
+  describe_memory(out, model, config.engine.config, on_device);
   describe_results(out, config.train);
   return out.str();
 }
 
-std::string describe_run(const TrainConfig& config) {
+std::string describe_run(const TrainConfig& config, bool on_device) {
   TrainConfig own = config;
   TrainOptions& options = own.train;
   check_output(options.model, options.output, options.checkpoints);
@@ -112,7 +112,7 @@ std::string describe_run(const TrainConfig& config) {
   const int64_t batch = own.engine.config.train_batch_size, steps = total_steps(options, *training, batch);
   const std::string warning = check_targets(options, batch, steps, *training, validation.get());
   std::ostringstream out;
-  out << describe_plan(own, *made.model, *training, validation.get(), steps);
+  out << describe_plan(own, *made.model, *training, validation.get(), steps, on_device);
   if (!warning.empty()) out << "warning     " << warning << "\n";
   describe_row(out, options, *training);
   return out.str();

@@ -117,7 +117,8 @@ class Run {
     const int64_t steps = total_steps(options_, *training_, config_.train_batch_size);
     const std::string warning = check_targets(options_, config_.train_batch_size, steps, *training_, validation_.get());
     if (world_.rank() == 0) {
-      observer_.planned(describe_plan(config, *model_, *training_, validation_.get(), steps));
+      observer_.planned(
+          describe_plan(config, *model_, *training_, validation_.get(), steps, !world_.device().is_cpu()));
       if (!warning.empty()) log(LogLevel::kWarning, warning);
     }
     return steps;

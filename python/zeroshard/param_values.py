@@ -236,13 +236,13 @@ def _full(place: Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor
 
 def _local(place: Place, own: _C.OptimizerSlice, key: str | None) -> torch.Tensor | None:
     if key is None:
-        return own.master.clone()
+        return own.master.to(place.run.device, copy=True)
     if place.run.external is None:
         state = _core_state(place, own, key)
         nothing = None if own.master.numel() else own.master
     else:
         state, nothing = _outside_states(place, own).get(key), None
-    return state.detach().to(torch.float32, copy=True) if isinstance(state, torch.Tensor) else nothing
+    return state.detach().to(place.run.device, torch.float32, copy=True) if isinstance(state, torch.Tensor) else nothing
 
 
 def _set(place: Place, own: _C.OptimizerSlice, key: str, stretch: torch.Tensor, who: str) -> None:

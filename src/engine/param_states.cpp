@@ -70,7 +70,9 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   impl.check_whole();
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return std::nullopt;
-  const ShardedGroup& group = *found->group;
+  ShardedGroup& group = *found->group;
+  // Master weights on the host of fp32 parameters on a device: users may have written to these.
+  if (group.copies() && group.is_open() && group.flat().dtype == DType::kFloat32) group.take_parameters();
   if (const auto slice = zeroshard::slice(group, found->index, impl.reduced_gradients(group))) {
     const ParamSpec& spec = found->spec();
     return OptimizerSlice{

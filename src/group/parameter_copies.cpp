@@ -41,6 +41,15 @@ struct ParameterCopies::Lent {
 };
 
 void ParameterCopies::lend(ShardedGroup& group, Range range, Ways ways, const Use& use) {
+  try {
+    lend_pieces(group, range, ways, use);
+  } catch (...) {  // whoever comes next must not meet copies that nobody knows of
+    wait();
+    throw;
+  }
+}
+
+void ParameterCopies::lend_pieces(ShardedGroup& group, Range range, Ways ways, const Use& use) {
   stream_.follow();
   const bool is_master = group.flat().dtype == DType::kFloat32;
   group.states().lend(range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& states) {

@@ -62,6 +62,7 @@ class ParameterCopies {
   };
   struct Lent;
 
+  void lend_pieces(ShardedGroup& group, Range range, Ways ways, const Use& use);
   Piece begin(const Lent& lent, Range range);
   void send(const Lent& lent, Piece& piece);
 

@@ -54,6 +54,7 @@ c10::Event GradientExit::end(const at::Tensor& host, size_t bucket) {
   const SideStream::Scope scope(copies_);
   filled.uses.take();
   if (host.numel() > 0) begin_copy_to_host(host.data_ptr(), filling_.const_data_ptr(), int64_t(host.nbytes()), device_);
+  filled.uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later
   filling_ = at::Tensor();
   return copies_.record();
 }

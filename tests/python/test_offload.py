@@ -121,6 +121,34 @@ def test_single_parameters_are_read_and_set(ranks, dtype, stage, on):
         assert all(equal), equal
 
 
+def write_and_read(stage, dtype):
+    """What a user writes to a parameter is what its master weight is from then on; local parts lie on the device."""
+
+    def run(offload):
+        model, engine = make(stage, dtype, offload)
+        train(engine, [0])
+        param = model.blocks[0].up.weight
+        with torch.no_grad():
+            param.copy_(torch.ones_like(param))
+        fragments.safe_set_full_fp32_param(param, fragments.safe_get_full_fp32_param(param) * 0.5)
+        master = zeroshard.get_master_weight(param)
+        local = zeroshard.get_master_weight(param, local=True)
+        state = zeroshard.get_optimizer_state(param, "exp_avg", local=True)
+        assert local.device == state.device == world.device()
+        train(engine, [1])
+        digest = engine.parameter_digest()
+        engine.destroy()
+        return master.cpu().unique().tolist(), digest
+
+    return both(run)
+
+
+@pytest.mark.parametrize("ranks,stage,on", [(1, 1, "lazy"), (2, 2, "late")])
+def test_a_users_write_is_the_master_weight(ranks, stage, on):
+    for without, with_offload in world.run(ranks, write_and_read, stage=stage, dtype="fp32", on=on, timeout_s=120):
+        assert with_offload == without and without[0] == [0.5]
+
+
 def outside(stage, dtype):
     """The user's own optimizers get slices that lie on the host."""
 

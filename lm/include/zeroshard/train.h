@@ -93,7 +93,8 @@ enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
 // What train() would do, as lines of text: model, data and its first row, steps, and what each of the
-// `config.engine.config.world_size` ranks holds. Tokenizes texts into token files, writes nothing else. Throws Error.
-std::string describe_run(const TrainConfig& config);
+// `config.engine.config.world_size` ranks holds; with `on_device`, of a device's memory and beside it. Tokenizes texts
+// into token files, writes nothing else. Throws Error.
+std::string describe_run(const TrainConfig& config, bool on_device = false);
 
 }  // namespace zeroshard
