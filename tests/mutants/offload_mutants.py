@@ -9,7 +9,7 @@ _GOES = "*Offload.AnEngineMayGo*"
 
 _TABLE = [
     ("gradient-used-before-it-arrived", _BUCKET, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
-    ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n", "", _BITS),
+    ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n", "  filled.uses.share();\n", _BITS),
     ("sum-over-what-is-copied", _EXIT, "  next.uses.take();\n  return filling_;\n", "  return filling_;\n", _AGAIN),
     (
         "sums-come-back-too-early",
@@ -47,7 +47,6 @@ _TABLE = [
         "",
         _BITS,
     ),
-    ("parameters-over-compute", _COPIES, "  stream_.follow();\n", "", _BITS),
     ("slot-filled-too-early", _COPIES, "    if (piece.slot->last) piece.slot->last->synchronize();\n", "", _AGAIN),
     (
         "parameters-used-before-they-arrived",
