@@ -56,7 +56,7 @@ check 0 '^    "_comment = ' stdout config explain "$work/unknown.json" --json
 check 0 'Note: the config has unknown keys, ignored as DeepSpeed does: _comment' stdout \
   plan --params 1B --world-size 1 --config "$work/unknown.json"
 echo '{"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' >"$work/offload.json"
-check 0 '^  zero_optimization.offload_param.device = "cpu": offload is not supported yet; ranks on the CPU' stdout \
+check 0 '^  zero_optimization.offload_param.device = "cpu": offload of parameters is not supported yet; ranks on the CPU' stdout \
   config explain "$work/offload.json"
 check 0 'the config asks for offload' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
 printf '{\n "a": ?\n}' >"$work/syntax.json"
