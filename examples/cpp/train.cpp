@@ -85,8 +85,9 @@ int train(const std::string& config_path, const std::string& text_path, int step
     if (world.rank() == 0) std::printf("step %d loss %.9g grad_norm %.9g\n", step, loss, result.grad_norm);
   }
   if (world.rank() != 0) return 0;
-  for (const auto& [category, planned, measured] : engine.memory())
-    std::printf("%s: planned %lld bytes, peak %lld\n", category.c_str(), (long long)planned, (long long)measured);
+  for (const auto& [category, tier, planned, measured] : engine.memory())
+    std::printf("%s, %s: planned %lld bytes, peak %lld\n", category.c_str(), tier.c_str(), (long long)planned,
+                (long long)measured);
   return 0;
 }
 

@@ -239,8 +239,7 @@ TEST(Config, AutoElsewhereIsTheDefault) {
 }
 
 TEST(Config, KeysWithoutEffectAreNamedWithTheirReason) {
-  const ParsedConfig parsed =
-      configuration(R"({"wall_clock_breakdown": true, "comet": {"enabled": true, "x": [1]},
+  const ParsedConfig parsed = configuration(R"({"wall_clock_breakdown": true, "comet": {"enabled": true, "x": [1]},
       "zero_optimization": {"stage": 2, "contiguous_gradients": false, "allgather_bucket_size": 4e8}})");
   EXPECT_THAT(parsed.without_effect,
               ::testing::UnorderedElementsAre(

@@ -18,7 +18,7 @@ def train(config: str, ranks: int = 2, steps: int = 12) -> tuple[list[str], dict
     assert result.returncode == 0, result.stdout + result.stderr
     lines = re.findall(r"step \d+ loss \S+ grad_norm \S+", result.stdout)
     assert len(lines) == steps, result.stdout
-    found = re.findall(r"([a-z ]+): planned (\d+) bytes, peak (\d+)", result.stdout.replace("[rank 0] ", ""))
+    found = re.findall(r"([a-z ]+), [a-z]+: planned (\d+) bytes, peak (\d+)", result.stdout.replace("[rank 0] ", ""))
     return lines, {name.strip(): (int(planned), int(peak)) for name, planned, peak in found}
 
 
