@@ -230,7 +230,7 @@ TEST(ConfigErrors, OffloadThatCannotBe) {
                  {path + "nvme_path", "a list of paths"});
   for (const char* ratio : {"-0.1", "1.5", R"("half")"})
     expect_error(offload(2, concat(R"("ratio": )", ratio)), {path + "ratio = ", "at least 0.0 and at most 1.0"});
-  expect_error(offload(2, R"("buffer_count": 0)"), {path + "buffer_count = 0", "at least 1"});
+  expect_error(offload(2, R"("buffer_count": 0)"), {path + "buffer_count = 0", "from 1 to"});
 }
 
 TEST(ConfigErrors, NeutralValuesOfWhatIsNotSupportedAreFine) {

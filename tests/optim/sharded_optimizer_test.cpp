@@ -262,9 +262,19 @@ TEST(ShardedOptimizer, SlicesCoverEveryOwnedElementOnce) {
   }
 }
 
-TEST(ShardedOptimizer, AnOutsideOptimizerNeedsStatesInMemory) {
-  Rank rank(cases()[0], 2, 0, /*whole=*/false, /*piece=*/10);
-  EXPECT_THROW(slices(rank.groups[0], rank.grads[0]), StateError);
+TEST(ShardedOptimizer, SlicesOfStatesThatAreNotInMemoryAreCopies) {
+  Rank here(cases()[0], 2, 0, /*whole=*/false), elsewhere(cases()[0], 2, 0, /*whole=*/false, /*piece=*/10);
+  const std::vector<ParamSlice> expected = slices(here.groups[0], here.grads[0]);
+  const std::vector<ParamSlice> copies = slices(elsewhere.groups[0], elsewhere.grads[0]);
+  ASSERT_EQ(copies.size(), expected.size());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    ASSERT_EQ(copies[i].moments.size(), expected[i].moments.size());
+    for (size_t slot = 0; slot < copies[i].moments.size(); ++slot) {
+      EXPECT_TRUE(copies[i].moments[slot].equal(expected[i].moments[slot]));
+      copies[i].moments[slot].add_(1);
+      EXPECT_TRUE(slices(elsewhere.groups[0], elsewhere.grads[0])[i].moments[slot].equal(expected[i].moments[slot]));
+    }
+  }
 }
 
 TEST(ShardedOptimizer, TooFewParamGroupsAreRefused) {

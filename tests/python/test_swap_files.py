@@ -195,6 +195,55 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
     assert hit
 
 
+def damage_own_file(folder):
+    """Turns the bytes of this rank's swap file, which has no name any more."""
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        if os.path.islink(path) and os.readlink(path).startswith(folder) and os.path.getsize(path) > 0:
+            with open(path, "r+b") as file:
+                turned = bytes(byte ^ 255 for byte in file.read())
+                file.seek(0)
+                file.write(turned)
+            return
+    raise AssertionError(f"no open file in {folder}")
+
+
+def load_into_damage(folder):
+    engine = make(3, path=f"{folder}/swap", zeroshard={"timeout_s": 30})
+    train(engine, 0, 2)
+    engine.save_checkpoint(f"{folder}/saves", tag="first")
+    engine.save_checkpoint(f"{folder}/saves", tag="last")
+    if world.rank() == 1:
+        damage_own_file(f"{folder}/swap")
+    with pytest.raises(zeroshard.Error) as error:
+        engine.load_checkpoint(f"{folder}/saves")
+    return str(error.value)
+
+
+@pytest.mark.row("D3")
+def test_files_that_fail_while_a_checkpoint_is_loaded_do_not_make_it_look_damaged(tmp_path):
+    (tmp_path / "swap").mkdir()
+    for said in world.run(2, load_into_damage, folder=str(tmp_path), timeout_s=60):
+        assert "the swap file in" in said and "no checkpoint" not in said and "first" not in said, said
+
+
+def save_to_a_full_disk(folder):
+    own = {"checkpoint": {"async": True, "on_error": "warn"}}
+    engine = make(2, path=f"{folder}/swap", zeroshard=own)
+    train(engine, 0, 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    engine.save_checkpoint(f"{folder}/saves")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    train(engine, 1, 2)
+    engine.save_checkpoint(f"{folder}/saves", tag="last")
+    return os.path.isdir(f"{folder}/saves/last")
+
+
+def test_a_save_that_fails_is_a_warning_where_it_is_one_in_the_background(tmp_path):
+    (tmp_path / "swap").mkdir()
+    assert world.run(2, save_to_a_full_disk, folder=str(tmp_path)) == [True, True]
+
+
 @pytest.mark.row("D3")
 def test_nothing_is_left_when_ranks_are_killed(tmp_path):
     swap, saves = tmp_path / "swap", tmp_path / "saves"
