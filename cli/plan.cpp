@@ -51,7 +51,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config, context);
   const Config& config = parsed.config;
-  inputs.options = plan_options(config, /*on_device=*/true);
+  inputs.options = plan_options(config, is_for_device(config));
   inputs.stages = {config.stage};
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");

@@ -148,8 +148,12 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
-  std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",
-                      gigabytes(staging(inputs)).c_str());
+  if (inputs.options.state_tier == Tier::kFile) {
+    std::cout << "Checkpoints of states in files are written before save_checkpoint returns, and hold no copy.\n";
+  } else {
+    std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",
+                        gigabytes(staging(inputs)).c_str());
+  }
   for (const std::string& note : inputs.notes) std::cout << "Note: " << note << ".\n";
   if (!inputs.device_bytes) return;
   std::cout << "\n";

@@ -29,6 +29,9 @@ int optimizer_slots(const OptimizerConfig& config);
 // The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the
 // host's. No optimizer in the config counts as AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
+// Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files, which are for ranks on
+// the CPU so far.
+bool is_for_device(const Config& config);
 
 // What one rank holds on a tier other than the device's.
 struct PlannedTier {
@@ -103,7 +106,7 @@ std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
-// the optimizer's states. The same at every stage.
+// the optimizer's states. The same at every stage. 0 where states lie in files: those saves are not in the background.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 

@@ -49,6 +49,10 @@ int optimizer_slots(const OptimizerConfig& config) {
   return 0;
 }
 
+bool is_for_device(const Config& config) {
+  return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme;
+}
+
 PlanOptions plan_options(const Config& config, bool on_device) {
   using Device = OffloadOptimizerConfig::Device;
   PlanOptions options;
@@ -209,6 +213,7 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
+  if (options.state_tier == Tier::kFile) return 0;
   return numel * double(element_size(DType::kFloat32)) * (1 + options.optimizer_slots) / options.world_size;
 }
 

@@ -29,8 +29,8 @@ _TABLE = [
     (
         "update-in-spite-of-the-norm",
         "src/engine/engine.cpp",
-        "  if (result.applied) refresh(update);\n",
-        "  refresh(update);\n",
+        "    refresh(update);\n  }\n  watch->",
+        "  }\n  refresh(update);\n  watch->",
         "*Offload.SkipsSteps*",
     ),
     (

@@ -359,7 +359,7 @@ def fail_on_rank_0(folder):
 def test_what_only_rank_0_cannot_save_is_said_on_every_rank(tmp_path, ranks):
     results = world.run(ranks, fail_on_rank_0, folder=str(tmp_path))
     for said, took, found in results:
-        assert said.startswith("rank 0: client.client.bad is a object"), said
+        assert said.startswith("rank 0: client.client.bad is an object"), said
         assert took < 5 and "global_step2" in found and "global_step1" not in found
 
 

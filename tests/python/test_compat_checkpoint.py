@@ -110,7 +110,7 @@ def test_client_state_that_is_no_plain_data(tmp_path):
     for said, _ in ranks:
         assert len(said) == 3
         for text, place in zip(
-            said, ("client.client.a[1].b is a Odd", "client.f is a builtin", "s is a set"), strict=True
+            said, ("client.client.a[1].b is an Odd", "client.f is a builtin", "s is a set"), strict=True
         ):
             assert place in text and "numbers, text, tensors, lists, tuples and dicts" in text
     assert ranks[0][1] == []

@@ -408,7 +408,7 @@ def wrong_calls():
 def test_wrong_calls_of_initialize():
     model, config, mpu, optimizer, stage = world.run(1, wrong_calls)[0]
     assert "model is missing" in model and "config is missing" in config and "mpu" in mpu
-    assert "optimizer is a int" in optimizer and "stage" in stage
+    assert "optimizer is an int" in optimizer and "stage" in stage
 
 
 def hooks_of_trl():

@@ -358,7 +358,9 @@ def test_training_takes_it(model, tmp_path):
     for name in ("in.parquet", "in.jsonl"):
         train = {"model": str(model), "output": str(tmp_path / f"of-{name}"), "from_scratch": True, "steps": 1}
         data = {"train": [str(tmp_path / name)], "length": 16}
-        (tmp_path / "config.json").write_text(json.dumps({"train_batch_size": 1, "train": train | {"data": data}}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "train": train | {"data": data}})
+        )
         command = [ZEROSHARD, "train", tmp_path / "config.json", "--nproc", "1", "--dry-run"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert result.returncode == 0, result.stderr

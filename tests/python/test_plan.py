@@ -198,6 +198,21 @@ def test_placements_that_make_no_sense_exit_2_and_say_why(tmp_path):
     assert count.returncode == 2 and "--placement needs --model" in count.stderr
 
 
+def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
+    """Files are refused on GPUs, and such saves are not in the background."""
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
+    }))  # fmt: skip
+    arguments = ["--params", "7e9", "--world-size", 4, "--config", config]
+    result = plan(*arguments)
+    assert result["checkpoint_staging_host_bytes"] == 0
+    text = run(*arguments).stdout
+    assert "in the background" not in text and "before save_checkpoint returns" in text
+    assert "host: " not in text and "file: total               21.00" in text
+
+
 def test_config_sets_stage_dtype_and_optimizer(tmp_path):
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({

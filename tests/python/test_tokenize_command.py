@@ -234,7 +234,8 @@ def test_other_programs_files_are_inspected(tmp_path):
 
 
 def test_a_damaged_file_is_found_by_inspect(of_bytes, tmp_path):
-    (tmp_path / "in.txt").write_text("some words\n" * 100_000)
+    # Several checksums, so that the first is not that of the index at the end, however well the tokenizer does.
+    (tmp_path / "in.txt").write_text("some words\n" * 500_000)
     path = tmp_path / "out.tokens"
     tokenized(of_bytes, path, "--separator", "none such", tmp_path / "in.txt")
     result = run("--inspect", path, "--tokenizer", of_bytes.path, "--first", "4")
