@@ -36,13 +36,14 @@ void print_json(const ParsedConfig& parsed) {
   for (const ConfigValue& value : parsed.values) {
     values.push_back({{"path", value.path}, {"value", Json::parse(value.value)}, {"origin", value.origin}});
   }
-  const Json json{{"world_size", parsed.config.world_size},
-                  {"values", values},
-                  {"placement", placements_as_json(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
-                                                   /*sizes=*/false)},
-                  {"without_effect", parsed.without_effect},
-                  {"unknown", parsed.unknown},
-                  {"digest", hex(parsed.config.digest())}};
+  const Json json{
+      {"world_size", parsed.config.world_size},
+      {"values", values},
+      {"placement", placements_as_json(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
+                                       /*sizes=*/false)},
+      {"without_effect", parsed.without_effect},
+      {"unknown", parsed.unknown},
+      {"digest", hex(parsed.config.digest())}};
   std::cout << json.dump(2) << "\n";
 }
 
@@ -61,7 +62,8 @@ void print_table(const ParsedConfig& parsed) {
   const int ranks = parsed.config.world_size;
   std::cout << "\nWhere state lies, stage " << parsed.config.stage << ", " << ranks << (ranks == 1 ? " rank" : " ranks")
             << ":\n";
-  print_placement_table(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))), /*sizes=*/false);
+  print_placement_table(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
+                        /*sizes=*/false);
   if (parsed.config.placement.size() > 1) std::cout << "  Of several rules for one unit the last counts.\n";
   if (!parsed.without_effect.empty()) std::cout << "\nWithout effect:\n";
   for (const std::string& line : parsed.without_effect) std::cout << "  " << line << "\n";
