@@ -99,9 +99,7 @@ Opened open_checkpoint(const std::string& path) {
 }
 
 CheckpointSummary summarise(const std::string& tag, const Manifest& manifest) {
-  CheckpointSummary summary{tag, manifest.step, manifest.world_size(), 0, manifest.latest, {}};
-  for (const FileRecord& file : manifest.files) summary.bytes += file.size;
-  return summary;
+  return {tag, manifest.step, manifest.world_size(), manifest.file_bytes(), manifest.latest, {}};
 }
 
 bool is_float(const std::string& dtype) {

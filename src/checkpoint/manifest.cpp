@@ -219,6 +219,12 @@ int64_t TensorRecord::numel() const {
   return product;
 }
 
+int64_t Manifest::file_bytes() const {
+  int64_t bytes = 0;
+  for (const FileRecord& file : files) bytes += file.size;
+  return bytes;
+}
+
 TensorIndex::TensorIndex(const Manifest& manifest) {
   for (const TensorRecord& tensor : manifest.tensors) {
     records_[{tensor.name, tensor.kind}] = &tensor;

@@ -57,6 +57,7 @@ struct Manifest {
   uint64_t text_hash = 0;  // of the text it was parsed from
 
   int world_size() const { return int(rank_states.size()); }
+  int64_t file_bytes() const;  // of all files
 };
 
 // Finds tensors by name, or by the further names of tied ones. The manifest outlives it.

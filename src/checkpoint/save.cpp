@@ -99,7 +99,7 @@ class Save {
     placed_ = true;  // from here on `temporary_` may be the checkpoint that is replaced
     replaced_ = commit(*root_, temporary_, request_.tag);
     saved_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    for (const FileRecord& file : manifest.files) saved_.bytes += file.size;
+    saved_.bytes = manifest.file_bytes();
   }
 
   // After the commit: nothing here can undo it, so nothing here fails the save.

@@ -30,10 +30,8 @@ void tell_saved(const SaveRequest& request, const Saved& saved) {
 }
 
 void tell_loaded(const std::string& root, const Manifest& manifest, double seconds) {
-  int64_t bytes = 0;
-  for (const FileRecord& file : manifest.files) bytes += file.size;
-  log(LogLevel::kInfo,
-      concat("loaded ", root, "/", manifest.tag, " (step ", manifest.step, "): ", size_and_speed(bytes, seconds)));
+  log(LogLevel::kInfo, concat("loaded ", root, "/", manifest.tag, " (step ", manifest.step,
+                              "): ", size_and_speed(manifest.file_bytes(), seconds)));
 }
 
 }  // namespace zeroshard

@@ -376,8 +376,7 @@ void Engine::Impl::announce_update() {
   }
 }
 
-void Engine::Impl::fail_on_all_ranks(const std::string& reason) noexcept {
-  const std::string text = concat("training cannot go on: ", reason);
+void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {
   reduce_comm.abort(text);
   gather_comm.abort(text);
 }

@@ -129,8 +129,7 @@ void Engine::fail_backward(const std::string& reason) noexcept {
     impl_->end_pass(reason.empty() ? "an error without a text" : reason);
   } catch (const std::exception& error) {  // from here on every call says so, here and on ranks that wait for this one
     const std::string text = concat("the failed backward could not be discarded: ", error.what());
-    impl_->reduce_comm.abort(text);
-    impl_->gather_comm.abort(text);
+    impl_->fail_on_all_ranks(text);
     log(LogLevel::kWarning, text);
   }
 }

@@ -76,7 +76,7 @@ struct Engine::Impl {
   // Tells states that are fetched what the update of this step will ask for.
   void announce_update();
   // The states are lost on this rank: collectives of the engine fail on every rank with this reason.
-  void fail_on_all_ranks(const std::string& reason) noexcept;
+  void fail_on_all_ranks(const std::string& text) noexcept;
   // Frees what only training needs. From then on the engine can do nothing but return units.
   void retire();
 

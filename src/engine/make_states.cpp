@@ -7,9 +7,7 @@ namespace zeroshard {
 
 std::unique_ptr<OptimizerStates> make_states(const ShardLayout& layout, const GroupPlacement& place,
                                              const StatesContext& context) {
-  // fp32 parameters on the CPU have no master weights of their own.
-  const Tier tier = place.moments.extent != Extent::kNothing ? place.moments.tier : place.master_weights.tier;
-  switch (tier) {
+  switch (place.state_tier()) {
     case Tier::kHost:
       return std::make_unique<HostStates>(layout, place, context.options.device,
                                           context.options.config.offload_optimizer.pin_memory, context.ledger);
@@ -19,7 +17,7 @@ std::unique_ptr<OptimizerStates> make_states(const ShardLayout& layout, const Gr
     case Tier::kDevice:
       break;
   }
-  ZS_ASSERT(false, "states on the tier ", name_of(tier), " are made elsewhere");
+  ZS_ASSERT(false, "states on the tier ", name_of(place.state_tier()), " are made elsewhere");
 }
 
 }  // namespace zeroshard

@@ -59,6 +59,11 @@ std::optional<at::Tensor> assemble(Comm& comm, at::Device device, const TrainedP
   return values.view(param.spec().shape);
 }
 
+// Before the step a rank knows of its own gradients only; but its shard has the sum over all ranks.
+bool has_own_grad(const GradBucket& bucket, size_t index) {
+  return !bucket.is_reduced() || bucket.has_grad(index);
+}
+
 Range owned_part(const TrainedParam& param, int rank) {
   return param.group->layout().owned(param.index, rank);
 }
@@ -72,7 +77,7 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
   // Master weights on the host of fp32 parameters on a device: users may have written to these.
-  if (group.copies() && group.is_open() && group.flat().dtype == DType::kFloat32) group.take_parameters();
+  if (group.has_states_on_host() && group.is_open() && group.flat().dtype == DType::kFloat32) group.take_parameters();
   if (const auto slice = zeroshard::slice(group, found->index, impl.reduced_gradients(group))) {
     const ParamSpec& spec = found->spec();
     return OptimizerSlice{
@@ -128,9 +133,8 @@ std::optional<at::Tensor> Engine::full_grad(size_t unit, size_t param) {
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return std::nullopt;
   const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
-  // Before the step a rank knows of its own gradients only; but its shard has the sum over all ranks.
-  const bool has_some = mine && (!bucket.is_reduced() || bucket.has_grad(found->index));
-  return assemble(impl.reduce_comm, impl.options.device, *found, has_some, mine, "full gradient");
+  return assemble(impl.reduce_comm, impl.options.device, *found, mine && has_own_grad(bucket, found->index), mine,
+                  "full gradient");
 }
 
 std::vector<std::pair<std::string, double>> Engine::grad_norms() {
@@ -146,7 +150,7 @@ std::vector<std::pair<std::string, double>> Engine::grad_norms() {
         const auto mine = local_grad(unit, group.flat().params[i]);
         const GradBucket& bucket = impl.reducer->buckets()[group.number()];
         names.push_back(group.param(i).name());
-        has_grad.push_back(mine && (!bucket.is_reduced() || bucket.has_grad(i)));  // as in full_grad()
+        has_grad.push_back(mine && has_own_grad(bucket, i));
         squares.push_back(mine ? std::pow(at::linalg_vector_norm(*mine, 2, {}, false, at::kDouble).item<double>(), 2)
                                : 0);
       }

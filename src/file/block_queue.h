@@ -61,5 +61,7 @@ RingSystem& kernel_ring();
 std::unique_ptr<BlockQueue> make_ring_queue(const QueueFiles& files, RingSystem& system, int& why);
 // By `threads` threads.
 std::unique_ptr<BlockQueue> make_thread_queue(const QueueFiles& files, Io& io, int threads);
+// By `ring`, or by threads where it is null or the system refuses it.
+std::unique_ptr<BlockQueue> make_block_queue(const QueueFiles& files, RingSystem* ring, Io& io, int threads);
 
 }  // namespace zeroshard

@@ -40,10 +40,7 @@ void ChunkStore::make_queue(const Wrap& wrap) {
   }
   for (const Buffer& buffer : buffers_) shared.buffers.push_back({buffer.memory.get(), size_t(layout_.record_bytes())});
   shared.depth = options_.queue_depth;
-  std::unique_ptr<BlockQueue> queue;
-  int why = 0;
-  if (options_.ring != nullptr) queue = make_ring_queue(shared, *options_.ring, why);
-  if (!queue) queue = make_thread_queue(shared, io_, options_.thread_count);
+  auto queue = make_block_queue(shared, options_.ring, io_, options_.thread_count);
   if (wrap) queue = wrap(std::move(queue));
   transfers_ = std::make_unique<TransferQueue>(std::move(queue), io_, std::move(files), buffers_.size(),
                                                options_.queue_depth, options_.block_bytes);

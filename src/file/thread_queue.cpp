@@ -4,6 +4,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/check.h"
 #include "file/block_queue.h"
@@ -96,6 +97,12 @@ class ThreadQueue final : public BlockQueue {
 std::unique_ptr<BlockQueue> make_thread_queue(const QueueFiles& files, Io& io, int threads) {
   ZS_CHECK(threads >= 1, "a queue needs a thread, got ", threads);
   return std::make_unique<ThreadQueue>(files, io, threads);
+}
+
+std::unique_ptr<BlockQueue> make_block_queue(const QueueFiles& files, RingSystem* ring, Io& io, int threads) {
+  int why = 0;
+  auto queue = ring != nullptr ? make_ring_queue(files, *ring, why) : nullptr;
+  return queue ? std::move(queue) : make_thread_queue(files, io, threads);
 }
 
 }  // namespace zeroshard

@@ -8,15 +8,6 @@
 namespace zeroshard {
 namespace {
 
-// The optimizer's states are together, and not in the device's memory.
-bool are_elsewhere(const GroupPlacement& place) {
-  return place.moments.tier != Tier::kDevice || place.master_weights.tier != Tier::kDevice;
-}
-
-bool are_on_host(const GroupPlacement& place) {
-  return place.moments.tier == Tier::kHost || place.master_weights.tier == Tier::kHost;
-}
-
 // What some units need of each allocation.
 struct Sizes {
   int64_t parameter_bytes = 0, master_bytes = 0;
@@ -32,7 +23,7 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
       const GroupPlacement& place = placements[u].groups[g];
       ZS_ASSERT(place.parameters.tier == Tier::kDevice, "unit ", units[u].name);
       sizes.parameter_bytes += place.parameters.bytes(layout);
-      if (are_elsewhere(place)) continue;
+      if (place.state_tier() != Tier::kDevice) continue;
       sizes.master_bytes += place.master_weights.bytes(layout);
       if (place.moments.extent == Extent::kNothing) continue;
       sizes.slots = place.moments.values;
@@ -87,14 +78,14 @@ void Groups::add(size_t count) {
       ShardedGroup::Options group;
       group.rank = comm_.rank();
       group.number = trained_.size();
-      if (are_on_host(place)) group.copies = copies_.get();
+      if (place.state_tier() == Tier::kHost) group.copies = copies_.get();
       group.is_open = placements_[u].parameters != Placement::kSharded;
       for (const size_t i : flat.params)
         group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
       std::unique_ptr<OptimizerStates> states;
       if (flat.requires_grad)
-        states = are_elsewhere(place) ? options_.make_states(unit, g, place)
-                                      : cut_states(flat.layout, place, masters, moments);
+        states = place.state_tier() != Tier::kDevice ? options_.make_states(unit, g, place)
+                                                     : cut_states(flat.layout, place, masters, moments);
       groups_.emplace_back(unit, g, placements_[u], std::move(group),
                            parameters.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());

@@ -64,30 +64,28 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
   });
 }
 
+void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
+                        const ParameterCopies::Use& use) {
+  if (options_.copies) return options_.copies->lend(*this, range, ways, use);
+  const at::Tensor own = updated_parameters();
+  states_->lend(range, access,
+                [&](Range part, const StateTensors& lent) { use(part, lent, own.slice(0, part.begin, part.end)); });
+}
+
 void ShardedGroup::take_parameters() {
   if (!has_master()) return;
-  if (options_.copies) {
-    return options_.copies->lend(*this, {0, updated_.size()}, {.to_host = true},
-                                 [](Range, const StateTensors& states, const at::Tensor& params) {
-                                   if (states.master.defined()) states.master.copy_(params);
-                                 });
-  }
-  const at::Tensor own = updated_parameters();
-  states_->lend({0, updated_.size()}, OptimizerStates::Access::kModify,
-                [&](Range part, const StateTensors& lent) { lent.master.copy_(own.slice(0, part.begin, part.end)); });
+  lend({0, updated_.size()}, OptimizerStates::Access::kModify, {.to_host = true},
+       [](Range, const StateTensors& states, const at::Tensor& params) {
+         if (states.master.defined()) states.master.copy_(params);
+       });
 }
 
 void ShardedGroup::publish_master() {
   if (!has_master()) return;
-  if (options_.copies) {
-    return options_.copies->lend(*this, {0, updated_.size()}, {.to_device = true},
-                                 [](Range, const StateTensors& states, const at::Tensor& params) {
-                                   if (states.master.defined()) params.copy_(states.master);
-                                 });
-  }
-  const at::Tensor own = updated_parameters();
-  states_->lend({0, updated_.size()}, OptimizerStates::Access::kRead,
-                [&](Range part, const StateTensors& lent) { own.slice(0, part.begin, part.end).copy_(lent.master); });
+  lend({0, updated_.size()}, OptimizerStates::Access::kRead, {.to_device = true},
+       [](Range, const StateTensors& states, const at::Tensor& params) {
+         if (states.master.defined()) params.copy_(states.master);
+       });
 }
 
 }  // namespace zeroshard

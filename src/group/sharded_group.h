@@ -59,8 +59,8 @@ class ShardedGroup {
   at::Tensor updated_parameters() const;
   // Without that: for the copies.
   at::Tensor updated_memory() const { return parameters(updated_); }
-  // Where the states lie on the host, what brings parameters there and back; else null.
-  ParameterCopies* copies() const { return options_.copies; }
+  // Whether the states lie on the host beside a device that has the parameters.
+  bool has_states_on_host() const { return options_.copies != nullptr; }
   // The parameters of this group that were sent to the device are there after `event`.
   void uploaded(c10::Event event) { uploaded_ = std::move(event); }
   // What the current stream is given from now on comes after that.
@@ -69,6 +69,11 @@ class ShardedGroup {
   // For a trained group. Positions in the states count from updated().begin.
   OptimizerStates& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
+  // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` as
+  // OptimizerStates::lend() does. Where the states lie on the host, so do `params`, which are copied there and back as
+  // `ways` says, and the states are lent to be modified: see ParameterCopies::lend(). Elsewhere they are the parameters
+  // themselves.
+  void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
   // How many updates each parameter has had.
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }

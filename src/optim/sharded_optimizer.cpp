@@ -195,11 +195,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, 
       }
     });
   };
-  if (ParameterCopies* const copies = group.copies())
-    return copies->lend(group, run.range, {.to_host = open, .to_device = true}, update_part);
-  const at::Tensor params = group.updated_parameters();
-  group.states().lend(run.range, OptimizerStates::Access::kModify,
-                      [&](Range part, const StateTensors& lent) { update_part(part, lent, cut(params, part)); });
+  group.lend(run.range, OptimizerStates::Access::kModify, {.to_host = open, .to_device = true}, update_part);
 }
 
 // A piece at a time: bounds the temporary memory.
@@ -223,10 +219,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
       take_written(cut(lent.master, {begin, end}), cut(params, {begin, end}));
     });
   };
-  if (ParameterCopies* const copies = group.copies()) return copies->lend(group, all, {.to_host = true}, take);
-  const at::Tensor params = group.updated_parameters();
-  group.states().lend(all, OptimizerStates::Access::kModify,
-                      [&](Range part, const StateTensors& lent) { take(part, lent, cut(params, part)); });
+  group.lend(all, OptimizerStates::Access::kModify, {.to_host = true}, take);
 }
 
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads) {

@@ -47,6 +47,11 @@ struct GroupPlacement {
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
 
+  // Where master weights and moments lie: all of them on one tier. A group may have either alone; kDevice if neither.
+  Tier state_tier() const {
+    if (moments.extent != Extent::kNothing) return moments.tier;
+    return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
+  }
   bool updates_whole() const { return updated == Extent::kWhole; }
   // Otherwise gradients are packed in a slot of the reduce ring.
   bool keeps_packed() const { return packed_gradients.extent != Extent::kNothing; }

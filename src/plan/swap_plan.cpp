@@ -4,17 +4,12 @@
 
 namespace zeroshard {
 
-bool has_states_in_file(const GroupPlacement& place) {
-  const auto in_file = [](const Held& held) { return held.extent != Extent::kNothing && held.tier == Tier::kFile; };
-  return in_file(place.master_weights) || in_file(place.moments);
-}
-
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
   std::vector<ChunkGroup> groups;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = placements[u].groups[g];
-      if (!has_states_in_file(place)) continue;
+      if (place.state_tier() != Tier::kFile) continue;
       const ShardLayout& layout = units[u].groups[g].layout;
       int slots = 0;
       for (const Held* held : {&place.master_weights, &place.moments})

@@ -8,9 +8,8 @@
 
 namespace zeroshard {
 
-// Whether the placement has a group's optimizer states in a file.
-bool has_states_in_file(const GroupPlacement& place);
-// These groups, unit after unit: the master weight of an element comes first, if there is one, then its moments.
+// The groups whose optimizer states lie in files, unit after unit: the master weight of an element comes first, if
+// there is one, then its moments.
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
 // The memory through which they are read and written. 0 where no states are in files.
 int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count);
