@@ -1,7 +1,6 @@
 // Times zeroshard's clip + AdamW + bf16 cast and the memory traffic it cannot avoid, interleaved, JSON to stdout.
 //   bench_adam [numel = 16777216] [rounds = 9] [threads = 1]
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -9,11 +8,14 @@
 #include "adam_passes/passes.h"
 #include "adam_passes/probe.h"
 #include "kernels/kernels.h"
+#include "timing.h"
 
 namespace {
 
 using zeroshard::bench::Arrays;
 using zeroshard::bench::Crew;
+using zeroshard::bench::median;
+using zeroshard::bench::time_of;
 
 struct Case {
   const char* name;
@@ -21,17 +23,6 @@ struct Case {
   std::function<void(int64_t step)> run;
   std::vector<double> seconds;
 };
-
-double time_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 void print(const std::vector<Case>& cases, int64_t numel, int64_t rounds, int threads) {
   std::cout << "{\"numel\": " << numel << ", \"rounds\": " << rounds << ", \"threads\": " << threads << ", \"isa\": \""

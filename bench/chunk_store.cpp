@@ -2,7 +2,6 @@
 // by bench/offload.py.
 //   bench_chunk_store DIRECTORY [millions of elements = 64] [rounds = 5] [buffer_count = 4] [io_uring | threads]
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -11,25 +10,17 @@
 
 #include "file/chunk_store.h"
 #include "kernels/kernels.h"
+#include "timing.h"
 
 namespace {
 
 using namespace zeroshard;
+using bench::median;
+using bench::time_of;
 using Kind = BlockRequest::Kind;
 
 constexpr int kSlots = 3;
 constexpr int64_t kRecordBytes = kChunkNumel * kSlots * int64_t{sizeof(float)};
-
-double time_of(const auto& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Reads and writes every chunk of a file once, with as many buffers and requests as a store: no arithmetic, no order
 // but that of the disk.
@@ -43,9 +34,7 @@ class Probe {
       std::fill_n(memory_.back().get(), kRecordBytes, std::byte{0});
       files.buffers.push_back({memory_.back().get(), size_t(kRecordBytes)});
     }
-    int why = 0;
-    auto queue = options.ring != nullptr ? make_ring_queue(files, *options.ring, why) : nullptr;
-    if (!queue) queue = make_thread_queue(files, posix_io(), options.thread_count);
+    auto queue = make_block_queue(files, options.ring, posix_io(), options.thread_count);
     transfers_ = std::make_unique<TransferQueue>(
         std::move(queue), posix_io(), std::vector<TransferQueue::File>{{file_.fd(), file_.path(), file_.direct()}},
         memory_.size(), options.queue_depth, options.block_bytes);

@@ -143,29 +143,12 @@ TEST_P(Offload, OptimizersWithoutMoments) {
   }
 }
 
-using Step = std::function<void(test::Rank& rank, int step)>;
-
-// Trains on devices with and without offload; `before_step` is done on each rank, and may wait for nothing. The batches
-// are there before: the host waits for nothing but what the engine waits for.
-void expect_the_same_without_waits(const Scenario& scenario, const Step& before_step) {
+// Trains on devices with and without offload; `before_step` is done on each rank, and may wait for nothing.
+void expect_the_same_without_waits(const Scenario& scenario, const BeforeStep& before_step) {
   std::vector<at::Tensor> values;
   for (const bool offloads : {false, true}) {
     test::ThreadWorld world(offloads ? offloading(scenario) : on_devices(scenario));
-    const auto errors = world.run([&before_step](test::Rank& rank) {
-      at::set_num_threads(1);
-      rank.make_engine();
-      std::vector<test::Batch> batches;
-      for (int step = 0; step < rank.scenario.steps; ++step)
-        batches.push_back(test::batch_of(rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0));
-      for (int step = 0; step < rank.scenario.steps; ++step) {
-        if (before_step) before_step(rank, step);
-        rank.engine->begin_forward(/*training=*/true);
-        rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batches[size_t(step)],
-                                            rank.engine.get()));
-        rank.engine->step();
-      }
-      rank.finish();
-    });
+    const auto errors = world.run([&before_step](test::Rank& rank) { train_without_waits(rank, before_step); });
     ASSERT_THAT(errors, Each(""));
     values.push_back(world.rank(0).result.values);
   }

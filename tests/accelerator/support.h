@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -69,6 +70,26 @@ inline void step_on_own_streams(test::Rank& rank, int step) {
   move_to(impl.getNewStream(device));
   rank.result.steps.push_back(rank.engine->step());
   move_to(before);
+}
+
+using BeforeStep = std::function<void(test::Rank& rank, int step)>;
+
+// Trains a rank. The batches are there before, so that the host waits for nothing but what the engine waits for, and
+// `before_step`, which may be null.
+inline void train_without_waits(test::Rank& rank, const BeforeStep& before_step) {
+  at::set_num_threads(1);
+  rank.make_engine();
+  std::vector<test::Batch> batches;
+  for (int step = 0; step < rank.scenario.steps; ++step)
+    batches.push_back(test::batch_of(rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0));
+  for (int step = 0; step < rank.scenario.steps; ++step) {
+    if (before_step) before_step(rank, step);
+    rank.engine->begin_forward(/*training=*/true);
+    rank.engine->backward(
+        test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batches[size_t(step)], rank.engine.get()));
+    rank.engine->step();
+  }
+  rank.finish();
 }
 
 inline void end_on_devices() {

@@ -54,28 +54,12 @@ TEST_P(DeviceTraining, EveryStageGivesTheSameBits) {
   EXPECT_TRUE(expected.values.equal(result.values));
 }
 
-// Trains on the CPU and on devices, where the host waits for nothing but what the engine waits for: the batches are
-// there before. `before_step` is done on each rank.
-void expect_the_same_without_waits(const Scenario& scenario, const std::function<void(test::Rank&, int)>& before_step,
-                                   float tolerance = 0) {
+// Trains on the CPU and on devices. `before_step` is done on each rank.
+void expect_the_same_without_waits(const Scenario& scenario, const BeforeStep& before_step, float tolerance = 0) {
   std::vector<at::Tensor> values;
   for (const bool on_device : {false, true}) {
     test::ThreadWorld world(on_device ? on_devices(scenario) : scenario);
-    const auto errors = world.run([&before_step](test::Rank& rank) {
-      at::set_num_threads(1);
-      rank.make_engine();
-      std::vector<test::Batch> batches;
-      for (int step = 0; step < rank.scenario.steps; ++step)
-        batches.push_back(test::batch_of(rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0));
-      for (int step = 0; step < rank.scenario.steps; ++step) {
-        if (before_step) before_step(rank, step);
-        rank.engine->begin_forward(/*training=*/true);
-        rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batches[size_t(step)],
-                                            rank.engine.get()));
-        rank.engine->step();
-      }
-      rank.finish();
-    });
+    const auto errors = world.run([&before_step](test::Rank& rank) { train_without_waits(rank, before_step); });
     for (const std::string& error : errors) ASSERT_EQ(error, "");
     values.push_back(world.rank(0).result.values);
   }

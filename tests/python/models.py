@@ -85,6 +85,17 @@ def language_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
+def take_step(engine, step: int, accumulation: int = 1) -> float:
+    """Trains a language model on this rank's part of a batch; the mean loss of its micro-batches."""
+    losses = []
+    for micro in range(accumulation):
+        loss = language_loss(engine, share(tokens(step, micro, 2 * world.size()), world.rank(), world.size()))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
 class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -26,23 +26,11 @@ def make(folder, blocks, dtype="fp32", accumulation=1, model=None):
     return engine
 
 
-def take_step(engine, step, accumulation=1):
-    """Returns the mean loss of this rank's micro-batches."""
-    losses = []
-    for micro in range(accumulation):
-        ids = models.share(models.tokens(step, micro, 2 * world.size()), world.rank(), world.size())
-        loss = models.language_loss(engine, ids)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return sum(losses) / len(losses)
-
-
 def train(folder, blocks, steps, accumulation=1, dtype="fp32"):
     engine = make(folder, blocks, dtype, accumulation=accumulation)
     seen = []
     for step in range(steps):
-        loss = take_step(engine, step, accumulation)
+        loss = models.take_step(engine, step, accumulation)
         seen.append([loss, engine.get_global_grad_norm(), engine.get_lr()[0]])
     engine.destroy()
     return seen
@@ -90,16 +78,16 @@ def go_back(folder, saved):
     """Steps 1 to 4, a checkpoint of step 2, then back to it twice: in this process, and in an engine of its own."""
     engine = make(folder, ["csv_monitor"])
     for step in range(4):
-        take_step(engine, step)
+        models.take_step(engine, step)
         if step == 1:
             engine.save_checkpoint(saved)
     engine.load_checkpoint(saved)
-    take_step(engine, 7)
+    models.take_step(engine, 7)
     before = rows_of(folder) if world.rank() == 0 else None
     engine.wait_for_checkpoint()
     again = make(folder, ["csv_monitor"], model=engine.module)  # takes it over
     again.load_checkpoint(saved)
-    take_step(again, 8)
+    models.take_step(again, 8)
     again.destroy()
     plot = Path(folder, "job", "metrics.svg").read_bytes() if world.rank() == 0 else None
     del engine
@@ -137,7 +125,7 @@ def lose_the_folder(folder):
     engine = make(folder, ["csv_monitor"])
     os.rmdir(Path(folder) / "job")
     Path(folder, "job").write_text("in the way")
-    return [take_step(engine, step) for step in range(2)]
+    return [models.take_step(engine, step) for step in range(2)]
 
 
 def test_training_goes_on_without_the_folder(tmp_path):
@@ -156,7 +144,7 @@ def give_to_wandb(folder, installed=True, **environment):
     config = models.configuration(2, "fp32", optimizer=models.adamw(1e-3))
     config |= {"wandb": {"enabled": True, "project": "p", "group": "g"}, "train_micro_batch_size_per_gpu": 2}
     engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=config)
-    losses = [take_step(engine, step) for step in range(2)]
+    losses = [models.take_step(engine, step) for step in range(2)]
     engine.destroy()
     return losses
 

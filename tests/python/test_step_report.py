@@ -15,17 +15,7 @@ def train_with_lines(every, accumulation):
     config |= {"steps_per_print": every, "gradient_accumulation_steps": accumulation}
     config["train_micro_batch_size_per_gpu"] = 2
     engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=config)
-    means = []
-    for step in range(4):
-        losses = []
-        for micro in range(accumulation):
-            ids = models.share(models.tokens(step, micro, 2 * world.size()), world.rank(), world.size())
-            loss = models.language_loss(engine, ids)
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        means.append(sum(losses) / len(losses))
-    return means
+    return [models.take_step(engine, step, accumulation) for step in range(4)]
 
 
 def lines_of(ranks):
