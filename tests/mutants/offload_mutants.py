@@ -25,6 +25,13 @@ _TABLE = [
         "  if (!has_values && host",
         "*Offload.AccumulatesOnTheHost*",
     ),
+    (
+        "sum-waits-for-a-later-copy",
+        _EXIT,
+        "  filled.uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later\n",
+        "",
+        "GradientExit.ASumDoesNotWait*",
+    ),
     ("squares-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _BITS),
     (
         "update-in-spite-of-the-norm",
