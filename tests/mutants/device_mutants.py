@@ -227,7 +227,7 @@ _TABLE = [
         "src/device/flat_buffer.cpp",
         "  free_after_current_stream(std::move(owned_));\n",
         "  owned_ = at::Tensor();\n",
-        "*DeviceTraining.AnEngineGoesUnder*",
+        "FlatBuffer.GoesUnder*",
     ),
 ]
 
