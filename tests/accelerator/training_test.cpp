@@ -20,6 +20,8 @@ class DeviceTraining : public ::testing::TestWithParam<std::tuple<Schedule, int,
 INSTANTIATE_TEST_SUITE_P(Schedules, DeviceTraining,
                          ::testing::Combine(::testing::Values(Schedule::kEager, Schedule::kLate, Schedule::kLazy),
                                             ::testing::Values(1, 3), ::testing::Values(0, 1, 2, 3)));
+INSTANTIATE_TEST_SUITE_P(FourRanks, DeviceTraining,
+                         ::testing::Values(std::tuple(Schedule::kLate, 4, 1), std::tuple(Schedule::kLazy, 4, 3)));
 
 void expect_the_cpus_values(const Scenario& scenario) {
   const Result expected = test::train(scenario), result = test::train(on_devices(scenario));
