@@ -15,9 +15,16 @@
 namespace zeroshard::cli {
 namespace {
 
+// What the activations are of.
+struct BatchArguments {
+  std::optional<int> batch, sequence_length;
+  bool checkpoint_activations = false;
+};
+
 struct Arguments {
   std::string params, model, config, stage, dtype, optimizer, device_memory, device_overhead;
   std::optional<int> world_size;
+  BatchArguments batch;
   bool json = false, list_params = false, placement = false;
 };
 
@@ -53,6 +60,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   const Config& config = parsed.config;
   inputs.options = plan_options(config, is_for_device(config));
   inputs.stages = {config.stage};
+  inputs.micro_batch = config.micro_batch_size;
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
@@ -82,6 +90,19 @@ void read_stages(const std::string& text, PlanInputs& inputs) {
   }
 }
 
+void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
+  if (!arguments.sequence_length) {
+    if (arguments.batch || arguments.checkpoint_activations)
+      throw ValueError("--batch and --checkpoint-activations are of activations: give --sequence-length, too");
+    return;
+  }
+  if (!inputs.model) throw ValueError("--sequence-length needs --model: a count of parameters has no activations");
+  inputs.activations = {.batch = arguments.batch.value_or(inputs.micro_batch),
+                        .sequence_length = *arguments.sequence_length,
+                        .compute_dtype = inputs.options.compute_dtype,
+                        .checkpointing = arguments.checkpoint_activations};
+}
+
 PlanInputs read_inputs(const Arguments& arguments) {
   PlanInputs inputs;
   if (arguments.params.empty() == arguments.model.empty()) {
@@ -102,6 +123,7 @@ PlanInputs read_inputs(const Arguments& arguments) {
     inputs.options.optimizer_slots = choose(kOptimizerSlots, arguments.optimizer, "--optimizer");
     inputs.optimizer_name = arguments.optimizer;
   }
+  read_activations(arguments.batch, inputs);
   read_stages(arguments.stage, inputs);
   if (!arguments.device_memory.empty())
     inputs.device_bytes = parse_device_bytes("--device-memory", arguments.device_memory);
@@ -151,6 +173,12 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--device-memory", arguments->device_memory, "Memory of one device: 24GB, 24e9, 22.5GiB");
   plan->add_option("--device-overhead", arguments->device_overhead,
                    "What a GPU's context and the collectives' own buffers take, as measured: 1.2GB");
+  add_int(*plan, "--sequence-length", {.min = 1, .max = 1 << 30}, arguments->batch.sequence_length,
+          "Tokens of a sequence: activations of the model are counted, too");
+  add_int(*plan, "--batch", {.min = 1, .max = 1 << 30}, arguments->batch.batch,
+          "Sequences of a micro-batch (default: that of --config, else 1)");
+  plan->add_flag("--checkpoint-activations", arguments->batch.checkpoint_activations,
+                 "Each layer keeps its input alone, and is computed again in the backward pass");
   plan->add_flag("--json", arguments->json, "Print JSON");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
   plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");

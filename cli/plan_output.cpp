@@ -25,7 +25,19 @@ std::string gigabytes(double bytes, double unit = 1e9) {
   return format(value >= 100 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3g", value);
 }
 
-const char* kNotCounted = "Not counted: activations and temporary memory of operators, LibTorch and the driver.";
+std::string not_counted(const PlanInputs& inputs) {
+  if (!inputs.activations)
+    return "Not counted: activations (--sequence-length counts them), temporary memory of operators, LibTorch and the "
+           "driver.";
+  return "Not counted: temporary memory of operators, LibTorch and the driver.";
+}
+
+// What the activations are of.
+std::string describe_activations(const ActivationOptions& options) {
+  return format("Activations: %lld x %lld tokens, %s. As transformers' model keeps them in eager mode.",
+                static_cast<long long>(options.batch), static_cast<long long>(options.sequence_length),
+                options.checkpointing ? "each layer checkpointed" : "without checkpointing");
+}
 
 double staging(const PlanInputs& inputs) {
   return inputs.model ? checkpoint_staging_bytes(*inputs.model, inputs.options)
@@ -60,7 +72,7 @@ std::string convention(const PlanInputs& inputs) {
 std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   const FitReport& fit = *plan.fit;
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
-  const std::string needed = gigabytes(plan.bytes.total() + inputs.device_overhead.value_or(0));
+  const std::string needed = gigabytes(plan.bytes.total() + inputs.besides());
   if (fit.fits) {
     line += format("fits: needs %s GB of %s GB", needed.c_str(), gigabytes(*inputs.device_bytes).c_str());
   } else {
@@ -135,13 +147,19 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
+  if (inputs.activations) {
+    const double bytes = inputs.activation_bytes();
+    print_row("activations", plans, [bytes](const PlannedBytes&) { return bytes; });
+    print_row("with activations", plans, [bytes](const PlannedBytes& of) { return of.total() + bytes; });
+  }
   print_tier("host", plans, &PlannedBytes::host);
   print_tier("file", plans, &PlannedBytes::file);
   if (inputs.model) {
     print_row("GPU: temporaries", plans, [](const PlannedBytes& bytes) { return bytes.temporaries; });
     print_row("GPU: start at most", plans, [](const PlannedBytes& bytes) { return bytes.init_peak; });
   }
-  std::cout << "\n" << convention(inputs) << "\n" << kNotCounted << "\n" << describe_overhead(inputs) << "\n";
+  std::cout << "\n" << convention(inputs) << "\n" << not_counted(inputs) << "\n" << describe_overhead(inputs) << "\n";
+  if (inputs.activations) std::cout << describe_activations(*inputs.activations) << "\n";
   if (inputs.model) {
     std::cout << format("Initialisation from a model on the host holds at most one full unit in fp32 more: %s GB.\n",
                         gigabytes(init_extra_bytes(*inputs.model, inputs.options)).c_str());
@@ -217,7 +235,19 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
     json["initialisation_extra_bytes"] = number(init_extra_bytes(*inputs.model, inputs.options));
   }
   json["checkpoint_staging_host_bytes"] = number(staging(inputs));
-  json["not_counted"] = {"activations", "operator temporaries", "LibTorch and driver"};
+  json["not_counted"] = {"operator temporaries", "LibTorch and driver"};
+  if (inputs.activations) {
+    const PlannedActivations planned = plan_activations(*inputs.model, *inputs.activations);
+    json["activations"] = {{"batch", inputs.activations->batch},
+                           {"sequence_length", inputs.activations->sequence_length},
+                           {"checkpointing", inputs.activations->checkpointing},
+                           {"layers_bytes", number(planned.layers)},
+                           {"ends_bytes", number(planned.ends)},
+                           {"at_most_besides_bytes", number(planned.at_most)},
+                           {"total_bytes", number(planned.total())}};
+  } else {
+    json["not_counted"].insert(json["not_counted"].begin(), "activations");
+  }
   if (inputs.device_overhead) {
     json["device_overhead_bytes"] = number(*inputs.device_overhead);
   } else {

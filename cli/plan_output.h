@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "zeroshard/activations.h"
 #include "zeroshard/plan.h"
 
 // The results of `zeroshard plan`, and its two ways of printing them.
@@ -18,15 +19,19 @@ struct PlanInputs {
   std::vector<int> stages;
   std::string optimizer_name;
   std::optional<double> device_bytes;
-  std::optional<double> device_overhead;  // of each device: its context and the collectives' own buffers
+  std::optional<double> device_overhead;         // of each device: its context and the collectives' own buffers
+  int64_t micro_batch = 1;                       // sequences, as the config says
+  std::optional<ActivationOptions> activations;  // of a model
   std::vector<std::string> notes;
 
   int64_t numel() const { return model ? model->numel() : *num_params; }
   PlannedBytes plan(const PlanOptions& at) const {
     return model ? plan_model(*model, at) : plan_count(*num_params, at);
   }
-  // What must fit on a device.
-  double needed(const PlanOptions& at) const { return plan(at).total() + device_overhead.value_or(0); }
+  double activation_bytes() const { return activations ? plan_activations(*model, *activations).total() : 0; }
+  // What must fit on a device besides the total.
+  double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
+  double needed(const PlanOptions& at) const { return plan(at).total() + besides(); }
   PlanOptions at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;

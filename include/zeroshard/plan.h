@@ -10,8 +10,8 @@
 #include "zeroshard/dtype.h"
 #include "zeroshard/placement.h"
 
-// How many bytes a rank will hold, computed before anything is allocated. Activations, temporary memory of the model's
-// operators and the memory of LibTorch itself are not counted.
+// How many bytes a rank will hold, computed before anything is allocated. Activations (activations.h), temporary memory
+// of the model's operators and the memory of LibTorch itself are not counted.
 namespace zeroshard {
 
 struct PlanOptions : PlacementOptions {
@@ -74,9 +74,16 @@ struct UnitShapes {
   std::vector<ParamShape> params;
 };
 
+// Of a decoder layer, and how many there are.
+struct LayerSizes {
+  int64_t layers = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  int64_t experts = 0, experts_per_token = 0;  // 0: the MLP is one
+};
+
 struct ModelShapes {
   std::string model_type;
   int64_t hidden_size = 0;
+  LayerSizes sizes;
   std::vector<UnitShapes> units;   // embeddings, one per decoder layer, final norm, head unless tied
   std::vector<std::string> notes;  // assumptions, in words
   int64_t numel() const;

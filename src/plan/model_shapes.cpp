@@ -238,7 +238,9 @@ ModelShapes llama_like(const Family& family, Fields& fields) {
   dims.mlp_bias = family.mlp_bias && fields.flag("mlp_bias", false);
   const bool tied = fields.flag("tie_word_embeddings", family.tied);
 
-  ModelShapes model{std::string(family.model_type), dims.hidden, {}, {}};
+  ModelShapes model{std::string(family.model_type), dims.hidden, {}, {}, {}};
+  model.sizes = {layers, dims.intermediate, dims.heads, dims.kv_heads, dims.head_dim, vocab, dims.experts, 0};
+  if (family.experts) model.sizes.experts_per_token = fields.size("num_experts_per_tok", 2);
   model.units.push_back(embedding("model.embed_tokens", vocab, dims.hidden, tied));
   for (int64_t i = 0; i < layers; ++i) model.units.push_back(llama_layer(family, dims, i));
   model.units.push_back(module_unit("model.norm", {dims.hidden}));
@@ -272,7 +274,8 @@ ModelShapes gpt2(Fields& fields) {
            ": \"add_cross_attention\" is true: only decoders without cross-attention can be planned");
   const bool tied = fields.flag("tie_word_embeddings", true);
 
-  ModelShapes model{"gpt2", hidden, {}, {}};
+  const int64_t heads = size("n_head", "num_attention_heads", 12);
+  ModelShapes model{"gpt2", hidden, {layers, inner, heads, heads, hidden / heads, vocab}, {}, {}};
   model.units.push_back(embedding("transformer.wte", vocab, hidden, tied));
   model.units.push_back(module_unit("transformer.wpe", {positions, hidden}));
   for (int64_t i = 0; i < layers; ++i) model.units.push_back(gpt2_layer(hidden, inner, i));

@@ -1,0 +1,31 @@
+#pragma once
+#include <cstdint>
+
+#include "zeroshard/dtype.h"
+#include "zeroshard/plan.h"
+
+// How many bytes of activations a rank holds while it trains, from shapes alone.
+namespace zeroshard {
+
+struct ActivationOptions {
+  int64_t batch = 1;  // sequences of one micro-batch
+  int64_t sequence_length = 1;
+  DType compute_dtype = DType::kBFloat16;
+  bool checkpointing = false;  // each decoder layer keeps its input alone, and is computed again in the backward pass
+};
+
+// What lies on the device when most of it is in use.
+struct PlannedActivations {
+  double layers = 0;   // what autograd keeps of the decoder layers
+  double ends = 0;     // of the embedding and the final norm
+  double at_most = 0;  // besides: the logits and the loss with its gradients, or the layer that is computed again
+
+  double total() const { return layers + ends + at_most; }
+};
+
+// For the classes of transformers 5 in eager mode, each with attention that stores no scores (SDPA); gemma2, whose
+// logits of attention are capped, stores them. Counted from what autograd saves. Padding and the temporary memory of
+// single operators are left out. Throws ValueError for a batch or a length below 1.
+PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options);
+
+}  // namespace zeroshard

@@ -1,0 +1,77 @@
+#include "zeroshard/activations.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+// Note [Activations]
+// The coefficients were found by counting the storages that autograd saves (torch.autograd.graph.saved_tensors_hooks)
+// of transformers' classes while one size at a time changed; tests/python/test_activations.py counts them again. `e` is
+// the size of an element of the dtype of compute. Norms compute in fp32, and so do logits and loss.
+namespace zeroshard {
+namespace {
+
+struct Counted {
+  double layer = 0, layer_once = 0;  // bytes of a decoder layer: per token, and besides
+  double ends = 0, ends_once = 0;    // of what is before and after them
+  double logits = 0;                 // per token, with the loss and its gradients
+};
+
+// `length`: how many keys a token attends to, where scores are stored.
+Counted llama_like(const ModelShapes& model, double e, double length) {
+  const LayerSizes& sizes = model.sizes;
+  const double h = double(model.hidden_size), i = double(sizes.intermediate), heads = double(sizes.heads);
+  const double q = heads * double(sizes.head_dim), kv = double(sizes.kv_heads) * double(sizes.head_dim);
+  const double norm = 4;  // the fp32 factor of a norm
+  Counted counted;
+  counted.layer = (8 + 4 * e) * h + 4 * e * i + 2 * e * (q + kv) + 4 * heads + 2 * norm;
+  if (model.model_type == "qwen3")  // norms of queries and keys
+    counted.layer += (4 + e) * (q + kv) + norm * double(sizes.heads + sizes.kv_heads);
+  if (sizes.experts > 0) {
+    const double chosen = double(sizes.experts_per_token);
+    counted.layer = (8 + 4 * e + 2 * e * chosen) * h + 4 * e * i * chosen + 2 * e * (q + kv) + 4 * heads + 2 * norm +
+                    4.125 * double(sizes.experts) + 40 * chosen + 4;
+  }
+  counted.ends = (4 + 2 * e) * h + norm + 16;                   // and the tokens with their labels
+  counted.ends_once = 2 * e * double(sizes.head_dim) * length;  // angles of the rotary embedding
+  counted.logits = 12 * double(sizes.vocab);
+  if (model.model_type == "gemma2") {  // four norms, scores of attention in fp32, capped logits
+    counted.layer = (32 + 2 * e) * h + 4 * e * i + 4 * e * q + 8 * heads * length + 4 * norm;
+    counted.layer_once = 16 * h;
+    counted.ends = (8 + e) * h + norm + 16;
+    counted.logits += 2 * e * double(sizes.vocab);
+  }
+  return counted;
+}
+
+Counted gpt2(const ModelShapes& model, double e) {
+  const double h = double(model.hidden_size), i = double(model.sizes.intermediate);
+  Counted counted;
+  counted.layer = 10 * e * h + 5 * e * i + 4 * double(model.sizes.heads) + 4 * e;
+  counted.ends = 3 * e * h + 2 * e + 24;
+  counted.logits = 12 * double(model.sizes.vocab);
+  return counted;
+}
+
+}  // namespace
+
+PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options) {
+  ZS_CHECK(options.batch >= 1, "a micro-batch has at least one sequence, not ", options.batch);
+  ZS_CHECK(options.sequence_length >= 1, "a sequence has at least one token, not ", options.sequence_length);
+  const double e = double(element_size(options.compute_dtype)), length = double(options.sequence_length);
+  const double tokens = double(options.batch) * length, num_layers = double(model.sizes.layers);
+  const Counted counted = model.model_type == "gpt2" ? gpt2(model, e) : llama_like(model, e, length);
+  const double layer = counted.layer * tokens + counted.layer_once;
+  PlannedActivations planned;
+  planned.ends = counted.ends * tokens + counted.ends_once;
+  planned.at_most = counted.logits * tokens;
+  planned.layers = num_layers * layer;
+  if (options.checkpointing) {
+    planned.layers = num_layers * e * double(model.hidden_size) * tokens;
+    // Its own gradients come on top: at most one of the MLP's size at a time.
+    planned.at_most = std::max(planned.at_most, layer + e * double(model.sizes.intermediate) * tokens);
+  }
+  return planned;
+}
+
+}  // namespace zeroshard
