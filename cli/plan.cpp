@@ -21,8 +21,13 @@ struct BatchArguments {
   bool checkpoint_activations = false;
 };
 
+struct MemoryArguments {
+  std::string device, device_overhead;
+};
+
 struct Arguments {
-  std::string params, model, config, stage, dtype, optimizer, device_memory, device_overhead;
+  std::string params, model, config, stage, dtype, optimizer;
+  MemoryArguments memory;
   std::optional<int> world_size;
   BatchArguments batch;
   bool json = false, list_params = false, placement = false;
@@ -125,10 +130,10 @@ PlanInputs read_inputs(const Arguments& arguments) {
   }
   read_activations(arguments.batch, inputs);
   read_stages(arguments.stage, inputs);
-  if (!arguments.device_memory.empty())
-    inputs.device_bytes = parse_device_bytes("--device-memory", arguments.device_memory);
-  if (!arguments.device_overhead.empty())
-    inputs.device_overhead = parse_device_bytes("--device-overhead", arguments.device_overhead);
+  if (!arguments.memory.device.empty())
+    inputs.device_bytes = parse_device_bytes("--device-memory", arguments.memory.device);
+  if (!arguments.memory.device_overhead.empty())
+    inputs.device_overhead = parse_device_bytes("--device-overhead", arguments.memory.device_overhead);
   if (inputs.model) inputs.notes.insert(inputs.notes.end(), inputs.model->notes.begin(), inputs.model->notes.end());
   return inputs;
 }
@@ -170,8 +175,8 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--optimizer", arguments->optimizer,
                    "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
   plan->add_option("--config", arguments->config, "Training config, JSON as DeepSpeed's");
-  plan->add_option("--device-memory", arguments->device_memory, "Memory of one device: 24GB, 24e9, 22.5GiB");
-  plan->add_option("--device-overhead", arguments->device_overhead,
+  plan->add_option("--device-memory", arguments->memory.device, "Memory of one device: 24GB, 24e9, 22.5GiB");
+  plan->add_option("--device-overhead", arguments->memory.device_overhead,
                    "What a GPU's context and the collectives' own buffers take, as measured: 1.2GB");
   add_int(*plan, "--sequence-length", {.min = 1, .max = 1 << 30}, arguments->batch.sequence_length,
           "Tokens of a sequence: activations of the model are counted, too");
