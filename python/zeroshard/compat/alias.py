@@ -20,7 +20,6 @@ PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")  # holds
 BIN = os.path.join(os.path.dirname(PATH), "bin")
 GIT_HASH = GIT_BRANCH = "[none]"  # DeepSpeed's words for a release
 _TOLD = "ZEROSHARD_TOLD_PROVIDER"  # set in the environment: processes that this one starts do not tell again
-_GUIDE = "docs/from-deepspeed.md lists all names"
 
 _PIPELINE = "zeroshard has no pipeline parallelism: train the model as one module at stage 3"
 _INFERENCE = "zeroshard has no inference kernels: call the module, or engine.module.generate(...)"
@@ -58,9 +57,9 @@ REFUSED = {
     "deepspeed.autotuning": "zeroshard plans memory instead: zeroshard plan",
     "deepspeed.compression": "zeroshard has no compression",
     "deepspeed.elasticity": "zeroshard run --max-restarts and --min-ranks restart a job with fewer ranks",
-    "deepspeed.monitor": "zeroshard writes metrics itself: docs/metrics.md",
+    "deepspeed.monitor": "zeroshard writes metrics itself: the configuration's blocks tensorboard, csv_monitor, wandb",
     "deepspeed.profiling": "zeroshard has no profiler: use torch.profiler",
-    "deepspeed.nvme": "zeroshard does not offload to NVMe",
+    "deepspeed.nvme": 'zeroshard reads and writes NVMe itself: zero_optimization.offload_optimizer.device = "nvme"',
     "deepspeed.linear": "zeroshard has no layers for LoRA: use PEFT",
     "deepspeed.OnDevice": "use torch.device('meta') as a context",
     "deepspeed.DeepSpeedConfig": "pass the path, the JSON text or the dict to deepspeed.initialize(config=...)",
@@ -83,7 +82,7 @@ def _reason(name: str) -> str:
 def _missing(name: str, known: Iterable[str] = ()) -> str:
     parent = name.rpartition(".")[0]
     names = [each for each in known if not each.startswith("_")]
-    has = f"{parent} has " + ", ".join(sorted(names)) if 0 < len(names) <= 40 else _GUIDE
+    has = f"{parent} has " + ", ".join(sorted(names)) if 0 < len(names) <= 40 else f"dir({parent}) lists what there is"
     return (
         f"'{name}' is missing: deepspeed is provided by zeroshard {_C.__version__} here. {_reason(name) or has}. "
         "For another DeepSpeed run without this one: zeroshard run --no-deepspeed, or a PYTHONPATH without "

@@ -168,7 +168,8 @@ def configure(
     """Switches DeepSpeed's log of collectives, which zeroshard does not have: raises ``ValueError`` to enable it."""
     if enabled:
         raise ValueError(
-            "deepspeed.comm.configure: enabled is True, and zeroshard has no log of collectives: see docs/metrics.md"
+            "deepspeed.comm.configure: enabled is True, and zeroshard has no log of collectives: "
+            "torch.profiler shows them"
         )
 
 
