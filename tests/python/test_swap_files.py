@@ -84,6 +84,28 @@ def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, sta
     assert not os.listdir(tmp_path / "one")
 
 
+def save_what_was_written(folder):
+    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap")
+    for engine in (plain, swapped):
+        train(engine, 0, 1)
+        for param in engine.module.parameters():
+            param.data.mul_(1.5)  # not seen by torch's counter of versions
+        engine.save_checkpoint(f"{folder}/{'plain' if engine is plain else 'swapped'}")
+        train(engine, 1, 2)
+    written = make(1, "bf16")
+    found = []
+    for name in ("plain", "swapped"):
+        written.load_checkpoint(f"{folder}/{name}")
+        found.append(states(written))
+    assert found[0] == found[1]
+    return plain.parameter_digest() == swapped.parameter_digest()
+
+
+def test_a_save_has_what_was_written_to_parameters_before_it(tmp_path):
+    (tmp_path / "swap").mkdir()
+    assert world.run(2, save_what_was_written, folder=str(tmp_path)) == [True, True]
+
+
 def take_over(folder):
     digests = []
     for path in (None, folder):
