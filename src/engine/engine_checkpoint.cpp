@@ -362,7 +362,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {
-    impl.take_all_writes();
+    impl.take_all_writes(Impl::OfMaster::kInMemory);  // of others, what is saved takes them: see state_data()
     if (has_pending_gradients())
       throw StateError(
           "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "

@@ -95,7 +95,7 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   const auto exported = [&](const ParamSpec& param) { return param.requires_grad || !exclude_frozen; };
   run_together(kExport, [&] {
     impl.check_whole();
-    impl.take_all_writes();
+    impl.take_all_writes(Impl::OfMaster::kNone);  // the parameters are what is exported
   });
   WeightFile file;
   const auto phase = [&](const std::function<void()>& step) {

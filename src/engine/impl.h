@@ -64,7 +64,8 @@ struct Engine::Impl {
   void refresh(const Update& update);
   void finish_step(const StepResult& result, const Update& update);
   void take_writes(bool written_somewhere);
-  void take_all_writes();
+  enum class OfMaster : uint8_t { kNone, kInMemory, kAll };  // which master weights
+  void take_all_writes(OfMaster of_master = OfMaster::kAll);
   void take_writes_to_groups();
   void check_writes();
   void drop_writes_to_shards(const std::vector<int64_t>& written);

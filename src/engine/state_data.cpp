@@ -1,7 +1,9 @@
 #include "engine/state_data.h"
 
+#include "device/flat_buffer.h"
 #include "device/host_copy.h"
 #include "device/pinned_memory.h"
+#include "optim/written.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -32,14 +34,16 @@ class TensorData final : public SliceData {
 
 class StateData final : public SliceData {
  public:
-  StateData(const ShardedGroup& group, int slot, bool is_engines)
-      : group_(group), slot_(slot), is_engines_(is_engines) {}
+  StateData(const ShardedGroup& group, int state, bool is_engines)
+      : group_(group), state_(state), is_engines_(is_engines) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     lend(offset, bytes, OptimizerStates::Access::kRead,
          [&](int64_t at, TensorData&& state, int64_t size) { state.read(0, size, static_cast<std::byte*>(to) + at); });
+    if (state_ == kMasterWeights && group_.is_open() && group_.states().in_memory() == nullptr)
+      take_written(view_memory(to, bytes / kBytes, at::kFloat, at::kCPU), params(range_of(offset, bytes)));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, OptimizerStates::Access::kModify, [&](int64_t at, TensorData&& state, int64_t size) {
+    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& state, int64_t size) {
       state.write(0, size, static_cast<const std::byte*>(from) + at);
     });
   }
@@ -49,29 +53,28 @@ class StateData final : public SliceData {
     });
   }
   void begin_write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, OptimizerStates::Access::kModify, [&](int64_t at, TensorData&& state, int64_t size) {
+    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& state, int64_t size) {
       state.begin_write(0, size, static_cast<const std::byte*>(from) + at);
     });
   }
   bool writers_wait() const override { return is_engines_; }
   std::byte* on_host() const override {
     const StateTensors* const all = group_.states().in_memory();
-    return all != nullptr ? TensorData(chosen(*all)).on_host() : nullptr;
+    return all != nullptr ? TensorData(all->at(state_)).on_host() : nullptr;
   }
 
  private:
   static constexpr int64_t kBytes = sizeof(float);  // of an element
 
-  const at::Tensor& chosen(const StateTensors& states) const {
-    return slot_ == kMasterWeights ? states.master : states.moments.at(size_t(slot_));
-  }
+  static Range range_of(int64_t offset, int64_t bytes) { return {offset / kBytes, (offset + bytes) / kBytes}; }
+  at::Tensor params(Range range) const { return group_.updated_parameters().slice(0, range.begin, range.end).cpu(); }
   // Calls use(bytes before, state, bytes) for parts of the state that make up the bytes.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
-    const Range range{offset / kBytes, (offset + bytes) / kBytes};
+    const Range range = range_of(offset, bytes);
     try {
-      group_.states().lend(range, access, [&](Range part, const StateTensors& lent) {
-        use((part.begin - range.begin) * kBytes, TensorData(chosen(lent)), part.size() * kBytes);
+      group_.states().lend_one(range, state_, access, [&](Range part, const at::Tensor& values) {
+        use((part.begin - range.begin) * kBytes, TensorData(values), part.size() * kBytes);
       });
     } catch (const IoError& error) {  // of a swap file: to a load it must not look like a damaged checkpoint
       throw StateError(error.what());
@@ -79,7 +82,7 @@ class StateData final : public SliceData {
   }
 
   const ShardedGroup& group_;
-  int slot_;
+  int state_;
   bool is_engines_;
 };
 
@@ -107,8 +110,8 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
   return std::make_shared<TensorData>(tensor);
 }
 
-std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master, bool is_engines) {
-  return std::make_shared<StateData>(group, slot_or_master, is_engines);
+std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines) {
+  return std::make_shared<StateData>(group, state, is_engines);
 }
 
 }  // namespace zeroshard

@@ -11,10 +11,11 @@ namespace zeroshard {
 // The bytes of a contiguous tensor on any device; keeps the tensor alive.
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 
-// One optimizer state of a group, for all elements that this rank updates. The group outlives it. `is_engines`: nobody
-// writes to it but by borrowing from the group.
-inline constexpr int kMasterWeights = -1;
-std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int slot_or_master, bool is_engines);
+// One optimizer state of a group, a slot or kMasterWeights, for all elements that this rank updates. The group outlives
+// it. `is_engines`: nobody writes to it but by borrowing from the group. Master weights that lie elsewhere than in
+// memory are read as if the group had taken what users have written to its parameters: so a save need not read them
+// twice.
+std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
 // The copies of a device, on a stream of their own. Null for the CPU.
 std::unique_ptr<DeviceCopies> device_copies(c10::Device device);

@@ -104,11 +104,13 @@ void Engine::Impl::take_writes(bool written_somewhere) {
   for (size_t u = 0; u < executor->size(); ++u) executor->unit(u).take_written();
 }
 
-// Where no step follows that takes those of the shards it updates. Collective.
-void Engine::Impl::take_all_writes() {
+// Where no step follows. Master weights take them where `of_master` says so. Collective.
+void Engine::Impl::take_all_writes(OfMaster of_master) {
   if (!in_use) return;
   take_writes(agree_on_flags(reduce_comm, {watch->any_written() ? 1 : 0}).front() != 0);
-  take_writes_to_groups();
+  if (of_master == OfMaster::kNone) return;
+  for (ShardedGroup* const group : groups->trained())
+    if (of_master == OfMaster::kAll || group->states().in_memory() != nullptr) optimizer.take_writes(*group);
 }
 
 void Engine::Impl::take_writes_to_groups() {

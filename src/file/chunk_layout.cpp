@@ -14,10 +14,15 @@ ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, i
   for (const ChunkGroup& group : groups) {
     ZS_CHECK(group.numel >= 0 && group.numel % kBlockNumel == 0 && group.slots >= 0, "a group of ", group.numel,
              " elements with ", group.slots, " values each is not made of blocks of ", kBlockNumel);
+    ZS_CHECK(group.slots <= kMaxSlots, "elements have at most ", kMaxSlots, " values each, got ", group.slots);
     first_.push_back(chunks_.size());
     numels_.push_back(group.slots > 0 ? group.numel : 0);
+    names_.push_back(group.name);
     for (int64_t begin = 0; begin < numels_.back(); begin += chunk_numel) {
-      Chunk chunk{{begin, std::min(begin + chunk_numel, group.numel)}, group.slots, chunks_.size() % num_files};
+      Chunk chunk{{begin, std::min(begin + chunk_numel, group.numel)},
+                  first_.size() - 1,
+                  group.slots,
+                  chunks_.size() % num_files};
       chunk.offset = file_bytes_[chunk.file];
       chunk.first_sum = num_sums_;
       file_bytes_[chunk.file] += chunk.bytes();
@@ -26,6 +31,14 @@ ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, i
       chunks_.push_back(chunk);
     }
   }
+}
+
+const std::string& ChunkLayout::group_at(size_t file, int64_t offset) const {
+  const auto found = std::find_if(chunks_.begin(), chunks_.end(), [&](const Chunk& chunk) {
+    return chunk.file == file && offset >= chunk.offset && offset < chunk.offset + chunk.bytes();
+  });
+  ZS_ASSERT(found != chunks_.end(), "no chunk has byte ", offset, " of file ", file);
+  return names_[found->group];
 }
 
 int64_t ChunkLayout::total_bytes() const {

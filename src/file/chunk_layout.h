@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "layout/shard_layout.h"
@@ -14,14 +15,18 @@ inline constexpr int64_t kChunkNumel = int64_t{1} << 20;
 // Elements whose values, of one slot, are read, checked and written as a whole: 16 KiB.
 inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
+inline constexpr int kMaxSlots = 4;
+
 // `numel` elements with `slots` fp32 values each. Chunks never cross the end of a group.
 struct ChunkGroup {
-  int64_t numel = 0;  // a multiple of kBlockNumel
-  int slots = 0;
+  int64_t numel = 0;      // a multiple of kBlockNumel
+  int slots = 0;          // at most kMaxSlots
+  std::string name = {};  // for messages
 };
 
 struct Chunk {
   Range elements;  // of its group
+  size_t group = 0;
   int slots = 0;
   size_t file = 0;
   int64_t offset = 0;    // of its record in the file: slot after slot
@@ -43,6 +48,8 @@ class ChunkLayout {
   // The number of the chunk that has `element` of the group.
   size_t find(size_t group, int64_t element) const { return first_.at(group) + size_t(element / chunk_numel_); }
   int64_t numel(size_t group) const { return numels_.at(group); }
+  // The name of the group whose values lie at `offset` of the file.
+  const std::string& group_at(size_t file, int64_t offset) const;
   int64_t file_bytes(size_t file) const { return file_bytes_.at(file); }
   int64_t total_bytes() const;
   int64_t record_bytes() const { return record_bytes_; }  // of the longest record
@@ -54,8 +61,9 @@ class ChunkLayout {
  private:
   int64_t chunk_numel_;
   std::vector<Chunk> chunks_;
-  std::vector<size_t> first_;    // by group
-  std::vector<int64_t> numels_;  // by group
+  std::vector<size_t> first_;       // by group
+  std::vector<int64_t> numels_;     // by group
+  std::vector<std::string> names_;  // by group
   std::vector<int64_t> file_bytes_;
   int64_t record_bytes_ = 0;
   size_t num_sums_ = 0;

@@ -13,6 +13,10 @@ namespace {
 
 constexpr int64_t kValueBytes = sizeof(float);
 
+std::string in_words(const std::string& group) {
+  return group.empty() ? "" : concat(" (", group, ")");
+}
+
 }  // namespace
 
 ChunkStore::ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& io, const Wrap& wrap)
@@ -36,7 +40,10 @@ void ChunkStore::make_queue(const Wrap& wrap) {
   std::vector<TransferQueue::File> files;
   for (const SwapFile& file : files_) {
     shared.fds.push_back(file.fd());
-    files.push_back({file.fd(), file.path(), file.direct()});
+    const auto what = [this, number = files.size()](int64_t offset) {
+      return in_words(layout_.group_at(number, offset));
+    };
+    files.push_back({file.fd(), file.path(), file.direct(), what});
   }
   for (const Buffer& buffer : buffers_) shared.buffers.push_back({buffer.memory.get(), size_t(layout_.record_bytes())});
   shared.depth = options_.queue_depth;
@@ -78,31 +85,41 @@ void ChunkStore::guarded(const Call& all) {
   }
 }
 
-std::vector<ChunkStore::Planned> ChunkStore::chunks_of(size_t group, Range range) const {
+std::vector<ChunkStore::Planned> ChunkStore::chunks_of(size_t group, Range range, std::optional<int> slot,
+                                                       Access access) const {
   ZS_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= layout_.numel(group), "elements ", range.begin,
            " to ", range.end, " of group ", group, ", which has ", layout_.numel(group));
   std::vector<Planned> result;
   for (int64_t begin = range.begin; begin < range.end;) {
     Planned planned{layout_.find(group, begin), {}};
-    const Range chunk = layout_.chunks()[planned.chunk].elements;
-    const int64_t end = std::min(chunk.end, range.end);
-    for (int64_t block = (begin - chunk.begin) / kSumNumel; block * kSumNumel < end - chunk.begin; ++block)
-      planned.blocks.set(size_t(block));
+    const Chunk& chunk = layout_.chunks()[planned.chunk];
+    ZS_CHECK(!slot || (*slot >= 0 && *slot < chunk.slots), "slot ", *slot, " of group ", group, ", which has ",
+             chunk.slots);
+    const Range lent = intersect(range, chunk.elements);
+    const Range within{lent.begin - chunk.elements.begin, lent.end - chunk.elements.begin};
+    for (int each = slot.value_or(0); each < (slot ? *slot + 1 : chunk.slots); ++each) {
+      for (int64_t block = within.begin / kSumNumel; block * kSumNumel < within.end; ++block) {
+        const size_t bit = size_t(each) * chunk.blocks() + size_t(block);
+        const Range whole{block * kSumNumel, std::min((block + 1) * kSumNumel, chunk.numel())};
+        planned.blocks.set(bit);
+        planned.overwritten.set(bit, access == Access::kOverwrite && intersect(within, whole) == whole);
+      }
+    }
     result.push_back(planned);
-    begin = end;
+    begin = lent.end;
   }
   return result;
 }
 
-void ChunkStore::lend(size_t group, Range range, Access access, const Use& use) {
-  const std::vector<Planned> parts = chunks_of(group, range);
+void ChunkStore::lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot) {
+  const std::vector<Planned> parts = chunks_of(group, range, slot, access);
   follow_plan(parts);
   for (const Planned& part : parts) {
     Buffer* buffer = nullptr;
     guarded([&] {
       buffer = &bring(part);
       if (!plan_.empty() && plan_.front().chunk == part.chunk) plan_.pop_front();
-      if (access == Access::kModify && buffer->writing) wait_for(*buffer);
+      if (access != Access::kRead && buffer->writing) wait_for(*buffer);
       transfers_->advance(/*wait=*/false);
       read_ahead();
     });
@@ -110,9 +127,9 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use) 
     const Range lent = intersect(range, chunk.elements);
     auto* const values = reinterpret_cast<float*>(buffer->memory.get());
     std::vector<float*> slots;
-    for (int slot = 0; slot < chunk.slots; ++slot)
-      slots.push_back(values + slot * chunk.numel() + (lent.begin - chunk.elements.begin));
-    if (access == Access::kModify) buffer->changed |= part.blocks;
+    for (int each = slot.value_or(0); each < (slot ? *slot + 1 : chunk.slots); ++each)
+      slots.push_back(values + each * chunk.numel() + (lent.begin - chunk.elements.begin));
+    if (access != Access::kRead) buffer->changed |= part.blocks;
     use(lent, slots);
   }
 }
@@ -159,12 +176,14 @@ ChunkStore::Buffer& ChunkStore::bring(const Planned& wanted) {
     buffer->reset(wanted.chunk);
   }
   current_ = buffer;  // first: who waits reads ahead, into others
-  const Blocks missing = wanted.blocks & ~buffer->there;
+  const Blocks missing = wanted.to_read() & ~buffer->there;
   if (missing.any()) {
     wait_for(*buffer);
     begin_read(*buffer, missing);
   }
   if (!buffer->writing) wait_for(*buffer);
+  buffer->there |= wanted.overwritten;
+  buffer->unchecked &= ~wanted.overwritten;
   check(*buffer, wanted.blocks);
   return *buffer;
 }
@@ -205,7 +224,7 @@ void ChunkStore::read_ahead() {
       buffer = &*found;
       buffer->reset(next.chunk);
     }
-    const Blocks missing = next.blocks & ~buffer->there;
+    const Blocks missing = next.to_read() & ~buffer->there;
     if (missing.any() && transfers_->is_idle(number(*buffer))) begin_read(*buffer, missing);
   }
 }
@@ -255,6 +274,7 @@ void ChunkStore::check(Buffer& buffer, const Blocks& blocks) {
       if (hash_bytes(data, bytes) == sums_[sum]) return;
       throw IoError(concat("cannot use what was read from ", files_[chunk.file].path(), ": the ", bytes,
                            " bytes from byte ", chunk.offset + (data - buffer.memory.get()),
+                           in_words(layout_.group_at(chunk.file, chunk.offset)),
                            " are not those that were written. The device or its cable may be failing: see the kernel's "
                            "log, and go on from the last checkpoint in another directory"));
     });
@@ -268,7 +288,7 @@ void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, cons
   int64_t begin = 0, end = 0;
   for (int slot = 0; slot < chunk.slots; ++slot) {
     for (size_t block = 0; block < chunk.blocks(); ++block) {
-      if (!blocks[block]) continue;
+      if (!blocks[size_t(slot) * chunk.blocks() + block]) continue;
       const int64_t first = slot * chunk.numel() + int64_t(block) * kSumNumel;
       const int64_t last = slot * chunk.numel() + std::min(int64_t(block + 1) * kSumNumel, chunk.numel());
       if (first != end) {
@@ -287,10 +307,11 @@ void ChunkStore::for_each_sum(const Buffer& buffer, const Blocks& blocks, const 
   const Chunk& chunk = layout_.chunks()[*buffer.chunk];
   for (int slot = 0; slot < chunk.slots; ++slot) {
     for (size_t block = 0; block < chunk.blocks(); ++block) {
-      if (!blocks[block]) continue;
+      const size_t bit = size_t(slot) * chunk.blocks() + block;
+      if (!blocks[bit]) continue;
       const int64_t begin = int64_t(block) * kSumNumel, end = std::min(begin + kSumNumel, chunk.numel());
-      visit(chunk.first_sum + size_t(slot) * chunk.blocks() + block,
-            buffer.memory.get() + (slot * chunk.numel() + begin) * kValueBytes, (end - begin) * kValueBytes);
+      visit(chunk.first_sum + bit, buffer.memory.get() + (slot * chunk.numel() + begin) * kValueBytes,
+            (end - begin) * kValueBytes);
     }
   }
 }

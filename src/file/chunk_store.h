@@ -38,8 +38,10 @@ class ChunkStore {
     bool verify = true;                      // checksums are checked when values are read
     RingSystem* ring = nullptr;              // null: threads alone
   };
-  enum class Access : uint8_t { kRead, kModify };
-  // `values`: by slot, those of the first element of `part`. Valid during the call only.
+  // kOverwrite: `use` writes all values, and what was there before is not read.
+  enum class Access : uint8_t { kRead, kModify, kOverwrite };
+  // `values`: by slot, those of the first element of `part`; where one slot is lent, of that alone. Valid during the
+  // call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // For tests: makes another queue of the one that the store would use.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
@@ -52,9 +54,10 @@ class ChunkStore {
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
 
-  // Calls `use` for consecutive parts that make up `range`. With kModify, what `use` has written is kept, also when it
-  // throws. `use` must not call the store.
-  void lend(size_t group, Range range, Access access, const Use& use);
+  // Calls `use` for consecutive parts that make up `range`. Except with kRead, what `use` has written is kept, also
+  // when it throws; with kOverwrite, the values of that part are then undefined. `use` must not call the store. Of
+  // other slots than `slot`, if that is given, nothing is read or written.
+  void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
   // lend() will be called for this, after what was announced before: it is read ahead. Another order costs time alone.
   void will_need(size_t group, Range range);
   // Returns when everything is written.
@@ -71,7 +74,7 @@ class ChunkStore {
   int64_t bytes_written() const { return transfers_->bytes_moved(BlockRequest::Kind::kWrite) - layout_.total_bytes(); }
 
  private:
-  using Blocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
+  using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // of a record: slot after slot
   struct Buffer {
     DirectBuffer memory;
     std::optional<size_t> chunk;  // empty: the buffer is free
@@ -88,6 +91,9 @@ class ChunkStore {
   struct Planned {
     size_t chunk = 0;
     Blocks blocks;
+    Blocks overwritten = {};  // of these: they need not be read
+
+    Blocks to_read() const { return blocks & ~overwritten; }
   };
 
   void make_queue(const Wrap& wrap);
@@ -95,7 +101,8 @@ class ChunkStore {
   // Calls `all`; its error is that of every later call.
   template <typename Call>
   void guarded(const Call& all);
-  std::vector<Planned> chunks_of(size_t group, Range range) const;
+  std::vector<Planned> chunks_of(size_t group, Range range, std::optional<int> slot = std::nullopt,
+                                 Access access = Access::kRead) const;
   void follow_plan(const std::vector<Planned>& next);
   Buffer& bring(const Planned& wanted);
   Buffer& least_needed();

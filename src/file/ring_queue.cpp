@@ -15,6 +15,8 @@
 namespace zeroshard {
 namespace {
 
+constexpr useconds_t kPauseUs = 1000;
+
 int64_t result_of(int64_t result) {
   return result < 0 ? -errno : result;
 }
@@ -98,7 +100,7 @@ class RingQueue final : public BlockQueue {
     // The kernel writes to memory of requests that are under way: it must not be freed before.
     std::vector<BlockResult> dropped;
     while (why_ == 0 && under_way_ > 0) {
-      if (collect(/*wait=*/true, dropped) < 0) ::usleep(1000);  // results come without being asked for, too
+      if (collect(/*wait=*/true, dropped) < 0) ::usleep(kPauseUs);  // results come without being asked for, too
     }
   }
 
@@ -126,7 +128,9 @@ class RingQueue final : public BlockQueue {
     while (wait && results.size() == before) {
       const int result = system_.enter(ring_.get(), 0, 1);
       take(results);
-      if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) return result;
+      if (result >= 0 || result == -EINTR || results.size() > before) continue;
+      if (result != -EAGAIN && result != -EBUSY) return result;
+      ::usleep(kPauseUs);  // results come without being asked for, too
     }
     return 0;
   }

@@ -1,6 +1,8 @@
 #include "file/transfer_queue.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -10,7 +12,12 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxTries = 1000;  // of a request that is interrupted, or for which the system has no memory
+constexpr int kMaxTries = 1000;  // of a request that is interrupted, or for which the system has no room
+constexpr std::chrono::milliseconds kPause(1);
+
+bool is_no_room(int64_t error) {
+  return error == -EAGAIN || error == -EBUSY || error == -ENOMEM;
+}
 
 }  // namespace
 
@@ -47,16 +54,21 @@ void TransferQueue::begin(const Transfer& transfer) {
 void TransferQueue::advance(bool wait) {
   start_waiting();
   if (running_ == 0) return;
-  results_.clear();
-  const int waited = queue_->collect(wait, results_);
-  running_ -= int(results_.size());
-  for (const BlockResult& result : results_) take(result);
+  std::vector<BlockResult> results;
+  const int waited = queue_->collect(wait, results);
+  running_ -= int(results.size());
+  for (const BlockResult& result : results) take(result);
   if (waited < 0) fail("wait for", files_.front(), waited, "");
   start_waiting();
 }
 
 void TransferQueue::start_waiting() {
   if (!failure_.empty()) throw IoError(failure_);
+  if (is_short_) {
+    if (running_ > 0 || waiting_.empty()) return;
+    std::this_thread::sleep_for(kPause);
+    is_short_ = false;
+  }
   std::vector<BlockRequest> requests;
   while (!waiting_.empty() && !free_tags_.empty()) {
     const uint64_t tag = free_tags_.back();
@@ -78,6 +90,7 @@ void TransferQueue::take(const BlockResult& result) {
   if (result.result > 0) {
     moved_[size_t(block.rest.kind)] += result.result;
     block.tries = 0;
+    is_short_ = false;
     block.rest.data += result.result;
     block.rest.offset += result.result;
     block.rest.bytes -= result.result;
@@ -92,7 +105,8 @@ void TransferQueue::take(const BlockResult& result) {
     if (changed < 0) fail(block, changed);
     return waiting_.push_front(block);
   }
-  const bool again = result.result == -EINTR || result.result == -EAGAIN ||
+  is_short_ = is_short_ || is_no_room(result.result);
+  const bool again = result.result == -EINTR || is_no_room(result.result) ||
                      (result.result == -EINVAL && block.tries == 0);  // begun when the file still had O_DIRECT
   if (!again || ++block.tries >= kMaxTries) fail(block, result.result == 0 ? -EIO : result.result);
   waiting_.push_front(block);
@@ -102,7 +116,8 @@ void TransferQueue::fail(const Block& block, int64_t error) {
   const File& file = files_[block.rest.file];
   const std::string full = space_details(io_, file.fd, error, block.rest.bytes);
   fail(block.rest.kind == BlockRequest::Kind::kRead ? "read" : "write", file, error,
-       concat("at byte ", block.rest.offset, full.empty() ? "" : ", ", full));
+       concat("at byte ", block.rest.offset, file.what_is_at ? file.what_is_at(block.rest.offset) : "",
+              full.empty() ? "" : ", ", full));
 }
 
 void TransferQueue::fail(std::string_view operation, const File& file, int64_t error, const std::string& details) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ struct Transfer {
 };
 
 // Transfers of any length, cut into blocks that go to a BlockQueue, at most `depth` at a time. Continues after short
-// results and repeats interrupted requests. Where a file does not accept an access with O_DIRECT, turns that off. Only
+// results and repeats interrupted requests. Those for which the system has no room wait until another is done, or for
+// a moment where none is under way. Where a file does not accept an access with O_DIRECT, turns that off. Only
 // one thread may use it. Functions throw IoError with path and position; after the first error nothing new is started.
 class TransferQueue {
  public:
@@ -26,6 +28,7 @@ class TransferQueue {
     int fd = -1;
     std::string path;  // for messages
     bool direct = false;
+    std::function<std::string(int64_t offset)> what_is_at = {};  // for messages; may be empty
   };
   // `queue` was made for these files, in this order, with this depth. `io` outlives it.
   TransferQueue(std::unique_ptr<BlockQueue> queue, Io& io, std::vector<File> files, size_t num_owners, int depth,
@@ -62,9 +65,9 @@ class TransferQueue {
   std::vector<uint64_t> free_tags_;
   std::deque<Block> waiting_;
   int running_ = 0;
+  bool is_short_ = false;  // the system had no room for a request, and none has succeeded since
   int64_t block_bytes_;
   int64_t moved_[2] = {0, 0};
-  std::vector<BlockResult> results_;
   std::string failure_;
 };
 

@@ -7,6 +7,21 @@
 #include "zeroshard/error.h"
 
 namespace zeroshard {
+namespace {
+
+ChunkStore::Access access_of(OptimizerStates::Access access) {
+  switch (access) {
+    case OptimizerStates::Access::kRead:
+      return ChunkStore::Access::kRead;
+    case OptimizerStates::Access::kModify:
+      return ChunkStore::Access::kModify;
+    case OptimizerStates::Access::kOverwrite:
+      return ChunkStore::Access::kOverwrite;
+  }
+  return ChunkStore::Access::kModify;
+}
+
+}  // namespace
 
 SwapSpace::SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
                      OnFailure on_failure, const ChunkStore::Wrap& wrap)
@@ -28,9 +43,10 @@ void SwapSpace::told(const Call& call) {
   }
 }
 
-void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use) {
+void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
+                     std::optional<int> slot) {
   const std::lock_guard lock(mutex_);
-  told([&] { store_.lend(group, range, access, use); });
+  told([&] { store_.lend(group, range, access, use, slot); });
 }
 
 void SwapSpace::will_need(size_t group, Range range) {
@@ -56,8 +72,7 @@ FileStates::~FileStates() {
 }
 
 void FileStates::lend(Range range, Access access, const Borrower& use) {
-  const auto how = access == Access::kModify ? ChunkStore::Access::kModify : ChunkStore::Access::kRead;
-  space_.lend(group_, range, how, [&](Range part, std::span<float* const> values) {
+  space_.lend(group_, range, access_of(access), [&](Range part, std::span<float* const> values) {
     StateTensors tensors;
     for (float* const each : values) {
       at::Tensor tensor = view_memory(each, part.size(), at::kFloat, at::kCPU);
@@ -69,6 +84,14 @@ void FileStates::lend(Range range, Access access, const Borrower& use) {
     }
     use(part, tensors);
   });
+}
+
+void FileStates::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
+  const int slot = state == kMasterWeights ? 0 : state + (has_master_ ? 1 : 0);
+  const auto lent = [&](Range part, std::span<float* const> values) {
+    use(part, view_memory(values[0], part.size(), at::kFloat, at::kCPU));
+  };
+  space_.lend(group_, range, access_of(access), lent, slot);
 }
 
 }  // namespace zeroshard

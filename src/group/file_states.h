@@ -2,6 +2,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "file/chunk_store.h"
@@ -25,7 +26,8 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
-  void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use);
+  void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
+            std::optional<int> slot = std::nullopt);
   void will_need(size_t group, Range range);
 
  private:
@@ -46,6 +48,7 @@ class FileStates final : public OptimizerStates {
   FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place, Ledger& ledger);
   ~FileStates() override;
   void lend(Range range, Access access, const Borrower& use) override;
+  void lend_one(Range range, int state, Access access, const BorrowerOfOne& use) override;
   void will_need(Range range) override { space_.will_need(group_, range); }
 
  private:

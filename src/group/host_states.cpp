@@ -21,7 +21,7 @@ HostStates::HostStates(const ShardLayout& layout, const GroupPlacement& place, a
 }
 
 void HostStates::lend(Range range, Access access, const Borrower& use) {
-  if (access == Access::kModify && reading_) {
+  if (access != Access::kRead && reading_) {
     reading_->synchronize();
     reading_.reset();
   }

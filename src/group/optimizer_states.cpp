@@ -11,6 +11,11 @@ StateTensors StateTensors::slice(int64_t begin, int64_t end) const {
   return part;
 }
 
+void OptimizerStates::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
+  const Access of_all = access == Access::kRead ? Access::kRead : Access::kModify;  // the others stay as they are
+  lend(range, of_all, [&](Range part, const StateTensors& tensors) { use(part, tensors.at(state)); });
+}
+
 MemoryStates::MemoryStates(StateTensors tensors)
     : tensors_(std::move(tensors)),
       uses_(tensors_.master.defined()   ? tensors_.master.device()
@@ -19,7 +24,7 @@ MemoryStates::MemoryStates(StateTensors tensors)
 
 void MemoryStates::lend(Range range, Access access, const Borrower& use) {
   if (range.size() == 0) return;
-  access == Access::kModify ? uses_.take() : uses_.share();
+  access == Access::kRead ? uses_.share() : uses_.take();
   use(range, tensors_.slice(range.begin, range.end));
   if (access == Access::kRead) uses_.end();
 }

@@ -9,27 +9,35 @@
 
 namespace zeroshard {
 
+// The master weights among an element's states, where the moments have the numbers of their slots.
+inline constexpr int kMasterWeights = -1;
+
 // Optimizer states of neighbouring elements: 1-D fp32 tensors, all of the same length.
 struct StateTensors {
   at::Tensor master;                // undefined: the parameters are fp32, and their own master weights
   std::vector<at::Tensor> moments;  // by slot
 
   StateTensors slice(int64_t begin, int64_t end) const;
+  const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
 };
 
 // Keeps one group's optimizer states for the elements that this rank updates. Positions count these elements from 0.
 // Code that needs states borrows a range, so that the states may lie anywhere. Only one thread may use it at a time.
 class OptimizerStates {
  public:
-  enum class Access : uint8_t { kRead, kModify };
+  // kOverwrite: the borrower writes every element, and what was there before is not fetched.
+  enum class Access : uint8_t { kRead, kModify, kOverwrite };
   // `part`: the elements that `tensors` hold. The tensors are valid during the call only.
   using Borrower = std::function<void(Range part, const StateTensors& tensors)>;
+  using BorrowerOfOne = std::function<void(Range part, const at::Tensor& values)>;
 
   virtual ~OptimizerStates() = default;
-  // Calls `use` for consecutive parts that make up `range`. The implementation chooses the number of parts. With
-  // kModify it keeps what `use` has written. An exception of `use` passes through; then the writes to that part may be
-  // lost or kept.
+  // Calls `use` for consecutive parts that make up `range`. The implementation chooses the number of parts. Except with
+  // kRead it keeps what `use` has written. An exception of `use` passes through; then the writes to that part may be
+  // lost or kept, and with kOverwrite its values are undefined.
   virtual void lend(Range range, Access access, const Borrower& use) = 0;
+  // The same for one state alone, the moment of a slot or kMasterWeights: others are not fetched.
+  virtual void lend_one(Range range, int state, Access access, const BorrowerOfOne& use);
   // lend() will be called for `range`, after what was announced before for any group of the run. A hint: states that
   // have to be fetched are fetched ahead.
   virtual void will_need(Range) {}

@@ -58,9 +58,9 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, updated_);
   const Range states{both.begin - updated_.begin, both.end - updated_.begin};
   if (both.size() == 0) return;
-  states_->lend(states, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+  states_->lend_one(states, kMasterWeights, OptimizerStates::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
     const int64_t first = updated_.begin + part.begin - positions.begin;
-    lent.master.copy_(values.slice(0, first, first + part.size()));
+    to.copy_(values.slice(0, first, first + part.size()));
   });
 }
 
@@ -72,20 +72,31 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
                 [&](Range part, const StateTensors& lent) { use(part, lent, own.slice(0, part.begin, part.end)); });
 }
 
+void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
+                               const MasterUse& use) {
+  if (options_.copies) {
+    return options_.copies->lend(*this, range, ways,
+                                 [&](Range part, const StateTensors& states, const at::Tensor& params) {
+                                   if (states.master.defined())
+                                     use(part, states.master, params);  // else the copies are the master weights
+                                 });
+  }
+  const at::Tensor own = updated_parameters();
+  states_->lend_one(range, kMasterWeights, access, [&](Range part, const at::Tensor& master) {
+    use(part, master, own.slice(0, part.begin, part.end));
+  });
+}
+
 void ShardedGroup::take_parameters() {
   if (!has_master()) return;
-  lend({0, updated_.size()}, OptimizerStates::Access::kModify, {.to_host = true},
-       [](Range, const StateTensors& states, const at::Tensor& params) {
-         if (states.master.defined()) states.master.copy_(params);
-       });
+  lend_master({0, updated_.size()}, OptimizerStates::Access::kOverwrite, {.to_host = true},
+              [](Range, const at::Tensor& master, const at::Tensor& params) { master.copy_(params); });
 }
 
 void ShardedGroup::publish_master() {
   if (!has_master()) return;
-  lend({0, updated_.size()}, OptimizerStates::Access::kRead, {.to_device = true},
-       [](Range, const StateTensors& states, const at::Tensor& params) {
-         if (states.master.defined()) params.copy_(states.master);
-       });
+  lend_master({0, updated_.size()}, OptimizerStates::Access::kRead, {.to_device = true},
+              [](Range, const at::Tensor& master, const at::Tensor& params) { params.copy_(master); });
 }
 
 }  // namespace zeroshard

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -74,6 +75,9 @@ class ShardedGroup {
   // `ways` says, and the states are lent to be modified: see ParameterCopies::lend(). Elsewhere they are the parameters
   // themselves.
   void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
+  // The same for the master weights alone: other states are not fetched.
+  using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
+  void lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const MasterUse& use);
   // How many updates each parameter has had.
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }

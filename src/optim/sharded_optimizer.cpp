@@ -212,14 +212,22 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   if (!group.is_open() || !group.has_master()) return;
   const Range updated = group.updated();  // nobody writes to the padding
   const Range all{0, std::clamp<int64_t>(group.layout().numel() - updated.begin, 0, updated.size())};
-  const auto take = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!lent.master.defined()) return;  // the parameters are the master weights
-    if (!params.is_cpu()) return take_written_on_device(lent.master, params);
+  const auto take = [&](Range part, const at::Tensor& master, const at::Tensor& params) {
+    if (!params.is_cpu()) return take_written_on_device(master, params);
     at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
-      take_written(cut(lent.master, {begin, end}), cut(params, {begin, end}));
+      take_written(cut(master, {begin, end}), cut(params, {begin, end}));
     });
   };
-  group.lend(all, OptimizerStates::Access::kModify, {.to_host = true}, take);
+  const auto lend = [&](Range range, OptimizerStates::Access access, const ShardedGroup::MasterUse& use) {
+    group.lend_master(range, access, {.to_host = true}, use);
+  };
+  if (group.states().in_memory()) return lend(all, OptimizerStates::Access::kModify, take);
+  // What lies elsewhere is written where users have written alone: in most runs nowhere.
+  std::vector<Range> written;
+  lend(all, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
+    if (is_written(master, params)) written.push_back(part);
+  });
+  for (const Range part : written) lend(part, OptimizerStates::Access::kModify, take);
 }
 
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads) {

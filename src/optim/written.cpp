@@ -14,10 +14,17 @@ namespace {
 
 constexpr int64_t kPiece = 2048;
 
-void take_piece(float* master, const uint16_t* param, DType dtype, int64_t numel) {
-  alignas(64) std::array<uint16_t, kPiece> rounded;
+using Rounded = std::array<uint16_t, kPiece>;
+
+// Whether the parameters are `rounded`, which it fills.
+bool is_same(const float* master, const uint16_t* param, DType dtype, int64_t numel, Rounded& rounded) {
   kernels::pack(master, DType::kFloat32, rounded.data(), dtype, 1, numel);
-  if (std::memcmp(rounded.data(), param, size_t(numel) * sizeof(uint16_t)) == 0) return;
+  return std::memcmp(rounded.data(), param, size_t(numel) * sizeof(uint16_t)) == 0;
+}
+
+void take_piece(float* master, const uint16_t* param, DType dtype, int64_t numel) {
+  alignas(64) Rounded rounded;
+  if (is_same(master, param, dtype, numel, rounded)) return;
   alignas(64) std::array<float, kPiece> written;
   kernels::pack(param, dtype, written.data(), DType::kFloat32, 1, numel);
   for (size_t i = 0; i < size_t(numel); ++i)
@@ -37,6 +44,16 @@ void take_written(const at::Tensor& master, const at::Tensor& param) {
   const DType dtype = to_dtype(param.scalar_type());
   for (int64_t at = 0; at < param.numel(); at += kPiece)
     take_piece(to + at, from + at, dtype, std::min(kPiece, param.numel() - at));
+}
+
+bool is_written(const at::Tensor& master, const at::Tensor& param) {
+  const auto* const own = master.const_data_ptr<float>();
+  const auto* const from = static_cast<const uint16_t*>(param.const_data_ptr());
+  const DType dtype = to_dtype(param.scalar_type());
+  alignas(64) Rounded rounded;
+  for (int64_t at = 0; at < param.numel(); at += kPiece)
+    if (!is_same(own + at, from + at, dtype, std::min(kPiece, param.numel() - at), rounded)) return true;
+  return false;
 }
 
 }  // namespace zeroshard

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/format.h"
+
 namespace zeroshard {
 
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
@@ -14,7 +16,8 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
       int slots = 0;
       for (const Held* held : {&place.master_weights, &place.moments})
         if (held->extent != Extent::kNothing) slots += held->values;
-      groups.push_back({std::max(place.master_weights.numel(layout), place.moments.numel(layout)), slots});
+      groups.push_back({std::max(place.master_weights.numel(layout), place.moments.numel(layout)), slots,
+                        concat("group ", g, " of unit '", units[u].name, "'")});
     }
   }
   return groups;

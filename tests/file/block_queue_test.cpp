@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <optional>
 
@@ -192,6 +193,63 @@ TEST(RingQueue, RepeatsInterruptedCallsAndTellsOtherErrors) {
   ring.error = EIO;
   const int waited = queue->collect(/*wait=*/true, results);
   EXPECT_TRUE(waited == -EIO || results.size() == 1);  // it may have been done already
+}
+
+// A system that has room for `room` requests at a time, and for none before it `recovers`. It moves nothing.
+class NarrowQueue final : public BlockQueue {
+ public:
+  size_t room = 0;
+  std::chrono::steady_clock::time_point recovers = {};
+  int refused = 0;
+
+  std::string_view name() const override { return "narrow"; }
+  void start(std::span<const BlockRequest> requests) override {
+    for (const BlockRequest& request : requests) {
+      const bool fits = under_way_.size() < room && std::chrono::steady_clock::now() >= recovers;
+      refused += fits ? 0 : 1;
+      if (fits) {
+        under_way_.push_back({request.tag, request.bytes});
+      } else {
+        refusals_.push_back({request.tag, -EAGAIN});
+      }
+    }
+  }
+  int collect(bool wait, std::vector<BlockResult>& results) override {
+    results.swap(refusals_);
+    if (!results.empty() || !wait) return 0;
+    results.push_back(under_way_.front());
+    under_way_.erase(under_way_.begin());
+    return 0;
+  }
+
+ private:
+  std::vector<BlockResult> under_way_, refusals_;
+};
+
+void write_blocks(std::unique_ptr<NarrowQueue> narrow, int max_refused) {
+  const int& refused = narrow->refused;
+  constexpr int kBlocks = 6;
+  TransferQueue queue(std::move(narrow), posix_io(), {{-1, "file"}}, 1, kBlocks, kDirectAlignment);
+  const DirectBuffer memory = allocate_direct(kBlocks * kDirectAlignment);
+  queue.begin({BlockRequest::Kind::kWrite, 0, memory.get(), kBlocks * kDirectAlignment, 0, 0});
+  while (!queue.is_idle()) queue.advance(/*wait=*/true);
+  EXPECT_EQ(queue.bytes_moved(BlockRequest::Kind::kWrite), kBlocks * kDirectAlignment);
+  EXPECT_GT(refused, 0);
+  EXPECT_LE(refused, max_refused);
+}
+
+TEST(TransferQueue, WhatTheSystemHasNoRoomForWaitsUntilSomethingIsDone) {
+  auto narrow = std::make_unique<NarrowQueue>();
+  narrow->room = 2;
+  write_blocks(std::move(narrow), /*max_refused=*/4 + 3 + 2 + 1);  // what is over, after each that is done
+}
+
+// A thousand tries at once would be over before it recovers.
+TEST(TransferQueue, ASystemWithoutRoomGetsTimeToRecover) {
+  auto narrow = std::make_unique<NarrowQueue>();
+  narrow->room = 100;
+  narrow->recovers = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
+  write_blocks(std::move(narrow), /*max_refused=*/1000);
 }
 
 TEST(SwapFile, HasNoNameAndIsForThisUserAlone) {

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
+#include <array>
 #include <map>
+#include <optional>
 
 #include "file/support.h"
 #include "support/faulty_queue.h"
@@ -44,24 +46,29 @@ class Model {
       values_.emplace_back(size_t(group.slots), std::vector<float>(size_t(group.numel), 0.F));
   }
 
-  // Lends the range and compares; with kModify, adds `increment` to every value.
+  // Lends the range and compares, except with kOverwrite; adds `increment` to every value, except with kRead.
   void lend(ChunkStore& store, size_t group, Range range, ChunkStore::Access access, float increment = 0,
-            const QueueFaults* queue = nullptr) {
+            const QueueFaults* queue = nullptr, std::optional<int> slot = std::nullopt) {
+    using Access = ChunkStore::Access;
     int64_t next = range.begin;
-    store.lend(group, range, access, [&](Range part, std::span<float* const> slots) {
+    const auto use = [&](Range part, std::span<float* const> slots) {
       ASSERT_EQ(part.begin, next);
-      ASSERT_EQ(slots.size(), values_[group].size());
+      ASSERT_EQ(slots.size(), slot ? 1 : values_[group].size());
       next = part.end;
-      for (size_t slot = 0; slot < slots.size(); ++slot) {
-        if (queue != nullptr) expect_at_rest(*queue, slots[slot], part.size(), access);
+      for (size_t each = 0; each < slots.size(); ++each) {
+        if (queue != nullptr) expect_at_rest(*queue, slots[each], part.size(), access);
+        const size_t own = each + size_t(slot.value_or(0));
         for (int64_t i = 0; i < part.size(); ++i) {
-          float& expected = values_[group][slot][size_t(part.begin + i)];
-          ASSERT_EQ(slots[slot][i], expected)
-              << "group " << group << ", slot " << slot << ", element " << part.begin + i;
-          if (access == ChunkStore::Access::kModify) slots[slot][i] = expected += increment + float(slot);
+          float& expected = values_[group][own][size_t(part.begin + i)];
+          if (access != Access::kOverwrite) {
+            ASSERT_EQ(slots[each][i], expected)
+                << "group " << group << ", slot " << own << ", element " << part.begin + i;
+          }
+          if (access != Access::kRead) slots[each][i] = expected += increment + float(own);
         }
       }
-    });
+    };
+    store.lend(group, range, access, use, slot);
     EXPECT_EQ(next, range.end);
   }
 
@@ -71,7 +78,7 @@ class Model {
     const auto* const begin = reinterpret_cast<const std::byte*>(values);
     for (const auto& [tag, request] : queue.under_way) {
       const bool same = begin < request.data + request.bytes && request.data < begin + numel * int64_t{sizeof(float)};
-      EXPECT_FALSE(same && (request.kind == BlockRequest::Kind::kRead || access == ChunkStore::Access::kModify));
+      EXPECT_FALSE(same && (request.kind == BlockRequest::Kind::kRead || access != ChunkStore::Access::kRead));
     }
   }
 
@@ -112,9 +119,12 @@ TEST(ChunkStore, LendsWhatWasWritten) {
             }
           }
           if (random() % 8 == 0) store.flush();
-          const bool modify = random() % 2 == 0;
-          model.lend(store, group, any_range(group), modify ? ChunkStore::Access::kModify : ChunkStore::Access::kRead,
-                     1, &faults);
+          constexpr std::array kWays = {ChunkStore::Access::kRead, ChunkStore::Access::kModify,
+                                        ChunkStore::Access::kOverwrite};
+          const auto access = kWays[random() % 3];
+          std::optional<int> slot;
+          if (kGroups[group].slots > 0 && random() % 2 == 0) slot = int(random() % uint64_t(kGroups[group].slots));
+          model.lend(store, group, any_range(group), access, 1, &faults, slot);
         }
         EXPECT_EQ(faults.conflicts, 0);
       }
@@ -141,6 +151,34 @@ TEST(ChunkStore, ReadsAndWritesNoMoreThanWasLent) {
   // What a buffer still has is not read again.
   model.lend(store, 0, {kSumNumel, 2 * kSumNumel}, ChunkStore::Access::kRead);
   EXPECT_EQ(store.bytes_read(), 3 * kSmallChunk * 12 + kSumNumel * 12);
+}
+
+// A pass over all elements for each slot moves as much as one over all slots; what is overwritten is not read.
+TEST(ChunkStore, SlotsOneAfterTheOtherAreReadAndWrittenOnce) {
+  const TemporaryDirectory directory;
+  const std::vector<ChunkGroup> groups = {{3 * kSmallChunk, 3}};
+  ChunkStore store(groups, options_in(directory, 2), posix_io());
+  Model model(groups);
+  const auto pass = [&](ChunkStore::Access access, int64_t parts) {
+    const int64_t size = 3 * kSmallChunk / parts;
+    for (int slot = 0; slot < 3; ++slot)
+      for (int64_t part = 0; part < parts; ++part)
+        model.lend(store, 0, {part * size, (part + 1) * size}, access, 1, nullptr, slot);
+    store.flush();
+  };
+  const int64_t all = 3 * kSmallChunk * 12;
+  pass(ChunkStore::Access::kOverwrite, 3);
+  EXPECT_EQ(store.bytes_written(), all);
+  EXPECT_EQ(store.bytes_read(), 0);
+  pass(ChunkStore::Access::kRead, 1);
+  EXPECT_EQ(store.bytes_written(), all);
+  EXPECT_LE(store.bytes_read(), all);
+  // Only the blocks at the ends of what is overwritten are read, once.
+  const int64_t before = store.bytes_read();
+  model.lend(store, 0, {100, 2 * kSmallChunk - 100}, ChunkStore::Access::kOverwrite, 1, nullptr, 1);
+  EXPECT_LE(store.bytes_read() - before, 2 * kSumNumel * 4);
+  model.lend(store, 0, {0, 3 * kSmallChunk}, ChunkStore::Access::kRead);
+  EXPECT_THROW(model.lend(store, 0, {0, 1}, ChunkStore::Access::kRead, 0, nullptr, 3), ValueError);
 }
 
 // Neighbouring parts of a chunk that are lent one after the other are read and written once.
@@ -232,9 +270,14 @@ TEST(ChunkStore, TurnsDirectAccessOffWhereItIsRefused) {
 
 // Steps of training, with the n-th request failing, until no request fails. Errors of writes behind come at the latest
 // at the next call.
+int64_t byte_of(const std::string& message) {
+  constexpr std::string_view kAt = "at byte ";
+  return std::stoll(message.substr(message.find(kAt) + kAt.size()));
+}
+
 TEST(ChunkStore, AnyFailingRequestIsToldAndEndsTheStore) {
   const TemporaryDirectory directory;
-  const std::vector<ChunkGroup> groups = {{2 * kSmallChunk, 3}, {kSmallChunk, 3}};
+  const std::vector<ChunkGroup> groups = {{2 * kSmallChunk, 3, "one"}, {kSmallChunk, 3, "other"}};
   for (const bool use_ring : {false, true}) {
     for (const int error : {EIO, ENOSPC, EDQUOT}) {
       for (int64_t nth = 1;; nth += testing::release() ? 1 : error == EIO ? 2 : 7) {
@@ -258,9 +301,10 @@ TEST(ChunkStore, AnyFailingRequestIsToldAndEndsTheStore) {
           EXPECT_EQ(message, "");
           break;
         }
-        EXPECT_THAT(message,
-                    ::testing::ContainsRegex("(read|write) the swap file in " + directory.path() + ".*at byte [0-9]+"))
+        EXPECT_THAT(message, ::testing::ContainsRegex("(read|write) the swap file in " + directory.path() +
+                                                      ".*at byte [0-9]+ \\((one|other)\\)"))
             << nth;
+        EXPECT_EQ(message.find("(one)") != std::string::npos, byte_of(message) < 2 * kSmallChunk * 12) << message;
         if (!store) continue;
         for (int again = 0; again < 2; ++again) {
           EXPECT_EQ(testing::message_of<IoError>([&] {

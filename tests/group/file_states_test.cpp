@@ -120,6 +120,7 @@ TEST_F(FileStatesTest, AFailureIsToldOnceAndOneOfABorrowerIsNot) {
   for (int i = 0; i < 2; ++i) EXPECT_THROW(lend(nothing), IoError);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_THAT(told[0], ::testing::HasSubstr(directory_.path()));
+  EXPECT_THAT(told[0], ::testing::HasSubstr("(group 1 of unit 'first')"));
 }
 
 }  // namespace

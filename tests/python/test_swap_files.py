@@ -6,6 +6,7 @@ import time
 
 import models
 import pytest
+import seccomp
 import strace
 import torch
 import world
@@ -83,6 +84,28 @@ def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, sta
     assert not os.listdir(tmp_path / "one")
 
 
+def save_what_was_written(folder):
+    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap")
+    for engine in (plain, swapped):
+        train(engine, 0, 1)
+        for param in engine.module.parameters():
+            param.data.mul_(1.5)  # not seen by torch's counter of versions
+        engine.save_checkpoint(f"{folder}/{'plain' if engine is plain else 'swapped'}")
+        train(engine, 1, 2)
+    written = make(1, "bf16")
+    found = []
+    for name in ("plain", "swapped"):
+        written.load_checkpoint(f"{folder}/{name}")
+        found.append(states(written))
+    assert found[0] == found[1]
+    return plain.parameter_digest() == swapped.parameter_digest()
+
+
+def test_a_save_has_what_was_written_to_parameters_before_it(tmp_path):
+    (tmp_path / "swap").mkdir()
+    assert world.run(2, save_what_was_written, folder=str(tmp_path)) == [True, True]
+
+
 def take_over(folder):
     digests = []
     for path in (None, folder):
@@ -138,6 +161,58 @@ def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
         assert "needs" in full and "bytes" in full
 
 
+# -- how much is moved -------------------------------------------------------------------------------------------------
+
+
+def moved():
+    """The bytes that this process has read and written by system calls, those of io_uring aside."""
+    with open("/proc/self/io") as lines:
+        counts = dict(line.split(": ") for line in lines)
+    return int(counts["rchar"]), int(counts["wchar"])
+
+
+def swap_bytes(engine):
+    return engine.memory_report()["tiers"]["file"]["planned"]
+
+
+def moved_by_checkpoints(folder, stage):
+    seccomp.refuse_io_uring()
+    # So large that what else is read and written, such as manifests, does not count.
+    model = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(6)))
+    config = configuration(stage, "bf16", f"{folder}/swap")
+    engine = zeroshard.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    x = torch.ones(2, 400, dtype=torch.bfloat16)
+    engine.backward(engine(x).float().square().mean())
+    engine.step()
+    engine.save_checkpoint(f"{folder}/before")  # afterwards nothing of the step is left to be written
+    shares = []
+    calls = {
+        "save": lambda: engine.save_checkpoint(f"{folder}/saves"),
+        "load": lambda: engine.load_checkpoint(f"{folder}/saves"),
+        "export": lambda: engine.save_16bit_model(f"{folder}/model"),
+    }
+    for name, call in calls.items():
+        before = moved()
+        call()
+        shares.append((name, *((b - a) / swap_bytes(engine) for a, b in zip(before, moved(), strict=True))))
+    return shares
+
+
+@pytest.mark.parametrize("ranks,stage", [(1, 1), (2, 3)])
+def test_saves_read_the_files_once_and_loads_write_them_once(tmp_path, ranks, stage):
+    (tmp_path / "swap").mkdir()
+    for shares in world.run(ranks, moved_by_checkpoints, folder=str(tmp_path), stage=stage):
+        found = {name: (read, written) for name, read, written in shares}
+        more = 0.1  # blocks at the ends of parameters, the manifest, the library's own files
+        # Two of six chunks may still be in buffers. The checkpoint is as long as the files.
+        assert 0.6 < found["save"][0] < 1 + more and 0.9 < found["save"][1] < 1 + more, found
+        # A load reads the checkpoint and, to publish them, the master weights: a third, twice where users may have
+        # written to the parameters before.
+        assert found["load"][0] < 1 + (2 / 3 if stage < 3 else 1 / 3) + more, found
+        assert 0.9 < found["load"][1] < 1 + more, found
+        assert found["export"][0] < more, found
+
+
 # -- files that fail ---------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +265,7 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
             assert f"the swap file in {swap}" in said, end
             assert seconds < END_S
         assert "IoError" in ends[1].value[1] and "CommError" in ends[0].value[1]
+        assert "rank 1" in ends[0].value[1]
         assert not os.listdir(swap)
         assert world.run(2, load, saves=str(saves), stage=stage) == [digest] * 2
     assert hit

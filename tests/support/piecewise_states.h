@@ -25,7 +25,7 @@ class PiecewiseStates : public OptimizerStates {
       use(part, lent);
       const auto end = [&](const at::Tensor& to, const at::Tensor& from) {
         if (!to.defined()) return;
-        if (access == Access::kModify) to.copy_(from);
+        if (access != Access::kRead) to.copy_(from);
         from.fill_(std::numeric_limits<float>::quiet_NaN());
       };
       end(own.master, lent.master);
