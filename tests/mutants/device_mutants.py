@@ -207,7 +207,7 @@ _TABLE = [
         "limb.add(1), high.bitwise_right_shift(32)",
         "DeviceSquares.*",
     ),
-    ("update-before-the-copies", "src/group/optimizer_states.cpp", "? uses_.take()", "? uses_.share()", _SAVED),
+    ("update-before-the-copies", "src/group/optimizer_states.cpp", ": uses_.take()", ": uses_.share()", _SAVED),
     ("weights-change-before-the-copies", _HOST_COPY, "  if (joins) stream_.join();\n", "", _SAVED),
     ("copies-before-the-update", _HOST_COPY, "  stream_.follow();\n", "", _SAVED),
     (
