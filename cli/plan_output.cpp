@@ -117,6 +117,7 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   const auto print = [&](const char* what, double PlannedTier::*part) {
     print_row((name + ": " + what).c_str(), plans, [&](const PlannedBytes& bytes) { return bytes.*tier.*part; });
   };
+  print("parameters", &PlannedTier::parameters);
   print("gradients", &PlannedTier::gradients);
   print("masters", &PlannedTier::master_weights);
   print("moments", &PlannedTier::moments);
@@ -200,6 +201,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   for (const auto& [name, tier] : {std::pair{"host", &bytes.host}, {"file", &bytes.file}}) {
     if (tier->total() == 0) continue;
     json[name] = {{"total_bytes", number(tier->total())},
+                  {"parameters", number(tier->parameters)},
                   {"gradients", number(tier->gradients)},
                   {"master_weights", number(tier->master_weights)},
                   {"moments", number(tier->moments)},
