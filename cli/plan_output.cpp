@@ -200,12 +200,9 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
               {"moments", number(bytes.moments)}}}};
   for (const auto& [name, tier] : {std::pair{"host", &bytes.host}, {"file", &bytes.file}}) {
     if (tier->total() == 0) continue;
-    json[name] = {{"total_bytes", number(tier->total())},
-                  {"parameters", number(tier->parameters)},
-                  {"gradients", number(tier->gradients)},
-                  {"master_weights", number(tier->master_weights)},
-                  {"moments", number(tier->moments)},
-                  {"buffers", number(tier->buffers)}};
+    json[name] = {{"total_bytes", number(tier->total())}, {"parameters", number(tier->parameters)},
+                  {"gradients", number(tier->gradients)}, {"master_weights", number(tier->master_weights)},
+                  {"moments", number(tier->moments)},     {"buffers", number(tier->buffers)}};
   }
   if (inputs.model) {
     json["breakdown"]["gather_ring"] = number(bytes.gather_ring);

@@ -88,9 +88,10 @@ TEST(Config, OffloadOfParameters) {
   const ParsedConfig details = configuration(R"({"zero_optimization": {"stage": 3, "offload_param":
       {"device": "cpu", "pin_memory": false, "max_in_cpu": 7, "buffer_count": 3}}})");
   EXPECT_FALSE(details.config.offload_param.pin_memory);
-  EXPECT_THAT(details.without_effect,
-              ElementsAre(AllOf(StartsWith("zero_optimization.offload_param.buffer_count = 3: "), HasSubstr("in files")),
-                          AllOf(StartsWith("zero_optimization.offload_param.max_in_cpu = 7: "), HasSubstr("in files"))));
+  EXPECT_THAT(
+      details.without_effect,
+      ElementsAre(AllOf(StartsWith("zero_optimization.offload_param.buffer_count = 3: "), HasSubstr("in files")),
+                  AllOf(StartsWith("zero_optimization.offload_param.max_in_cpu = 7: "), HasSubstr("in files"))));
   expect_error(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}}})",
                {"zero_optimization.offload_param.device = \"nvme\"", "not supported yet", "allowed: one of none, cpu"});
   for (const std::string key : {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)"}) {
