@@ -412,8 +412,8 @@ TEST_P(ParamOffload, AnOptimizerOutsideUpdatesOnTheHost) {
   expect_no_race(scenario());
 }
 
-// Saved with offload and loaded without, and the other way round: at another stage, with a pass under way whose gathers
-// the load must not change, and with frozen parameters.
+// Saved with offload and loaded without, and the other way round: in the background, at another stage, with a pass
+// under way whose gathers the load must not change, and with frozen parameters.
 TEST_P(ParamOffload, CheckpointsGoBetweenTiers) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const bool saves_from_host : {false, true}) {
@@ -427,7 +427,8 @@ TEST_P(ParamOffload, CheckpointsGoBetweenTiers) {
       EXPECT_THAT(run_saving(saving,
                              [&](test::SavingRank& rank) {
                                for (const int step : {0, 1}) rank.train_step(saving, step);
-                               rank.engine->save_checkpoint(root.path(), "a", 2);
+                               rank.engine->save_checkpoint(root.path(), "a", 2, {},
+                                                            {.async = dtype == DType::kFloat32});
                                const at::Tensor then = rank.values();
                                for (const int step : {2, 3}) rank.train_step(saving, step);
                                const at::Tensor now = rank.values();

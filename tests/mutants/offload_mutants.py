@@ -67,8 +67,8 @@ _TABLE = [
     (
         "shard-at-the-wrong-place",
         "src/unit/unit.cpp",
-        "group.mine().begin * element_size(full.dtype)",
-        "(group.mine().begin > 0 ? full.bytes() - group.mine().size() * element_size(full.dtype) - 64 : 0)",
+        "group.begin_copy_of_shard(place, ",
+        "group.begin_copy_of_shard(full.data, ",
         "*ParamOffload.GivesTheSameBits*",
     ),
     (
@@ -84,7 +84,7 @@ _TABLE = [
         _GROUP,
         "  reading_->synchronize();\n",
         "",
-        "*ParamOffload.WeightsThatAreSet*",
+        "*ParamOffload.CheckpointsGo*",
     ),
     (
         "shard-freed-while-it-is-copied",
@@ -97,7 +97,7 @@ _TABLE = [
         "trained-parameters-leave-their-states",
         "src/placement/placement.cpp",
         "if (is_gathered && !follows_states)",
-        "if (is_gathered)",
+        "if (is_gathered && (!follows_states || requires_grad))",
         "*ParamOffload.FrozenParametersLeaveAlone*",
     ),
 ]
