@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -37,16 +38,20 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
                            kAdvice));
 }
 
-void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units) {
+void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {
   const bool is_alone = config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone;
   if (!config.offload_param.to_host || !is_alone || device.is_cpu()) return;
+  int64_t frozen = 0, trained = 0;
   for (const UnitLayout& unit : units)
-    for (const FlatGroup& group : unit.groups)
-      if (!group.requires_grad) return;
-  throw ConfigError(
+    for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
+  const std::string told = concat(
       "zero_optimization.offload_param.device = \"cpu\": parameters that are trained lie with their optimizer states, "
-      "and zero_optimization.offload_optimizer.device is \"none\": set that to \"cpu\", too. Alone, offload_param "
-      "is for models with frozen parameters, and this one has none");
+      "and zero_optimization.offload_optimizer.device is \"none\": ");
+  if (frozen == 0)
+    throw ConfigError(concat(told, "set that to \"cpu\", too. Alone, offload_param is for models with frozen ",
+                             "parameters, and this one has none"));
+  if (trained > 0 && rank == 0)
+    log(LogLevel::kInfo, concat(told, trained, " elements stay on the device, ", frozen, " frozen ones may leave it"));
 }
 
 }  // namespace zeroshard

@@ -142,7 +142,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   check_agreement(reduce, "parameters of the model", describe(layouts));
   check_agreement(reduce, "buffers of the model", describe(options.buffers));
   check_offload(config, options.device, options.external_optimizer);
-  check_offload_param(config, options.device, layouts);
+  check_offload_param(config, options.device, layouts, reduce.rank());
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);

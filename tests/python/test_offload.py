@@ -232,3 +232,29 @@ def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
     for name in ("whole.safetensors", "rank-00000.safetensors"):
         files = [next((tmp_path / str(saves)).rglob(name)).read_bytes() for saves in (False, what)]
         assert files[0] == files[1], name
+
+
+def evaluate_frozen(dtype):
+    """A model that nobody trains leaves the device; one that is trained needs its states on the host, too."""
+    outputs, held = [], []
+    for keys in ({}, PARAMETERS):
+        model = tied().to(world.device()).requires_grad_(False)
+        engine = initialize(model=model, config=models.configuration(3, dtype, zero_optimization=keys))[0].eval()
+        lines = engine._run.core.memory()
+        held.append([sum(line[2] for line in lines if line[1] == tier) for tier in ("device", "host")])
+        with torch.no_grad():
+            x = models.vectors(0, 0, 4)[0].to(next(model.parameters()).dtype)
+            outputs += [engine(x).float().cpu() for _ in range(2)]
+        engine.destroy()
+    config = models.configuration(3, dtype, zero_optimization=PARAMETERS, optimizer=models.adamw(1e-3))
+    with pytest.raises(zeroshard.ConfigError, match='offload_param.*offload_optimizer.device is "none"'):
+        initialize(model=tied().to(world.device()).requires_grad_(True), config=config)
+    return [torch.equal(outputs[0], output) for output in outputs], held
+
+
+@pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "lazy"), (2, "fp32", "late")])
+def test_frozen_models_leave_the_device_alone(ranks, dtype, on):
+    for equal, (without, with_offload) in world.run(ranks, evaluate_frozen, dtype=dtype, on=on, timeout_s=120):
+        assert all(equal) and without[1] == 0 and with_offload[1] > 0, (without, with_offload)
+        # On one rank there is no gather without offload, and none is held beside the parameters.
+        assert ranks == 1 or with_offload[0] == without[0] - with_offload[1]
