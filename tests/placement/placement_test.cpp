@@ -114,15 +114,15 @@ TEST(Place, ParametersOnTheHost) {
         EXPECT_EQ(parameters(1), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
         options.state_tier = options.gradient_tier = Tier::kHost;
         for (const size_t group : {0, 1}) EXPECT_EQ(parameters(group), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
-        const Held& masters = place(units, options)[0].groups[0].master_weights;
+        const Held masters = place(units, options)[0].groups[0].master_weights;
         EXPECT_EQ(masters.extent, dtype == DType::kFloat32 ? Extent::kNothing : Extent::kShard);
         PlacementOptions small = options, whole = options;
         small.persistence_threshold = 1000;
         whole.rules = {{"block", /*replicated=*/true}};
         for (const PlacementOptions& stays : {small, whole}) {
-          for (const GroupPlacement& group : place(units, stays)[0].groups)
-            EXPECT_EQ(group.parameters.tier, Tier::kDevice);
-          EXPECT_EQ(place(units, stays)[0].groups[0].master_weights.extent, Extent::kShard);
+          const UnitPlacement placed = place(units, stays)[0];
+          for (const GroupPlacement& group : placed.groups) EXPECT_EQ(group.parameters.tier, Tier::kDevice);
+          EXPECT_EQ(placed.groups[0].master_weights.extent, Extent::kShard);
         }
       }
     }
