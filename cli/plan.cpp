@@ -69,11 +69,10 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
-  if (config.offload_params)
+  if (config.offload_param.to_host && config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone)
     inputs.notes.push_back(
-        "the config asks for offload of parameters, which ranks on GPUs refuse; ranks on the CPU have all in host "
-        "memory");
-  if (config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
+        "trained parameters lie with their optimizer states: on the device, as offload_optimizer.device is \"none\"");
+  if (config.offload_param.to_host || config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
 

@@ -117,6 +117,7 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
   const auto print = [&](const char* what, double PlannedTier::*part) {
     print_row((name + ": " + what).c_str(), plans, [&](const PlannedBytes& bytes) { return bytes.*tier.*part; });
   };
+  print("parameters", &PlannedTier::parameters);
   print("gradients", &PlannedTier::gradients);
   print("masters", &PlannedTier::master_weights);
   print("moments", &PlannedTier::moments);
@@ -199,11 +200,9 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
               {"moments", number(bytes.moments)}}}};
   for (const auto& [name, tier] : {std::pair{"host", &bytes.host}, {"file", &bytes.file}}) {
     if (tier->total() == 0) continue;
-    json[name] = {{"total_bytes", number(tier->total())},
-                  {"gradients", number(tier->gradients)},
-                  {"master_weights", number(tier->master_weights)},
-                  {"moments", number(tier->moments)},
-                  {"buffers", number(tier->buffers)}};
+    json[name] = {{"total_bytes", number(tier->total())}, {"parameters", number(tier->parameters)},
+                  {"gradients", number(tier->gradients)}, {"master_weights", number(tier->master_weights)},
+                  {"moments", number(tier->moments)},     {"buffers", number(tier->buffers)}};
   }
   if (inputs.model) {
     json["breakdown"]["gather_ring"] = number(bytes.gather_ring);

@@ -126,6 +126,12 @@ struct OffloadOptimizerConfig {
   bool pin_memory = true;              // host memory that a GPU copies to and from by itself
 };
 
+// "zero_optimization.offload_param": where the shards of parameters lie at stage 3.
+struct OffloadParamConfig {
+  bool to_host = false;    // a rank on the CPU has everything in host memory: there, this changes nothing
+  bool pin_memory = true;  // host memory that a GPU copies from by itself
+};
+
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   int world_size = 1;
@@ -151,7 +157,7 @@ struct Config {
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   bool gather_16bit_weights_on_save = false;
   OffloadOptimizerConfig offload_optimizer;
-  bool offload_params = false;  // to host memory. CPU ranks have them there; an engine on another device refuses it
+  OffloadParamConfig offload_param;
 
   // zeroshard's own keys, under "zeroshard".
   enum class Reduction : uint8_t { kCanonical, kNative };

@@ -26,6 +26,8 @@ struct PlacementOptions {
   std::optional<DType> grad_dtype;  // reduced gradients; unset: fp32 while accumulating, else the wire dtype
   int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight
   int64_t grad_accumulation_steps = 1;
+  Tier parameter_tier = Tier::kDevice;      // of the shards of gathered units, at stage 3. Trained ones lie with their
+                                            // states: on the device, if these do
   Tier state_tier = Tier::kDevice;          // of master weights and moments, from stage 1 on
   Tier gradient_tier = Tier::kDevice;       // of reduced gradients, from stage 1 on
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded

@@ -35,10 +35,10 @@ bool is_for_device(const Config& config);
 
 // What one rank holds on a tier other than the device's.
 struct PlannedTier {
-  double gradients = 0, master_weights = 0, moments = 0;
+  double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double buffers = 0;  // through which state goes to the device, or to a file, and back
 
-  double total() const { return gradients + master_weights + moments + buffers; }
+  double total() const { return parameters + gradients + master_weights + moments + buffers; }
 };
 
 // Bytes that one rank holds, on its device unless it says otherwise. Whole numbers when computed from a model's shapes.

@@ -25,15 +25,6 @@ Key zero_unsupported(const std::string& name, Allowed neutral, Json default_valu
   return key;
 }
 
-// Not called with a default: every value asks for host memory.
-Key offload_param(const std::string& name, Allowed allowed, Json default_value) {
-  Key key = zero_unsupported(name, std::move(allowed), std::move(default_value),
-                             "offload of parameters is not supported yet; ranks on the CPU have everything in host "
-                             "memory already, and ranks on GPUs refuse \"cpu\"");
-  key.apply = [](Config& config, const Json&) { config.offload_params = true; };
-  return key;
-}
-
 // Reads the member of OffloadOptimizerConfig.
 template <auto Member>
 void set_offload(Config& config, const Json& value) {
@@ -108,6 +99,22 @@ std::vector<Key> effective() {
   };
 }
 
+std::vector<Key> offload_param() {
+  const auto set_device = [](Config& config, const Json& value) {
+    if (value == "cpu" || value == true) config.offload_param.to_host = true;
+  };
+  const auto set_pin = [](Config& config, const Json& value) { config.offload_param.pin_memory = value.get<bool>(); };
+  return {
+      zero("offload_param.device", Choice{{"none", "cpu", "nvme"}}, "none",
+           "stage 3. \"cpu\": the shards of parameters lie in host memory, trained ones with offload_optimizer.device "
+           "\"cpu\"; on ranks whose device is the CPU they do anyway. \"nvme\" is not supported yet",
+           set_device),
+      zero("cpu_offload_param", Bool{}, false, "true: as offload_param.device = \"cpu\"", set_device),
+      zero("offload_param.pin_memory", Bool{}, true,
+           "GPUs copy from host memory by themselves; false: the host waits for each copy", set_pin),
+  };
+}
+
 std::vector<Key> without_effect() {
   const std::string kShards = "gradients and parameters are moved as flat shards, one collective per unit";
   const std::string kUnits = "a unit is gathered before its use and resharded after it";
@@ -150,8 +157,6 @@ std::vector<Key> without_effect() {
 std::vector<Key> not_supported() {
   const std::string kQuantized = "quantized communication is not supported";
   return {
-      offload_param("offload_param.device", Choice{{"none", "cpu"}}, "none"),
-      offload_param("cpu_offload_param", Bool{}, false),
       zero_unsupported("zero_hpz_partition_size", Integer{.min = 0, .max = 1}, 1,
                        "secondary partitions (hpZ) are not supported"),
       zero_unsupported("zero_quantized_weights", Only{false}, false, kQuantized),
@@ -164,14 +169,13 @@ std::vector<Key> not_supported() {
 }
 
 std::vector<Key> offload_details() {
-  const std::string kOff = "parameters are not offloaded";
+  const std::string kFiles = "is for parameters in files, which are not supported yet";
   const std::string kAlwaysOverlaps = "copies always overlap with updates where they can";
   return {
-      zero_inert("offload_param.nvme_path", Text{}, nullptr, kOff),
-      zero_inert("offload_param.buffer_count", at_least(0), 5, kOff),
-      zero_inert("offload_param.buffer_size", size_in_elements(), 100'000'000, kOff),
-      zero_inert("offload_param.max_in_cpu", size_in_elements(), 1'000'000'000, kOff),
-      zero_inert("offload_param.pin_memory", Bool{}, false, kOff),
+      zero_inert("offload_param.nvme_path", Text{}, nullptr, kFiles),
+      zero_inert("offload_param.buffer_count", at_least(0), 5, kFiles),
+      zero_inert("offload_param.buffer_size", size_in_elements(), 100'000'000, kFiles),
+      zero_inert("offload_param.max_in_cpu", size_in_elements(), 1'000'000'000, kFiles),
       zero_inert("offload_optimizer.pipeline", Bool{}, false, kAlwaysOverlaps),
       zero_inert("offload_optimizer.pipeline_read", Bool{}, false, kAlwaysOverlaps),
       zero_inert("offload_optimizer.pipeline_write", Bool{}, false, kAlwaysOverlaps),
@@ -189,7 +193,7 @@ std::vector<Key> offload_details() {
 std::vector<Key> zero_keys() {
   std::vector<Key> keys;
   for (std::vector<Key> part :
-       {effective(), offload_optimizer(), not_supported(), without_effect(), offload_details()}) {
+       {effective(), offload_optimizer(), offload_param(), not_supported(), without_effect(), offload_details()}) {
     for (Key& key : part) keys.push_back(std::move(key));
   }
   return keys;

@@ -80,10 +80,8 @@ class Resolver {
     const Given* given = document_.find(key.path);
     const bool is_given = given && !given->value.is_null();
     const Resolved resolved = resolve(key, given);
-    const bool is_asked = key.effect == Key::Effect::kUnsupported && key.apply && resolved.value != key.default_value;
-    if (is_asked) key.apply(config(), resolved.value);
     const bool is_lost = key.effect == Key::Effect::kNone && asks_for_something(key, resolved.value);
-    if (is_given && (is_lost || is_asked)) {
+    if (is_given && is_lost) {
       const std::string& written = given->written_as.empty() ? key.path : given->written_as;
       parsed_.without_effect.push_back(concat(written, " = ", shown(given->value), ": ", key.help));
     }
@@ -272,6 +270,17 @@ class Resolver {
     }
   }
 
+  void check_offload_param() {
+    const char* const key = "zero_optimization.offload_param.device";
+    if (value_of(key).value == "\"nvme\"")
+      fail_value(key, "nvme", "parameters in files are not supported yet; allowed: one of none, cpu");
+    if (config().offload_param.to_host && config().stage != 3) {
+      fail_value(key, "cpu",
+                 concat("is for stage 3, where each rank keeps a shard of the parameters; zero_optimization.stage is ",
+                        config().stage, ". Set stage 3, or \"none\""));
+    }
+  }
+
   // Checks that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
@@ -281,6 +290,7 @@ class Resolver {
       config().compute_dtype = DType::kFloat16;
     }
     check_offload();
+    check_offload_param();
     if (!config().placement.empty() && config().stage != 3) {
       fail_value("zeroshard.placement", Json::parse(value_of("zeroshard.placement").value),
                  concat("is for stage 3; zero_optimization.stage is ", config().stage,

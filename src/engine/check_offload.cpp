@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -31,15 +32,26 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
                                ": with \"nvme\" all states of a unit are in files so far: set 1"));
   }
   if (device.is_cpu()) return;
-  if (config.offload_params)
-    throw ConfigError(
-        concat("zero_optimization.offload_param.device = \"cpu\": offload of parameters is not supported "
-               "yet, and the ranks run on ",
-               device.str(), ", not on the CPU: set \"none\". ", kAdvice));
   if (offload.device == Device::kNone || offload.ratio == 1) return;
   throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
                            ": a share of a unit's states cannot be offloaded yet: set 1, or the device \"none\". ",
                            kAdvice));
+}
+
+void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {
+  const bool is_alone = config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone;
+  if (!config.offload_param.to_host || !is_alone || device.is_cpu()) return;
+  int64_t frozen = 0, trained = 0;
+  for (const UnitLayout& unit : units)
+    for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
+  const std::string told = concat(
+      "zero_optimization.offload_param.device = \"cpu\": parameters that are trained lie with their optimizer states, "
+      "and zero_optimization.offload_optimizer.device is \"none\": ");
+  if (frozen == 0)
+    throw ConfigError(concat(told, "set that to \"cpu\", too. Alone, offload_param is for models with frozen ",
+                             "parameters, and this one has none"));
+  if (trained > 0 && rank == 0)
+    log(LogLevel::kInfo, concat(told, trained, " elements stay on the device, ", frozen, " frozen ones may leave it"));
 }
 
 }  // namespace zeroshard

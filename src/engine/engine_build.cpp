@@ -142,6 +142,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   check_agreement(reduce, "parameters of the model", describe(layouts));
   check_agreement(reduce, "buffers of the model", describe(options.buffers));
   check_offload(config, options.device, options.external_optimizer);
+  check_offload_param(config, options.device, layouts, reduce.rank());
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
@@ -172,6 +173,7 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
     group_options.copies = {options.device, report.parameter_copies.slot_bytes, report.parameter_copies.slots,
                             kCopiedNumel, options.config.offload_optimizer.pin_memory};
   }
+  group_options.pin_parameters = options.config.offload_param.pin_memory;
   swap = make_swap_files(layouts, placements, options, reduce_comm, ledger, [this](const std::string& message) {
     fail_on_all_ranks("training cannot go on: " + message);
   });

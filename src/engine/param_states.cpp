@@ -208,7 +208,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
     memory.slice(0, both.begin - held.begin, both.end - held.begin)
         .copy_(flat.slice(0, both.begin - first, both.end - first));
   };
-  copy_to(group.kept_parameters(), group.kept());
+  group.write_parameters(positions, flat);
   impl.gathers.after_current_stream();
   Unit& whole = impl.executor->unit(unit);
   if (whole.placement() == Placement::kReplicated || !whole.is_unsharded()) return;

@@ -11,6 +11,7 @@ namespace {
 // What some units need of each allocation.
 struct Sizes {
   int64_t parameter_bytes = 0, master_bytes = 0;
+  int64_t host_parameter_bytes = 0;
   int64_t moment_bytes = 0;  // of one slot
   int slots = 0;
 };
@@ -21,8 +22,9 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const ShardLayout& layout = units[u].groups[g].layout;
       const GroupPlacement& place = placements[u].groups[g];
-      ZS_ASSERT(place.parameters.tier == Tier::kDevice, "unit ", units[u].name);
-      sizes.parameter_bytes += place.parameters.bytes(layout);
+      const bool on_host = place.parameters.tier == Tier::kHost;
+      ZS_ASSERT(on_host || place.parameters.tier == Tier::kDevice, "unit ", units[u].name);
+      (on_host ? sizes.host_parameter_bytes : sizes.parameter_bytes) += place.parameters.bytes(layout);
       if (place.state_tier() != Tier::kDevice) continue;
       sizes.master_bytes += place.master_weights.bytes(layout);
       if (place.moments.extent == Extent::kNothing) continue;
@@ -69,6 +71,12 @@ void Groups::add(size_t count) {
   parameters_memory_.emplace_back(comm_, sizes.parameter_bytes, options_.device, ledger_, Category::kParameters,
                                   "parameters");
   Carver parameters(parameters_memory_.back());
+  Carver host_parameters(at::kCPU);
+  if (sizes.host_parameter_bytes > 0) {
+    parameters_memory_.push_back(FlatBuffer::on_host(sizes.host_parameter_bytes, options_.device,
+                                                     options_.pin_parameters, ledger_, Category::kParameters));
+    host_parameters = Carver(parameters_memory_.back());
+  }
 
   for (size_t u = first; u < first + count; ++u) {
     const UnitLayout& unit = units_[u];
@@ -78,7 +86,9 @@ void Groups::add(size_t count) {
       ShardedGroup::Options group;
       group.rank = comm_.rank();
       group.number = trained_.size();
-      if (place.state_tier() == Tier::kHost) group.copies = copies_.get();
+      group.device = options_.device;
+      const bool on_host = place.parameters.tier == Tier::kHost;
+      if (place.state_tier() == Tier::kHost && !on_host) group.copies = copies_.get();
       group.is_open = placements_[u].parameters != Placement::kSharded;
       for (const size_t i : flat.params)
         group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
@@ -86,11 +96,19 @@ void Groups::add(size_t count) {
       if (flat.requires_grad)
         states = place.state_tier() != Tier::kDevice ? options_.make_states(unit, g, place)
                                                      : cut_states(flat.layout, place, masters, moments);
+      Carver& from = on_host ? host_parameters : parameters;
       groups_.emplace_back(unit, g, placements_[u], std::move(group),
-                           parameters.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
+                           from.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());
     }
     first_of_.push_back(groups_.size());
+  }
+}
+
+Groups::~Groups() {
+  try {
+    await_copies();
+  } catch (const std::exception&) {  // the device has failed, and copies nothing more
   }
 }
 
@@ -100,6 +118,8 @@ std::span<ShardedGroup> Groups::of_unit(size_t unit) {
 
 void Groups::await_copies() const {
   if (copies_) copies_->wait();
+  for (const ShardedGroup& group : groups_)
+    if (group.is_on_host()) group.await_copies();
 }
 
 void Groups::free_states() {

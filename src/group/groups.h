@@ -12,7 +12,8 @@
 namespace zeroshard {
 
 // All groups of a run with their memory, except gradients. The parameters that this rank keeps lie one after another in
-// an allocation that peers can read. Master weights are in a second allocation, the moments of each slot in others.
+// an allocation that peers can read; those on the host in another. Master weights are in one, the moments of each slot
+// in others.
 // Where groups are added unit by unit, each unit has such allocations of its own.
 class Groups {
  public:
@@ -28,6 +29,7 @@ class Groups {
         make_states = {};
     // Set where some states lie on the host, and the device is another.
     std::optional<ParameterCopies::Options> copies = std::nullopt;
+    bool pin_parameters = true;  // those on the host
   };
 
   // Collective: see Comm::allocate. `units` and `placements`, one for each unit, and `comm` and `ledger` outlive the
@@ -36,6 +38,8 @@ class Groups {
          Ledger& ledger);
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
+  // Waits for copies from the host's memory, which goes.
+  ~Groups();
 
   // The next unit's groups. Collective.
   void add_unit() { add(1); }
@@ -48,7 +52,8 @@ class Groups {
 
   // Frees the optimizer's states: from then on no group is trained.
   void free_states();
-  // The host waits for what brings parameters to the device: from then on code outside may write to states.
+  // The host waits for what brings parameters to the device: from then on code outside may write to states, and to
+  // parameters on the host.
   void await_copies() const;
 
  private:

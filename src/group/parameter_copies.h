@@ -43,7 +43,7 @@ class ParameterCopies {
   using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
   // Calls `use` for consecutive parts that make up `range` of the states of `group`. Before, the parameters are copied
   // to the host, after what the current stream was given; afterwards back, for which nobody waits here: see
-  // ShardedGroup::await_upload().
+  // ShardedGroup::await_copies().
   void lend(ShardedGroup& group, Range range, Ways ways, const Use& use);
   // The host waits for all copies.
   void wait() const;

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "base/check.h"
+#include "device/host_copy.h"
+
 namespace zeroshard {
 namespace {
 
@@ -25,22 +28,33 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       updates_(num_params(), 0) {}
 
 const at::Tensor& ShardedGroup::kept_parameters() const {
-  await_upload();
+  await_copies();
   return parameters_;
 }
 
 at::Tensor ShardedGroup::my_shard() const {
-  await_upload();
+  await_copies();
   return parameters(mine());
 }
 
 at::Tensor ShardedGroup::updated_parameters() const {
-  await_upload();
+  await_copies();
   return parameters(updated_);
 }
 
-void ShardedGroup::await_upload() const {
+void ShardedGroup::await_copies() const {
   if (uploaded_) current_stream_waits(*uploaded_, parameters_.device());
+  if (!reading_) return;
+  reading_->synchronize();
+  reading_.reset();
+}
+
+void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
+  ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
+  const at::Tensor shard = parameters(mine());
+  const SideStream::Scope scope(stream);
+  begin_copy_from_host(to, shard.const_data_ptr(), int64_t(shard.nbytes()), options_.device);
+  reading_ = stream.record();
 }
 
 Range ShardedGroup::state_range(size_t index) const {
@@ -62,6 +76,15 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
     const int64_t first = updated_.begin + part.begin - positions.begin;
     to.copy_(values.slice(0, first, first + part.size()));
   });
+}
+
+void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
+  const Range both = intersect(positions, kept_);
+  if (both.size() == 0) return;
+  at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
+  if (is_on_host()) from = from.cpu();  // as it is: a conversion on the device would need memory there
+  await_copies();
+  parameters(both).copy_(from);
 }
 
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/streams.h"
 #include "group/optimizer_states.h"
 #include "group/parameter_copies.h"
 #include "layout/unit_layout.h"
@@ -29,6 +30,7 @@ class ShardedGroup {
     bool is_open = false;               // users may write to the parameters between steps
     std::vector<int> param_group;       // of each parameter; -1: it is never updated
     ParameterCopies* copies = nullptr;  // where the states lie on the host, and the parameters on a device
+    at::Device device = at::kCPU;       // that computes; the parameters may lie on the host beside it
   };
 
   // `parameters`: 1-D, kept() elements in the group's dtype. `states` is null for a frozen group. `unit` outlives it.
@@ -53,8 +55,8 @@ class ShardedGroup {
   // The range of parameter `index` in this rank's states; empty if the rank updates no element of it.
   Range state_range(size_t index) const;
 
-  // 1-D views of the parameters in this rank's memory, in the group's dtype. The current stream waits for copies to
-  // them, as await_upload() does.
+  // 1-D views of the parameters in this rank's memory, in the group's dtype. Whoever asks waits for the copies that are
+  // under way, as await_copies() does.
   const at::Tensor& kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
@@ -62,10 +64,15 @@ class ShardedGroup {
   at::Tensor updated_memory() const { return parameters(updated_); }
   // Whether the states lie on the host beside a device that has the parameters.
   bool has_states_on_host() const { return options_.copies != nullptr; }
+  // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
+  bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
+  // Gives `stream` a copy of this rank's shard, which lies on the host, to `to`, memory of the device.
+  void begin_copy_of_shard(void* to, const SideStream& stream);
   // The parameters of this group that were sent to the device are there after `event`.
   void uploaded(c10::Event event) { uploaded_ = std::move(event); }
-  // What the current stream is given from now on comes after that.
-  void await_upload() const;
+  // Parameters on the device: what the current stream is given from now on comes after copies to them. On the host: the
+  // host waits for copies from them, so that it may write.
+  void await_copies() const;
 
   // For a trained group. Positions in the states count from updated().begin.
   OptimizerStates& states() const { return *states_; }
@@ -85,6 +92,8 @@ class ShardedGroup {
   // Initial values at full precision: `values` is 1-D fp32 over `positions`. Copies those that this rank updates to the
   // master weights.
   void write_master(Range positions, const at::Tensor& values);
+  // The same for the parameters that this rank keeps: `values` of any floating-point dtype, or of their own, anywhere.
+  void write_parameters(Range positions, const at::Tensor& values);
   // Copies the parameters to the master weights, or the other way round. Does nothing without master weights.
   void take_parameters();
   void publish_master();
@@ -100,7 +109,8 @@ class ShardedGroup {
   Options options_;
   Range kept_, updated_;
   at::Tensor parameters_;
-  mutable std::optional<c10::Event> uploaded_;
+  mutable std::optional<c10::Event> uploaded_;  // copies to the parameters, on the device
+  mutable std::optional<c10::Event> reading_;   // the last copy from them, on the host
   std::unique_ptr<OptimizerStates> states_;
   std::vector<int64_t> updates_;
 };

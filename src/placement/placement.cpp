@@ -7,8 +7,10 @@
 namespace zeroshard {
 namespace {
 
+// A world of one has a shard of all: to gather from another tier, if nothing else.
 bool has_shards(const PlacementOptions& options) {
-  return options.world_size > 1 || options.shard_one_rank;
+  const bool from_tier = options.stage == 3 && options.parameter_tier != Tier::kDevice;
+  return options.world_size > 1 || options.shard_one_rank || from_tier;
 }
 
 // Stages 2 and 3 keep shards of the gradients, and pass them through the reduce ring.
@@ -63,14 +65,18 @@ bool shards_parameters(const PlacementOptions& options) {
 
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options) {
   GroupPlacement place;
+  const bool can_leave = options.stage >= 1;
+  const Tier gradient_tier = can_leave ? options.gradient_tier : Tier::kDevice;
+  const Tier state_tier = can_leave ? options.state_tier : Tier::kDevice;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
+  // Small units have their shards where they stay gathered. Trained parameters are updated where their states are.
+  const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
+  const bool follows_states = requires_grad && state_tier == Tier::kDevice;
+  if (is_gathered && !follows_states) place.parameters.tier = options.parameter_tier;
   if (!requires_grad) return place;
   // Optimizer states are sharded from stage 1 on.
   place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;
   place.wire_dtype = options.wire_dtype.value_or(dtype);
-  const bool can_leave = options.stage >= 1;
-  const Tier gradient_tier = can_leave ? options.gradient_tier : Tier::kDevice;
-  const Tier state_tier = can_leave ? options.state_tier : Tier::kDevice;
   const bool accumulates = options.grad_accumulation_steps > 1;
   place.grad_dtype = options.grad_dtype.value_or(accumulates ? DType::kFloat32 : place.wire_dtype);
   // Stages 0 and 1, and a world of one, keep every gradient as it goes on the wire and reduce in place. Reduced
@@ -80,8 +86,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
-  // fp32 parameters are their own master weights, unless they are updated in the host's memory.
-  if (dtype != DType::kFloat32 || state_tier == Tier::kHost)
+  // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie elsewhere.
+  const bool leaves = state_tier == Tier::kHost && place.parameters.tier != Tier::kHost;
+  if (dtype != DType::kFloat32 || leaves)
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier};
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier};

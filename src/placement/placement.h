@@ -68,7 +68,8 @@ struct UnitPlacement {
 
 // A group of parameters that are, when a unit is not in use, replicated or sharded.
 GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters, const PlacementOptions& options);
-// Stage 3 shards parameters. A world of one keeps them whole, unless it is to have the shape of shards.
+// Stage 3 shards parameters. A world of one keeps them whole, unless it is to have the shape of shards, or its
+// parameters lie on another tier.
 bool shards_parameters(const PlacementOptions& options);
 // The table of a run. Rules count at stage 3 alone. Throws ValueError for one that is not well formed or names no unit.
 std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const PlacementOptions& options);

@@ -62,6 +62,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   if (offload != Device::kNone) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
+  if (config.offload_param.to_host) options.parameter_tier = beside;
   options.swap_buffers = config.offload_optimizer.buffer_count;
   options.world_size = config.world_size;
   options.stage = config.stage;
@@ -86,13 +87,13 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   const Placement parameters = shards_parameters(options) ? Placement::kSharded : Placement::kReplicated;
   const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;
-  planned.parameters = bytes(place.parameters);
   const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
     double& sum = held.tier == Tier::kDevice ? device
                   : held.tier == Tier::kHost ? planned.host.*elsewhere
                                              : planned.file.*elsewhere;
     sum += bytes(held);
   };
+  add(place.parameters, planned.parameters, &PlannedTier::parameters);
   add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.reduced_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.master_weights, planned.master_weights, &PlannedTier::master_weights);
@@ -104,7 +105,8 @@ namespace {
 
 PlannedTier planned_tier(const Bytes& bytes, Tier tier) {
   const auto held = [&](Category category) { return double(bytes.at(category, tier)); };
-  return {.gradients = held(Category::kGradients),
+  return {.parameters = held(Category::kParameters),
+          .gradients = held(Category::kGradients),
           .master_weights = held(Category::kMasterWeights),
           .moments = held(Category::kMoments),
           .buffers = held(Category::kPinned) + held(Category::kSwap)};
@@ -133,18 +135,17 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
 
 namespace {
 
-std::string describe(std::string_view where, DType dtype, int values = 1) {
-  return concat(where, " ", values > 1 ? concat(values, " x ") : "", name_of(dtype));
-}
-
-std::string describe(const Held& held) {
-  if (held.extent == Extent::kNothing) return "-";
-  const std::string what = describe(name_of(held.extent), held.dtype, held.values);
+std::string describe(std::string_view extent, const Held& held) {
+  const std::string what = concat(extent, " ", held.values > 1 ? concat(held.values, " x ") : "", name_of(held.dtype));
   return held.tier == Tier::kDevice ? what : concat(what, " on ", name_of(held.tier));
 }
 
+std::string describe(const Held& held) {
+  return held.extent == Extent::kNothing ? "-" : describe(name_of(held.extent), held);
+}
+
 void describe(Placement parameters, const GroupPlacement& place, PlannedUnit& planned) {
-  planned.parameters = describe(name_of(parameters), place.parameters.dtype);
+  planned.parameters = describe(name_of(parameters), place.parameters);
   const bool in_place = place.reduced_gradients.extent == Extent::kNothing;
   planned.gradients = describe(in_place ? place.packed_gradients : place.reduced_gradients);
   planned.master_weights = describe(place.master_weights);

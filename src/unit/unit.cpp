@@ -31,13 +31,6 @@ std::string gone_message(std::string_view what, const std::string& name) {
 
 constexpr int64_t kPieceNumel = int64_t{1} << 20;
 
-// Both hold the elements of ranges of one flat buffer, from their first element on.
-void copy_overlap(const at::Tensor& to, Range to_range, const at::Tensor& from, Range from_range) {
-  const Range both = intersect(to_range, from_range);
-  to.slice(0, both.begin - to_range.begin, both.end - to_range.begin)
-      .copy_(from.slice(0, both.begin - from_range.begin, both.end - from_range.begin));
-}
-
 }  // namespace
 
 Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
@@ -118,8 +111,7 @@ void Unit::load(UnitSource& source) {
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};
     comm_.broadcast(span, /*root=*/0, layout_.name)->wait();
     groups_[g].write_master({0, staging.numel()}, staging);
-    const Range kept = groups_[g].kept();
-    groups_[g].kept_parameters().copy_(staging.slice(0, kept.begin, kept.end));
+    groups_[g].write_parameters({0, staging.numel()}, staging);
   }
 }
 
@@ -134,7 +126,7 @@ void Unit::read(const UnitSource& source) {
       for (int64_t at = needed.begin; at < needed.end; at += kPieceNumel) {
         const Range now{at, std::min(at + kPieceNumel, needed.end)};
         source.values(group.flat().params[i], now.begin - param.begin, now.end - param.begin, piece.data_ptr<float>());
-        copy_overlap(group.kept_parameters(), group.kept(), piece, now);
+        group.write_parameters(now, piece);
         group.write_master(now, piece);
       }
     }
@@ -193,10 +185,19 @@ void Unit::start_gather(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const Span out{group_memory(memory, g), group.layout.padded_numel(), group.dtype};
-    const ConstSpan in{groups_[g].my_shard().const_data_ptr(), group.layout.shard_numel(), group.dtype};
+    const ConstSpan in{shard_on_device(g, out), group.layout.shard_numel(), group.dtype};
     pending.works.push_back(comm_.all_gather(out, in, layout_.name));
   }
   state_ = std::move(pending);
+}
+
+// A shard on the host comes to its place in `full`, by the stream of gathers: the gather goes on from there.
+const void* Unit::shard_on_device(size_t g, const Span& full) {
+  ShardedGroup& group = groups_[g];
+  if (!group.is_on_host()) return group.my_shard().const_data_ptr();
+  char* const place = static_cast<char*>(full.data) + group.mine().begin * element_size(full.dtype);
+  group.begin_copy_of_shard(place, gathers_.side);
+  return place;
 }
 
 void Unit::wait() {
@@ -299,7 +300,7 @@ void Unit::finish_refresh() {
   for (const auto& work : refreshing_) work->wait();
   refreshing_.clear();
   if (placement_ != Placement::kReplicated) return;
-  for (const ShardedGroup& group : groups_) group.await_upload();
+  for (const ShardedGroup& group : groups_) group.await_copies();
 }
 
 void Unit::return_tensors() {
@@ -419,7 +420,7 @@ void Unit::write_back(int root) {
     comm_.broadcast(span, root, layout_.name)->wait();
     if (placement_ == Placement::kReplicated) continue;
     const Range mine = groups_[g].mine();
-    groups_[g].my_shard().copy_(whole.slice(0, mine.begin, mine.end));
+    groups_[g].write_parameters(mine, whole.slice(0, mine.begin, mine.end));
   }
   gathers_.after_current_stream();  // others may be gathered ahead in the same pass
 }

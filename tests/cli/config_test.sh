@@ -56,9 +56,13 @@ check 0 '^    "_comment = ' stdout config explain "$work/unknown.json" --json
 check 0 'Note: the config has unknown keys, ignored as DeepSpeed does: _comment' stdout \
   plan --params 1B --world-size 1 --config "$work/unknown.json"
 echo '{"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' >"$work/offload.json"
-check 0 '^  zero_optimization.offload_param.device = "cpu": offload of parameters is not supported yet; ranks on the CPU' stdout \
-  config explain "$work/offload.json"
-check 0 'the config asks for offload' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+check 0 'trained parameters lie with their optimizer states' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+echo '{"train_batch_size": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
+  "offload_optimizer": {"device": "cpu"}}}' >"$work/all.json"
+check 0 '^  all others  *sharded bf16 on host  *sharded bf16 on host  *sharded fp32 on host  *sharded 2 x fp32 on host$' stdout \
+  config explain "$work/all.json" --world-size 1
+check 0 '^  host: parameters  *2.00$' stdout plan --params 1B --world-size 1 --config "$work/all.json"
+check 0 '^  total  *-$' stdout plan --params 1B --world-size 1 --config "$work/all.json"
 echo '{"train_batch_size": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}' \
   >"$work/states.json"
 check 0 '^  all units  *replicated bf16  *sharded bf16 on host  *sharded fp32 on host  *sharded 2 x fp32 on host$' stdout \

@@ -73,20 +73,31 @@ TEST(Config, OffloadOfTheOptimizer) {
   }
 }
 
-TEST(Config, OffloadOfParametersIsKeptForTheEngineAndTold) {
+TEST(Config, OffloadOfParameters) {
   const ParsedConfig parsed = configuration(R"({"zero_optimization": {"stage": 3, "offload_param":
       {"device": "cpu"}, "offload_optimizer": {"device": "none"}}})");
-  EXPECT_TRUE(parsed.config.offload_params);
+  EXPECT_TRUE(parsed.config.offload_param.to_host);
+  EXPECT_TRUE(parsed.config.offload_param.pin_memory);
   EXPECT_EQ(parsed.config.offload_optimizer.device, OffloadDevice::kNone);
-  EXPECT_THAT(parsed.without_effect,
-              ElementsAre(AllOf(StartsWith("zero_optimization.offload_param.device = \"cpu\": "),
-                                HasSubstr("in host memory already"), HasSubstr("ranks on GPUs refuse"))));
-  EXPECT_TRUE(configuration(R"({"zero_optimization": {"stage": 3, "cpu_offload_param": true}})").config.offload_params);
-  const ParsedConfig off = configuration(R"({"zero_optimization": {"cpu_offload_param": null}})");
-  EXPECT_FALSE(off.config.offload_params);
-  EXPECT_TRUE(off.without_effect.empty());
+  EXPECT_THAT(parsed.without_effect, IsEmpty());
+  EXPECT_NE(parsed.config.digest(), configuration(R"({"zero_optimization": {"stage": 3}})").config.digest());
+  const auto goes = [](const std::string& json) { return configuration(json).config.offload_param.to_host; };
+  EXPECT_TRUE(goes(R"({"zero_optimization": {"stage": 3, "cpu_offload_param": true}})"));
+  EXPECT_FALSE(goes(R"({"zero_optimization": {"cpu_offload_param": null}})"));
+  EXPECT_FALSE(goes(R"({"zero_optimization": {"cpu_offload_param": false, "offload_param": {"device": "none"}}})"));
+  const ParsedConfig details = configuration(R"({"zero_optimization": {"stage": 3, "offload_param":
+      {"device": "cpu", "pin_memory": false, "max_in_cpu": 7, "buffer_count": 3}}})");
+  EXPECT_FALSE(details.config.offload_param.pin_memory);
+  EXPECT_THAT(
+      details.without_effect,
+      ElementsAre(AllOf(StartsWith("zero_optimization.offload_param.buffer_count = 3: "), HasSubstr("in files")),
+                  AllOf(StartsWith("zero_optimization.offload_param.max_in_cpu = 7: "), HasSubstr("in files"))));
   expect_error(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}}})",
                {"zero_optimization.offload_param.device = \"nvme\"", "not supported yet", "allowed: one of none, cpu"});
+  for (const std::string key : {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)"}) {
+    expect_error(concat(R"({"zero_optimization": {"stage": 2, )", key, "}}"),
+                 {"zero_optimization.offload_param.device", "is for stage 3", "stage is 2"});
+  }
 }
 
 TEST(Config, FlatKeysOfTrl) {

@@ -50,7 +50,7 @@ _TABLE = [
     (
         "step-returns-before-the-parameters",
         "src/unit/unit.cpp",
-        "  for (const ShardedGroup& group : groups_) group.await_upload();\n",
+        "  for (const ShardedGroup& group : groups_) group.await_copies();\n",
         "",
         _BITS,
     ),
@@ -64,6 +64,42 @@ _TABLE = [
     ),
     ("freed-while-gradients-go", _EXIT, "    copies_.record().synchronize();\n", "", _GOES),
     ("freed-while-parameters-come", _COPIES, "  try {\n    wait();\n", "  try {\n", _GOES),
+    (
+        "shard-at-the-wrong-place",
+        "src/unit/unit.cpp",
+        "group.begin_copy_of_shard(place, ",
+        "group.begin_copy_of_shard(full.data, ",
+        "*ParamOffload.GivesTheSameBits*",
+    ),
+    (
+        "shard-copied-without-the-gathers-order",
+        _GROUP,
+        "  const SideStream::Scope scope(stream);\n  begin_copy_from_host(to, shard",
+        "  const SideStream other(options_.device);\n  const SideStream::Scope scope(other);\n"
+        "  begin_copy_from_host(to, shard",
+        "*ParamOffload.GivesTheSameBits*",
+    ),
+    (
+        "shard-written-while-it-is-copied",
+        _GROUP,
+        "  reading_->synchronize();\n",
+        "",
+        "*ParamOffload.CheckpointsGo*",
+    ),
+    (
+        "shard-freed-while-it-is-copied",
+        "src/group/groups.cpp",
+        "Groups::~Groups() {\n  try {\n    await_copies();\n",
+        "Groups::~Groups() {\n  try {\n",
+        "*ParamOffload.AnEngineMayGo*",
+    ),
+    (
+        "trained-parameters-leave-their-states",
+        "src/placement/placement.cpp",
+        "if (is_gathered && !follows_states)",
+        "if (is_gathered && (!follows_states || requires_grad))",
+        "*ParamOffload.FrozenParametersLeaveAlone*",
+    ),
 ]
 
 MUTANTS = [Mutant(f"offload-{name}", file, old, new, "accelerator", test) for name, file, old, new, test in _TABLE]

@@ -204,8 +204,8 @@ MUTANTS = [
     Mutant(
         "one-rank-has-no-shards",
         "src/placement/placement.cpp",
-        "return options.world_size > 1 || options.shard_one_rank;",
-        "return options.world_size > 1;",
+        "return options.world_size > 1 || options.shard_one_rank || from_tier;",
+        "return options.world_size > 1 || from_tier;",
         "placement",
         "Place.OneRankMayHaveTheShapeOfShards",
     ),
@@ -331,9 +331,9 @@ MUTANTS = [
     ),
     Mutant(
         "wrong-ranks-slice",
-        "src/unit/unit.cpp",
-        "kept_parameters().copy_(staging.slice(0, kept.begin, kept.end));",
-        "kept_parameters().copy_(staging.slice(0, 0, kept.size()));",
+        "src/group/sharded_group.cpp",
+        "at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);",
+        "at::Tensor from = values.slice(0, 0, both.size());",
         "unit",
         "Unit.EveryRankHasTheValuesOfRankZeroAfterEveryRoundTrip",
     ),

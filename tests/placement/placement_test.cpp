@@ -91,6 +91,44 @@ TEST(Place, OneRankMayHaveTheShapeOfShards) {
   }
 }
 
+// At stage 3 the shards of gathered units leave the device, trained ones if their states do; on one rank, too.
+TEST(Place, ParametersOnTheHost) {
+  for (const int ranks : {1, 3}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      const std::vector<UnitLayout> units{
+          make_unit_layout("block", {{{"weight"}, {100}, dtype, true}, {{"base"}, {900}, dtype, false}}, ranks)};
+      PlacementOptions options;
+      options.world_size = ranks;
+      options.persistence_threshold = 0;
+      for (const int stage : {0, 1, 2, 3}) {
+        options.stage = stage;
+        options.parameter_tier = options.state_tier = options.gradient_tier = Tier::kDevice;
+        const std::vector<UnitPlacement> without = place(units, options);
+        options.parameter_tier = Tier::kHost;
+        const auto parameters = [&](size_t group) { return place(units, options)[0].groups[group].parameters; };
+        if (stage < 3) {
+          EXPECT_EQ(place(units, options), without) << stage;
+          continue;
+        }
+        EXPECT_EQ(parameters(0), (Held{Extent::kShard, dtype, 1, Tier::kDevice}));
+        EXPECT_EQ(parameters(1), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
+        options.state_tier = options.gradient_tier = Tier::kHost;
+        for (const size_t group : {0, 1}) EXPECT_EQ(parameters(group), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
+        const Held masters = place(units, options)[0].groups[0].master_weights;
+        EXPECT_EQ(masters.extent, dtype == DType::kFloat32 ? Extent::kNothing : Extent::kShard);
+        PlacementOptions small = options, whole = options;
+        small.persistence_threshold = 1000;
+        whole.rules = {{"block", /*replicated=*/true}};
+        for (const PlacementOptions& stays : {small, whole}) {
+          const UnitPlacement placed = place(units, stays)[0];
+          for (const GroupPlacement& group : placed.groups) EXPECT_EQ(group.parameters.tier, Tier::kDevice);
+          EXPECT_EQ(placed.groups[0].master_weights.extent, Extent::kShard);
+        }
+      }
+    }
+  }
+}
+
 TEST(Place, RulesPlaceSingleUnitsAndTheLastCounts) {
   PlacementOptions options;
   options.stage = 3;

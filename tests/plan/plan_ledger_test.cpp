@@ -98,6 +98,27 @@ TEST(PlanCount, TellsWhatLiesOnEachTier) {
   EXPECT_EQ(plan_count(1'000'000, options).file.total(), 12e6 / 4);
 }
 
+TEST(PlanLedger, ParametersOnTheHostAreGatheredFromThere) {
+  Config config;
+  config.stage = 3;
+  config.offload_param.to_host = true;
+  EXPECT_EQ(plan_options(config).parameter_tier, Tier::kDevice);
+  EXPECT_EQ(plan_options(config, /*on_device=*/true).parameter_tier, Tier::kHost);
+  for (const int ranks : {1, 3}) {
+    PlanOptions options = at(3, ranks);
+    options.parameter_tier = options.state_tier = options.gradient_tier = Tier::kHost;
+    const std::vector<UnitLayout> units{unit("a", kNumel, ranks), unit("b", kNumel, ranks)};
+    const PlanReport report = plan_ledger(units, options);
+    const int64_t shard = units[0].groups[0].layout.shard_numel();
+    EXPECT_EQ(report.bytes.at(Category::kParameters, Tier::kHost), 2 * 2 * shard);
+    EXPECT_EQ(held(report, Category::kParameters), 0);
+    EXPECT_EQ(held(report, Category::kGatherRing), 2 * 2 * units[0].groups[0].layout.padded_numel());
+    EXPECT_EQ(report.bytes.at(Category::kPinned, Tier::kHost), 0);  // nothing goes back from an update
+    EXPECT_EQ(plan_count(kNumel, options).parameters, 0);
+    EXPECT_EQ(plan_count(kNumel, options).host.parameters, 2. * kNumel / ranks);
+  }
+}
+
 TEST(PlanLedger, OneRankShardsNothingAndHasNoRings) {
   const std::vector<UnitLayout> units{unit("a", kNumel, 1)};
   for (int stage = 0; stage <= 3; ++stage) {

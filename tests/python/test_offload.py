@@ -1,4 +1,4 @@
-"""Optimizer states and gradients on the host, beside devices: what a user sees is what it is without offload."""
+"""States, gradients and parameters on the host, beside devices: what a user sees is what it is without offload."""
 
 import functools
 
@@ -14,10 +14,14 @@ from zeroshard.compat.deepspeed import initialize
 
 pytestmark = simulated.needed
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+PARAMETERS = {"offload_param": {"device": "cpu"}}
+WEIGHTS_ON_DEVICE = ("parameters", "device")
 
 
 def configuration(stage, dtype, offload, **blocks):
+    """With ``offload``, states are on the host; at stage 3 parameters, too, if it is "parameters"."""
     zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload else {})
+    zero |= PARAMETERS if offload == "parameters" and stage == 3 else {}
     blocks = {"optimizer": models.adamw(3e-3, weight_decay=0.01), "gradient_clipping": 0.5, **blocks}
     return models.configuration(stage, dtype, zero_optimization=zero, **blocks)
 
@@ -33,7 +37,7 @@ def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
     if optimizer:
         config.pop("optimizer")
     engine = initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=config)[0]
-    assert engine.zero_cpu_offload() == offload
+    assert engine.zero_cpu_offload() == bool(offload)
     return model, engine
 
 
@@ -44,12 +48,12 @@ def train(engine, steps, accumulation=1):
             engine.step()
 
 
-def both(run):
+def both(run, what=True):
     """What ``run`` returns without and with offload."""
-    return [run(offload=offload) for offload in (False, True)]
+    return [run(offload=offload) for offload in (False, what)]
 
 
-def digests(stage, dtype):
+def digests(stage, dtype, what=True):
     results = []
     for accumulation, groups in ((1, False), (1, True), (3, True)):
 
@@ -59,11 +63,14 @@ def digests(stage, dtype):
             assert engine.skipped_steps == 0
             report = engine.memory_report()
             assert models.held_as_planned(report["planned"], report["measured_peak"]), report
+            lines = engine._run.core.memory()
+            on_device = sum(planned for category, tier, planned, _ in lines if (category, tier) == WEIGHTS_ON_DEVICE)
+            assert (on_device == 0) == (offload == "parameters"), lines
             digest, norm = engine.parameter_digest(), engine.get_global_grad_norm()
             engine.destroy()
             return digest, norm, report["tiers"].get("host", {}).get("planned", 0) > 0
 
-        (digest, norm, on_host), with_offload = both(run)
+        (digest, norm, on_host), with_offload = both(run, what)
         assert with_offload == (digest, norm, True) and not on_host, (accumulation, groups)
         results.append(digest)
     return results
@@ -84,7 +91,13 @@ def test_the_digest_is_that_without_offload(ranks, dtype, stage, on):
     assert all(result == by_rank[0] for result in by_rank)
 
 
-def see_and_set(stage, dtype):
+@pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "lazy"), (2, "fp16", "late"), (2, "fp32", "lazy")])
+def test_the_digest_is_that_without_offload_of_parameters(ranks, dtype, on):
+    by_rank = world.run(ranks, digests, stage=3, dtype=dtype, what="parameters", on=on, timeout_s=240)
+    assert all(result == by_rank[0] for result in by_rank)
+
+
+def see_and_set(stage, dtype, what=True):
     """Weights, gradients and states of single parameters: read and set, whole and this rank's own."""
 
     def run(offload):
@@ -108,16 +121,23 @@ def see_and_set(stage, dtype):
         engine.destroy()
         return [value.cpu() for value in seen], digest
 
-    (seen, digest), (with_offload, same) = both(run)
+    (seen, digest), (with_offload, same) = both(run, what)
     assert digest == same
     return [torch.equal(a, b) for a, b in zip(seen, with_offload, strict=True)]
 
 
 @pytest.mark.parametrize(
-    "ranks,dtype,stage,on", [(1, "bf16", 2, "lazy"), (2, "bf16", 3, "late"), (2, "fp32", 1, "lazy")]
+    "ranks,dtype,stage,on,what",
+    [
+        (1, "bf16", 2, "lazy", True),
+        (2, "bf16", 3, "late", True),
+        (2, "fp32", 1, "lazy", True),
+        (1, "bf16", 3, "lazy", "parameters"),
+        (2, "fp32", 3, "lazy", "parameters"),
+    ],
 )
-def test_single_parameters_are_read_and_set(ranks, dtype, stage, on):
-    for equal in world.run(ranks, see_and_set, stage=stage, dtype=dtype, on=on, timeout_s=120):
+def test_single_parameters_are_read_and_set(ranks, dtype, stage, on, what):
+    for equal in world.run(ranks, see_and_set, stage=stage, dtype=dtype, what=what, on=on, timeout_s=120):
         assert all(equal), equal
 
 
@@ -170,10 +190,10 @@ def test_optimizers_of_the_users_update_on_the_host(ranks, dtype, stage, on):
         assert all(without == with_offload for without, with_offload in pairs), pairs
 
 
-def save_and_load(folder, stage, dtype):
+def save_and_load(folder, stage, dtype, what=True):
     """Between tiers, ranks of one stage and another; exports and weights in 16 bits are the same files."""
     results = []
-    for saves in (False, True):
+    for saves in (False, what):
         _, engine = make(stage, dtype, saves)
         train(engine, range(2))
         root = f"{folder}/{saves}"
@@ -183,7 +203,7 @@ def save_and_load(folder, stage, dtype):
         train(engine, range(2, 4))
         end = engine.parameter_digest()
         engine.destroy()
-        for loads in (False, True):
+        for loads in (False, what):
             _, other = make(stage % 3 + 1, dtype, loads)
             train(other, [7])
             other.load_checkpoint(root)
@@ -196,11 +216,45 @@ def save_and_load(folder, stage, dtype):
 
 
 @pytest.mark.parametrize(
-    "ranks,dtype,stage,on", [(1, "bf16", 2, "lazy"), (2, "fp32", 3, "late"), (2, "bf16", 1, "lazy")]
+    "ranks,dtype,stage,on,what",
+    [
+        (1, "bf16", 2, "lazy", True),
+        (2, "fp32", 3, "late", True),
+        (2, "bf16", 1, "lazy", True),
+        (1, "bf16", 2, "lazy", "parameters"),  # loads at stage 3
+        (2, "fp32", 3, "lazy", "parameters"),
+    ],
 )
-def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on):
-    by_rank = world.run(ranks, save_and_load, folder=str(tmp_path), stage=stage, dtype=dtype, on=on, timeout_s=240)
+def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
+    run = {"folder": str(tmp_path), "stage": stage, "dtype": dtype, "what": what}
+    by_rank = world.run(ranks, save_and_load, **run, on=on, timeout_s=240)
     assert len({digest for digests in by_rank for digest in digests}) == 1
     for name in ("whole.safetensors", "rank-00000.safetensors"):
-        files = [next((tmp_path / str(saves)).rglob(name)).read_bytes() for saves in (False, True)]
+        files = [next((tmp_path / str(saves)).rglob(name)).read_bytes() for saves in (False, what)]
         assert files[0] == files[1], name
+
+
+def evaluate_frozen(dtype):
+    """A model that nobody trains leaves the device; one that is trained needs its states on the host, too."""
+    outputs, held = [], []
+    for keys in ({}, PARAMETERS):
+        model = tied().to(world.device()).requires_grad_(False)
+        engine = initialize(model=model, config=models.configuration(3, dtype, zero_optimization=keys))[0].eval()
+        lines = engine._run.core.memory()
+        held.append([sum(line[2] for line in lines if line[1] == tier) for tier in ("device", "host")])
+        with torch.no_grad():
+            x = models.vectors(0, 0, 4)[0].to(next(model.parameters()).dtype)
+            outputs += [engine(x).float().cpu() for _ in range(2)]
+        engine.destroy()
+    config = models.configuration(3, dtype, zero_optimization=PARAMETERS, optimizer=models.adamw(1e-3))
+    with pytest.raises(zeroshard.ConfigError, match='offload_param.*offload_optimizer.device is "none"'):
+        initialize(model=tied().to(world.device()).requires_grad_(True), config=config)
+    return [torch.equal(outputs[0], output) for output in outputs], held
+
+
+@pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "lazy"), (2, "fp32", "late")])
+def test_frozen_models_leave_the_device_alone(ranks, dtype, on):
+    for equal, (without, with_offload) in world.run(ranks, evaluate_frozen, dtype=dtype, on=on, timeout_s=120):
+        assert all(equal) and without[1] == 0 and with_offload[1] > 0, (without, with_offload)
+        # On one rank there is no gather without offload, and none is held beside the parameters.
+        assert ranks == 1 or with_offload[0] == without[0] - with_offload[1]

@@ -1,0 +1,462 @@
+// Engines on simulated devices whose shards of parameters lie on the host: the same bits, in less memory of the device,
+// and no wait that is missing.
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "accelerator/support.h"
+#include "engine/support.h"
+#include "file/support.h"
+#include "support/release.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard::accelerator {
+namespace {
+
+using test::kBlocks;
+using test::kUnits;
+using test::kWidth;
+using test::Result;
+using test::Scenario;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::TemporaryDirectory;
+
+Scenario offloading(Scenario scenario) {
+  scenario.config.offload_param.to_host = true;
+  scenario.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
+  return on_devices(std::move(scenario));
+}
+
+void expect_no_race(const Scenario& scenario) {
+  EXPECT_THAT(Streams::get().races().found(), IsEmpty()) << scenario.text();
+  EXPECT_THAT(operators_that_waited(), IsEmpty()) << scenario.text();
+  EXPECT_EQ(pinned_frees_in_use(), 0) << scenario.text();
+}
+
+int64_t planned(const Result& result, const std::string& category, const std::string& tier) {
+  for (const MemoryLine& line : result.memory)
+    if (line.category == category && line.tier == tier) return line.planned;
+  return 0;
+}
+
+// In each category and on each tier the engine has held what was planned.
+void expect_as_planned(const Scenario& scenario, const Result& result) {
+  for (const MemoryLine& line : result.memory) {
+    const bool is_more = scenario.no_sync && line.category == "gradients" && line.tier == "device";
+    if (line.category == "temporaries" || is_more) continue;
+    EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier << ", " << scenario.text();
+  }
+}
+
+class ParamOffload : public ::testing::TestWithParam<std::tuple<Schedule, int>> {
+ protected:
+  void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/4); }
+  void TearDown() override { end_on_devices(); }
+  static int ranks() { return std::get<1>(GetParam()); }
+  static Scenario scenario(DType dtype = DType::kFloat32) {
+    Scenario made = test::make_scenario(ranks(), /*stage=*/3);
+    made.config.compute_dtype = dtype;
+    return made;
+  }
+};
+
+// Schedule and ranks.
+std::vector<std::tuple<Schedule, int>> cases() {
+  if (!testing::release()) return {{Schedule::kLazy, 1}, {Schedule::kLazy, 2}};
+  std::vector<std::tuple<Schedule, int>> all;
+  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
+    for (const int ranks : {1, 2, 3}) all.emplace_back(schedule, ranks);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, ParamOffload, ::testing::ValuesIn(cases()));
+
+// As on the CPU, and as on the device without offload, down to the norms; in each category and on each tier what was
+// planned. Returns what offload gave.
+Result expect_the_same_bits(const Scenario& scenario) {
+  const Result cpu = test::train(scenario), without = test::train(on_devices(scenario));
+  Result result = test::train(offloading(scenario));
+  if (::testing::Test::HasFailure()) return result;
+  EXPECT_TRUE(result.values.equal(cpu.values)) << scenario.text();
+  EXPECT_EQ(result.steps.size(), without.steps.size());
+  for (size_t step = 0; step < result.steps.size(); ++step)
+    EXPECT_EQ(result.steps[step].grad_norm, without.steps[step].grad_norm) << scenario.text();
+  expect_as_planned(scenario, result);
+  expect_no_race(scenario);
+  return result;
+}
+
+TEST_P(ParamOffload, GivesTheSameBitsInThePlannedMemory) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Result result = expect_the_same_bits(scenario(dtype));
+    EXPECT_EQ(planned(result, "parameters", "device"), 0);
+    EXPECT_GT(planned(result, "parameters", "host"), 0);
+    EXPECT_EQ(planned(result, "pinned", "host"), 0);  // nothing is copied back
+    EXPECT_EQ(planned(result, "master weights", "host") > 0, dtype != DType::kFloat32);
+  }
+}
+
+TEST_P(ParamOffload, AccumulatesGradients) {
+  for (const bool no_sync : {false, true}) {
+    Scenario accumulating = scenario(DType::kBFloat16);
+    accumulating.steps = 2;
+    accumulating.config.grad_accumulation_steps = 3;
+    accumulating.no_sync = no_sync;
+    expect_the_same_bits(accumulating);
+  }
+}
+
+TEST_P(ParamOffload, SkipsStepsThatOverflow) {
+  Scenario overflowing = scenario(DType::kFloat16);
+  overflowing.config.fp16.enabled = true;
+  overflowing.config.fp16.initial_scale_power = 4;
+  overflowing.config.fp16.hysteresis = 1;
+  overflowing.input_scale = [](int rank, int step) {
+    return rank == 0 && step == 1 ? std::numeric_limits<float>::infinity() : 1;
+  };
+  const Result expected = test::train(overflowing), result = test::train(offloading(overflowing));
+  ASSERT_FALSE(HasFailure());
+  EXPECT_FALSE(result.steps[1].applied);
+  EXPECT_TRUE(result.values.equal(expected.values));
+  expect_no_race(overflowing);
+}
+
+// Small units and those of a rule stay on the device; the others leave it. Frozen parameters leave, and those that no
+// forward reads.
+TEST_P(ParamOffload, UnitsOfAllKindsBesideEachOther) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Scenario mixed = scenario(dtype);
+    mixed.model.frozen = mixed.model.unused = true;
+    mixed.config.persistence_threshold = 1500;  // the head
+    mixed.config.placement = {{"unit 3", /*replicated=*/true}};
+    const Result result = expect_the_same_bits(mixed);
+    EXPECT_GT(planned(result, "parameters", "device"), 0);
+    EXPECT_GT(planned(result, "parameters", "host"), 0);
+    EXPECT_GT(planned(result, "master weights", "host"), 0);
+  }
+}
+
+TEST_P(ParamOffload, WithoutPrefetchAndWithoutOverlap) {
+  Scenario plain = scenario(DType::kBFloat16);
+  plain.config.prefetch_numel = 0;
+  plain.config.overlap_comm = false;
+  expect_the_same_bits(plain);
+}
+
+// The optimizer's states stay on the device, and trained parameters with them: frozen ones alone leave.
+TEST_P(ParamOffload, FrozenParametersLeaveAlone) {
+  Scenario frozen = scenario(DType::kBFloat16);
+  frozen.model.frozen = true;
+  const Result expected = test::train(on_devices(frozen));
+  Scenario alone = offloading(frozen);
+  alone.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kNone;
+  const Result result = test::train(alone);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_TRUE(result.values.equal(expected.values));
+  expect_as_planned(alone, result);
+  EXPECT_GT(planned(result, "parameters", "host"), 0);
+  EXPECT_EQ(planned(result, "master weights", "host"), 0);
+  EXPECT_EQ(planned(result, "parameters", "device") + planned(result, "parameters", "host"),
+            planned(expected, "parameters", "device"));
+  expect_no_race(alone);
+}
+
+TEST_P(ParamOffload, AloneWithoutFrozenParametersIsRefused) {
+  Scenario alone = offloading(scenario());
+  alone.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kNone;
+  test::ThreadWorld world(alone);
+  const auto errors = world.run([](test::Rank& rank) { EXPECT_THROW(rank.make_engine(), ConfigError); });
+  EXPECT_THAT(errors, Each(""));
+}
+
+// Large units: slots of the ring are used again within a pass, while their last users may still be busy.
+TEST_P(ParamOffload, SlotsAreUsedAgain) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Scenario large = scenario(dtype);
+    large.model.ballast = 1 << 17;
+    large.steps = 3;
+    std::vector<at::Tensor> values;
+    for (const bool offloads : {false, true}) {
+      test::ThreadWorld world(offloads ? offloading(large) : on_devices(large));
+      ASSERT_THAT(world.run([](test::Rank& rank) { train_without_waits(rank, {}); }), Each(""));
+      values.push_back(world.rank(0).result.values);
+    }
+    EXPECT_TRUE(values[0].equal(values[1])) << large.text();
+    expect_no_race(large);
+  }
+}
+
+// The weights of a rank change while a pass that needs the old ones is under way: on the host at once, if that did not
+// wait for the copies from there.
+void expect_old_weights_in_passes(const Scenario& scenario, const std::function<void(test::Rank&, int)>& change) {
+  std::vector<std::vector<at::Tensor>> seen;
+  for (const bool offloads : {false, true}) {
+    std::vector<at::Tensor>& of_rank_0 = seen.emplace_back();
+    test::ThreadWorld world(offloads ? offloading(scenario) : on_devices(scenario));
+    const auto errors = world.run([&](test::Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      std::vector<at::Tensor> losses;
+      const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 0, /*micro_batch=*/0);
+      rank.train_step(0);
+      const auto evaluate = [&] {
+        const at::NoGradGuard no_grad;
+        rank.engine->begin_forward(/*training=*/false);
+        return test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 0, batch, rank.engine.get());
+      };
+      for (int pass = 0; pass < 3; ++pass) {
+        losses.push_back(evaluate());
+        change(rank, pass);
+      }
+      for (const at::Tensor& loss : losses)
+        if (rank.gather.rank() == 0) of_rank_0.push_back(loss.cpu());
+      rank.finish();
+    });
+    ASSERT_THAT(errors, Each(""));
+    of_rank_0.push_back(world.rank(0).result.values);
+  }
+  ASSERT_EQ(seen[0].size(), seen[1].size());
+  for (size_t i = 0; i < seen[0].size(); ++i) EXPECT_TRUE(seen[0][i].equal(seen[1][i])) << i << ", " << scenario.text();
+  EXPECT_FALSE(seen[1][0].equal(seen[1][1])) << scenario.text();
+  expect_no_race(scenario);
+}
+
+TEST_P(ParamOffload, WeightsThatAreSetWaitForTheCopiesOfAPass) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    expect_old_weights_in_passes(scenario(dtype), [](test::Rank& rank, int pass) {
+      const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
+      for (const size_t unit : {kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
+    });
+  }
+}
+
+TEST_P(ParamOffload, WritesOfGatheredUnitsWaitForTheCopiesOfAPass) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    expect_old_weights_in_passes(scenario(dtype), [](test::Rank& rank, int pass) {
+      const at::NoGradGuard no_grad;
+      rank.engine->gather({1, 2}, /*to_modify=*/true);
+      rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
+      rank.engine->release({1, 2}, /*modify_rank=*/0);
+    });
+  }
+}
+
+// Passes of evaluation before, between and after; their losses are those without offload.
+TEST_P(ParamOffload, StepsBetweenPassesOfEvaluation) {
+  expect_old_weights_in_passes(scenario(DType::kBFloat16),
+                               [](test::Rank& rank, int pass) { rank.train_step(pass + 1); });
+}
+
+TEST_P(ParamOffload, StreamsOfTheUsersGiveTheSameBits) {
+  const Scenario on_streams = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(on_streams);
+  test::ThreadWorld world(on_streams);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
+    rank.finish();
+  });
+  ASSERT_THAT(errors, Each(""));
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  expect_no_race(on_streams);
+}
+
+// From the first forward to the agreement on the step the host waits for nothing; from there to the next forward,
+// neither: each update writes where nobody reads any more.
+TEST_P(ParamOffload, TheHostWaitsForTheAgreementAlone) {
+  Scenario accumulating = scenario(DType::kBFloat16);
+  accumulating.config.grad_accumulation_steps = 2;
+  test::ThreadWorld world(offloading(accumulating));
+  const auto errors = world.run([&](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
+    const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 2, 0);
+    const int64_t before = Streams::host_waits_of_this_thread();
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, batch, rank.engine.get()));
+    }
+    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 0);
+    const StepResult result = rank.engine->prepare_step();
+    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 1);
+    EXPECT_TRUE(result.applied);
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
+// Its memory, pinned or not, is given back, whatever is under way.
+TEST_P(ParamOffload, AnEngineMayGoAtAnyTime) {
+  for (const int end : {0, 1, 2}) {  // after a step, within a forward that gathers ahead, after a backward
+    const int64_t pinned = pinned_bytes(), allocated = allocated_bytes(0);
+    {
+      test::ThreadWorld world(offloading(scenario(DType::kBFloat16)));
+      const auto errors = world.run([end](test::Rank& rank) {
+        at::set_num_threads(1);
+        rank.make_engine();
+        for (int step = 0; step < 2; ++step) rank.train_step(step);
+        if (end > 0) rank.engine->begin_forward(/*training=*/true);
+        if (end == 1) rank.engine->unit(0, [&] { return at::zeros({1}); });
+        if (end == 2) {
+          rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get()));
+        }
+        rank.engine.reset();
+      });
+      ASSERT_THAT(errors, Each(""));
+    }
+    for (int i = 0; i < ranks(); ++i) Streams::get().wait_for_device(i);
+    EXPECT_EQ(pinned_bytes(), pinned);
+    EXPECT_EQ(allocated_bytes(0), allocated);
+  }
+  expect_no_race(scenario());
+}
+
+// Units that are returned have the values; the model is the user's again.
+TEST_P(ParamOffload, ReturnsItsUnits) {
+  const Scenario made = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(made);
+  test::ThreadWorld world(made);
+  const auto errors = world.run([&](test::Rank& rank) {
+    rank.train();
+    for (size_t unit = 0; unit < kUnits; ++unit) rank.engine->return_unit(unit);
+    rank.engine.reset();
+    std::vector<at::Tensor> values;
+    for (const auto& unit : rank.model.params())
+      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}).cpu());
+    EXPECT_TRUE(at::cat(values).equal(expected.values));
+  });
+  EXPECT_THAT(errors, Each(""));
+  expect_no_race(made);
+}
+
+// Ranks that read their shards themselves never have the model whole on the device.
+TEST_P(ParamOffload, RanksReadTheirShards) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Scenario made = offloading(scenario(dtype));
+    const Result expected = test::train(made);
+    test::ThreadWorld world(made);
+    const auto errors = world.run([](test::Rank& rank) {
+      at::set_num_threads(1);
+      const test::Model values(rank.scenario.model, /*seed=*/0);
+      std::vector<UnitDefinition> units = rank.model.definitions();
+      for (size_t u = 0; u < kUnits; ++u) {
+        units[u].values = [&values, u](const std::string& name, int64_t begin, int64_t end, float* out) {
+          const size_t index = std::stoul(name.substr(name.rfind('.') + 1));
+          const at::Tensor flat = values.params()[u][index].detach().reshape({-1});
+          std::copy(flat.const_data_ptr<float>() + begin, flat.const_data_ptr<float>() + end, out);
+        };
+      }
+      EngineOptions options;
+      options.config = rank.scenario.config;
+      options.device = rank.scenario.device_of(rank.gather.rank());
+      rank.engine = std::make_unique<Engine>(std::move(units), std::move(options), rank.gather, rank.reduce);
+      for (int step = 0; step < rank.scenario.steps; ++step) rank.train_step(step);
+      rank.finish();
+    });
+    ASSERT_THAT(errors, Each(""));
+    EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+    expect_no_race(made);
+  }
+}
+
+TEST_P(ParamOffload, MemoryThatCannotBePinnedGivesTheSameBits) {
+  const Scenario made = offloading(scenario(DType::kBFloat16));
+  const Result expected = test::train(made);
+  refuse_to_pin(true);
+  const Result refused = test::train(made);
+  refuse_to_pin(false);
+  Scenario pageable = made;
+  pageable.config.offload_param.pin_memory = pageable.config.offload_optimizer.pin_memory = false;
+  const int64_t pinned = pinned_bytes();
+  const Result not_asked = test::train(pageable);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(pinned_bytes(), pinned);
+  EXPECT_TRUE(expected.values.equal(refused.values));
+  EXPECT_TRUE(expected.values.equal(not_asked.values));
+}
+
+// An optimizer outside the engine has tensors of the host: of fp32 parameters, the shards themselves.
+TEST_P(ParamOffload, AnOptimizerOutsideUpdatesOnTheHost) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    std::vector<at::Tensor> values;
+    for (const bool offloads : {false, true}) {
+      test::ThreadWorld world(offloads ? offloading(scenario(dtype)) : on_devices(scenario(dtype)));
+      const auto errors = world.run([offloads](test::Rank& rank) {
+        at::set_num_threads(1);
+        EngineOptions options;
+        options.config = rank.scenario.config;
+        options.device = rank.scenario.device_of(rank.gather.rank());
+        options.external_optimizer = "SGD";
+        rank.engine = std::make_unique<Engine>(rank.model.definitions(), std::move(options), rank.gather, rank.reduce);
+        for (int step = 0; step < 3; ++step) {
+          rank.engine->begin_forward(/*training=*/true);
+          rank.engine->backward(
+              test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
+          const StepResult result = rank.engine->prepare_step();
+          for (const OptimizerSlice& slice : rank.engine->slices()) {
+            EXPECT_EQ(slice.master.is_cpu(), offloads);
+            at::Tensor(slice.master).sub_(slice.grad.mul(0.125));
+          }
+          rank.engine->finish_step(result);
+        }
+        rank.finish();
+      });
+      ASSERT_THAT(errors, Each(""));
+      values.push_back(world.rank(0).result.values);
+    }
+    EXPECT_TRUE(values[0].equal(values[1]));
+  }
+  expect_no_race(scenario());
+}
+
+// Saved with offload and loaded without, and the other way round: in the background, at another stage, with a pass
+// under way whose gathers the load must not change, and with frozen parameters.
+TEST_P(ParamOffload, CheckpointsGoBetweenTiers) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool saves_from_host : {false, true}) {
+      const TemporaryDirectory root;
+      Scenario made = scenario(dtype), other = scenario(dtype);
+      made.model.frozen = other.model.frozen = true;
+      (saves_from_host ? other : made).config.stage = 2;
+      const Scenario saving = saves_from_host ? offloading(made) : on_devices(made);
+      const Scenario loading = saves_from_host ? on_devices(other) : offloading(other);
+      at::Tensor saved, end;
+      EXPECT_THAT(run_saving(saving,
+                             [&](test::SavingRank& rank) {
+                               for (const int step : {0, 1}) rank.train_step(saving, step);
+                               rank.engine->save_checkpoint(root.path(), "a", 2, {},
+                                                            {.async = dtype == DType::kFloat32});
+                               const at::Tensor then = rank.values();
+                               for (const int step : {2, 3}) rank.train_step(saving, step);
+                               const at::Tensor now = rank.values();
+                               if (rank.rank == 0) saved = then, end = now;
+                             }),
+                  Each(""));
+      EXPECT_THAT(run_saving(
+                      loading,
+                      [&](test::SavingRank& rank) {
+                        rank.train_step(loading, 0);
+                        const auto loss = [&] {
+                          const at::NoGradGuard no_grad;
+                          rank.engine->begin_forward(/*training=*/false);
+                          return test::loss_of(*rank.model, loading, rank.rank, 0, 0, rank.engine.get());
+                        };
+                        const at::Tensor expected = loss().cpu(), under_way = loss();
+                        EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+                        EXPECT_TRUE(under_way.cpu().equal(expected));
+                        EXPECT_TRUE(rank.values().equal(saved));
+                        for (const int step : {2, 3}) rank.train_step(loading, step);
+                        EXPECT_TRUE(rank.values().equal(end));
+                      },
+                      /*first_seed=*/7),
+                  Each(""));
+    }
+  }
+  expect_no_race(scenario());
+}
+
+}  // namespace
+}  // namespace zeroshard::accelerator
