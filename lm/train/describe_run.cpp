@@ -57,10 +57,13 @@ void describe_memory(std::ostream& out, const CausalLM& model, const Config& con
   out << "engine      stage " << config.stage << ", " << name_of(config.compute_dtype) << ", " << config.world_size
       << (config.world_size == 1 ? " rank\n" : " ranks\n");
   out << "memory      " << bytes.total() / 1e6 << " MB for each rank, activations aside (";
-  const std::pair<const char*, double> parts[] = {
-      {"parameters ", bytes.parameters},           {", gradients ", bytes.gradients},
-      {", master weights ", bytes.master_weights}, {", moments ", bytes.moments},
-      {", gather ring ", bytes.gather_ring},       {", reduce ring ", bytes.reduce_ring}};
+  const std::pair<const char*, double> parts[] = {{"parameters ", bytes.parameters},
+                                                  {", gradients ", bytes.gradients},
+                                                  {", master weights ", bytes.master_weights},
+                                                  {", moments ", bytes.moments},
+                                                  {", gather ring ", bytes.gather_ring},
+                                                  {", reduce ring ", bytes.reduce_ring},
+                                                  {", swap ", bytes.swap}};
   for (const auto& [name, value] : parts) out << name << value / 1e6;
   out << ")";
   if (bytes.host.total() > 0) out << ", and " << bytes.host.total() / 1e6 << " MB of host memory";

@@ -109,9 +109,9 @@ MemoryLimits configured_limits(const OffloadConfig& config, bool on_device) {
 std::optional<MemoryLimit> limit_of_host(const HostMemory& host, int ranks) {
   std::optional<MemoryLimit> limit;
   if (host.most() > 0) {
-    limit =
-        MemoryLimit{double(host.most() / ranks), host.cgroup_limit ? "the limit of the control group" : "this host's"};
-    if (ranks > 1) limit->source += concat(", of ", host.most(), " bytes for ", ranks, " ranks");
+    limit = MemoryLimit{double(host.most() / ranks),
+                        host.cgroup_limit ? "the limit of the control group" : "what this host has"};
+    if (ranks > 1) limit->source += concat(": ", host.most(), " bytes for ", ranks, " ranks");
   }
   if (host.address_limit && (!limit || double(*host.address_limit) < limit->bytes))
     limit = MemoryLimit{double(*host.address_limit), "ulimit -v"};

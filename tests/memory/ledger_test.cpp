@@ -35,6 +35,7 @@ TEST(Ledger, ALimitMayCountTiersTogether) {
   ledger.reserve(Category::kParameters, Tier::kDevice, 60);
   EXPECT_THROW(ledger.reserve(Category::kCheckpointStaging, Tier::kHost, 41), OutOfMemory);
   EXPECT_NO_THROW(ledger.reserve(Category::kCheckpointStaging, Tier::kHost, 40));
+  EXPECT_THROW(ledger.reserve(Category::kParameters, Tier::kDevice, 1), OutOfMemory);
   EXPECT_NO_THROW(ledger.reserve(Category::kMoments, Tier::kFile, 1000));
   EXPECT_NO_THROW(ledger.reserve(Category::kMoments, Tier::kDevice, 0));
 }

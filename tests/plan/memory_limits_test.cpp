@@ -99,7 +99,7 @@ TEST(MemoryLimits, RanksShareTheirHost) {
   memory.total = 1000;
   EXPECT_EQ(limit_of_host(memory, 1)->bytes, 1000);
   EXPECT_EQ(limit_of_host(memory, 4)->bytes, 250);
-  EXPECT_THAT(limit_of_host(memory, 4)->source, HasSubstr("of 1000 bytes for 4 ranks"));
+  EXPECT_THAT(limit_of_host(memory, 4)->source, HasSubstr("has: 1000 bytes for 4 ranks"));
   memory.cgroup_limit = 800;
   EXPECT_EQ(limit_of_host(memory, 4)->bytes, 200);
   memory.address_limit = 300;  // of each process
