@@ -25,7 +25,7 @@ help:
 	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
 	@echo "make test        build, then the C++ and the Python tests"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
-	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; and once without Python"
+	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; once without Python; and beyond memory"
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
 	@echo "make cuda-check  compile and link the CUDA variant on a machine without a GPU"
@@ -82,6 +82,7 @@ demo: package
 	$(BIN)/zeroshard train $(TRAIN) --nproc 2
 	$(BIN)/python examples/python/check_trained_model.py $(TRAIN)
 	$(BIN)/zeroshard generate runs/shakespeare-trained --prompt "HAMLET." --max-tokens 80 --temperature 0.7
+	$(BIN)/python examples/python/beyond_memory.py
 
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done

@@ -12,6 +12,7 @@ namespace zeroshard::cli {
 
 void add_config_command(CLI::App& app);
 void add_checkpoint_command(CLI::App& app);
+void add_doctor_command(CLI::App& app);
 void add_env_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_run_command(CLI::App& app);

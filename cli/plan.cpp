@@ -22,7 +22,7 @@ struct BatchArguments {
 };
 
 struct MemoryArguments {
-  std::string device, device_overhead;
+  std::string device, device_overhead, host;
 };
 
 struct Arguments {
@@ -67,6 +67,9 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
+  const MemoryLimits limits = configured_limits(config.offload, inputs.options.on_device);
+  if (limits.device) inputs.device_bytes = limits.device->bytes;
+  if (limits.host) (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) = limits.host->bytes;
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
   if (config.offload_param.to_host && config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone)
@@ -120,6 +123,7 @@ PlanInputs read_inputs(const Arguments& arguments) {
     return inputs;
   }
   inputs.optimizer_name = "adamw";
+  inputs.options.on_device = true;  // unless the configuration says otherwise
   if (!arguments.config.empty()) read_config(arguments, inputs);
   inputs.options.world_size = *arguments.world_size;
   if (!arguments.dtype.empty()) inputs.options.compute_dtype = choose(kDTypes, arguments.dtype, "--dtype");
@@ -131,17 +135,31 @@ PlanInputs read_inputs(const Arguments& arguments) {
   read_stages(arguments.stage, inputs);
   if (!arguments.memory.device.empty())
     inputs.device_bytes = parse_device_bytes("--device-memory", arguments.memory.device);
+  if (!arguments.memory.host.empty())
+    (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) =
+        parse_device_bytes("--host-memory", arguments.memory.host);
   if (!arguments.memory.device_overhead.empty())
     inputs.device_overhead = parse_device_bytes("--device-overhead", arguments.memory.device_overhead);
   if (inputs.model) inputs.notes.insert(inputs.notes.end(), inputs.model->notes.begin(), inputs.model->notes.end());
   return inputs;
 }
 
+MemoryLimits limits_of(const PlanInputs& inputs) {
+  const auto limit = [](const std::optional<double>& bytes) {
+    return bytes ? std::optional(MemoryLimit{*bytes, "as given"}) : std::nullopt;
+  };
+  if (!inputs.options.on_device) return {.device = {}, .host = limit(inputs.device_bytes)};
+  return {limit(inputs.device_bytes), limit(inputs.host_bytes)};
+}
+
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
   std::vector<StagePlan> plans;
+  const MemoryLimits limits = limits_of(inputs);
+  const auto needs = [&](const PlanOptions& at) { return inputs.memory_needs(at); };
   for (const int stage : inputs.stages) {
     const PlanOptions at = inputs.at_stage(stage);
-    StagePlan plan{stage, inputs.plan(at), std::nullopt};
+    StagePlan plan{stage, inputs.plan(at), {}, passed_limits(needs(at), limits, at.on_device), ""};
+    if (!plan.passed_limits.empty()) plan.advice = advice_to_fit({at, limits, needs, /*may_use_files=*/!at.on_device});
     if (inputs.device_bytes) {
       plan.fit = check_fit(*inputs.device_bytes, at, [&](const PlanOptions& other) { return inputs.needed(other); });
     }
@@ -175,6 +193,8 @@ void add_plan_command(CLI::App& app) {
                    "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
   plan->add_option("--config", arguments->config, "Training config, JSON as DeepSpeed's");
   plan->add_option("--device-memory", arguments->memory.device, "Memory of one device: 24GB, 24e9, 22.5GiB");
+  plan->add_option("--host-memory", arguments->memory.host,
+                   "Memory of the host for each rank (both: default: what --config says under zeroshard.offload)");
   plan->add_option("--device-overhead", arguments->memory.device_overhead,
                    "What a GPU's context and the collectives' own buffers take, as measured: 1.2GB");
   add_int(*plan, "--sequence-length", {.min = 1, .max = 1 << 30}, arguments->batch.sequence_length,

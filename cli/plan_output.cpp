@@ -72,7 +72,7 @@ std::string convention(const PlanInputs& inputs) {
 std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   const FitReport& fit = *plan.fit;
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
-  const std::string needed = gigabytes(plan.bytes.total() + inputs.besides());
+  const std::string needed = gigabytes(inputs.needed(inputs.at_stage(plan.stage)));
   if (fit.fits) {
     line += format("fits: needs %s GB of %s GB", needed.c_str(), gigabytes(*inputs.device_bytes).c_str());
   } else {
@@ -94,6 +94,12 @@ std::string describe_advice(const PlanInputs& inputs, const FitReport& fit) {
   if (!fit.min_world_size_stage_3) return "No stage fits at any world size.";
   return format("No stage fits on %d ranks; stage 3 fits from %d ranks on.", inputs.options.world_size,
                 *fit.min_world_size_stage_3);
+}
+
+// Device and host together, with offload among what could be changed.
+std::string describe_limits(const StagePlan& plan) {
+  if (plan.passed_limits.empty()) return format("stage %d: fits into what is allowed\n", plan.stage);
+  return format("stage %d does not fit: ", plan.stage) + plan.passed_limits + ". " + plan.advice + ".\n";
 }
 
 // What a GPU holds beside the total.
@@ -145,6 +151,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
     print_row("gather ring", plans, [](const PlannedBytes& bytes) { return bytes.gather_ring; });
     print_row("reduce ring", plans, [](const PlannedBytes& bytes) { return bytes.reduce_ring; });
   }
+  if (inputs.options.state_tier == Tier::kFile)
+    print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
@@ -174,10 +182,13 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
                         gigabytes(staging(inputs)).c_str());
   }
   for (const std::string& note : inputs.notes) std::cout << "Note: " << note << ".\n";
-  if (!inputs.device_bytes) return;
+  if (!inputs.device_bytes && !inputs.host_bytes) return;
   std::cout << "\n";
-  for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << "\n";
-  std::cout << describe_advice(inputs, *plans.front().fit) << "\n";
+  if (inputs.device_bytes) {
+    for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << "\n";
+    std::cout << describe_advice(inputs, *plans.front().fit) << "\n";
+  }
+  for (const StagePlan& plan : plans) std::cout << describe_limits(plan);
 }
 
 namespace {
@@ -210,6 +221,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
     json["device"] = {{"temporary_bytes", number(bytes.temporaries)},
                       {"initialisation_peak_bytes", number(bytes.init_peak)}};
   }
+  if (inputs.options.state_tier == Tier::kFile) json["breakdown"]["swap"] = number(plan.bytes.swap);
   if (plan.fit) {
     const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
     json["fit"] = {{"device_memory_bytes", number(*inputs.device_bytes)},
@@ -218,6 +230,14 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
                    {"smallest_world_size", or_null(plan.fit->min_world_size)},
                    {"smallest_world_size_stage_3", or_null(plan.fit->min_world_size_stage_3)},
                    {"lowest_stage", or_null(plan.fit->lowest_stage)}};
+  }
+  if (inputs.device_bytes || inputs.host_bytes) {
+    json["limits"] = {{"fits", plan.passed_limits.empty()}};
+    if (inputs.host_bytes) json["limits"]["host_memory_bytes"] = number(*inputs.host_bytes);
+    if (!plan.passed_limits.empty()) {
+      json["limits"]["problem"] = plan.passed_limits;
+      json["limits"]["advice"] = plan.advice;
+    }
   }
   return json;
 }

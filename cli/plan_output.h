@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/memory_limits.h"
 #include "zeroshard/activations.h"
 #include "zeroshard/plan.h"
 
@@ -18,7 +19,8 @@ struct PlanInputs {
   PlanOptions options;
   std::vector<int> stages;
   std::string optimizer_name;
-  std::optional<double> device_bytes;
+  std::optional<double> device_bytes;            // of a rank on the CPU: of the host's memory
+  std::optional<double> host_bytes;              // beside a device
   std::optional<double> device_overhead;         // of each device: its context and the collectives' own buffers
   int64_t micro_batch = 1;                       // sequences, as the config says
   std::optional<ActivationOptions> activations;  // of a model
@@ -31,7 +33,16 @@ struct PlanInputs {
   double activation_bytes() const { return activations ? plan_activations(*model, *activations).total() : 0; }
   // What must fit on a device besides the total.
   double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
-  double needed(const PlanOptions& at) const { return plan(at).total() + besides(); }
+  MemoryNeeds memory_needs(const PlanOptions& at) const {
+    MemoryNeeds needs = zeroshard::memory_needs(plan(at), options.on_device);
+    (options.on_device ? needs.device : needs.host) += besides();
+    return needs;
+  }
+  // What must fit on a device.
+  double needed(const PlanOptions& at) const {
+    const MemoryNeeds needs = memory_needs(at);
+    return options.on_device ? needs.device : needs.host;
+  }
   PlanOptions at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;
@@ -43,6 +54,8 @@ struct StagePlan {
   int stage;
   PlannedBytes bytes;
   std::optional<FitReport> fit;
+  std::string passed_limits;  // "" where it fits, or nothing says what there is
+  std::string advice;         // what would fit instead
 };
 
 void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans);

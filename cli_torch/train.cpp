@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -177,7 +178,8 @@ void train_rank(const Arguments& arguments) {
   if (arguments.dry_run) {
     without_frames([&] {
       if (rank_environment().rank == 0)
-        std::cout << describe_run(config, !device.is_cpu()) << "device      " << device.str() << "\n";
+        std::cout << describe_run(config, !device.is_cpu(), std::max(1, rank_environment().local_world_size))
+                  << "device      " << device.str() << "\n";
     });
     return;
   }

@@ -132,6 +132,20 @@ struct OffloadParamConfig {
   bool pin_memory = true;  // host memory that a GPU copies from by itself
 };
 
+// "zeroshard.offload": what one rank may hold, in bytes.
+struct OffloadConfig {
+  // Where the device is the CPU its memory is the host's: both keys limit that, and the smaller one counts. Unset: what
+  // the host has is the limit of its ranks together.
+  std::optional<int64_t> device_memory, host_memory;
+  bool verify = true;  // what is read from swap files is compared with its checksums
+};
+
+// "aio": the requests to swap files. Unset: zeroshard's own values.
+struct AioConfig {
+  std::optional<int64_t> block_size;             // bytes of a request, a multiple of 4096
+  std::optional<int> queue_depth, thread_count;  // requests under way at most; threads, where io_uring is refused
+};
+
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   int world_size = 1;
@@ -158,6 +172,7 @@ struct Config {
   bool gather_16bit_weights_on_save = false;
   OffloadOptimizerConfig offload_optimizer;
   OffloadParamConfig offload_param;
+  AioConfig aio;
 
   // zeroshard's own keys, under "zeroshard".
   enum class Reduction : uint8_t { kCanonical, kNative };
@@ -171,6 +186,7 @@ struct Config {
   int64_t stall_timeout_ms = 10'000;      // a peer that is stopped (not merely slow) for this long fails
   int max_skipped_steps = 50;             // non-finite steps in a row before the run is ended
   int check_replicas_every = 0;           // steps between comparisons of replicated parameters; 0: never
+  OffloadConfig offload;
   CheckpointConfig checkpoint;
   MetricFilesConfig tensorboard, csv_monitor;
   WandbConfig wandb;

@@ -46,13 +46,14 @@ struct PlannedTier {
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
+  double swap = 0;         // memory through which states go to files and back, where the device is the CPU
   PlannedTier host, file;  // not in the totals
   // On a device alone, and not in the total.
   double temporaries = 0;  // of a step
   double init_peak = 0;    // of everything, while an engine is built from a model that lies on the device
 
   double model_states() const { return parameters + gradients + master_weights + moments; }
-  double total() const { return model_states() + gather_ring + reduce_ring; }
+  double total() const { return model_states() + gather_ring + reduce_ring + swap; }
 };
 
 // Larger counts of parameters are refused, so that every byte count is exact.

@@ -1,10 +1,13 @@
 #include "train/describe_run.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 #include <utility>
 
 #include "base/check.h"
+#include "memory/host_memory.h"
+#include "plan/memory_limits.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
 #include "train/run_data.h"
@@ -54,14 +57,40 @@ void describe_memory(std::ostream& out, const CausalLM& model, const Config& con
   out << "engine      stage " << config.stage << ", " << name_of(config.compute_dtype) << ", " << config.world_size
       << (config.world_size == 1 ? " rank\n" : " ranks\n");
   out << "memory      " << bytes.total() / 1e6 << " MB for each rank, activations aside (";
-  const std::pair<const char*, double> parts[] = {
-      {"parameters ", bytes.parameters},           {", gradients ", bytes.gradients},
-      {", master weights ", bytes.master_weights}, {", moments ", bytes.moments},
-      {", gather ring ", bytes.gather_ring},       {", reduce ring ", bytes.reduce_ring}};
+  const std::pair<const char*, double> parts[] = {{"parameters ", bytes.parameters},
+                                                  {", gradients ", bytes.gradients},
+                                                  {", master weights ", bytes.master_weights},
+                                                  {", moments ", bytes.moments},
+                                                  {", gather ring ", bytes.gather_ring},
+                                                  {", reduce ring ", bytes.reduce_ring},
+                                                  {", swap ", bytes.swap}};
   for (const auto& [name, value] : parts) out << name << value / 1e6;
   out << ")";
   if (bytes.host.total() > 0) out << ", and " << bytes.host.total() / 1e6 << " MB of host memory";
   if (bytes.file.total() > 0) out << ", and " << bytes.file.total() / 1e6 << " MB in files";
+  out << "\n";
+}
+
+// What the engine would say before it allocates.
+void describe_limits(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
+                     int ranks_of_host) {
+  const ModelShapes shapes = shapes_of(model, config);
+  const auto needs = [&](const PlanOptions& options) { return memory_needs(plan_model(shapes, options), on_device); };
+  const PlanOptions options = plan_options(config, on_device);
+  MemoryLimits limits = configured_limits(config.offload, on_device);
+  if (!limits.host) limits.host = limit_of_host(read_host_memory(), ranks_of_host);
+  const std::string passed = passed_limits(needs(options), limits, on_device);
+  const bool all_trained =
+      std::ranges::all_of(model.parameters(), [](const auto& each) { return each.requires_grad(); });
+  out << "limits      ";
+  if (passed.empty()) {
+    out << "fits";
+    if (limits.device) out << ", device: " << limits.device->bytes / 1e6 << " MB (" << limits.device->source << ")";
+    if (limits.host) out << ", host: " << limits.host->bytes / 1e6 << " MB (" << limits.host->source << ")";
+  } else {
+    out << (all_trained ? "does not fit: " : "may not fit, frozen parameters counted as if they were trained: ")
+        << passed << ". " << advice_to_fit({options, limits, needs, /*may_use_files=*/!on_device});
+  }
   out << "\n";
 }
 
@@ -100,7 +129,7 @@ std::string describe_plan(const TrainConfig& config, const CausalLM& model, Data
   return out.str();
 }
 
-std::string describe_run(const TrainConfig& config, bool on_device) {
+std::string describe_run(const TrainConfig& config, bool on_device, int ranks_of_host) {
   TrainConfig own = config;
   TrainOptions& options = own.train;
   check_output(options.model, options.output, options.checkpoints);
@@ -112,7 +141,9 @@ std::string describe_run(const TrainConfig& config, bool on_device) {
   const int64_t batch = own.engine.config.train_batch_size, steps = total_steps(options, *training, batch);
   const std::string warning = check_targets(options, batch, steps, *training, validation.get());
   std::ostringstream out;
+  out << std::fixed << std::setprecision(1);
   out << describe_plan(own, *made.model, *training, validation.get(), steps, on_device);
+  describe_limits(out, *made.model, own.engine.config, on_device, ranks_of_host);
   if (!warning.empty()) out << "warning     " << warning << "\n";
   describe_row(out, options, *training);
   return out.str();

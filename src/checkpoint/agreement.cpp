@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/out_of_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -35,6 +36,8 @@ Failure failure_of(const std::function<void()>& step) {
     return {kWrongValue, error.what()};
   } catch (const StateError& error) {
     return {kWrongState, error.what()};
+  } catch (const OutOfMemory& error) {
+    return {kFailed, error.what()};
   } catch (const std::bad_alloc&) {
     return {kFailed, "out of memory"};  // short enough to need none
   } catch (const std::exception& error) {

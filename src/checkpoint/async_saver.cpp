@@ -54,18 +54,19 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
   if (bytes == staging_bytes_) return staging_;
   if (staging_ != nullptr) {
     worker_->staging.reset();
-    ledger_.remove(Category::kCheckpointStaging, Tier::kHost, staging_bytes_);
+    reserved_.release();
     staging_ = nullptr;
     staging_bytes_ = 0;
   }
   if (bytes == 0) return nullptr;
+  Reservation reserved(ledger_, Category::kCheckpointStaging, Tier::kHost, bytes);
   const auto copied = std::make_shared<HostData>(nullptr);  // what can throw comes before the memory is kept
   worker_->staging = copies_ != nullptr ? copies_->host_memory(bytes) : map_memory(bytes);
   staging_ = worker_->staging.get();
   *copied = HostData(staging_);
   copied_ = copied;
   staging_bytes_ = bytes;
-  ledger_.add(Category::kCheckpointStaging, Tier::kHost, bytes);
+  reserved_ = std::move(reserved);
   return staging_;
 }
 

@@ -84,6 +84,7 @@ class AsyncSaver {
   DeviceCopies* copies_;
   std::byte* staging_ = nullptr;  // kept from save to save: fresh memory costs as much as the copy
   int64_t staging_bytes_ = 0;
+  Reservation reserved_;               // of it
   std::shared_ptr<SliceData> copied_;  // staging_ as slices see it
   std::vector<Stretch> stretches_;     // of the last request; prepare() gets their memory
 

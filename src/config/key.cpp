@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/quantity.h"
 #include "base/shown_text.h"
 #include "config/unit_pattern.h"
 
@@ -56,6 +57,9 @@ std::string describe_one(const Strings&) {
 }
 std::string describe_one(const Paths&) {
   return "a path or a list of paths";
+}
+std::string describe_one(const Amount&) {
+  return R"(bytes, or a text with a unit, such as "8GiB")";
 }
 std::string describe_one(const Placements&) {
   return R"(a list of {"units": "layers.0-3", "parameters": "replicated" or "sharded"})";
@@ -137,6 +141,13 @@ std::optional<Json> check_one(const Paths&, const Json& value) {
   const auto is_path = [](const Json& item) { return item.is_string() && !item.get<std::string>().empty(); };
   const bool is_list = value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), is_path);
   return is_path(value) || is_list ? std::optional(value) : std::nullopt;
+}
+
+// In whole bytes.
+std::optional<Json> check_one(const Amount&, const Json& value) {
+  if (!value.is_string()) return check_one(Integer{.min = 1, .truncate = true}, value);
+  const std::optional<double> bytes = bytes_in(value.get<std::string>());
+  return bytes ? check_one(Integer{.min = 1, .truncate = true}, *bytes) : std::nullopt;
 }
 
 std::optional<Json> check_one(const Placements&, const Json& value) {

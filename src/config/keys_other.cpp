@@ -31,7 +31,6 @@ std::vector<Key> blocks_to_leave_off() {
 std::vector<Key> blocks_about_other_tools() {
   const auto block = [](const char* path, const char* why) { return inert(path, Anything{}, nullptr, why); };
   return {
-      block("aio", "block size and depth of access to swap files are zeroshard's own"),
       block("activation_checkpointing",
             "the model itself recomputes activations, by torch.utils.checkpoint; with transformers call "
             "model.gradient_checkpointing_enable()"),
@@ -42,6 +41,27 @@ std::vector<Key> blocks_about_other_tools() {
       block("timers", "no times are printed: torch.profiler measures them"),
       block("train", "`zeroshard train` reads it, and nothing else does"),
       block("pipeline", "it configures pipeline parallelism, which is not in use"),
+  };
+}
+
+// Requests to swap files.
+std::vector<Key> aio_keys() {
+  using Effect = Key::Effect;
+  return {
+      {"aio.block_size", Integer{.min = 4096, .max = int64_t{1} << 30}, nullptr,
+       "bytes of a request to a swap file, a multiple of 4096; unset: 1 MiB", Effect::kYes,
+       [](Config& config, const Json& value) { config.aio.block_size = value.get<int64_t>(); }},
+      {"aio.queue_depth", Integer{.min = 1, .max = 4096}, nullptr, "requests under way at most; unset: 32",
+       Effect::kYes, [](Config& config, const Json& value) { config.aio.queue_depth = value.get<int>(); }},
+      {.path = "aio.thread_count",
+       .allowed = Integer{.min = 1, .max = 256},
+       .default_value = nullptr,
+       .help = "threads that read and write where the system refuses io_uring; unset: 4",
+       .apply = [](Config& config, const Json& value) { config.aio.thread_count = value.get<int>(); },
+       .aliases = {"aio.intra_op_parallelism"}},
+      inert("aio.single_submit", Bool{}, false, "requests are submitted together as far as the queue has room"),
+      inert("aio.overlap_events", Bool{}, true, "requests are submitted while others are under way"),
+      unsupported("aio.use_gds", Only{false}, false, "GPUDirect Storage is not supported"),
   };
 }
 
@@ -121,7 +141,7 @@ std::vector<Key> switches() {
 std::vector<Key> keys_of_other_parts() {
   std::vector<Key> keys;
   for (std::vector<Key> part :
-       {switches(), checkpoint_keys(), parallelism(), blocks_to_leave_off(), blocks_about_other_tools()}) {
+       {switches(), checkpoint_keys(), aio_keys(), parallelism(), blocks_to_leave_off(), blocks_about_other_tools()}) {
     for (Key& key : part) keys.push_back(std::move(key));
   }
   return keys;

@@ -153,6 +153,16 @@ std::vector<Key> own_keys() {
       {"zeroshard.shard_one_rank", Bool{}, false,
        "one rank gathers parameters and reduces gradients as several do: to try a stage without other ranks",
        Effect::kYes, set<&Config::shard_one_rank>},
+      {"zeroshard.offload.device_memory", Amount{}, nullptr,
+       "the most that a rank may hold on its device, activations aside. On the CPU that is host memory, and the "
+       "smaller "
+       "of both limits counts",
+       Effect::kYes, [](Config& config, const Json& value) { config.offload.device_memory = value.get<int64_t>(); }},
+      {"zeroshard.offload.host_memory", Amount{}, nullptr,
+       "the most that a rank may hold in host memory; unset: its ranks together what the host has", Effect::kYes,
+       [](Config& config, const Json& value) { config.offload.host_memory = value.get<int64_t>(); }},
+      {"zeroshard.offload.verify", Bool{}, true, "what is read from swap files is compared with checksums",
+       Effect::kYes, [](Config& config, const Json& value) { config.offload.verify = value.get<bool>(); }},
       {"zeroshard.timeout_s", seconds, 600,
        "a collective without progress for this long fails, and a start without all ranks", Effect::kYes,
        [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},

@@ -291,6 +291,9 @@ class Resolver {
     }
     check_offload();
     check_offload_param();
+    if (const int64_t block = config().aio.block_size.value_or(0); block % 4096 != 0)
+      fail_value("aio.block_size", block,
+                 "must be a multiple of 4096, as files are read and written past the page cache");
     if (!config().placement.empty() && config().stage != 3) {
       fail_value("zeroshard.placement", Json::parse(value_of("zeroshard.placement").value),
                  concat("is for stage 3; zero_optimization.stage is ", config().stage,

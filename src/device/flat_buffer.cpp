@@ -36,32 +36,27 @@ at::Tensor allocate_memory(int64_t bytes, at::Device device, Category category) 
 }  // namespace
 
 FlatBuffer::FlatBuffer(int64_t bytes, at::Device device, Ledger& ledger, Category category, const Comm* writer)
-    : bytes_(bytes),
+    : reserved_(ledger, category, Tier::kDevice, bytes),
+      bytes_(bytes),
       device_(with_index(device)),
       owned_(allocate_memory(bytes, device_, category)),
-      writer_(writer),
-      ledger_(&ledger),
-      category_(category) {
+      writer_(writer) {
   data_ = static_cast<char*>(owned_.data_ptr());
-  ledger.add(category, Tier::kDevice, bytes);
 }
 
 FlatBuffer::FlatBuffer(Comm& comm, int64_t bytes, at::Device device, Ledger& ledger, Category category,
                        std::string_view tag)
-    : bytes_(bytes),
+    : reserved_(ledger, category, Tier::kDevice, bytes),
+      bytes_(bytes),
       device_(with_index(device)),
-      shared_(comm.allocate(bytes, tag)),
-      ledger_(&ledger),
-      category_(category) {
+      shared_(comm.allocate(bytes, tag)) {
   data_ = static_cast<char*>(shared_->data());
-  ledger.add(category, Tier::kDevice, bytes);
 }
 
 FlatBuffer FlatBuffer::on_host(int64_t bytes, at::Device device, bool pin, Ledger& ledger, Category category) {
   FlatBuffer buffer;
+  buffer.reserved_ = Reservation(ledger, category, Tier::kHost, bytes);
   buffer.bytes_ = bytes;
-  buffer.category_ = category;
-  buffer.tier_ = Tier::kHost;
   if (bytes > 0 && pin) {
     buffer.host_ = pinned_memory(bytes, device);
     buffer.data_ = reinterpret_cast<char*>(buffer.host_.get());
@@ -70,8 +65,6 @@ FlatBuffer FlatBuffer::on_host(int64_t bytes, at::Device device, bool pin, Ledge
     buffer.owned_ = allocate_memory(bytes, at::kCPU, category);
     buffer.data_ = static_cast<char*>(buffer.owned_.data_ptr());
   }
-  buffer.ledger_ = &ledger;
-  ledger.add(category, Tier::kHost, bytes);
   return buffer;
 }
 
@@ -82,6 +75,7 @@ FlatBuffer::FlatBuffer(FlatBuffer&& other) noexcept {
 FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   if (this == &other) return *this;
   free();
+  reserved_ = std::move(other.reserved_);
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   device_ = other.device_;
@@ -89,9 +83,6 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   shared_ = std::move(other.shared_);
   host_ = std::move(other.host_);
   writer_ = other.writer_;
-  ledger_ = std::exchange(other.ledger_, nullptr);
-  category_ = other.category_;
-  tier_ = other.tier_;
   return *this;
 }
 
@@ -100,8 +91,7 @@ FlatBuffer::~FlatBuffer() {
 }
 
 void FlatBuffer::free() noexcept {
-  if (ledger_) ledger_->remove(category_, tier_, bytes_);
-  ledger_ = nullptr;
+  reserved_.release();
   if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(std::move(owned_));
   free_after_current_stream(std::move(owned_));
   shared_ = nullptr;

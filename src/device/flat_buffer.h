@@ -11,7 +11,8 @@
 
 namespace zeroshard {
 
-// Zeroed memory of one device, counted in a ledger for as long as it lives. Movable, not copyable.
+// Zeroed memory of one device, counted in a ledger for as long as it lives. Movable, not copyable. Making one throws
+// OutOfMemory, before it allocates, where a limit of the ledger would be passed.
 class FlatBuffer {
  public:
   FlatBuffer() = default;
@@ -26,7 +27,7 @@ class FlatBuffer {
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
   ~FlatBuffer();
 
-  explicit operator bool() const { return ledger_ != nullptr; }
+  explicit operator bool() const { return bool(reserved_); }
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   at::Device device() const { return device_; }
@@ -38,6 +39,7 @@ class FlatBuffer {
  private:
   void free() noexcept;
 
+  Reservation reserved_;  // before the memory, and released before it
   char* data_ = nullptr;
   int64_t bytes_ = 0;
   at::Device device_ = at::kCPU;
@@ -45,9 +47,6 @@ class FlatBuffer {
   std::unique_ptr<Allocation> shared_;  // ... or memory of the transport ...
   std::shared_ptr<std::byte> host_;     // ... or of the host
   const Comm* writer_ = nullptr;
-  Ledger* ledger_ = nullptr;
-  Category category_ = Category::kParameters;
-  Tier tier_ = Tier::kDevice;
 };
 
 // A 1-D tensor over memory it does not own. `device` has an index, unless it is the CPU.

@@ -12,6 +12,7 @@
 #include "device/missing_memory.h"
 #include "device/swap_storage.h"
 #include "engine/agreement.h"
+#include "engine/check_memory.h"
 #include "engine/check_offload.h"
 #include "engine/impl.h"
 #include "engine/make_states.h"
@@ -149,7 +150,12 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   plan = plan_options(options, reduce, moments);
   const PlanReport report = plan_ledger(layouts, plan);
   planned = report.bytes;
-  const int64_t peak = options.device.is_cpu() ? 0 : init_peak(layouts, report, origins_on_device(units));
+  const std::vector<UnitOrigin> origins = origins_on_device(units);
+  const int64_t peak = options.device.is_cpu() ? 0 : init_peak(layouts, report, origins);
+  int64_t model_bytes = 0;
+  for (const UnitOrigin& origin : origins) model_bytes += origin.device_bytes;
+  const MemoryLimits limits = check_memory({layouts, plan, planned, model_bytes}, options, reduce);
+  ledger.set_limits(limits.of_tiers(plan.on_device));
   placements = report.placements;
   const auto build = [&] {
     make_groups(units, report);

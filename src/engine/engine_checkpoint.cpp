@@ -17,6 +17,7 @@
 #include "checkpoint/told.h"
 #include "device/host_copy.h"
 #include "device/safetensors_dtype.h"
+#include "engine/consensus.h"
 #include "engine/impl.h"
 #include "engine/saved_optimizer.h"
 #include "engine/state_data.h"
@@ -158,6 +159,15 @@ AsyncSaver& Engine::Impl::saver() {
 DeviceCopies* Engine::Impl::device_copies() {
   if (!copies) copies = zeroshard::device_copies(options.device);
   return copies.get();
+}
+
+// On every rank. Without, a rank on the CPU writes its states as they lie; devices copy them to the host in any case.
+bool Engine::Impl::has_room_for_staging(int64_t bytes) {
+  const OffloadConfig& limits = options.config.offload;
+  if (!options.device.is_cpu() || (!limits.device_memory && !limits.host_memory)) return true;
+  const int64_t more = bytes - ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
+  const int64_t no_room = ledger.has_room(Tier::kHost, more) ? 0 : 1;
+  return agree_on_flags(reduce_comm, {no_room})[0] == 0;  // a save under way has the communicator of checkpoints
 }
 
 void Engine::Impl::plan_staging(int64_t bytes) {
@@ -356,9 +366,9 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   Impl& impl = *impl_;
   // States in files are read as they are written; a copy of all of them would take the memory that they save.
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
-  const bool async = wants_async && !impl.swap;
-  const bool staged = async || !impl.options.device.is_cpu();
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
+  const bool async = wants_async && !impl.swap && impl.has_room_for_staging(staging);
+  const bool staged = async || !impl.options.device.is_cpu();
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {

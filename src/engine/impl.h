@@ -89,6 +89,7 @@ struct Engine::Impl {
   DeviceCopies* device_copies();
   // The host will hold this much for copies of checkpoints.
   void plan_staging(int64_t bytes);
+  bool has_room_for_staging(int64_t bytes);
   void wait_for_turn(std::string_view call);
   bool report_failed_save();
   void tell_failed_save(const std::exception& error) const;

@@ -23,8 +23,10 @@ void describe(const ChunkStore& store, int rank) {
       log(LogLevel::kWarning, concat(file.path(), " goes through the page cache: its file system has no O_DIRECT"));
   }
   if (rank == 0)
-    log(LogLevel::kInfo, concat("optimizer states in files: ", store.layout().total_bytes(), " bytes of each rank, by ",
-                                store.queue_name()));
+    log(LogLevel::kInfo,
+        concat("optimizer states in files: ", store.layout().total_bytes(), " bytes of each rank, by ",
+               store.queue_name(), " in requests of ", store.options().block_bytes, " bytes, up to ",
+               store.options().queue_depth, " at once", store.options().verify ? "" : ", without checksums"));
 }
 
 }  // namespace
@@ -38,6 +40,11 @@ std::unique_ptr<SwapSpace> make_swap_files(std::span<const UnitLayout> units, st
   ChunkStore::Options store;
   store.directories = config.nvme_path;
   store.buffer_count = config.buffer_count;
+  const AioConfig& aio = options.config.aio;
+  store.block_bytes = aio.block_size.value_or(store.block_bytes);
+  store.queue_depth = aio.queue_depth.value_or(store.queue_depth);
+  store.thread_count = aio.thread_count.value_or(store.thread_count);
+  store.verify = options.config.offload.verify;
   store.ring = &kernel_ring();
   std::unique_ptr<SwapSpace> space;
   try {

@@ -66,6 +66,7 @@ class ChunkStore {
   // A read or a write has failed, and every later call throws IoError.
   bool has_failed() const { return !failure_.empty(); }
   const ChunkLayout& layout() const { return layout_; }
+  const Options& options() const { return options_; }
   std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"
   const std::vector<SwapFile>& files() const { return files_; }
   int64_t memory_bytes() const { return layout_.memory_bytes(options_.buffer_count); }

@@ -25,13 +25,13 @@ ChunkStore::Access access_of(OptimizerStates::Access access) {
 
 SwapSpace::SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
                      OnFailure on_failure, const ChunkStore::Wrap& wrap)
-    : ledger_(ledger), tier_(tier), on_failure_(std::move(on_failure)), store_(groups, std::move(options), io, wrap) {
-  ledger_.add(Category::kSwap, tier_, store_.memory_bytes());
-}
+    : reserved_(
+          ledger, Category::kSwap, tier,
+          ChunkLayout(groups, options.directories.size(), options.chunk_numel).memory_bytes(options.buffer_count)),
+      on_failure_(std::move(on_failure)),
+      store_(groups, std::move(options), io, wrap) {}
 
-SwapSpace::~SwapSpace() {
-  ledger_.remove(Category::kSwap, tier_, store_.memory_bytes());
-}
+SwapSpace::~SwapSpace() = default;
 
 template <typename Call>
 void SwapSpace::told(const Call& call) {

@@ -34,8 +34,7 @@ class SwapSpace {
   template <typename Call>
   void told(const Call& call);
 
-  Ledger& ledger_;
-  Tier tier_;
+  Reservation reserved_;  // before the store
   OnFailure on_failure_;
   std::mutex mutex_;  // a thread of the script may read states while another one steps
   ChunkStore store_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/out_of_memory.h"
 
 namespace zeroshard {
 
@@ -28,8 +29,44 @@ int64_t Bytes::total() const {
   return total(Tier::kDevice) + total(Tier::kHost) + total(Tier::kFile);
 }
 
+void Ledger::set_limits(std::vector<TierLimit> limits) {
+  const std::lock_guard lock(mutex_);
+  limits_ = std::move(limits);
+}
+
+int64_t Ledger::held(const TierLimit& limit) const {
+  int64_t sum = 0;
+  for (const Tier tier : limit.tiers) sum += current_.total(tier);
+  return sum;
+}
+
+const TierLimit* Ledger::passed_limit(Tier tier, int64_t bytes) const {
+  for (const TierLimit& limit : limits_) {
+    const bool counts = std::find(limit.tiers.begin(), limit.tiers.end(), tier) != limit.tiers.end();
+    if (counts && bytes > limit.bytes - held(limit)) return &limit;
+  }
+  return nullptr;
+}
+
+bool Ledger::has_room(Tier tier, int64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return passed_limit(tier, bytes) == nullptr;
+}
+
+void Ledger::reserve(Category category, Tier tier, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (const TierLimit* limit = bytes > 0 ? passed_limit(tier, bytes) : nullptr)
+    throw OutOfMemory(concat("there is no room for ", bytes, " bytes of ", name_of(category), ": ", held(*limit),
+                             " are held, and the limit is ", limit->bytes, " (", limit->source, ")"));
+  count(category, tier, bytes);
+}
+
 void Ledger::add(Category category, Tier tier, int64_t bytes) {
   const std::lock_guard lock(mutex_);
+  count(category, tier, bytes);
+}
+
+void Ledger::count(Category category, Tier tier, int64_t bytes) {
   int64_t& cell = current_.at(category, tier);
   cell += bytes;
   int64_t& high = peak_.at(category, tier);

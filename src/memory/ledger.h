@@ -2,7 +2,10 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "zeroshard/tier.h"
 
@@ -37,17 +40,68 @@ struct Bytes {
   bool operator==(const Bytes&) const = default;
 };
 
+// At most `bytes` on some tiers together.
+struct TierLimit {
+  std::vector<Tier> tiers;
+  int64_t bytes = 0;
+  std::string source;  // what set it, for messages
+};
+
 // Counts every byte that zeroshard holds. Planner and runtime fill the same table, and tests compare them. Thread-safe.
 class Ledger {
  public:
+  // For reserve(). What is held already may be more.
+  void set_limits(std::vector<TierLimit> limits);
+  // Whether `bytes` more on `tier` keep to the limits.
+  bool has_room(Tier tier, int64_t bytes) const;
+  // To be called before memory is allocated. Throws OutOfMemory where a limit would be passed; then nothing is counted.
+  void reserve(Category category, Tier tier, int64_t bytes);
+  // Counts memory that is there, whatever the limits.
   void add(Category category, Tier tier, int64_t bytes);
   void remove(Category category, Tier tier, int64_t bytes);
   Bytes current() const;
   Bytes peak() const;  // per cell: the highest value so far
 
  private:
+  const TierLimit* passed_limit(Tier tier, int64_t bytes) const;
+  int64_t held(const TierLimit& limit) const;
+  void count(Category category, Tier tier, int64_t bytes);
+
   mutable std::mutex mutex_;
   Bytes current_, peak_;
+  std::vector<TierLimit> limits_;
+};
+
+// Bytes that were reserved in a ledger, which outlives this, for as long as it lives.
+class Reservation {
+ public:
+  Reservation() = default;
+  Reservation(Ledger& ledger, Category category, Tier tier, int64_t bytes)
+      : ledger_(&ledger), category_(category), tier_(tier), bytes_(bytes) {
+    ledger.reserve(category, tier, bytes);
+  }
+  Reservation(Reservation&& other) noexcept { *this = std::move(other); }
+  Reservation& operator=(Reservation&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    ledger_ = std::exchange(other.ledger_, nullptr);
+    category_ = other.category_;
+    tier_ = other.tier_;
+    bytes_ = other.bytes_;
+    return *this;
+  }
+  ~Reservation() { release(); }
+
+  explicit operator bool() const { return ledger_ != nullptr; }
+  void release() noexcept {
+    if (ledger_ != nullptr) std::exchange(ledger_, nullptr)->remove(category_, tier_, bytes_);
+  }
+
+ private:
+  Ledger* ledger_ = nullptr;
+  Category category_ = Category::kParameters;
+  Tier tier_ = Tier::kDevice;
+  int64_t bytes_ = 0;
 };
 
 // Memory of a device that is held for the lifetime of this, and belongs to somebody else.

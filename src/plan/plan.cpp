@@ -127,6 +127,7 @@ PlannedBytes plan_model(const ModelShapes& model, const PlanOptions& options) {
           .moments = held(Category::kMoments),
           .gather_ring = held(Category::kGatherRing),
           .reduce_ring = held(Category::kReduceRing),
+          .swap = held(Category::kSwap),
           .host = planned_tier(report.bytes, Tier::kHost),
           .file = planned_tier(report.bytes, Tier::kFile),
           .temporaries = double(step_temporaries(units, report.placements)),

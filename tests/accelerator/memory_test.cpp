@@ -8,6 +8,7 @@
 #include "support/accelerator/device.h"
 #include "support/accelerator/kernels.h"
 #include "world/support.h"
+#include "zeroshard/error.h"
 #include "zeroshard/plan.h"
 
 namespace zeroshard::accelerator {
@@ -318,6 +319,47 @@ TEST_P(DeviceMemory, GroupsWithoutElementsTrain) {
   }
   EXPECT_TRUE(values[0].equal(values[1]));
   EXPECT_TRUE(values[0].equal(values[2]));
+}
+
+// The message with which a rank refuses the scenario; "" where it makes its engine.
+std::vector<std::string> refusals(const Scenario& scenario) {
+  std::vector<std::string> said(size_t(scenario.world_size));
+  run(scenario, [&](test::Rank& rank) {
+    try {
+      rank.make_engine();
+    } catch (const ConfigError& error) {
+      said[size_t(rank.gather.rank())] = error.what();
+    }
+  });
+  return said;
+}
+
+// Device and host have a limit each.
+TEST_P(DeviceMemory, APlanFitsIntoTheLimitsOfItsTiers) {
+  Scenario limited = scenario();
+  if (limited.config.stage == 0) return;
+  limited.model.ballast = 100'000;  // so that states weigh more than buffers
+  const auto planned = [](const Scenario& of, const std::string& tier) {
+    int64_t sum = 0;
+    for (const MemoryLine& line : test::train(of).memory) sum += line.tier == tier ? line.planned : 0;
+    return sum;
+  };
+  Scenario offloading = limited;
+  offloading.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
+  const int64_t device = planned(offloading, "device"), host = planned(offloading, "host");
+  ASSERT_GT(host, 0);
+  ASSERT_GT(planned(limited, "device"), device);
+  offloading.config.offload.device_memory = limited.config.offload.device_memory = device;
+  offloading.config.offload.host_memory = limited.config.offload.host_memory = host;
+  test::train(offloading);
+  ASSERT_FALSE(HasFailure()) << offloading.text();
+  for (const std::string& text : refusals(limited)) {
+    EXPECT_NE(text.find("of the device's memory"), text.npos) << text;
+    EXPECT_NE(text.find("The smallest change that fits: zero_optimization."), text.npos) << text;
+  }
+  offloading.config.offload.host_memory = host - 1;
+  for (const std::string& text : refusals(offloading))
+    EXPECT_NE(text.find(concat("needs ", host, " bytes")), text.npos) << text;
 }
 
 }  // namespace

@@ -233,6 +233,20 @@ TEST(ConfigErrors, OffloadThatCannotBe) {
   expect_error(offload(2, R"("buffer_count": 0)"), {path + "buffer_count = 0", "from 1 to"});
 }
 
+TEST(ConfigErrors, AmountsOfMemoryAndRequestsToFiles) {
+  const auto limit = [](const std::string& value) {
+    return concat(R"({"zeroshard": {"offload": {"host_memory": )", value, "}}}");
+  };
+  for (const char* wrong : {"0", "-1", "0.5", R"("8 GiBs")", R"("")", R"("lots")", "true", "[1]", "1e30"})
+    expect_error(limit(wrong), {"zeroshard.offload.host_memory = ", R"(such as "8GiB")"});
+  expect_error(R"({"zeroshard": {"offload": {"host_memroy": 1}}})", {"host_memroy", "host_memory"});
+  expect_error(R"({"aio": {"block_size": 6000}})", {"aio.block_size = 6000: must be a multiple of 4096"});
+  expect_error(R"({"aio": {"block_size": 512}})", {"aio.block_size = 512", "from 4096"});
+  expect_error(R"({"aio": {"queue_depth": 0}})", {"aio.queue_depth = 0", "from 1"});
+  expect_error(R"({"aio": {"thread_count": 0}})", {"aio.thread_count = 0", "from 1"});
+  expect_error(R"({"aio": {"use_gds": true}})", {"aio.use_gds = true: GPUDirect Storage is not supported"});
+}
+
 TEST(ConfigErrors, NeutralValuesOfWhatIsNotSupportedAreFine) {
   EXPECT_EQ(error_of(R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": false, "mics_shard_size": -1,
                          "zero_hpz_partition_size": 1, "cpu_offload": false, "offload_param": {}},

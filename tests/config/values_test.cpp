@@ -19,6 +19,34 @@ constexpr const char* kFromTransformers =
                               "stage3_gather_16bit_weights_on_model_save": true},
         "steps_per_print": Infinity, "zero_allow_untested_optimizer": true})";
 
+TEST(Config, AmountsOfMemoryAreBytes) {
+  const auto limit = [](const std::string& value) {
+    return configuration(concat(R"({"zeroshard": {"offload": {"device_memory": )", value, "}}}"))
+        .config.offload.device_memory;
+  };
+  EXPECT_FALSE(limit("null"));
+  EXPECT_EQ(limit(R"("8GiB")"), int64_t{8} << 30);
+  EXPECT_EQ(limit(R"("1.5 kb")"), 1500);
+  EXPECT_EQ(limit("2e9"), 2'000'000'000);
+  EXPECT_EQ(limit("12"), 12);
+  EXPECT_NE(configuration(R"({"zeroshard": {"offload": {"host_memory": 5}}})").config.digest(),
+            configuration("{}").config.digest());
+}
+
+TEST(Config, RequestsToFilesAreAsGiven) {
+  const ParsedConfig parsed = configuration(R"({"aio": {"block_size": 8192, "queue_depth": 3, "thread_count": 2,
+      "single_submit": true, "overlap_events": false, "use_gds": false}, "zeroshard": {"offload": {"verify": false}}})");
+  EXPECT_EQ(parsed.config.aio.block_size, 8192);
+  EXPECT_EQ(parsed.config.aio.queue_depth, 3);
+  EXPECT_EQ(parsed.config.aio.thread_count, 2);
+  EXPECT_FALSE(parsed.config.offload.verify);
+  EXPECT_THAT(parsed.without_effect,
+              ::testing::UnorderedElementsAre(::testing::HasSubstr("aio.single_submit = true"),
+                                              ::testing::HasSubstr("aio.overlap_events = false")));
+  EXPECT_EQ(configuration(R"({"aio": {"intra_op_parallelism": 7}})").config.aio.thread_count, 7);
+  EXPECT_FALSE(configuration("{}").config.aio.block_size);
+}
+
 TEST(Config, TransformersDump) {
   const ParsedConfig parsed = parse_config(kFromTransformers, ranks(2));
   const Config& config = parsed.config;

@@ -28,6 +28,51 @@ _TABLE = [
     ),
 ]
 
+_LIMITS = "src/plan/memory_limits.cpp"
+_LIMITS_TABLE = [
+    (
+        "limit-is-passed",
+        "src/memory/ledger.cpp",
+        "bytes > 0 ? passed_limit(tier, bytes) : nullptr",
+        "static_cast<const TierLimit*>(nullptr)",
+        "memory",
+        "Ledger.ReservesUpToTheLimitOfATier",
+    ),
+    (
+        "limit-of-one-tier",
+        "src/memory/ledger.cpp",
+        "for (const Tier tier : limit.tiers) sum += current_.total(tier);",
+        "sum += current_.total(limit.tiers[0]);",
+        "memory",
+        "Ledger.ALimitMayCountTiersTogether",
+    ),
+    (
+        "limit-of-the-outer-group",
+        "src/memory/host_memory.cpp",
+        "    if (path.find('/') == path.npos) return;",
+        "    return;",
+        "memory",
+        "HostFiles.*",
+    ),
+    (
+        "advice-not-planned",
+        _LIMITS,
+        "    if (fits(search.needs(change.options), search.limits))",
+        "    if (!change.keys.empty())",
+        "plan",
+        "MemoryLimits.TheSmallestChangeThatFitsIsTold",
+    ),
+    (
+        "advice-one-rank-short",
+        _LIMITS,
+        "  return high;",
+        "  return low;",
+        "plan",
+        "MemoryLimits.AdviceFitsAndOneRankLessDoesNot",
+    ),
+    ("limit-not-shared", _LIMITS, "host.most() / ranks", "host.most()", "plan", "MemoryLimits.RanksShareTheirHost"),
+]
+
 _HOOKS_TABLE = [
     (
         "hooks-read-not-gathered",
@@ -46,6 +91,7 @@ _HOOKS_TABLE = [
 
 MUTANTS = [
     *(Mutant(name, _CACHE, old, new, "memory", test) for name, old, new, test in _TABLE),
+    *(Mutant(*row) for row in _LIMITS_TABLE),
     Mutant(
         "blocks-refusal-with-kept",
         _CACHE,

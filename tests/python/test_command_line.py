@@ -8,7 +8,7 @@ from built import LM, ZEROSHARD, ZEROSHARD_TORCH, needs
 
 pytestmark = needs(ZEROSHARD, LM)
 
-COMMANDS = "run, env, config, plan, checkpoint, tokenize, train, generate"
+COMMANDS = "run, env, config, plan, doctor, checkpoint, tokenize, train, generate"
 
 
 def error_of(*args, program=ZEROSHARD):

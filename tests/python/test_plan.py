@@ -214,6 +214,41 @@ def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
     assert "host: " not in text and re.search(r"file: total +21\.00\n", text)
 
 
+def limits_of(tmp_path, limits, offload=None, stage=2):
+    config = tmp_path / "limits.json"
+    config.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": stage} | ({"offload_optimizer": offload} if offload else {}),
+        "zeroshard": {"offload": limits},
+    }))  # fmt: skip
+    return ["--params", "7e9", "--world-size", 1, "--config", config]
+
+
+def test_limits_of_the_config_are_compared_on_both_tiers(tmp_path):
+    # 7 B parameters on one GPU: 112 GB; with states and gradients on the host 14 GB and 98 GB beside it.
+    args = limits_of(tmp_path, {"device_memory": "24GB", "host_memory": "100GB"})
+    limits = plan(*args)["limits"]
+    assert not limits["fits"] and limits["host_memory_bytes"] == 100e9
+    assert "needs 112000000000 bytes" in limits["problem"] and "of the device's memory" in limits["problem"]
+    assert limits["advice"].endswith('fits: zero_optimization.offload_optimizer.device = "cpu"')
+    text = run(*args).stdout
+    assert "stage 2 does not fit: each rank needs 112000000000 bytes (112 GB)" in text
+    # It is true, and the option counts more than the key.
+    args = limits_of(tmp_path, {"device_memory": "24GB", "host_memory": "100GB"}, {"device": "cpu"})
+    assert plan(*args)["limits"] == {"fits": True, "host_memory_bytes": 100e9}
+    assert "stage 2: fits into what is allowed" in run(*args).stdout
+    limits = plan(*args, "--host-memory", "80GB")["limits"]
+    assert not limits["fits"] and "of the host's memory" in limits["problem"] and "2 ranks" in limits["advice"]
+    # Ranks on the CPU, for which files are: both keys limit one memory.
+    nvme = {"device": "nvme", "nvme_path": "/nvme"}
+    for key in ("device_memory", "host_memory"):
+        args = limits_of(tmp_path, {key: "20GB"}, nvme)
+        result = plan(*args)
+        assert result["fit"]["device_memory_bytes"] == 20e9 and not result["limits"]["fits"]
+        assert "28000000000 bytes (28 GB) of memory" in result["limits"]["problem"]
+    assert "limits" not in plan(*limits_of(tmp_path, {}))
+
+
 def test_config_sets_stage_dtype_and_optimizer(tmp_path):
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({
@@ -246,6 +281,7 @@ def test_config_sets_stage_dtype_and_optimizer(tmp_path):
         (["--params", "1e9", "--world-size", 8, "--dtype", "int8"], "--dtype must be one of"),
         (["--params", "1e9", "--world-size", 8, "--optimizer", "adamm"], "--optimizer must be one of"),
         (["--params", "1e9", "--world-size", 8, "--device-memory", "24XB"], "24XB"),
+        (["--params", "1e9", "--world-size", 8, "--host-memory", "24"], "24GB"),
         (["--params", "1e9", "--world-size", 8, "--config", "/nonexistent.json"], "/nonexistent.json"),
         (["--params", "1e9", "--world-size", 8, "--list-params"], "--list-params needs --model"),
         (["--model", "/nonexistent", "--world-size", 8], "/nonexistent"),

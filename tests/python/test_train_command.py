@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import re
 import resource
 import shutil
@@ -475,6 +476,29 @@ def test_a_dry_run_finds_missing_weights(tmp_path, tokens):
     (tmp_path / "model" / "model.safetensors").unlink()
     done = subprocess.run([*command(write(tmp_path, train)), "--dry-run"], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "safetensors" in done.stderr, done
+
+
+def test_a_dry_run_and_a_run_know_the_limits(tmp_path, tokens):
+    _, train = make(tmp_path, tokens)
+    config = pathlib.Path(write(tmp_path, train, stage=1))
+    whole = json.loads(config.read_text())
+
+    def with_limit(limit):
+        config.write_text(json.dumps(whole | {"zeroshard": {"offload": {"host_memory": limit}}}))
+        dry = subprocess.run([*command(config, 2), "--dry-run"], capture_output=True, text=True, timeout=60)
+        assert dry.returncode == 0, dry.stderr
+        return next(line for line in dry.stdout.splitlines() if line.startswith("limits"))
+
+    assert "fits, host: 1000.0 MB (zeroshard.offload.host_memory)" in with_limit("1GB")
+    told = with_limit(1000)
+    assert "does not fit: each rank needs " in told and "has 1000 bytes" in told and "or number of ranks fits" in told
+    done = run(config, 2)
+    assert done.returncode != 0 and "ConfigError" not in done.stdout, done
+    assert "the model does not fit: each rank needs " in done.stderr and "has 1000 bytes" in done.stderr, done.stderr
+    # Without the key there is what the host has.
+    config.write_text(json.dumps(whole))
+    dry = subprocess.run([*command(config, 2), "--dry-run"], capture_output=True, text=True, timeout=60)
+    assert "limits      fits, host: " in dry.stdout and "for 2 ranks)" in dry.stdout, dry.stdout
 
 
 def test_wrong_numbers_of_ranks_are_named(tmp_path):

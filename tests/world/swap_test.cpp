@@ -140,6 +140,36 @@ TEST(SwapFaults, DamageOnOneRankEndsEveryRank) {
   }
 }
 
+// Without checksums nobody notices.
+TEST(SwapFaults, WithoutChecksumsDamageIsNotLookedFor) {
+  const TemporaryDirectory directory;
+  Scenario scenario = in_files(make_scenario(1, 2), {directory.path()});
+  scenario.config.offload.verify = false;
+  ThreadWorld world(scenario);
+  const std::vector<std::string> errors = world.run([&](Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    rank.train_step(0);
+    for (const UniqueFd& file : swap_files_in(directory.path())) flip_bits(file.get());
+    for (int step = 1; step < 3; ++step) rank.train_step(step);
+  });
+  EXPECT_EQ(errors[0], "");
+}
+
+TEST(SwapFiles, RequestsAreAsTheConfigurationSays) {
+  const TemporaryDirectory directory;
+  const auto told = [&](const AioConfig& aio) {
+    Scenario scenario = in_files(make_scenario(1, 2), {directory.path()});
+    scenario.config.aio = aio;
+    ::testing::internal::CaptureStderr();
+    train(scenario);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(told({}), ::testing::HasSubstr("in requests of 1048576 bytes, up to 32 at once"));
+  EXPECT_THAT(told({.block_size = 8192, .queue_depth = 3, .thread_count = 2}),
+              ::testing::HasSubstr("in requests of 8192 bytes, up to 3 at once"));
+}
+
 TEST(SwapFaults, ADirectoryThatCannotBeUsedIsAnErrorOfTheConfiguration) {
   const TemporaryDirectory directory;
   testing::put(directory / "file", "x");

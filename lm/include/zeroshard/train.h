@@ -93,8 +93,9 @@ enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
 // What train() would do, as lines of text: model, data and its first row, steps, and what each of the
-// `config.engine.config.world_size` ranks holds; with `on_device`, of a device's memory and beside it. Tokenizes texts
-// into token files, writes nothing else. Throws Error.
-std::string describe_run(const TrainConfig& config, bool on_device = false);
+// `config.engine.config.world_size` ranks holds, and whether that fits; with `on_device`, of a device's memory and
+// beside it. `ranks_of_host` share this host's memory. Tokenizes texts into token files, writes nothing else. Throws
+// Error.
+std::string describe_run(const TrainConfig& config, bool on_device = false, int ranks_of_host = 1);
 
 }  // namespace zeroshard

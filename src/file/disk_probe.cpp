@@ -1,0 +1,122 @@
+#include "file/disk_probe.h"
+
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "file/direct_buffer.h"
+#include "file/swap_file.h"
+#include "file/transfer_queue.h"
+
+namespace zeroshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Kind = BlockRequest::Kind;
+
+constexpr int64_t kRecordBytes = int64_t{8} << 20;  // of a transfer; a chunk of states has 12 MiB
+constexpr int64_t kBlocks[] = {int64_t{256} << 10, int64_t{1} << 20, int64_t{4} << 20};
+constexpr int kDepths[] = {8, 32};
+constexpr size_t kBuffers = 4;  // as many records under way
+constexpr int64_t kLeastBytes = int64_t{64} << 20;
+
+std::string name_of_file_system(int fd) {
+  struct statfs found {};
+  if (::fstatfs(fd, &found) != 0) return "unknown";
+  static constexpr std::pair<uint32_t, const char*> kNames[] = {
+      {0xef53, "ext4"},        {0x58465342, "xfs"},  {0x9123683e, "btrfs"},  {0x01021994, "tmpfs"},
+      {0x794c7630, "overlay"}, {0x6969, "nfs"},      {0x65735546, "fuse"},   {0x2fc12fc1, "zfs"},
+      {0x01021997, "9p"},      {0xff534d42, "cifs"}, {0x0bd00bd0, "lustre"}, {0xf2f52010, "f2fs"}};
+  for (const auto& [magic, name] : kNames)
+    if (uint32_t(found.f_type) == magic) return name;
+  return concat("type ", found.f_type);
+}
+
+// A file, and memory for the records that are under way.
+class Probe {
+ public:
+  Probe(const std::string& directory, const DiskProbeOptions& options, int64_t bytes, Io& io)
+      : options_(options), io_(io), file_(io, directory, bytes) {
+    for (DirectBuffer& buffer : buffers_) {
+      buffer = allocate_direct(kRecordBytes);
+      std::memset(buffer.get(), 1, size_t(kRecordBytes));
+    }
+  }
+  const SwapFile& file() const { return file_; }
+
+  // Bytes a second. Until `seconds` are over, or with 0 until each record was written once and none read.
+  DiskReport::Rate measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
+    TransferQueue transfers(make_queue(depth, report), io_, {{file_.fd(), file_.path(), file_.direct()}}, kBuffers,
+                            depth, block_bytes);
+    const bool fills = seconds == 0;
+    const auto records = size_t(file_.bytes() / kRecordBytes);
+    const Clock::time_point begin = Clock::now();
+    const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+    for (size_t next = 0; fills ? next < records : elapsed() < seconds; ++next) {
+      const size_t owner = next % kBuffers;
+      while (!transfers.is_idle(owner)) transfers.advance(/*wait=*/true);
+      // Those that are read lie half a file ahead of those that are written.
+      const bool reads = !fills && next % 2 == 0;
+      const size_t record = (fills ? next : next / 2 + (reads ? records / 2 : 0)) % records;
+      transfers.begin({reads ? Kind::kRead : Kind::kWrite, 0, buffers_[owner].get(), kRecordBytes,
+                       int64_t(record) * kRecordBytes, owner});
+    }
+    while (!transfers.is_idle()) transfers.advance(/*wait=*/true);
+    const auto moved = double(transfers.bytes_moved(Kind::kRead) + transfers.bytes_moved(Kind::kWrite));
+    return {block_bytes, depth, moved / elapsed()};
+  }
+
+ private:
+  std::unique_ptr<BlockQueue> make_queue(int depth, DiskReport& report) {
+    QueueFiles shared{{file_.fd()}, {}, depth};
+    for (const DirectBuffer& buffer : buffers_) shared.buffers.push_back({buffer.get(), size_t(kRecordBytes)});
+    int why = 0;
+    std::unique_ptr<BlockQueue> queue;
+    if (options_.ring != nullptr) queue = make_ring_queue(shared, *options_.ring, why);
+    if (!queue && options_.ring != nullptr) report.refusal = std::strerror(-why);
+    if (!queue) queue = make_thread_queue(shared, io_, options_.thread_count);
+    report.queue = queue->name();
+    return queue;
+  }
+
+  const DiskProbeOptions& options_;
+  Io& io_;
+  SwapFile file_;
+  DirectBuffer buffers_[kBuffers];
+};
+
+}  // namespace
+
+DiskReport::Rate DiskReport::best() const {
+  return *std::max_element(rates.begin(), rates.end(),
+                           [](const Rate& a, const Rate& b) { return a.bytes_per_second < b.bytes_per_second; });
+}
+
+DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& options, Io& io) {
+  ZS_CHECK(options.seconds > 0, "the time to measure must be positive, got ", options.seconds);
+  DiskReport report;
+  {
+    const SwapFile empty(io, directory, 0);
+    report.file_system = name_of_file_system(empty.fd());
+    report.free_bytes = io.free_bytes(empty.fd());
+  }
+  int64_t bytes = options.file_bytes;
+  if (report.free_bytes >= 0) bytes = std::min(bytes, report.free_bytes / 4);
+  bytes = std::max(bytes, kLeastBytes) / kRecordBytes * kRecordBytes;
+  Probe probe(directory, options, bytes, io);
+  report.file_bytes = bytes;
+  report.direct = probe.file().direct();
+  report.in_memory = probe.file().in_memory();
+  probe.measure(kBlocks[1], kDepths[1], /*seconds=*/0, report);  // see ChunkStore: what was only reserved is slow
+  const double each = options.seconds / double(std::size(kBlocks) * std::size(kDepths));
+  for (const int64_t block_bytes : kBlocks)
+    for (const int depth : kDepths) report.rates.push_back(probe.measure(block_bytes, depth, each, report));
+  return report;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,148 @@
+#include "plan/memory_limits.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <vector>
+
+#include "base/format.h"
+
+namespace zeroshard {
+namespace {
+
+std::string bytes_text(double bytes) {
+  return concat(int64_t(bytes), " bytes (", std::setprecision(3), bytes / 1e9, " GB)");
+}
+
+bool fits(const MemoryNeeds& needs, const MemoryLimits& limits) {
+  return (!limits.device || needs.device <= limits.device->bytes) && (!limits.host || needs.host <= limits.host->bytes);
+}
+
+struct Change {
+  std::string keys;
+  PlanOptions options;
+};
+
+std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
+  std::vector<Change> changes;
+  if (options.stage == 0) return changes;
+  const std::string key = "zero_optimization.offload_optimizer.device = ";
+  if (options.on_device && options.state_tier == Tier::kDevice) {
+    PlanOptions on_host = options;
+    on_host.state_tier = on_host.gradient_tier = Tier::kHost;
+    changes.push_back({key + "\"cpu\"", on_host});
+  }
+  if (search.may_use_files && options.state_tier != Tier::kFile) {
+    PlanOptions in_file = options;
+    in_file.state_tier = Tier::kFile;
+    in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
+    changes.push_back({key + "\"nvme\" with an nvme_path", in_file});
+  }
+  return changes;
+}
+
+// Of one key each, then of two. A rank alone has nobody to share with: there a stage only allows offload.
+std::vector<Change> changes_of_keys(const FitSearch& search) {
+  std::vector<Change> changes, more;
+  for (int stage = search.options.stage + 1; stage <= 3; ++stage) {
+    PlanOptions options = search.options;
+    options.stage = stage;
+    const std::string key = concat("zero_optimization.stage = ", stage);
+    changes.push_back({key, options});
+    for (const Change& offload : offloads(search, options))
+      more.push_back({key + " and " + offload.keys, offload.options});
+  }
+  for (Change& offload : offloads(search, search.options)) changes.push_back(std::move(offload));
+  changes.insert(changes.end(), more.begin(), more.end());
+  return changes;
+}
+
+std::optional<int> ranks_that_fit(const FitSearch& search, PlanOptions options) {
+  const auto fit_on = [&](int ranks) {
+    options.world_size = ranks;
+    return fits(search.needs(options), search.limits);
+  };
+  int low = options.world_size, high = low;  // `low` does not fit
+  do {
+    if (high >= kMaxPlannedWorldSize) return std::nullopt;
+    high = std::min(2 * high, kMaxPlannedWorldSize);
+  } while (!fit_on(high));
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (fit_on(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+}  // namespace
+
+std::vector<TierLimit> MemoryLimits::of_tiers(bool on_device) const {
+  std::vector<TierLimit> limits;
+  if (device) limits.push_back({{Tier::kDevice}, int64_t(device->bytes), device->source});
+  if (!host) return limits;
+  std::vector<Tier> tiers{Tier::kHost};
+  if (!on_device) tiers.push_back(Tier::kDevice);
+  limits.push_back({tiers, int64_t(host->bytes), host->source});
+  return limits;
+}
+
+MemoryNeeds memory_needs(const PlannedBytes& planned, bool on_device) {
+  const double device = planned.total() + planned.temporaries, host = planned.host.total();
+  return on_device ? MemoryNeeds{device, host} : MemoryNeeds{0, device + host};
+}
+
+MemoryNeeds memory_needs(const Bytes& planned, bool on_device) {
+  const auto device = double(planned.total(Tier::kDevice)), host = double(planned.total(Tier::kHost));
+  return on_device ? MemoryNeeds{device, host} : MemoryNeeds{0, device + host};
+}
+
+MemoryLimits configured_limits(const OffloadConfig& config, bool on_device) {
+  MemoryLimits limits;
+  if (config.device_memory)
+    limits.device = MemoryLimit{double(*config.device_memory), "zeroshard.offload.device_memory"};
+  if (config.host_memory) limits.host = MemoryLimit{double(*config.host_memory), "zeroshard.offload.host_memory"};
+  if (on_device) return limits;
+  if (limits.device && (!limits.host || limits.device->bytes < limits.host->bytes)) limits.host = limits.device;
+  limits.device.reset();
+  return limits;
+}
+
+std::optional<MemoryLimit> limit_of_host(const HostMemory& host, int ranks) {
+  std::optional<MemoryLimit> limit;
+  if (host.most() > 0) {
+    limit = MemoryLimit{double(host.most() / ranks),
+                        host.cgroup_limit ? "the limit of the control group" : "what this host has"};
+    if (ranks > 1) limit->source += concat(": ", host.most(), " bytes for ", ranks, " ranks");
+  }
+  if (host.address_limit && (!limit || double(*host.address_limit) < limit->bytes))
+    limit = MemoryLimit{double(*host.address_limit), "ulimit -v"};
+  return limit;
+}
+
+std::string passed_limits(const MemoryNeeds& needs, const MemoryLimits& limits, bool on_device) {
+  std::string text;
+  const auto add = [&](double need, const std::optional<MemoryLimit>& limit, const char* what) {
+    if (!limit || need <= limit->bytes) return;
+    text += concat(text.empty() ? "each rank needs " : ", and ", bytes_text(need), " of ", what,
+                   ", activations aside, and has ", bytes_text(limit->bytes), ": ", limit->source);
+  };
+  add(needs.device, limits.device, "the device's memory");
+  add(needs.host, limits.host, on_device ? "the host's memory" : "memory");
+  return text;
+}
+
+std::string advice_to_fit(const FitSearch& search) {
+  for (const Change& change : changes_of_keys(search))
+    if (fits(search.needs(change.options), search.limits))
+      return concat("The smallest change that fits: ", change.keys);
+  std::vector<Change> on_more{{"", search.options}};
+  for (Change& change : changes_of_keys(search)) on_more.push_back(std::move(change));
+  for (const Change& change : on_more) {
+    if (change.options.stage == 0) continue;  // every rank holds all
+    if (const std::optional<int> ranks = ranks_that_fit(search, change.options))
+      return concat("The smallest change that fits: ", *ranks, " ranks with as much memory each",
+                    change.keys.empty() ? "" : " and ", change.keys);
+  }
+  return "No stage, offload or number of ranks fits: allow more memory, or train a smaller model";
+}
+
+}  // namespace zeroshard

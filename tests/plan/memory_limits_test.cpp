@@ -1,0 +1,111 @@
+#include "plan/memory_limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace zeroshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr double kParams = 1e9;
+
+PlanOptions options(int stage, int world_size, bool on_device = true) {
+  PlanOptions made;
+  made.stage = stage;
+  made.world_size = world_size;
+  made.on_device = on_device;
+  return made;
+}
+
+MemoryNeeds needs(const PlanOptions& at) {
+  return memory_needs(plan_count(int64_t(kParams), at), at.on_device);
+}
+
+std::string advice(const PlanOptions& at, MemoryLimits limits, bool may_use_files = false) {
+  EXPECT_NE(passed_limits(needs(at), limits, at.on_device), "");
+  return advice_to_fit({at, std::move(limits), needs, may_use_files});
+}
+
+MemoryLimits device(double bytes) {
+  return {.device = MemoryLimit{bytes, "a key"}, .host = {}};
+}
+MemoryLimits host(double bytes) {
+  return {.device = {}, .host = MemoryLimit{bytes, "a key"}};
+}
+
+// Of 16 bytes a parameter 12 are states, 2 are gradients and 2 are weights.
+TEST(MemoryLimits, TheSmallestChangeThatFitsIsTold) {
+  EXPECT_THAT(advice(options(1, 4), device(6.2e9)), HasSubstr("fits: zero_optimization.stage = 2"));
+  EXPECT_THAT(advice(options(0, 2), device(9.1e9)), HasSubstr("fits: zero_optimization.stage = 2"));
+  EXPECT_THAT(advice(options(2, 1), device(5e9)),
+              HasSubstr("fits: zero_optimization.offload_optimizer.device = \"cpu\""));
+  EXPECT_THAT(advice(options(0, 1), device(5e9)),
+              HasSubstr("stage = 1 and zero_optimization.offload_optimizer.device = \"cpu\""));
+  EXPECT_THAT(advice(options(3, 4), device(1e8)), AllOf(HasSubstr("fits: 160 ranks"), HasSubstr("memory each")));
+  EXPECT_THAT(advice(options(0, 4), device(1e3)), HasSubstr("No stage, offload or number of ranks fits"));
+}
+
+TEST(MemoryLimits, OffloadMustFitTheHost) {
+  MemoryLimits both{MemoryLimit{5e9, "a"}, MemoryLimit{20e9, "b"}};
+  EXPECT_THAT(advice(options(2, 1), both), HasSubstr("\"cpu\""));
+  both.host->bytes = 10e9;
+  EXPECT_THAT(advice(options(2, 1), both), HasSubstr("ranks with as much memory"));
+  EXPECT_THAT(advice(options(2, 1), both, /*may_use_files=*/true), HasSubstr("\"nvme\" with an nvme_path"));
+}
+
+TEST(MemoryLimits, OnTheCpuStatesGoToFiles) {
+  const PlanOptions cpu = options(1, 1, /*on_device=*/false);
+  EXPECT_THAT(advice(cpu, host(5e9), /*may_use_files=*/true), HasSubstr("\"nvme\" with an nvme_path"));
+  EXPECT_THAT(advice(cpu, host(5e9)), HasSubstr("ranks with as much memory"));
+}
+
+TEST(MemoryLimits, AdviceFitsAndOneRankLessDoesNot) {
+  const MemoryLimits limits = host(1.1e9);
+  const PlanOptions cpu = options(3, 8, /*on_device=*/false);
+  EXPECT_EQ(passed_limits(needs(options(3, 15, false)), limits, false), "");
+  EXPECT_NE(passed_limits(needs(options(3, 14, false)), limits, false), "");
+  EXPECT_THAT(advice(cpu, limits), HasSubstr("fits: 15 ranks with"));
+}
+
+TEST(MemoryLimits, WhatIsPassedIsToldWithNeedAndHave) {
+  const MemoryLimits limits{MemoryLimit{1e9, "KEY"}, MemoryLimit{2e9, "OTHER"}};
+  EXPECT_EQ(passed_limits({1e9, 2e9}, limits, true), "");
+  EXPECT_THAT(passed_limits({1e9 + 1, 0}, limits, true),
+              HasSubstr("needs 1000000001 bytes (1 GB) of the device's memory, activations aside, and has 1000000000"));
+  EXPECT_THAT(passed_limits({2e9, 3e9}, limits, true), AllOf(HasSubstr("KEY"), HasSubstr("OTHER")));
+}
+
+TEST(MemoryLimits, OnTheCpuTheSmallerKeyCounts) {
+  OffloadConfig config;
+  EXPECT_FALSE(configured_limits(config, false).host);
+  config.device_memory = 5;
+  EXPECT_EQ(configured_limits(config, false).host->source, "zeroshard.offload.device_memory");
+  EXPECT_FALSE(configured_limits(config, false).device);
+  EXPECT_FALSE(configured_limits(config, true).host);
+  config.host_memory = 4;
+  EXPECT_EQ(configured_limits(config, false).host->bytes, 4);
+  EXPECT_EQ(configured_limits(config, true).device->bytes, 5);
+  config.host_memory = 6;
+  EXPECT_EQ(configured_limits(config, false).host->bytes, 5);
+  EXPECT_EQ(configured_limits(config, false).of_tiers(false)[0].tiers.size(), 2U);
+  EXPECT_EQ(configured_limits(config, true).of_tiers(true).size(), 2U);
+}
+
+TEST(MemoryLimits, RanksShareTheirHost) {
+  HostMemory memory;
+  EXPECT_FALSE(limit_of_host(memory, 2));
+  memory.total = 1000;
+  EXPECT_EQ(limit_of_host(memory, 1)->bytes, 1000);
+  EXPECT_EQ(limit_of_host(memory, 4)->bytes, 250);
+  EXPECT_THAT(limit_of_host(memory, 4)->source, HasSubstr("has: 1000 bytes for 4 ranks"));
+  memory.cgroup_limit = 800;
+  EXPECT_EQ(limit_of_host(memory, 4)->bytes, 200);
+  memory.address_limit = 300;  // of each process
+  EXPECT_EQ(limit_of_host(memory, 4)->bytes, 200);
+  EXPECT_EQ(limit_of_host(memory, 1)->source, "ulimit -v");
+}
+
+}  // namespace
+}  // namespace zeroshard
