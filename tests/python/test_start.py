@@ -85,7 +85,8 @@ def check_death(point, size, victim, stage, dtype, transport):
             assert rank.exit_code == -signal.SIGKILL, (case, rank.log)
         else:
             assert rank.exit_code == 1 and re.search(rf"\brank {victim}\b", rank.error or ""), (case, rank.log)
-            assert rank.seconds < 20, case
+            # torch tries for 10 s to reach a store that nobody serves, on a busy machine twice; a silent wait is of 60.
+            assert rank.seconds < 40, case
 
 
 @pytest.mark.row("K9")
