@@ -6,15 +6,29 @@
 
 namespace zeroshard {
 
-ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, int64_t chunk_numel)
-    : chunk_numel_(chunk_numel), file_bytes_(num_files, 0) {
-  ZS_CHECK(num_files > 0, "there is no file for chunks");
+ChunkTotals::ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel) {
   ZS_CHECK(chunk_numel > 0 && chunk_numel % kBlockNumel == 0, "a chunk must have a multiple of ", kBlockNumel,
            " elements, got ", chunk_numel);
   for (const ChunkGroup& group : groups) {
     ZS_CHECK(group.numel >= 0 && group.numel % kBlockNumel == 0 && group.slots >= 0, "a group of ", group.numel,
              " elements with ", group.slots, " values each is not made of blocks of ", kBlockNumel);
     ZS_CHECK(group.slots <= kMaxSlots, "elements have at most ", kMaxSlots, " values each, got ", group.slots);
+    if (group.slots == 0) continue;
+    const int64_t whole = group.numel / chunk_numel, rest = group.numel % chunk_numel;
+    const int64_t blocks = whole * ceil_div(chunk_numel, kSumNumel) + ceil_div(rest, kSumNumel);
+    num_chunks += size_t(whole + (rest > 0 ? 1 : 0));
+    num_sums += size_t(blocks * group.slots);
+    const int64_t longest = std::min(group.numel, chunk_numel);
+    record_bytes = std::max(record_bytes, longest * group.slots * int64_t{sizeof(float)});
+  }
+}
+
+ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, int64_t chunk_numel)
+    : chunk_numel_(chunk_numel), totals_(groups, chunk_numel), file_bytes_(num_files, 0) {
+  ZS_CHECK(num_files > 0, "there is no file for chunks");
+  chunks_.reserve(totals_.num_chunks);
+  size_t num_sums = 0;
+  for (const ChunkGroup& group : groups) {
     first_.push_back(chunks_.size());
     numels_.push_back(group.slots > 0 ? group.numel : 0);
     names_.push_back(group.name);
@@ -24,10 +38,9 @@ ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, i
                   group.slots,
                   chunks_.size() % num_files};
       chunk.offset = file_bytes_[chunk.file];
-      chunk.first_sum = num_sums_;
+      chunk.first_sum = num_sums;
       file_bytes_[chunk.file] += chunk.bytes();
-      num_sums_ += chunk.blocks() * size_t(chunk.slots);
-      record_bytes_ = std::max(record_bytes_, chunk.bytes());
+      num_sums += chunk.blocks() * size_t(chunk.slots);
       chunks_.push_back(chunk);
     }
   }
@@ -43,10 +56,6 @@ const std::string& ChunkLayout::group_at(size_t file, int64_t offset) const {
 
 int64_t ChunkLayout::total_bytes() const {
   return std::accumulate(file_bytes_.begin(), file_bytes_.end(), int64_t{0});
-}
-
-int64_t ChunkLayout::memory_bytes(int buffer_count) const {
-  return num_buffers(buffer_count) * record_bytes_ + int64_t(num_sums_ * sizeof(uint64_t));
 }
 
 }  // namespace zeroshard

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/align.h"
 #include "layout/shard_layout.h"
 
 namespace zeroshard {
@@ -24,6 +25,21 @@ struct ChunkGroup {
   std::string name = {};  // for messages
 };
 
+// What all chunks of some groups need together. Costs nothing for each chunk.
+struct ChunkTotals {
+  // Throws ValueError for groups or chunks that are not whole blocks.
+  explicit ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel = kChunkNumel);
+
+  int num_buffers(int wanted) const { return int(std::min(num_chunks, size_t(wanted))); }
+  // Of the buffers and the checksums that a store keeps in memory.
+  int64_t memory_bytes(int buffer_count) const {
+    return num_buffers(buffer_count) * record_bytes + int64_t(num_sums * sizeof(uint64_t));
+  }
+
+  size_t num_chunks = 0, num_sums = 0;
+  int64_t record_bytes = 0;  // of the longest record
+};
+
 struct Chunk {
   Range elements;  // of its group
   size_t group = 0;
@@ -34,7 +50,7 @@ struct Chunk {
 
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return numel() * slots * int64_t{sizeof(float)}; }
-  size_t blocks() const { return size_t((numel() + kSumNumel - 1) / kSumNumel); }
+  size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
 };
 
 // Where the chunks of some groups lie in files: chunk after chunk, striped over the files. What is planned and what the
@@ -52,21 +68,16 @@ class ChunkLayout {
   const std::string& group_at(size_t file, int64_t offset) const;
   int64_t file_bytes(size_t file) const { return file_bytes_.at(file); }
   int64_t total_bytes() const;
-  int64_t record_bytes() const { return record_bytes_; }  // of the longest record
-  size_t num_sums() const { return num_sums_; }
-  int num_buffers(int wanted) const { return int(std::min(chunks_.size(), size_t(wanted))); }
-  // Of the buffers and the checksums that a store keeps in memory.
-  int64_t memory_bytes(int buffer_count) const;
+  const ChunkTotals& totals() const { return totals_; }
 
  private:
   int64_t chunk_numel_;
+  ChunkTotals totals_;
   std::vector<Chunk> chunks_;
   std::vector<size_t> first_;       // by group
   std::vector<int64_t> numels_;     // by group
   std::vector<std::string> names_;  // by group
   std::vector<int64_t> file_bytes_;
-  int64_t record_bytes_ = 0;
-  size_t num_sums_ = 0;
 };
 
 }  // namespace zeroshard

@@ -26,9 +26,9 @@ ChunkStore::ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& 
            options_.chunk_numel);
   for (size_t file = 0; file < options_.directories.size(); ++file)
     files_.emplace_back(io, options_.directories[file], layout_.file_bytes(file));
-  sums_.resize(layout_.num_sums());
-  buffers_.resize(size_t(layout_.num_buffers(options_.buffer_count)));
-  for (Buffer& buffer : buffers_) buffer.memory = allocate_direct(layout_.record_bytes());
+  sums_.resize(layout_.totals().num_sums);
+  buffers_.resize(size_t(layout_.totals().num_buffers(options_.buffer_count)));
+  for (Buffer& buffer : buffers_) buffer.memory = allocate_direct(layout_.totals().record_bytes);
   make_queue(wrap);
   fill_files();
 }
@@ -45,7 +45,8 @@ void ChunkStore::make_queue(const Wrap& wrap) {
     };
     files.push_back({file.fd(), file.path(), file.direct(), what});
   }
-  for (const Buffer& buffer : buffers_) shared.buffers.push_back({buffer.memory.get(), size_t(layout_.record_bytes())});
+  for (const Buffer& buffer : buffers_)
+    shared.buffers.push_back({buffer.memory.get(), size_t(layout_.totals().record_bytes)});
   shared.depth = options_.queue_depth;
   auto queue = make_block_queue(shared, options_.ring, io_, options_.thread_count);
   if (wrap) queue = wrap(std::move(queue));
@@ -58,7 +59,7 @@ void ChunkStore::make_queue(const Wrap& wrap) {
 void ChunkStore::fill_files() {
   if (buffers_.empty()) return;
   std::byte* const zeros = buffers_[0].memory.get();
-  std::memset(zeros, 0, size_t(layout_.record_bytes()));
+  std::memset(zeros, 0, size_t(layout_.totals().record_bytes));
   for (size_t number = 0; number < layout_.chunks().size(); ++number) {
     const Chunk& chunk = layout_.chunks()[number];
     const size_t owner = number % buffers_.size();  // so that some are under way at once

@@ -69,7 +69,7 @@ class ChunkStore {
   const Options& options() const { return options_; }
   std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"
   const std::vector<SwapFile>& files() const { return files_; }
-  int64_t memory_bytes() const { return layout_.memory_bytes(options_.buffer_count); }
+  int64_t memory_bytes() const { return layout_.totals().memory_bytes(options_.buffer_count); }
   int64_t bytes_read() const { return transfers_->bytes_moved(BlockRequest::Kind::kRead); }
   // After the files were filled.
   int64_t bytes_written() const { return transfers_->bytes_moved(BlockRequest::Kind::kWrite) - layout_.total_bytes(); }

@@ -25,9 +25,8 @@ ChunkStore::Access access_of(OptimizerStates::Access access) {
 
 SwapSpace::SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
                      OnFailure on_failure, const ChunkStore::Wrap& wrap)
-    : reserved_(
-          ledger, Category::kSwap, tier,
-          ChunkLayout(groups, options.directories.size(), options.chunk_numel).memory_bytes(options.buffer_count)),
+    : reserved_(ledger, Category::kSwap, tier,
+                ChunkTotals(groups, options.chunk_numel).memory_bytes(options.buffer_count)),
       on_failure_(std::move(on_failure)),
       store_(groups, std::move(options), io, wrap) {}
 

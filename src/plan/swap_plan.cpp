@@ -24,7 +24,7 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
 }
 
 int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count) {
-  return groups.empty() ? 0 : ChunkLayout(groups, 1).memory_bytes(buffer_count);
+  return ChunkTotals(groups).memory_bytes(buffer_count);
 }
 
 }  // namespace zeroshard

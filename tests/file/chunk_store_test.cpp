@@ -402,5 +402,28 @@ TEST(ChunkLayout, StripesChunksOverTheFiles) {
   EXPECT_EQ(layout.find(1, 0), 6U);
 }
 
+TEST(ChunkTotals, AreThoseOfAllChunks) {
+  for (const uint64_t seed : testing::seeds(20)) {
+    testing::SeededRandom random(seed);
+    std::vector<ChunkGroup> groups;
+    for (int group = random.between(0, 4); group > 0; --group)
+      groups.push_back({random.between(0, 20) * kBlockNumel, random.between(0, kMaxSlots)});
+    const int64_t chunk_numel = random.between(1, 9) * kBlockNumel;
+    const ChunkTotals totals(groups, chunk_numel);
+    const ChunkLayout layout(groups, 1, chunk_numel);
+    size_t num_chunks = 0, num_sums = 0;
+    int64_t longest = 0;
+    for (const Chunk& chunk : layout.chunks()) {
+      EXPECT_EQ(chunk.first_sum, num_sums);
+      ++num_chunks;
+      num_sums += chunk.blocks() * size_t(chunk.slots);
+      longest = std::max(longest, chunk.bytes());
+    }
+    EXPECT_EQ(totals.num_chunks, num_chunks);
+    EXPECT_EQ(totals.num_sums, num_sums);
+    EXPECT_EQ(totals.record_bytes, longest);
+  }
+}
+
 }  // namespace
 }  // namespace zeroshard

@@ -133,9 +133,12 @@ def test_a_model_that_does_not_fit_is_named(tmp_path, tokens):
     assert done.returncode == 2 and "vocab_size = 1152921504606846976: must be at most" in done.stderr, done.stderr
     assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
     change_model(tmp_path, vocab_size=2**28, hidden_size=2**18)  # 2^48 bytes: no address space has them
-    done = run(write(tmp_path, train, 3), 2)
-    assert done.returncode == 2 and "the model does not fit: each rank needs" in done.stderr, done.stderr
-    assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
+    for stage in (0, 3):
+        done = run(write(tmp_path, train, stage), 2)
+        assert done.returncode == 2 and "the model does not fit: each rank needs" in done.stderr, done.stderr
+        assert "No stage, offload or number of ranks fits" in done.stderr
+        assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
+    assert dry_run(write(tmp_path, train)).returncode == 0, "it tells how much there would be"
 
 
 def test_an_output_has_one_job(tmp_path, tokens):
