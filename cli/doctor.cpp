@@ -3,8 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +11,7 @@
 
 #include "commands.h"
 #include "file/disk_probe.h"
+#include "format.h"
 #include "memory/copy_rate.h"
 #include "memory/host_memory.h"
 #include "numbers.h"
@@ -39,12 +38,6 @@ struct Diagnosis {
   double copy_rate = 0;
   std::optional<DiskReport> disk;
 };
-
-std::string format(const char* pattern, auto... values) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), pattern, values...);
-  return text.data();
-}
 
 std::string amount(int64_t bytes) {
   const double value = double(bytes);

@@ -155,13 +155,15 @@ MemoryLimits limits_of(const PlanInputs& inputs) {
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
   std::vector<StagePlan> plans;
   const MemoryLimits limits = limits_of(inputs);
-  const auto needs = [&](const PlanOptions& at) { return inputs.memory_needs(at); };
+  const auto needs = [&](const PlanOptions& at) { return inputs.memory_needs(inputs.plan(at)); };
   for (const int stage : inputs.stages) {
     const PlanOptions at = inputs.at_stage(stage);
-    StagePlan plan{stage, inputs.plan(at), {}, passed_limits(needs(at), limits, at.on_device), ""};
+    StagePlan plan{stage, inputs.plan(at), {}, "", ""};
+    plan.passed_limits = passed_limits(inputs.memory_needs(plan.bytes), limits, at.on_device);
     if (!plan.passed_limits.empty()) plan.advice = advice_to_fit({at, limits, needs, /*may_use_files=*/!at.on_device});
     if (inputs.device_bytes) {
-      plan.fit = check_fit(*inputs.device_bytes, at, [&](const PlanOptions& other) { return inputs.needed(other); });
+      plan.fit = check_fit(*inputs.device_bytes, at,
+                           [&](const PlanOptions& other) { return inputs.needed(inputs.plan(other)); });
     }
     plans.push_back(plan);
   }

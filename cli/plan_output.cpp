@@ -1,22 +1,16 @@
 #include "plan_output.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
+
+#include "format.h"
 
 namespace zeroshard::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string format(const char* pattern, auto... values) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), pattern, values...);
-  return text.data();
-}
 
 // Three digits at least, without a misleading 0.00 for small models.
 std::string gigabytes(double bytes, double unit = 1e9) {
@@ -72,7 +66,7 @@ std::string convention(const PlanInputs& inputs) {
 std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   const FitReport& fit = *plan.fit;
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
-  const std::string needed = gigabytes(inputs.needed(inputs.at_stage(plan.stage)));
+  const std::string needed = gigabytes(inputs.needed(plan.bytes));
   if (fit.fits) {
     line += format("fits: needs %s GB of %s GB", needed.c_str(), gigabytes(*inputs.device_bytes).c_str());
   } else {

@@ -33,14 +33,14 @@ struct PlanInputs {
   double activation_bytes() const { return activations ? plan_activations(*model, *activations).total() : 0; }
   // What must fit on a device besides the total.
   double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
-  MemoryNeeds memory_needs(const PlanOptions& at) const {
-    MemoryNeeds needs = zeroshard::memory_needs(plan(at), options.on_device);
+  MemoryNeeds memory_needs(const PlannedBytes& planned) const {
+    MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);
     (options.on_device ? needs.device : needs.host) += besides();
     return needs;
   }
   // What must fit on a device.
-  double needed(const PlanOptions& at) const {
-    const MemoryNeeds needs = memory_needs(at);
+  double needed(const PlannedBytes& planned) const {
+    const MemoryNeeds needs = memory_needs(planned);
     return options.on_device ? needs.device : needs.host;
   }
   PlanOptions at_stage(int stage) const {

@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <random>
 
+#include "base/boot_id.h"
 #include "base/format.h"
 
 namespace zeroshard {
@@ -41,8 +41,7 @@ const std::string& random_part() {
 
 // Eight hexadecimal digits each, for the boot (which also identifies the host) and the namespace of process numbers.
 std::string place() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::string boot = boot_id();
   struct stat numbers {};
   if (::stat("/proc/self/ns/pid", &numbers) == 0) boot += concat(" ", numbers.st_ino);
   uint32_t hash = 2166136261U;  // FNV-1a

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <fstream>
 
+#include "base/boot_id.h"
 #include "base/format.h"
 
 namespace zeroshard {
@@ -53,8 +53,7 @@ ProcessId this_process() {
 }
 
 std::string this_host() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const std::string boot = boot_id();
   char pid_namespace[64];
   const ssize_t size = ::readlink("/proc/self/ns/pid", pid_namespace, sizeof pid_namespace);
   if (boot.empty() || size <= 0) return {};

@@ -66,7 +66,7 @@ struct Engine::Impl {
   void take_writes(bool written_somewhere);
   enum class OfMaster : uint8_t { kNone, kInMemory, kAll };  // which master weights
   void take_all_writes(OfMaster of_master = OfMaster::kAll);
-  void take_writes_to_groups();
+  void take_writes_to_groups(OfMaster of_master = OfMaster::kAll);
   void check_writes();
   void drop_writes_to_shards(const std::vector<int64_t>& written);
   void check_write(size_t unit, size_t param, int64_t how) const;

@@ -108,13 +108,13 @@ void Engine::Impl::take_writes(bool written_somewhere) {
 void Engine::Impl::take_all_writes(OfMaster of_master) {
   if (!in_use) return;
   take_writes(agree_on_flags(reduce_comm, {watch->any_written() ? 1 : 0}).front() != 0);
+  take_writes_to_groups(of_master);
+}
+
+void Engine::Impl::take_writes_to_groups(OfMaster of_master) {
   if (of_master == OfMaster::kNone) return;
   for (ShardedGroup* const group : groups->trained())
     if (of_master == OfMaster::kAll || group->states().in_memory() != nullptr) optimizer.take_writes(*group);
-}
-
-void Engine::Impl::take_writes_to_groups() {
-  for (ShardedGroup* const group : groups->trained()) optimizer.take_writes(*group);
 }
 
 void Engine::Impl::check_writes() {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <sstream>
 
+#include "base/boot_id.h"
 #include "base/format.h"
 
 namespace zeroshard {
@@ -106,7 +107,7 @@ HostMemory read_host_memory(const std::string& root) {
 }
 
 int64_t machine_number() {
-  const std::string boot = text_of("/proc/sys/kernel/random/boot_id");
+  const std::string boot = boot_id();
   return boot.empty() ? 0 : int64_t(std::hash<std::string>()(boot) >> 1);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "plan/smallest_world_size.h"
 
 namespace zeroshard {
 namespace {
@@ -57,20 +58,10 @@ std::vector<Change> changes_of_keys(const FitSearch& search) {
 }
 
 std::optional<int> ranks_that_fit(const FitSearch& search, PlanOptions options) {
-  const auto fit_on = [&](int ranks) {
+  return smallest_world_size(options.world_size, [&](int ranks) {
     options.world_size = ranks;
     return fits(search.needs(options), search.limits);
-  };
-  int low = options.world_size, high = low;  // `low` does not fit
-  do {
-    if (high >= kMaxPlannedWorldSize) return std::nullopt;
-    high = std::min(2 * high, kMaxPlannedWorldSize);
-  } while (!fit_on(high));
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    (fit_on(middle) ? high : low) = middle;
-  }
-  return high;
+  });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "placement/placement.h"
 #include "plan/device_memory.h"
 #include "plan/plan_ledger.h"
+#include "plan/smallest_world_size.h"
 #include "plan/state_rules.h"
 
 namespace zeroshard {
@@ -15,22 +16,6 @@ namespace {
 double ideal_bytes(const Held& held, int64_t numel, int world_size) {
   const double whole = double(held.element_bytes()) * double(numel);
   return held.extent == Extent::kShard ? whole / double(world_size) : whole;
-}
-
-// Smallest world size for which fits(world_size) holds, found by doubling and then bisection. Apart from padding, bytes
-// per rank fall with the world size.
-std::optional<int> smallest_world_size(const std::function<bool(int)>& fits) {
-  int high = 1;
-  while (!fits(high)) {
-    if (high >= kMaxPlannedWorldSize) return std::nullopt;
-    high *= 2;
-  }
-  int low = high / 2;  // does not fit, or is 0
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    (fits(middle) ? high : low) = middle;
-  }
-  return high;
 }
 
 }  // namespace
@@ -250,7 +235,7 @@ FitReport check_fit(double device_bytes, const PlanOptions& options,
     if (needed(options.world_size, stage) <= device_bytes) report.lowest_stage = stage;
   }
   const auto search = [&](int stage) {
-    return smallest_world_size([&](int world_size) { return needed(world_size, stage) <= device_bytes; });
+    return smallest_world_size(/*above=*/0, [&](int world_size) { return needed(world_size, stage) <= device_bytes; });
   };
   report.min_world_size = search(options.stage);
   report.min_world_size_stage_3 = options.stage == 3 ? report.min_world_size : search(3);

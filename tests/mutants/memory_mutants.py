@@ -64,7 +64,7 @@ _LIMITS_TABLE = [
     ),
     (
         "advice-one-rank-short",
-        _LIMITS,
+        "src/plan/smallest_world_size.cpp",
         "  return high;",
         "  return low;",
         "plan",
