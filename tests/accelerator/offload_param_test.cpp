@@ -4,8 +4,7 @@
 
 #include <limits>
 
-#include "accelerator/support.h"
-#include "engine/support.h"
+#include "accelerator/offload_support.h"
 #include "file/support.h"
 #include "support/release.h"
 #include "zeroshard/error.h"
@@ -29,25 +28,10 @@ Scenario offloading(Scenario scenario) {
   return on_devices(std::move(scenario));
 }
 
-void expect_no_race(const Scenario& scenario) {
-  EXPECT_THAT(Streams::get().races().found(), IsEmpty()) << scenario.text();
-  EXPECT_THAT(operators_that_waited(), IsEmpty()) << scenario.text();
-  EXPECT_EQ(pinned_frees_in_use(), 0) << scenario.text();
-}
-
 int64_t planned(const Result& result, const std::string& category, const std::string& tier) {
   for (const MemoryLine& line : result.memory)
     if (line.category == category && line.tier == tier) return line.planned;
   return 0;
-}
-
-// In each category and on each tier the engine has held what was planned.
-void expect_as_planned(const Scenario& scenario, const Result& result) {
-  for (const MemoryLine& line : result.memory) {
-    const bool is_more = scenario.no_sync && line.category == "gradients" && line.tier == "device";
-    if (line.category == "temporaries" || is_more) continue;
-    EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier << ", " << scenario.text();
-  }
 }
 
 class ParamOffload : public ::testing::TestWithParam<std::tuple<Schedule, int>> {
@@ -73,19 +57,8 @@ std::vector<std::tuple<Schedule, int>> cases() {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, ParamOffload, ::testing::ValuesIn(cases()));
 
-// As on the CPU, and as on the device without offload, down to the norms; in each category and on each tier what was
-// planned. Returns what offload gave.
 Result expect_the_same_bits(const Scenario& scenario) {
-  const Result cpu = test::train(scenario), without = test::train(on_devices(scenario));
-  Result result = test::train(offloading(scenario));
-  if (::testing::Test::HasFailure()) return result;
-  EXPECT_TRUE(result.values.equal(cpu.values)) << scenario.text();
-  EXPECT_EQ(result.steps.size(), without.steps.size());
-  for (size_t step = 0; step < result.steps.size(); ++step)
-    EXPECT_EQ(result.steps[step].grad_norm, without.steps[step].grad_norm) << scenario.text();
-  expect_as_planned(scenario, result);
-  expect_no_race(scenario);
-  return result;
+  return expect_bits_of(scenario, offloading(scenario));
 }
 
 TEST_P(ParamOffload, GivesTheSameBitsInThePlannedMemory) {
@@ -364,50 +337,16 @@ TEST_P(ParamOffload, RanksReadTheirShards) {
 
 TEST_P(ParamOffload, MemoryThatCannotBePinnedGivesTheSameBits) {
   const Scenario made = offloading(scenario(DType::kBFloat16));
-  const Result expected = test::train(made);
-  refuse_to_pin(true);
-  const Result refused = test::train(made);
-  refuse_to_pin(false);
   Scenario pageable = made;
   pageable.config.offload_param.pin_memory = pageable.config.offload_optimizer.pin_memory = false;
-  const int64_t pinned = pinned_bytes();
-  const Result not_asked = test::train(pageable);
-  ASSERT_FALSE(HasFailure());
-  EXPECT_EQ(pinned_bytes(), pinned);
-  EXPECT_TRUE(expected.values.equal(refused.values));
-  EXPECT_TRUE(expected.values.equal(not_asked.values));
+  expect_bits_without_pinning(made, pageable);
 }
 
 // An optimizer outside the engine has tensors of the host: of fp32 parameters, the shards themselves.
 TEST_P(ParamOffload, AnOptimizerOutsideUpdatesOnTheHost) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    std::vector<at::Tensor> values;
-    for (const bool offloads : {false, true}) {
-      test::ThreadWorld world(offloads ? offloading(scenario(dtype)) : on_devices(scenario(dtype)));
-      const auto errors = world.run([offloads](test::Rank& rank) {
-        at::set_num_threads(1);
-        EngineOptions options;
-        options.config = rank.scenario.config;
-        options.device = rank.scenario.device_of(rank.gather.rank());
-        options.external_optimizer = "SGD";
-        rank.engine = std::make_unique<Engine>(rank.model.definitions(), std::move(options), rank.gather, rank.reduce);
-        for (int step = 0; step < 3; ++step) {
-          rank.engine->begin_forward(/*training=*/true);
-          rank.engine->backward(
-              test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
-          const StepResult result = rank.engine->prepare_step();
-          for (const OptimizerSlice& slice : rank.engine->slices()) {
-            EXPECT_EQ(slice.master.is_cpu(), offloads);
-            at::Tensor(slice.master).sub_(slice.grad.mul(0.125));
-          }
-          rank.engine->finish_step(result);
-        }
-        rank.finish();
-      });
-      ASSERT_THAT(errors, Each(""));
-      values.push_back(world.rank(0).result.values);
-    }
-    EXPECT_TRUE(values[0].equal(values[1]));
+    const at::Tensor without = values_of_an_optimizer_outside(on_devices(scenario(dtype)), /*on_host=*/false);
+    EXPECT_TRUE(without.equal(values_of_an_optimizer_outside(offloading(scenario(dtype)), /*on_host=*/true)));
   }
   expect_no_race(scenario());
 }
@@ -423,21 +362,10 @@ TEST_P(ParamOffload, CheckpointsGoBetweenTiers) {
       (saves_from_host ? other : made).config.stage = 2;
       const Scenario saving = saves_from_host ? offloading(made) : on_devices(made);
       const Scenario loading = saves_from_host ? on_devices(other) : offloading(other);
-      at::Tensor saved, end;
-      EXPECT_THAT(run_saving(saving,
-                             [&](test::SavingRank& rank) {
-                               for (const int step : {0, 1}) rank.train_step(saving, step);
-                               rank.engine->save_checkpoint(root.path(), "a", 2, {},
-                                                            {.async = dtype == DType::kFloat32});
-                               const at::Tensor then = rank.values();
-                               for (const int step : {2, 3}) rank.train_step(saving, step);
-                               const at::Tensor now = rank.values();
-                               if (rank.rank == 0) saved = then, end = now;
-                             }),
-                  Each(""));
+      const auto [saved, end] = train_and_save(saving, root.path(), {.async = dtype == DType::kFloat32});
       EXPECT_THAT(run_saving(
                       loading,
-                      [&](test::SavingRank& rank) {
+                      [&, saved = saved, end = end](test::SavingRank& rank) {
                         rank.train_step(loading, 0);
                         const auto loss = [&] {
                           const at::NoGradGuard no_grad;

@@ -4,8 +4,7 @@
 
 #include <limits>
 
-#include "accelerator/support.h"
-#include "engine/support.h"
+#include "accelerator/offload_support.h"
 #include "file/support.h"
 #include "support/release.h"
 
@@ -23,12 +22,6 @@ using testing::TemporaryDirectory;
 Scenario offloading(Scenario scenario) {
   scenario.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
   return on_devices(std::move(scenario));
-}
-
-void expect_no_race(const Scenario& scenario) {
-  EXPECT_THAT(Streams::get().races().found(), IsEmpty()) << scenario.text();
-  EXPECT_THAT(operators_that_waited(), IsEmpty()) << scenario.text();
-  EXPECT_EQ(pinned_frees_in_use(), 0) << scenario.text();
 }
 
 class Offload : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> {
@@ -60,30 +53,12 @@ std::vector<std::tuple<Schedule, int, int>> cases() {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Offload, ::testing::ValuesIn(cases()));
 
-// As on the CPU, and as on the device without offload, down to the norms. In each category and on each tier the engine
-// has held what was planned.
 void expect_the_same_bits(const Scenario& scenario) {
-  const Result cpu = test::train(scenario), without = test::train(on_devices(scenario));
-  const Result result = test::train(offloading(scenario));
-  ASSERT_FALSE(::testing::Test::HasFailure()) << scenario.text();
-  EXPECT_TRUE(result.values.equal(cpu.values)) << scenario.text();
-  ASSERT_EQ(result.steps.size(), without.steps.size());
-  for (size_t step = 0; step < result.steps.size(); ++step) {
-    EXPECT_EQ(result.steps[step].applied, without.steps[step].applied) << scenario.text();
-    if (without.steps[step].applied) {
-      EXPECT_EQ(result.steps[step].grad_norm, without.steps[step].grad_norm) << scenario.text();
-    }
-  }
-  for (const MemoryLine& line : result.memory) {
-    const bool is_more = scenario.no_sync && line.category == "gradients" && line.tier == "device";
-    if (line.category != "temporaries" && !is_more) {
-      EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier << ", " << scenario.text();
-    }
+  for (const MemoryLine& line : expect_bits_of(scenario, offloading(scenario)).memory) {
     if (line.category == "master weights" || line.category == "moments") {
       EXPECT_EQ(line.tier, "host");
     }
   }
-  expect_no_race(scenario);
 }
 
 TEST_P(Offload, GivesTheSameBitsInThePlannedMemory) {
@@ -325,18 +300,9 @@ TEST_P(Offload, DevicesWithoutKernelsOfTheirOwn) {
 
 TEST_P(Offload, MemoryThatCannotBePinnedGivesTheSameBits) {
   const Scenario made = offloading(scenario(DType::kBFloat16));
-  const Result expected = test::train(made);
-  refuse_to_pin(true);
-  const Result refused = test::train(made);
-  refuse_to_pin(false);
   Scenario pageable = made;
   pageable.config.offload_optimizer.pin_memory = false;
-  const int64_t pinned = pinned_bytes();
-  const Result not_asked = test::train(pageable);
-  ASSERT_FALSE(HasFailure());
-  EXPECT_EQ(pinned_bytes(), pinned);
-  EXPECT_TRUE(expected.values.equal(refused.values));
-  EXPECT_TRUE(expected.values.equal(not_asked.values));
+  expect_bits_without_pinning(made, pageable);
 }
 
 // Gradients between backward and step, and after it; those that the user sets.
@@ -380,34 +346,8 @@ TEST_P(Offload, GradientsAreReadAndSet) {
 // An optimizer outside the engine has tensors of the host, and what it writes to them goes to the device.
 TEST_P(Offload, AnOptimizerOutsideUpdatesOnTheHost) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    std::vector<at::Tensor> values;
-    for (const bool offloads : {false, true}) {
-      test::ThreadWorld world(offloads ? offloading(scenario(dtype)) : on_devices(scenario(dtype)));
-      const auto errors = world.run([offloads](test::Rank& rank) {
-        at::set_num_threads(1);
-        EngineOptions options;
-        options.config = rank.scenario.config;
-        options.device = rank.scenario.device_of(rank.gather.rank());
-        options.external_optimizer = "SGD";
-        rank.engine = std::make_unique<Engine>(rank.model.definitions(), std::move(options), rank.gather, rank.reduce);
-        for (int step = 0; step < 3; ++step) {
-          rank.engine->begin_forward(/*training=*/true);
-          rank.engine->backward(
-              test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
-          const StepResult result = rank.engine->prepare_step();
-          for (const OptimizerSlice& slice : rank.engine->slices()) {
-            EXPECT_EQ(slice.master.is_cpu(), offloads);
-            EXPECT_EQ(slice.grad.is_cpu(), offloads);
-            at::Tensor(slice.master).sub_(slice.grad.mul(0.125));
-          }
-          rank.engine->finish_step(result);
-        }
-        rank.finish();
-      });
-      ASSERT_THAT(errors, Each(""));
-      values.push_back(world.rank(0).result.values);
-    }
-    EXPECT_TRUE(values[0].equal(values[1]));
+    const at::Tensor without = values_of_an_optimizer_outside(on_devices(scenario(dtype)), /*on_host=*/false);
+    EXPECT_TRUE(without.equal(values_of_an_optimizer_outside(offloading(scenario(dtype)), /*on_host=*/true)));
   }
   expect_no_race(scenario());
 }
@@ -421,23 +361,13 @@ TEST_P(Offload, CheckpointsGoBetweenTiers) {
         return offloads ? offloading(made) : on_devices(made);
       };
       const Scenario saving = place(scenario(dtype), saves_from_host);
-      at::Tensor saved, end;
-      EXPECT_THAT(run_saving(saving,
-                             [&](test::SavingRank& rank) {
-                               for (const int step : {0, 1}) rank.train_step(saving, step);
-                               rank.engine->save_checkpoint(root.path(), "a", 2);
-                               const at::Tensor then = rank.values();
-                               for (const int step : {2, 3}) rank.train_step(saving, step);
-                               const at::Tensor now = rank.values();
-                               if (rank.rank == 0) saved = then, end = now;
-                             }),
-                  Each(""));
+      const auto [saved, end] = train_and_save(saving, root.path());
       Scenario other = scenario(dtype);
       other.config.stage = saving.config.stage % 3 + 1;
       const Scenario loading = place(other, !saves_from_host);
       EXPECT_THAT(run_saving(
                       loading,
-                      [&](test::SavingRank& rank) {
+                      [&, saved = saved, end = end](test::SavingRank& rank) {
                         rank.train_step(loading, 0);
                         EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
                         EXPECT_TRUE(rank.values().equal(saved));

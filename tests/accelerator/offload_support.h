@@ -1,0 +1,105 @@
+#pragma once
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "accelerator/support.h"
+#include "engine/support.h"
+
+// What holds for every run on devices that offloads to the host.
+namespace zeroshard::accelerator {
+
+inline void expect_no_race(const test::Scenario& scenario) {
+  EXPECT_THAT(Streams::get().races().found(), ::testing::IsEmpty()) << scenario.text();
+  EXPECT_THAT(operators_that_waited(), ::testing::IsEmpty()) << scenario.text();
+  EXPECT_EQ(pinned_frees_in_use(), 0) << scenario.text();
+}
+
+// In each category and on each tier the engine has held what was planned.
+inline void expect_as_planned(const test::Scenario& scenario, const test::Result& result) {
+  for (const MemoryLine& line : result.memory) {
+    const bool is_more = scenario.no_sync && line.category == "gradients" && line.tier == "device";
+    if (line.category == "temporaries" || is_more) continue;
+    EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier << ", " << scenario.text();
+  }
+}
+
+// `offloads` trains as `scenario` does on the CPU and on the device, down to the norms, in the planned memory. Returns
+// its result.
+inline test::Result expect_bits_of(const test::Scenario& scenario, const test::Scenario& offloads) {
+  const test::Result cpu = test::train(scenario), without = test::train(on_devices(scenario));
+  test::Result result = test::train(offloads);
+  EXPECT_EQ(result.steps.size(), without.steps.size()) << scenario.text();
+  if (::testing::Test::HasFailure()) return result;
+  EXPECT_TRUE(result.values.equal(cpu.values)) << scenario.text();
+  for (size_t step = 0; step < result.steps.size(); ++step) {
+    EXPECT_EQ(result.steps[step].applied, without.steps[step].applied) << scenario.text();
+    if (without.steps[step].applied) {
+      EXPECT_EQ(result.steps[step].grad_norm, without.steps[step].grad_norm) << scenario.text();
+    }
+  }
+  expect_as_planned(scenario, result);
+  expect_no_race(scenario);
+  return result;
+}
+
+// `pinned` trains to the same bits where memory cannot be pinned, and as `pageable`, which does not ask for it.
+inline void expect_bits_without_pinning(const test::Scenario& pinned, const test::Scenario& pageable) {
+  const test::Result expected = test::train(pinned);
+  refuse_to_pin(true);
+  const test::Result refused = test::train(pinned);
+  refuse_to_pin(false);
+  const int64_t bytes = pinned_bytes();
+  const test::Result not_asked = test::train(pageable);
+  ASSERT_FALSE(::testing::Test::HasFailure());
+  EXPECT_EQ(pinned_bytes(), bytes);
+  EXPECT_TRUE(expected.values.equal(refused.values));
+  EXPECT_TRUE(expected.values.equal(not_asked.values));
+}
+
+// What ranks have after three steps of an optimizer outside the engine. Its tensors are `on_host`, or not.
+inline at::Tensor values_of_an_optimizer_outside(const test::Scenario& scenario, bool on_host) {
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([on_host](test::Rank& rank) {
+    at::set_num_threads(1);
+    EngineOptions options;
+    options.config = rank.scenario.config;
+    options.device = rank.scenario.device_of(rank.gather.rank());
+    options.external_optimizer = "SGD";
+    rank.engine = std::make_unique<Engine>(rank.model.definitions(), std::move(options), rank.gather, rank.reduce);
+    for (int step = 0; step < 3; ++step) {
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
+      const StepResult result = rank.engine->prepare_step();
+      for (const OptimizerSlice& slice : rank.engine->slices()) {
+        EXPECT_EQ(slice.master.is_cpu(), on_host);
+        EXPECT_EQ(slice.grad.is_cpu(), on_host);
+        at::Tensor(slice.master).sub_(slice.grad.mul(0.125));
+      }
+      rank.engine->finish_step(result);
+    }
+    rank.finish();
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+  return world.rank(0).result.values;
+}
+
+struct SavedRun {
+  at::Tensor saved, end;  // values at the checkpoint, and two steps later
+};
+inline SavedRun train_and_save(const test::Scenario& saving, const std::string& root, const SaveOptions& options = {}) {
+  SavedRun run;
+  const auto errors = run_saving(saving, [&](test::SavingRank& rank) {
+    for (const int step : {0, 1}) rank.train_step(saving, step);
+    rank.engine->save_checkpoint(root, "a", 2, {}, options);
+    const at::Tensor then = rank.values();
+    for (const int step : {2, 3}) rank.train_step(saving, step);
+    const at::Tensor now = rank.values();
+    if (rank.rank == 0) run = {then, now};
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+  return run;
+}
+
+}  // namespace zeroshard::accelerator
