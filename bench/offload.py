@@ -6,7 +6,8 @@
 The update: AdamW over states in a file, and a probe that reads and writes the same bytes of another file at once, with
 as many buffers and requests; in turn, round after round, in one process (bench_chunk_store). The ratio is taken per
 round.
-Memory: the resident set of one rank that trains linear layers at stage 2, with states in memory and in files.
+Memory: the resident set of one rank that trains linear layers at stage 2, with states in memory and in files; the time
+of its steps, beside the prediction.
 """
 
 import argparse
@@ -14,15 +15,17 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from machine import cpu_name
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = 4
+STEPS = 6
 
 
 def parse_arguments():
@@ -34,6 +37,7 @@ def parse_arguments():
     parser.add_argument("--millions", type=int, default=64, help="of elements (2^20) whose states are updated")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=24, help="of 2048 x 2048 weights, in training")
+    parser.add_argument("--rows", type=int, default=512, help="of the batch, in training: how long the passes take")
     parser.add_argument("--out", type=Path, help="without suffix (default: bench/results/offload-DATE)")
     parser.add_argument("--train", choices=["none", "nvme"], help=argparse.SUPPRESS)
     parser.add_argument("--dtype", default="bf16", help=argparse.SUPPRESS)
@@ -65,17 +69,24 @@ def train(arguments):
         config["bf16"] = {"enabled": True}
     engine = zeroshard.initialize(model=model, config=config)[0]
     dtype = next(model.parameters()).dtype
+    passes, updates = [], []
     for step in range(STEPS):
         torch.manual_seed(step)
-        engine.backward(engine(torch.randn(8, 2048, dtype=dtype)).float().square().mean())
+        begin = time.perf_counter()
+        engine.backward(engine(torch.randn(arguments.rows, 2048, dtype=dtype)).float().square().mean())
+        middle = time.perf_counter()
         engine.step()
+        passes.append(middle - begin)
+        updates.append(time.perf_counter() - middle)
     facts = {"numel": numel, "before": at_start, "resident": status("VmRSS"), "digest": engine.parameter_digest()}
+    facts |= {"passes_s": statistics.median(passes[1:]), "update_s": statistics.median(updates[1:])}
+    facts["step_s"] = statistics.median(p + u for p, u in zip(passes[1:], updates[1:], strict=True))
     print(json.dumps(facts))
 
 
 def measure_memory(arguments, directory, dtype, where):
     command = [sys.executable, __file__, "--train", where, "--dtype", dtype, "--dir", directory]
-    command += ["--layers", str(arguments.layers)]
+    command += ["--layers", str(arguments.layers), "--rows", str(arguments.rows)]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -100,6 +111,19 @@ def main():
     for dtype in ("bf16", "fp32"):
         assert memory[f"{dtype} none"]["digest"] == memory[f"{dtype} nvme"]["digest"], "the bits differ"
     write(arguments, updates, memory)
+
+
+def step_table(updates, memory):
+    """Steps beside what `zeroshard plan` predicts from a run without files and the disk's rate: the passes, then the
+    update or the disk, whichever takes longer."""
+    bytes_per_s = 1e9 * updates[0]["probe_gb_per_s"]
+    lines = ["", "| training | step | predicted | ratio |", "|---|---|---|---|"]
+    for dtype, moved in (("bf16", 24), ("fp32", 16)):
+        inside, outside = memory[f"{dtype} none"], memory[f"{dtype} nvme"]
+        predicted = inside["passes_s"] + max(inside["update_s"], moved * inside["numel"] / bytes_per_s)
+        ratio = outside["step_s"] / predicted
+        lines.append(f"| {dtype} nvme | {outside['step_s']:.2f} s | {predicted:.2f} s | {ratio:.2f} |")
+    return lines
 
 
 def write(arguments, updates, memory):
@@ -133,6 +157,7 @@ def write(arguments, updates, memory):
     for name, facts in memory.items():
         own = facts["resident"] - facts["before"]
         lines.append(f"| {name} | {facts['numel'] / 1e6:.0f} M | {own / 2**20:.0f} MiB | {own / facts['numel']:.1f} |")
+    lines += step_table(updates, memory)
     out.with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
