@@ -8,7 +8,9 @@
 #include "choices.h"
 #include "commands.h"
 #include "numbers.h"
+#include "plan/auto_offload.h"
 #include "plan_output.h"
+#include "plan_step.h"
 #include "zeroshard/config.h"
 #include "zeroshard/error.h"
 
@@ -30,6 +32,7 @@ struct Arguments {
   MemoryArguments memory;
   std::optional<int> world_size;
   BatchArguments batch;
+  RateArguments rates;
   bool json = false, list_params = false, placement = false;
 };
 
@@ -64,6 +67,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   const ParsedConfig parsed = load_config(arguments.config, context);
   const Config& config = parsed.config;
   inputs.options = plan_options(config, is_for_device(config));
+  inputs.config = config;
   inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
@@ -132,6 +136,7 @@ PlanInputs read_inputs(const Arguments& arguments) {
     inputs.optimizer_name = arguments.optimizer;
   }
   read_activations(arguments.batch, inputs);
+  inputs.rates = read_rates(arguments.rates, inputs);
   read_stages(arguments.stage, inputs);
   if (!arguments.memory.device.empty())
     inputs.device_bytes = parse_device_bytes("--device-memory", arguments.memory.device);
@@ -144,12 +149,33 @@ PlanInputs read_inputs(const Arguments& arguments) {
   return inputs;
 }
 
+PlanOptions with_tiers_of(const Config& config, PlanOptions options) {
+  const PlanOptions of_config = plan_options(config, options.on_device);
+  options.parameter_tier = of_config.parameter_tier;
+  options.gradient_tier = of_config.gradient_tier;
+  options.state_tier = of_config.state_tier;
+  return options;
+}
+
 MemoryLimits limits_of(const PlanInputs& inputs) {
   const auto limit = [](const std::optional<double>& bytes) {
     return bytes ? std::optional(MemoryLimit{*bytes, "as given"}) : std::nullopt;
   };
   if (!inputs.options.on_device) return {.device = {}, .host = limit(inputs.device_bytes)};
   return {limit(inputs.device_bytes), limit(inputs.host_bytes)};
+}
+
+// What an engine would choose for "auto", within what is known here.
+void choose_offload(PlanInputs& inputs) {
+  if (!inputs.config || !has_auto_offload(*inputs.config)) return;
+  const bool on_device = inputs.options.on_device;
+  const std::vector<Config> choices = offload_choices(*inputs.config, on_device, /*may_use_files=*/!on_device);
+  const auto needs = [&](const Config& choice) {
+    return inputs.memory_needs(inputs.plan(with_tiers_of(choice, inputs.at_stage(inputs.stages.front()))));
+  };
+  const OffloadChoice choice = zeroshard::choose_offload(choices, limits_of(inputs), needs, on_device);
+  inputs.options = with_tiers_of(choices[choice.index], inputs.options);
+  inputs.notes.push_back(describe_choice(*inputs.config, choices[choice.index], choice.why_not_before));
 }
 
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
@@ -171,12 +197,13 @@ std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
 }
 
 void run(const Arguments& arguments) {
-  const PlanInputs inputs = read_inputs(arguments);
+  PlanInputs inputs = read_inputs(arguments);
   if (arguments.list_params) return print_params(*inputs.model, arguments.json);
   if (arguments.placement) {
     if (!inputs.model) throw ValueError("--placement needs --model");
     return print_placements(inputs, arguments.json);
   }
+  choose_offload(inputs);
   const std::vector<StagePlan> plans = plan_stages(inputs);
   arguments.json ? print_plan_json(inputs, plans) : print_plan_table(inputs, plans);
 }
@@ -205,6 +232,7 @@ void add_plan_command(CLI::App& app) {
           "Sequences of a micro-batch (default: that of --config, else 1)");
   plan->add_flag("--checkpoint-activations", arguments->batch.checkpoint_activations,
                  "Each layer keeps its input alone, and is computed again in the backward pass");
+  add_rate_options(*plan, arguments->rates);
   plan->add_flag("--json", arguments->json, "Print JSON");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
   plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "format.h"
+#include "plan_step.h"
 
 namespace zeroshard::cli {
 namespace {
@@ -176,6 +177,10 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
                         gigabytes(staging(inputs)).c_str());
   }
   for (const std::string& note : inputs.notes) std::cout << "Note: " << note << ".\n";
+  if (inputs.rates) {
+    std::cout << "\n";
+    for (const StagePlan& plan : plans) std::cout << describe_step(inputs, inputs.at_stage(plan.stage));
+  }
   if (!inputs.device_bytes && !inputs.host_bytes) return;
   std::cout << "\n";
   if (inputs.device_bytes) {
@@ -225,6 +230,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
                    {"smallest_world_size_stage_3", or_null(plan.fit->min_world_size_stage_3)},
                    {"lowest_stage", or_null(plan.fit->lowest_stage)}};
   }
+  if (inputs.rates) json["step"] = step_as_json(inputs, inputs.at_stage(plan.stage));
   if (inputs.device_bytes || inputs.host_bytes) {
     json["limits"] = {{"fits", plan.passed_limits.empty()}};
     if (inputs.host_bytes) json["limits"]["host_memory_bytes"] = number(*inputs.host_bytes);

@@ -8,6 +8,7 @@
 #include "plan/memory_limits.h"
 #include "zeroshard/activations.h"
 #include "zeroshard/plan.h"
+#include "zeroshard/step_time.h"
 
 // The results of `zeroshard plan`, and its two ways of printing them.
 namespace zeroshard::cli {
@@ -25,6 +26,8 @@ struct PlanInputs {
   int64_t micro_batch = 1;                       // sequences, as the config says
   std::optional<ActivationOptions> activations;  // of a model
   std::vector<std::string> notes;
+  std::optional<Config> config;
+  std::optional<MachineRates> rates;  // asked for the time of a step
 
   int64_t numel() const { return model ? model->numel() : *num_params; }
   PlannedBytes plan(const PlanOptions& at) const {

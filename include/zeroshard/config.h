@@ -118,8 +118,10 @@ struct WandbConfig {
 
 // "zero_optimization.offload_optimizer": where master weights, moments and reduced gradients lie.
 struct OffloadOptimizerConfig {
-  enum class Device : uint8_t { kNone, kCpu, kNvme };
-  Device device = Device::kNone;       // a rank on the CPU has everything in host memory: there, kCpu changes nothing
+  enum class Device : uint8_t { kNone, kCpu, kNvme, kAuto };
+  // A rank on the CPU has everything in host memory: there, kCpu changes nothing. kAuto: an engine chooses the first of
+  // the others that fits into the limits of its ranks.
+  Device device = Device::kNone;
   double ratio = 1;                    // share of each unit's states that leaves the device
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
   int buffer_count = 4;                // chunks of states in memory at a time, with kNvme

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "memory/host_memory.h"
+#include "plan/auto_offload.h"
 #include "plan/memory_limits.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
@@ -68,17 +69,36 @@ void describe_memory(std::ostream& out, const CausalLM& model, const Config& con
   out << ")";
   if (bytes.host.total() > 0) out << ", and " << bytes.host.total() / 1e6 << " MB of host memory";
   if (bytes.file.total() > 0) out << ", and " << bytes.file.total() / 1e6 << " MB in files";
+  if (has_auto_offload(config)) out << ", or less: offload is \"auto\"";
   out << "\n";
+}
+
+MemoryLimits limits_of(const Config& config, bool on_device, int ranks_of_host) {
+  MemoryLimits limits = configured_limits(config.offload, on_device);
+  if (!limits.host) limits.host = limit_of_host(read_host_memory(), ranks_of_host);
+  return limits;
+}
+
+// What the engine would choose for "auto".
+Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
+                           const MemoryLimits& limits) {
+  if (!has_auto_offload(config)) return config;
+  const ModelShapes shapes = shapes_of(model, config);
+  const auto needs = [&](const Config& choice) {
+    return memory_needs(plan_model(shapes, plan_options(choice, on_device)), on_device);
+  };
+  const std::vector<Config> choices = offload_choices(config, on_device, /*may_use_files=*/!on_device);
+  const OffloadChoice choice = choose_offload(choices, limits, needs, on_device);
+  out << "offload     " << describe_choice(config, choices[choice.index], choice.why_not_before) << "\n";
+  return choices[choice.index];
 }
 
 // What the engine would say before it allocates.
 void describe_limits(std::ostream& out, const CausalLM& model, const Config& config, bool on_device,
-                     int ranks_of_host) {
+                     const MemoryLimits& limits) {
   const ModelShapes shapes = shapes_of(model, config);
   const auto needs = [&](const PlanOptions& options) { return memory_needs(plan_model(shapes, options), on_device); };
   const PlanOptions options = plan_options(config, on_device);
-  MemoryLimits limits = configured_limits(config.offload, on_device);
-  if (!limits.host) limits.host = limit_of_host(read_host_memory(), ranks_of_host);
   const std::string passed = passed_limits(needs(options), limits, on_device);
   const bool all_trained =
       std::ranges::all_of(model.parameters(), [](const auto& each) { return each.requires_grad(); });
@@ -142,8 +162,11 @@ std::string describe_run(const TrainConfig& config, bool on_device, int ranks_of
   const std::string warning = check_targets(options, batch, steps, *training, validation.get());
   std::ostringstream out;
   out << std::fixed << std::setprecision(1);
+  Config& engine = own.engine.config;
+  const MemoryLimits limits = limits_of(engine, on_device, ranks_of_host);
+  engine = with_offload_chosen(out, *made.model, engine, on_device, limits);
   out << describe_plan(own, *made.model, *training, validation.get(), steps, on_device);
-  describe_limits(out, *made.model, own.engine.config, on_device, ranks_of_host);
+  describe_limits(out, *made.model, engine, on_device, limits);
   if (!warning.empty()) out << "warning     " << warning << "\n";
   describe_row(out, options, *training);
   return out.str();

@@ -36,6 +36,7 @@ std::vector<Key> offload_optimizer() {
   const auto set_device = [](Config& config, const Json& value) {
     config.offload_optimizer.device = value == "cpu"    ? Offload::Device::kCpu
                                       : value == "nvme" ? Offload::Device::kNvme
+                                      : value == "auto" ? Offload::Device::kAuto
                                                         : Offload::Device::kNone;
   };
   const auto set_cpu = [](Config& config, const Json& value) {
@@ -47,9 +48,10 @@ std::vector<Key> offload_optimizer() {
         value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
   };
   return {
-      zero("offload_optimizer.device", Choice{{"none", "cpu", "nvme"}}, "none",
+      zero("offload_optimizer.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
            "stages 1 to 3. \"cpu\": master weights, moments and reduced gradients lie in host memory; on ranks whose "
-           "device is the CPU they do anyway. \"nvme\": master weights and moments lie in files",
+           "device is the CPU they do anyway. \"nvme\": master weights and moments lie in files. \"auto\": the first of "
+           "none, cpu and, with an nvme_path, nvme that fits into the memory of each rank",
            set_device),
       zero("cpu_offload", Bool{}, false, "true: as offload_optimizer.device = \"cpu\"", set_cpu),
       zero("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0,

@@ -257,7 +257,9 @@ class Resolver {
     using Device = OffloadOptimizerConfig::Device;
     const OffloadOptimizerConfig& offload = config().offload_optimizer;
     if (offload.device == Device::kNone) return;
-    const char* const device = offload.device == Device::kCpu ? "cpu" : "nvme";
+    const char* const device = offload.device == Device::kCpu    ? "cpu"
+                               : offload.device == Device::kNvme ? "nvme"
+                                                                 : "auto";
     if (config().stage == 0) {
       fail_value("zero_optimization.offload_optimizer.device", device,
                  "is for stages 1 to 3, where each rank updates its share; zero_optimization.stage is 0. Set stage 1, "

@@ -7,7 +7,8 @@
 #include "base/log.h"
 #include "checkpoint/agreement.h"
 #include "engine/consensus.h"
-#include "memory/host_memory.h"
+#include "plan/auto_offload.h"
+#include "device/total_memory.h"
 #include "plan/plan_ledger.h"
 #include "zeroshard/error.h"
 
@@ -40,6 +41,10 @@ std::string refusal(const MemoryPlan& plan, const MemoryLimits& limits, bool may
                 ". `zeroshard plan` shows what needs how much");
 }
 
+bool may_use_files(const EngineOptions& options) {
+  return options.device.is_cpu() && options.external_optimizer.empty();
+}
+
 void warn_of_scarce_memory(const MemoryPlan& plan, const HostMemory& host, int ranks, int rank) {
   const double need = memory_needs(plan.bytes, plan.options.on_device).host * ranks;
   const double free = double(host.free()) + (plan.options.on_device ? 0 : double(plan.model_bytes) * ranks);
@@ -51,24 +56,48 @@ void warn_of_scarce_memory(const MemoryPlan& plan, const HostMemory& host, int r
 
 }  // namespace
 
-MemoryLimits check_memory(const MemoryPlan& plan, const EngineOptions& options, Comm& comm) {
-  const bool on_device = plan.options.on_device;
-  const int ranks = ranks_of_this_host(comm);
-  MemoryLimits limits = configured_limits(options.config.offload, on_device);
-  const HostMemory host = read_host_memory();
-  MemoryLimits checked = limits;
-  if (!checked.host) checked.host = limit_of_host(host, ranks);
+RankLimits read_limits(const EngineOptions& options, Comm& comm) {
+  const bool on_device = !options.device.is_cpu();
+  RankLimits limits;
+  limits.ranks_of_host = ranks_of_this_host(comm);
+  limits.host = read_host_memory();
+  limits.configured = limits.all = configured_limits(options.config.offload, on_device);
+  if (!limits.all.host) limits.all.host = limit_of_host(limits.host, limits.ranks_of_host);
+  if (on_device && !limits.all.device) {
+    if (const std::optional<int64_t> bytes = total_memory(options.device))
+      limits.all.device = MemoryLimit{double(*bytes), concat("what ", options.device.str(), " has")};
+  }
+  return limits;
+}
+
+Config choose_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
+                      const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm) {
+  const Config& asked = options.config;
+  if (!has_auto_offload(asked)) return asked;
+  const bool on_device = !options.device.is_cpu();
+  const std::vector<Config> choices = offload_choices(asked, on_device, may_use_files(options));
+  const auto needs = [&](const Config& config) {
+    return memory_needs(plan_ledger(layouts, plan_of(config)).bytes, on_device);
+  };
+  OffloadChoice choice;
+  together(comm.host(), "offload", [&] { choice = choose_offload(choices, limits.all, needs, on_device); });
+  const auto index = size_t(all_reduce(comm, {int64_t(choice.index)}, ReduceOp::kMax, "offload")[0]);
+  if (index != choice.index) choice.why_not_before = "another rank would not fit";
+  if (comm.rank() == 0) log(LogLevel::kInfo, describe_choice(asked, choices[index], choice.why_not_before));
+  return choices[index];
+}
+
+void check_memory(const MemoryPlan& plan, const RankLimits& limits, const EngineOptions& options, Comm& comm) {
+  const bool host_is_told = limits.configured.host.has_value();
   try {
     together(comm.host(), "memory", [&] {
-      const bool may_use_files = !on_device && options.external_optimizer.empty();
-      if (const std::string text = refusal(plan, checked, may_use_files); !text.empty())
-        throw ConfigError(limits.host ? text : text + ". zeroshard.offload.host_memory overrides what the host has");
+      if (const std::string text = refusal(plan, limits.all, may_use_files(options)); !text.empty())
+        throw ConfigError(host_is_told ? text : text + ". zeroshard.offload.host_memory overrides what the host has");
     });
   } catch (const ValueError& error) {
     throw ConfigError(error.what());
   }
-  if (!limits.host) warn_of_scarce_memory(plan, host, ranks, comm.rank());
-  return limits;
+  if (!host_is_told) warn_of_scarce_memory(plan, limits.host, limits.ranks_of_host, comm.rank());
 }
 
 }  // namespace zeroshard

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "comm/comm.h"
@@ -16,9 +17,23 @@ struct MemoryPlan {
   int64_t model_bytes = 0;  // of the parameters as they are now, which are freed meanwhile
 };
 
-// The limits of this rank. Throws ConfigError on every rank where the plan of one passes them, with need, have and a
-// change that fits, before anything is allocated. Warns where it is possible, but more than is free on this host.
+// What this rank may hold.
+struct RankLimits {
+  MemoryLimits configured;  // by keys of the configuration
+  MemoryLimits all;         // where no key says it, what the device and the host have
+  HostMemory host;
+  int ranks_of_host = 1;
+};
 // Collective.
-MemoryLimits check_memory(const MemoryPlan& plan, const EngineOptions& options, Comm& comm);
+RankLimits read_limits(const EngineOptions& options, Comm& comm);
+
+// The configuration with a place where it says "auto": the first that fits on every rank. `plan_of` makes the options
+// of a plan from a configuration. Rank 0 tells what it chose. Collective.
+Config choose_offload(const EngineOptions& options, const std::vector<UnitLayout>& layouts, const RankLimits& limits,
+                      const std::function<PlanOptions(const Config&)>& plan_of, Comm& comm);
+
+// Throws ConfigError on every rank where the plan of one passes its limits, with need, have and a change that fits,
+// before anything is allocated. Warns where it is possible, but more than is free on this host. Collective.
+void check_memory(const MemoryPlan& plan, const RankLimits& limits, const EngineOptions& options, Comm& comm);
 
 }  // namespace zeroshard

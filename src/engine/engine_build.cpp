@@ -22,12 +22,12 @@
 namespace zeroshard {
 namespace {
 
-PlanOptions plan_options(const EngineOptions& options, const Comm& comm, int num_moments) {
-  PlanOptions plan = zeroshard::plan_options(options.config, /*on_device=*/!options.device.is_cpu());
+PlanOptions plan_options(const Config& config, c10::Device device, const Comm& comm, int num_moments) {
+  PlanOptions plan = zeroshard::plan_options(config, /*on_device=*/!device.is_cpu());
   plan.world_size = comm.world_size();
   plan.optimizer_slots = num_moments;
   plan.exchange_needs_scratch =
-      comm.exchange_needs_scratch() && options.config.reduction == Config::Reduction::kCanonical;
+      comm.exchange_needs_scratch() && config.reduction == Config::Reduction::kCanonical;
   return plan;
 }
 
@@ -142,20 +142,23 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   for (const auto& [what, values] : options.agreement) check_agreement(reduce, what, values);
   check_agreement(reduce, "parameters of the model", describe(layouts));
   check_agreement(reduce, "buffers of the model", describe(options.buffers));
-  check_offload(config, options.device, options.external_optimizer);
-  check_offload_param(config, options.device, layouts, reduce.rank());
   bool momentum = false;
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
-  plan = plan_options(options, reduce, moments);
+  const RankLimits limits = read_limits(options, reduce);
+  const auto plan_of = [&](const Config& of) { return plan_options(of, options.device, reduce, moments); };
+  options.config = choose_offload(options, layouts, limits, plan_of, reduce);
+  check_offload(config, options.device, options.external_optimizer);
+  check_offload_param(config, options.device, layouts, reduce.rank());
+  plan = plan_of(config);
   const PlanReport report = plan_ledger(layouts, plan);
   planned = report.bytes;
   const std::vector<UnitOrigin> origins = origins_on_device(units);
   const int64_t peak = options.device.is_cpu() ? 0 : init_peak(layouts, report, origins);
   int64_t model_bytes = 0;
   for (const UnitOrigin& origin : origins) model_bytes += origin.device_bytes;
-  const MemoryLimits limits = check_memory({layouts, plan, planned, model_bytes}, options, reduce);
-  ledger.set_limits(limits.of_tiers(plan.on_device));
+  check_memory({layouts, plan, planned, model_bytes}, limits, options, reduce);
+  ledger.set_limits(limits.configured.of_tiers(plan.on_device));
   placements = report.placements;
   const auto build = [&] {
     make_groups(units, report);

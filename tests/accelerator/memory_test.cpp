@@ -362,5 +362,27 @@ TEST_P(DeviceMemory, APlanFitsIntoTheLimitsOfItsTiers) {
     EXPECT_NE(text.find(concat("needs ", host, " bytes")), text.npos) << text;
 }
 
+// States leave a device that has no room for them, and only then.
+TEST_P(DeviceMemory, AutoOffloadsWhatDoesNotFit) {
+  Scenario automatic = scenario();
+  if (automatic.config.stage == 0) return;
+  automatic.model.ballast = 100'000;
+  automatic.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kAuto;
+  const auto planned = [](const test::Result& of, const std::string& tier) {
+    int64_t sum = 0;
+    for (const MemoryLine& line : of.memory) sum += line.tier == tier ? line.planned : 0;
+    return sum;
+  };
+  const test::Result roomy = test::train(automatic);
+  EXPECT_EQ(planned(roomy, "host"), 0);
+  automatic.config.offload.device_memory = planned(roomy, "device");
+  EXPECT_EQ(planned(test::train(automatic), "host"), 0);
+  --*automatic.config.offload.device_memory;
+  const test::Result narrow = test::train(automatic);
+  EXPECT_GT(planned(narrow, "host"), 0);
+  EXPECT_LT(planned(narrow, "device"), planned(roomy, "device"));
+  ASSERT_FALSE(HasFailure()) << automatic.text();
+}
+
 }  // namespace
 }  // namespace zeroshard::accelerator

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "zeroshard/activations.h"
 #include "zeroshard/plan.h"
 
 // The published tables of the ZeRO paper (arXiv 1910.02054): model states of mixed-precision Adam.
@@ -118,6 +119,77 @@ TEST(ZeroPaper, Fp32GradientsCount18) {
   PlanOptions options = at(1, 4);
   options.wire_dtype = DType::kFloat32;
   EXPECT_EQ(plan_count(1000, options).model_states(), 6 * 1000 + 12 * 1000 / 4);
+}
+
+// arXiv 2104.07857, figure 2a: 12 x layers x hidden^2 parameters, 20 bytes each with gradients that are summed in fp32
+// beside those in 16 bits; checkpoints of activations in 16 bits, of 32 sequences of 1024 tokens a node. K is 1024.
+struct InfinityRow {
+  int64_t layers, hidden;
+  double states, checkpoints;  // TiB
+};
+constexpr std::array<InfinityRow, 5> kFigure2a{{{80, 10 << 10, 1.83, 0.05},
+                                                {100, 20 << 10, 9.16, 0.12},
+                                                {128, 25 << 10, 18.31, 0.20},
+                                                {195, 64 << 10, 182.81, 0.76},
+                                                {315, 160 << 10, 1845.70, 3.08}}};
+
+TEST(ZeroInfinity, Figure2a) {
+  constexpr double kTiB = 1024. * 1024 * 1024 * 1024;
+  PlanOptions options = at(0, 1);
+  options.grad_accumulation_steps = 2;
+  for (const InfinityRow& row : kFigure2a) {
+    SCOPED_TRACE(testing::Message() << row.layers << " layers of " << row.hidden);
+    // Of the last row's 101 trillion parameters a tenth is planned: the planner's limit is 100.
+    const int64_t tenth = 12 * row.layers * row.hidden * row.hidden / 10;
+    EXPECT_NEAR(10 * plan_count(tenth, options).model_states() / kTiB, row.states, 0.006 * std::max(1., row.states / 100));
+    ModelShapes model;
+    model.model_type = "gpt2";
+    model.hidden_size = row.hidden;
+    model.sizes = {.layers = row.layers, .intermediate = 4 * row.hidden, .heads = 128, .head_dim = row.hidden / 128};
+    const ActivationOptions node{.batch = 32, .sequence_length = 1024, .checkpointing = true};
+    EXPECT_NEAR(plan_activations(model, node).layers / kTiB, row.checkpoints, 0.011);
+  }
+}
+
+// DeepSpeed's estimate_zero2/3_model_states_mem_needs for 2851e6 parameters, the largest layer 32e6, 8 GPUs, in GiB.
+// Theirs counts a whole gradient in 16 bits at stage 2, which here passes through the ring, and four bytes of the
+// largest layer at stage 3, which are the rings' here.
+TEST(DeepSpeedEstimator, CountsTheSameStates) {
+  constexpr double kGiB = 1024. * 1024 * 1024;
+  constexpr int64_t kParams = 2'851'000'000, kLargest = 32'000'000;
+  const auto on_device = [](int stage, Tier states, Tier parameters) {
+    PlanOptions options = at(stage, 8);
+    options.on_device = true;
+    options.grad_dtype = DType::kFloat32;
+    options.state_tier = options.gradient_tier = states;
+    options.parameter_tier = parameters;
+    return plan_count(kParams, options).total() / kGiB;
+  };
+  const double params = double(kParams) / kGiB, layer = double(kLargest) / kGiB;
+  EXPECT_NEAR(on_device(2, Tier::kDevice, Tier::kDevice) + 2 * params, 15.93, 0.005);
+  EXPECT_NEAR(on_device(2, Tier::kHost, Tier::kDevice), 5.31, 0.005);
+  EXPECT_NEAR(on_device(3, Tier::kDevice, Tier::kDevice) + 4 * layer, 6.09, 0.005);
+  EXPECT_NEAR(on_device(3, Tier::kHost, Tier::kDevice) + 4 * layer, 0.78, 0.005);
+  EXPECT_NEAR(on_device(3, Tier::kHost, Tier::kHost) + 4 * layer, 0.12, 0.005);
+}
+
+// With rings, padding and buffers: which tiers make Llama 2 70B fit.
+TEST(DoesItFit, Llama2On8DevicesOf24GBWithItsStatesOnTheHost) {
+  const ModelShapes model = parse_model_shapes(
+      R"({"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+          "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": false})",
+      "test");
+  PlanOptions options = at(3, 8);
+  options.on_device = true;
+  const double everything = plan_model(model, options).total();
+  EXPECT_GT(everything, 140e9);
+  options.state_tier = options.gradient_tier = Tier::kHost;
+  const PlannedBytes states = plan_model(model, options);
+  EXPECT_GT(states.total(), 24e9);  // shards of 17 GB, and rings
+  options.parameter_tier = Tier::kHost;
+  const PlannedBytes all = plan_model(model, options);
+  EXPECT_LT(all.total(), 12e9);
+  EXPECT_NEAR(all.host.total(), 140e9, 3e9);  // of each rank: 1.1 TB together
 }
 
 TEST(DoesItFit, Llama70BOnEightDevicesOf24GB) {

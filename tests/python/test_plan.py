@@ -249,6 +249,22 @@ def test_limits_of_the_config_are_compared_on_both_tiers(tmp_path):
     assert "limits" not in plan(*limits_of(tmp_path, {}))
 
 
+def test_auto_becomes_the_first_that_fits(tmp_path):
+    auto = {"device": "auto"}
+    for device_memory, becomes in (("112GB", "none"), ("24GB", "cpu")):
+        args = limits_of(tmp_path, {"device_memory": device_memory, "host_memory": "100GB"}, auto)
+        result = plan(*args)
+        assert result["limits"]["fits"]
+        assert any(f'"auto" becomes "{becomes}"' in note for note in result["notes"]), result["notes"]
+    text = run(*args).stdout
+    assert "without, each rank needs 112000000000 bytes (112 GB) of the device's memory" in text
+    # The option counts more than the key, here too.
+    assert any('becomes "none"' in note for note in plan(*args, "--device-memory", "112GB")["notes"])
+    # Nothing fits: planned as the last, and refused.
+    limits = plan(*args, "--host-memory", "80GB")["limits"]
+    assert not limits["fits"] and "of the host's memory" in limits["problem"]
+
+
 def test_config_sets_stage_dtype_and_optimizer(tmp_path):
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({

@@ -84,6 +84,35 @@ def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, sta
     assert not os.listdir(tmp_path / "one")
 
 
+def bytes_in(engine, tier):
+    return engine.memory_report()["tiers"][tier]["planned"]
+
+
+def choose_by_limits(folder):
+    found = []
+    limit = None
+    for by in (0, -1):
+        config = configuration(2, path=folder)
+        config["zero_optimization"]["offload_optimizer"]["device"] = "auto"
+        if limit is not None:
+            config["zeroshard"] = {"offload": {"host_memory": limit + by}}
+        engine = zeroshard.initialize(model=models.stack(width=200), config=config)[0]
+        if limit is None:
+            limit = bytes_in(engine, "device")
+        for step in range(STEPS):
+            x, y = (models.share(each, world.rank(), world.size()) for each in models.vectors(step, 0, 12, 200))
+            engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+            engine.step()
+        found.append((bytes_in(engine, "file") > 0, engine.parameter_digest()))
+    return found
+
+
+def test_auto_takes_files_where_memory_does_not_suffice(tmp_path):
+    for (in_memory, digest), (in_files, other_digest) in world.run(2, choose_by_limits, folder=str(tmp_path)):
+        assert (in_memory, in_files) == (False, True)
+        assert digest == other_digest
+
+
 def save_what_was_written(folder):
     plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap")
     for engine in (plain, swapped):

@@ -1,0 +1,17 @@
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include "device/total_memory.h"
+
+namespace zeroshard {
+
+std::optional<int64_t> total_memory(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  const c10::cuda::OptionalCUDAGuard guard(device);
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess) return int64_t(total);
+  static_cast<void>(cudaGetLastError());  // else the next launch would report it
+  return std::nullopt;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,123 @@
+#include "zeroshard/step_time.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+// Note [Step time]
+// A token costs 2 operations per parameter of a matrix in the forward pass, and 4 h L more for attention over L keys
+// with h = heads x head_dim in each layer, masked ones counted as those who publish utilisations do; twice as much in
+// the backward pass. The update of an element reads and writes its master weight and moments, reads its gradient, and
+// writes the parameter where that is of 16 bits. Copies to and from the device go on while it computes. Swap files are
+// read and written while the update runs, and the update begins when backward has ended: what the buffers hold is read
+// before, which counts for nothing in a model worth offloading.
+namespace zeroshard {
+namespace {
+
+// Parameters that a token is multiplied with.
+double active_params(const ModelShapes& model) {
+  const LayerSizes& sizes = model.sizes;
+  double sum = 0;
+  for (size_t u = 1; u < model.units.size(); ++u) {  // without embeddings, which are looked up
+    if (model.units[u].name.ends_with(".wpe")) continue;
+    for (const ParamShape& param : model.units[u].params) sum += double(param.numel());
+  }
+  const auto is_tied = [](const ParamShape& param) { return param.names.size() > 1; };
+  if (!model.units.empty() && std::ranges::any_of(model.units.front().params, is_tied))
+    sum += double(sizes.vocab) * double(model.hidden_size);
+  if (sizes.experts > 0) {
+    const double idle = double(sizes.experts - sizes.experts_per_token);
+    sum -= double(sizes.layers) * idle * 3 * double(model.hidden_size) * double(sizes.intermediate);
+  }
+  return sum;
+}
+
+double forward_flops(const ModelShapes& model, const ActivationOptions& activations) {
+  const LayerSizes& sizes = model.sizes;
+  const auto length = double(activations.sequence_length);
+  const double attention = 4 * double(sizes.layers) * double(sizes.heads) * double(sizes.head_dim) * length;
+  return (2 * active_params(model) + attention) * double(activations.batch) * length;
+}
+
+double seconds(double bytes, const std::optional<double>& rate, const char* name) {
+  if (bytes == 0) return 0;
+  ZS_CHECK(rate.has_value(), "the rate '", name, "' is not known, and ", int64_t(bytes), " bytes of a step go there");
+  return bytes / *rate;
+}
+
+struct UpdateBytes {
+  double memory = 0, to_host = 0, to_device = 0;
+};
+
+UpdateBytes update_bytes(double updated, const PlanOptions& options) {
+  const bool is_wide = options.compute_dtype == DType::kFloat32;
+  const double e = double(element_size(options.compute_dtype)), batches = double(options.grad_accumulation_steps);
+  const DType wire = options.wire_dtype.value_or(options.compute_dtype);
+  const DType reduced = options.grad_dtype.value_or(batches > 1 ? DType::kFloat32 : wire);
+  const double gradient = double(element_size(reduced));
+  UpdateBytes bytes;
+  if (options.on_device && options.state_tier == Tier::kDevice) return bytes;  // by the device, in no time
+  bytes.memory = updated * (8. * (1 + options.optimizer_slots) + gradient + (is_wide ? 0 : e));
+  if (!options.on_device) return bytes;
+  bytes.to_host = updated * gradient * batches;
+  bytes.to_device = updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
+  if (options.parameter_tier == Tier::kDevice) {
+    bytes.to_host += updated * e;  // what users may have written
+    bytes.to_device += updated * e;
+  } else {
+    bytes.to_device += 2 * updated * e * batches;  // for forward and for backward
+  }
+  return bytes;
+}
+
+double tokens_per_second(const PlannedStep& step) {
+  return step.tokens / step.total();
+}
+
+}  // namespace
+
+PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, const ActivationOptions& activations,
+                      const MachineRates& rates) {
+  ZS_CHECK(rates.flops > 0, "operations per second must be above 0, got ", rates.flops);
+  const PlannedBytes planned = plan_model(model, options);
+  const double batches = double(options.grad_accumulation_steps);
+  const double updated = double(model.numel()) / (options.stage == 0 ? 1 : options.world_size);
+  const UpdateBytes bytes = update_bytes(updated, options);
+  PlannedStep step;
+  step.tokens = double(activations.batch) * double(activations.sequence_length) * batches;
+  step.forward = forward_flops(model, activations) * batches / rates.flops;
+  step.backward = step.forward * (activations.checkpointing ? 3 : 2);
+  step.update = seconds(bytes.memory, rates.host, "host");
+  step.link = seconds(std::max(bytes.to_host, bytes.to_device), rates.link, "link");
+  step.disk = seconds(2 * (planned.file.master_weights + planned.file.moments), rates.disk, "disk");
+  return step;
+}
+
+std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
+                                      const ActivationOptions& activations, const MachineRates& rates) {
+  constexpr double kWorthIt = 1.05;
+  std::vector<StepChange> changes;
+  const auto add = [&](std::string change, const PlanOptions& changed, const MachineRates& of) {
+    changes.push_back({std::move(change), plan_step(model, changed, activations, of)});
+  };
+  PlanOptions accumulating = options;
+  accumulating.grad_accumulation_steps *= 2;
+  add(concat("gradient_accumulation_steps = ", accumulating.grad_accumulation_steps), accumulating, rates);
+  if (options.stage > 0) {
+    PlanOptions wider = options;
+    wider.world_size *= 2;
+    add(concat(wider.world_size, " ranks, each with as much of everything"), wider, rates);
+  }
+  if (rates.disk && options.state_tier == Tier::kFile) {
+    MachineRates striped = rates;
+    *striped.disk *= 2;
+    add("zero_optimization.offload_optimizer.nvme_path with a second disk", options, striped);
+  }
+  const PlannedStep now = plan_step(model, options, activations, rates);
+  const auto best = std::ranges::max_element(
+      changes, {}, [](const StepChange& change) { return tokens_per_second(change.step); });
+  if (tokens_per_second(best->step) < kWorthIt * tokens_per_second(now)) return std::nullopt;
+  return *best;
+}
+
+}  // namespace zeroshard

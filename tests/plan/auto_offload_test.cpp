@@ -1,0 +1,81 @@
+#include "plan/auto_offload.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace zeroshard {
+namespace {
+
+using ::testing::HasSubstr;
+using Device = OffloadOptimizerConfig::Device;
+
+Config automatic(int stage = 2) {
+  Config config;
+  config.stage = stage;
+  config.compute_dtype = DType::kBFloat16;
+  config.offload_optimizer.device = Device::kAuto;
+  return config;
+}
+
+std::vector<Device> devices(const std::vector<Config>& choices) {
+  std::vector<Device> found;
+  for (const Config& choice : choices) found.push_back(choice.offload_optimizer.device);
+  return found;
+}
+
+TEST(AutoOffload, EachChoiceMovesMoreThanTheOneBefore) {
+  Config config = automatic();
+  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu}));
+  EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone}));
+  config.offload_optimizer.nvme_path = {"/nvme"};
+  EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone, Device::kNvme}));
+  EXPECT_EQ(devices(offload_choices(config, false, false)), (std::vector{Device::kNone}));
+  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu, Device::kNvme}));
+  EXPECT_EQ(devices(offload_choices(config, true, false)), (std::vector{Device::kNone, Device::kCpu}));
+}
+
+TEST(AutoOffload, WhatIsGivenStays) {
+  for (const Device given : {Device::kNone, Device::kCpu, Device::kNvme}) {
+    Config config = automatic();
+    config.offload_optimizer.device = given;
+    EXPECT_FALSE(has_auto_offload(config));
+    EXPECT_EQ(devices(offload_choices(config, true, true)), std::vector{given});
+  }
+}
+
+// 1e9 parameters on one device: 16 GB; with states and gradients on the host 2 GB, and 14 GB there.
+struct Chosen {
+  Device device;
+  std::string text;
+};
+Chosen choose(std::optional<double> device_bytes, std::optional<double> host_bytes) {
+  const Config config = automatic();
+  MemoryLimits limits;
+  if (device_bytes) limits.device = MemoryLimit{*device_bytes, "KEY"};
+  if (host_bytes) limits.host = MemoryLimit{*host_bytes, "OTHER"};
+  const std::vector<Config> choices = offload_choices(config, /*on_device=*/true, /*may_use_files=*/true);
+  const auto needs = [](const Config& of) {
+    return memory_needs(plan_count(1'000'000'000, plan_options(of, /*on_device=*/true)), /*on_device=*/true);
+  };
+  const OffloadChoice choice = choose_offload(choices, limits, needs, /*on_device=*/true);
+  const Config& chosen = choices[choice.index];
+  return {chosen.offload_optimizer.device, describe_choice(config, chosen, choice.why_not_before)};
+}
+
+TEST(AutoOffload, TakesTheFirstThatFits) {
+  EXPECT_EQ(choose({}, {}).device, Device::kNone);
+  EXPECT_EQ(choose(16e9, {}).device, Device::kNone);
+  EXPECT_EQ(choose(16e9, {}).text, "zero_optimization.offload_optimizer.device = \"auto\" becomes \"none\": that fits");
+  const Chosen moved = choose(16e9 - 1, 14e9);
+  EXPECT_EQ(moved.device, Device::kCpu);
+  EXPECT_THAT(moved.text, HasSubstr("becomes \"cpu\": without, each rank needs 16000000000 bytes"));
+  EXPECT_THAT(moved.text, HasSubstr("KEY"));
+}
+
+// The engine then refuses it, with need, have and what would fit.
+TEST(AutoOffload, WhereNothingFitsTakesTheLast) {
+  EXPECT_EQ(choose(16e9 - 1, 1e9).device, Device::kCpu);
+}
+
+}  // namespace
+}  // namespace zeroshard

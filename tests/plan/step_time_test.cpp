@@ -1,0 +1,145 @@
+#include "zeroshard/step_time.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kPeak = 70e12;  // of a V100, as the ZeRO-Infinity paper has it
+constexpr int64_t kParams = 1 << 30, kLength = 1024;
+
+// Matrices and nothing else: embeddings of one row, and no attention over keys.
+ModelShapes matrices(int64_t params = kParams) {
+  ModelShapes model;
+  model.model_type = "gpt2";
+  model.hidden_size = 1024;
+  model.sizes.layers = 1;
+  model.units = {{"transformer.wte", {{{"transformer.wte.weight"}, {1, 1}}}},
+                 {"transformer.h.0", {{{"transformer.h.0.weight"}, {params / 1024, 1024}}}}};
+  return model;
+}
+
+PlanOptions options(int stage = 3, bool on_device = true) {
+  PlanOptions made;
+  made.stage = stage;
+  made.on_device = on_device;
+  return made;
+}
+
+ActivationOptions tokens(int64_t batch, bool checkpointing) {
+  return {.batch = batch, .sequence_length = kLength, .checkpointing = checkpointing};
+}
+
+// arXiv 2104.07857, section 4: 8 operations per parameter and token with recomputation; parameters and gradients move 8
+// bytes a parameter. Here 4 to the device, and gradients the other way meanwhile: half the bandwidth for as long.
+TEST(ZeroInfinity, EfficiencyOfParametersAndGradients) {
+  PlanOptions at = options();
+  at.parameter_tier = at.gradient_tier = at.state_tier = Tier::kHost;
+  const PlannedStep step =
+      plan_step(matrices(), at, tokens(1, true), {.flops = kPeak, .host = 1e30, .link = 70e9 / 2, .disk = {}});
+  const double compute = step.forward + step.backward;
+  EXPECT_NEAR(compute, 8. * double(kParams) * kLength / kPeak, 1e-9 * compute);
+  EXPECT_NEAR(compute / (compute + step.link), 0.506, 0.0005);
+  EXPECT_DOUBLE_EQ(step.passes(), compute);  // they overlap here
+}
+
+// States move 32 bytes a parameter there, with a gradient in fp32, and 24 here.
+TEST(ZeroInfinity, EfficiencyOfOptimizerStates) {
+  PlanOptions at = options(2, /*on_device=*/false);
+  at.state_tier = Tier::kFile;
+  const PlannedStep step =
+      plan_step(matrices(), at, tokens(2, true), {.flops = kPeak, .host = 1e30, .link = {}, .disk = 1.5e12 * 24 / 32});
+  EXPECT_NEAR(step.efficiency(), 0.916, 0.0005);
+}
+
+TEST(StepTime, TheUpdateReads28BytesOfAParameter) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    PlanOptions at = options(1, /*on_device=*/false);
+    at.compute_dtype = dtype;
+    const PlannedStep step = plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 28e9});
+    EXPECT_NEAR(step.total(), double(kParams) / 1e9, 1e-6) << name_of(dtype);
+  }
+}
+
+TEST(StepTime, RanksShareTheUpdateFromStage1On) {
+  const MachineRates rates{.flops = 1e30, .host = 1e9, .link = {}, .disk = {}};
+  PlanOptions at = options(1, /*on_device=*/false);
+  const double alone = plan_step(matrices(), at, tokens(1, false), rates).update;
+  at.world_size = 4;
+  EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).update, alone / 4, 1e-6 * alone);
+  at.stage = 0;
+  EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).update, alone, 1e-6 * alone);
+}
+
+TEST(StepTime, UpdateAndDiskOverlapAndTheLongerOneCounts) {
+  PlanOptions at = options(2, /*on_device=*/false);
+  at.state_tier = Tier::kFile;
+  for (const double disk : {24e8, 24e10}) {
+    const PlannedStep step =
+        plan_step(matrices(), at, tokens(1, false), {.flops = 1e13, .host = 28e9, .link = {}, .disk = disk});
+    EXPECT_NEAR(step.disk, 24. * double(kParams) / disk, 1e-3 * step.disk);
+    EXPECT_DOUBLE_EQ(step.total(), step.forward + step.backward + std::max(step.update, step.disk));
+  }
+}
+
+TEST(StepTime, RecomputationCostsAForward) {
+  const MachineRates rates{.flops = 1e13, .host = {}, .link = {}, .disk = {}};
+  const PlannedStep kept = plan_step(matrices(), options(), tokens(1, false), rates);
+  const PlannedStep checkpointed = plan_step(matrices(), options(), tokens(1, true), rates);
+  EXPECT_DOUBLE_EQ(kept.backward, 2 * kept.forward);
+  EXPECT_DOUBLE_EQ(checkpointed.backward, 3 * kept.forward);
+  EXPECT_EQ(kept.update, 0);  // by the device
+  EXPECT_DOUBLE_EQ(kept.efficiency(), 1);
+}
+
+// 6 P + 12 L h s operations a token, P without the embeddings that are looked up: Llama 3 8B as torchtitan counts it.
+TEST(StepTime, OperationsOfLlama) {
+  const ModelShapes model = parse_model_shapes(
+      R"({"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false})",
+      "test");
+  const ActivationOptions row{.batch = 1, .sequence_length = 8192};
+  const PlannedStep step = plan_step(model, options(), row, {.flops = 1, .host = {}, .link = {}, .disk = {}});
+  const double params = double(model.numel()) - 128256. * 4096;
+  const double expected = 8192 * (6 * params + 12. * 32 * 4096 * 8192);
+  EXPECT_NEAR(step.forward + step.backward, expected, 1e-9 * expected);
+  // 5762 tokens/s are 33.7 % of the 989e12 operations of an H100.
+  EXPECT_NEAR(expected / 8192 * 5762 / 989e12, 0.337, 0.001);
+}
+
+TEST(StepTime, ARateThatIsNeededMustBeKnown) {
+  PlanOptions at = options();
+  at.state_tier = at.gradient_tier = Tier::kHost;
+  const auto error = [&](const MachineRates& rates) {
+    try {
+      plan_step(matrices(), at, tokens(1, false), rates);
+    } catch (const ValueError& thrown) {
+      return std::string(thrown.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(error({.flops = 0, .host = 1., .link = 1., .disk = 1.}), HasSubstr("got 0"));
+  EXPECT_THAT(error({.flops = 1, .host = {}, .link = 1., .disk = 1.}), HasSubstr("'host' is not known"));
+  EXPECT_THAT(error({.flops = 1, .host = 1., .link = {}, .disk = 1.}), HasSubstr("'link' is not known"));
+  EXPECT_EQ(error({.flops = 1, .host = 1., .link = 1., .disk = {}}), "");
+}
+
+TEST(BestChange, OfASlowDiskIsASecondDiskOrFewerSteps) {
+  PlanOptions at = options(2, /*on_device=*/false);
+  at.state_tier = Tier::kFile;
+  MachineRates rates{.flops = 1e15, .host = 1e12, .link = {}, .disk = 1e9};
+  const auto change = best_change(matrices(), at, tokens(1, false), rates);
+  ASSERT_TRUE(change.has_value());
+  const PlannedStep now = plan_step(matrices(), at, tokens(1, false), rates);
+  EXPECT_GT(change->step.tokens / change->step.total(), 1.9 * now.tokens / now.total());
+  rates.disk = 1e15;  // now it computes nearly all the time
+  EXPECT_FALSE(best_change(matrices(), at, tokens(64, false), rates).has_value());
+}
+
+}  // namespace
+}  // namespace zeroshard
