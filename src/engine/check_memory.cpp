@@ -15,10 +15,10 @@
 namespace zeroshard {
 namespace {
 
-int ranks_of_this_host(Comm& comm) {
+int ranks_that_share(const HostMemory& memory, Comm& comm) {
   if (comm.world_size() == 1) return 1;
   std::vector<int64_t> machines(size_t(comm.world_size()), 0);
-  const int64_t mine = machine_number();
+  const int64_t mine = number_of(memory);
   machines[size_t(comm.rank())] = mine;
   machines = all_reduce(comm, std::move(machines), ReduceOp::kMax, "memory of hosts");
   return mine == 0 ? 1 : int(std::count(machines.begin(), machines.end(), mine));
@@ -59,8 +59,8 @@ void warn_of_scarce_memory(const MemoryPlan& plan, const HostMemory& host, int r
 RankLimits read_limits(const EngineOptions& options, Comm& comm) {
   const bool on_device = !options.device.is_cpu();
   RankLimits limits;
-  limits.ranks_of_host = ranks_of_this_host(comm);
   limits.host = read_host_memory();
+  limits.ranks_of_host = ranks_that_share(limits.host, comm);
   limits.configured = limits.all = configured_limits(options.config.offload, on_device);
   if (!limits.all.host) limits.all.host = limit_of_host(limits.host, limits.ranks_of_host);
   if (on_device && !limits.all.device) {

@@ -1,6 +1,7 @@
 #include "memory/host_memory.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <charconv>
@@ -77,6 +78,8 @@ void read_cgroups(const std::string& root, HostMemory& memory) {
     const bool counts = limit && (memory.total == 0 || *limit < memory.total);
     if (counts && *limit < memory.cgroup_limit.value_or(std::numeric_limits<int64_t>::max())) {
       memory.cgroup_limit = limit;
+      struct stat status{};
+      memory.cgroup = ::stat(folder.c_str(), &status) == 0 ? uint64_t(status.st_ino) : 0;
       memory.cgroup_used = number_in(text_of(folder + files->used)).value_or(0) -
                            field(text_of(folder + "memory.stat"), files->cache).value_or(0);
     }
@@ -106,9 +109,9 @@ HostMemory read_host_memory(const std::string& root) {
   return memory;
 }
 
-int64_t machine_number() {
+int64_t number_of(const HostMemory& memory) {
   const std::string boot = boot_id();
-  return boot.empty() ? 0 : int64_t(std::hash<std::string>()(boot) >> 1);
+  return boot.empty() ? 0 : int64_t(std::hash<std::string>()(concat(boot, " ", memory.cgroup)) >> 1);
 }
 
 }  // namespace zeroshard

@@ -11,6 +11,7 @@ struct HostMemory {
   // The lowest limit among this process's control groups, and what is used of that one but for page cache.
   std::optional<int64_t> cgroup_limit;
   int64_t cgroup_used = 0;
+  uint64_t cgroup = 0;                   // that group: the inode of its folder, which no other of the machine has
   std::optional<int64_t> address_limit;  // of each process (ulimit -v)
 
   // What all processes together can have at most, and what is free of it.
@@ -21,7 +22,8 @@ struct HostMemory {
 // From /proc, /sys/fs/cgroup (version 1 or 2) and getrlimit. `root`: a folder that stands for "/", for tests.
 HostMemory read_host_memory(const std::string& root = "");
 
-// The same for all processes of a machine until it starts anew, and for no other machine: not negative. 0: unknown.
-int64_t machine_number();
+// The same for all processes that share most(), until the machine starts anew, and for no others: those of a machine, or
+// those below the control group that limits them. Not negative. 0: unknown.
+int64_t number_of(const HostMemory& memory);
 
 }  // namespace zeroshard

@@ -62,6 +62,22 @@ TEST_F(HostFiles, VersionOneHasOneTreePerController) {
   EXPECT_EQ(memory.free(), 0);
 }
 
+// Two containers of one machine have a limit each; the processes in one of them share it, in whichever group below.
+TEST_F(HostFiles, ThoseBelowOneLimitShareIt) {
+  const auto number = [&](const std::string& group) {
+    write("proc/self/cgroup", "0::" + group + "\n");
+    return number_of(read());
+  };
+  const int64_t machine = number("/");
+  for (const std::string container : {"/one", "/other"})
+    write("sys/fs/cgroup" + container + "/memory.max", "500000\n");
+  write("sys/fs/cgroup/one/deeper/memory.max", "max\n");
+  EXPECT_EQ(number("/one"), number("/one/deeper"));
+  EXPECT_NE(number("/one"), number("/other"));
+  EXPECT_NE(number("/one"), machine);
+  EXPECT_EQ(number("/"), machine);
+}
+
 TEST_F(HostFiles, ALimitAboveTheMachineIsNone) {
   write("proc/self/cgroup", "0::/\n");
   write("sys/fs/cgroup/memory.max", "99999999\n");
@@ -76,7 +92,7 @@ TEST(HostMemory, ThisMachineHasSome) {
   const HostMemory memory = read_host_memory();
   EXPECT_GT(memory.free(), 0);
   EXPECT_GE(memory.most(), memory.free());
-  EXPECT_GT(machine_number(), 0);
+  EXPECT_GT(number_of(memory), 0);
 }
 
 }  // namespace
