@@ -29,8 +29,9 @@ PlannedStep planned(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedBytes bytes = inputs.plan(at);
   const bool on_host = !at.on_device || at.state_tier != Tier::kDevice;
   if (on_host && !rates.host)
-    throw ValueError("the step's time needs --host-bandwidth: the CPU updates the states. `zeroshard doctor` measures "
-                     "copies, which read and write half of it each");
+    throw ValueError(
+        "the step's time needs --host-bandwidth: the CPU updates the states. `zeroshard doctor` measures "
+        "copies, which read and write half of it each");
   if (at.on_device && on_host && !rates.link)
     throw ValueError("the step's time needs --link: gradients and parameters go between device and host");
   if (bytes.file.total() > 0 && !rates.disk)
@@ -68,10 +69,11 @@ std::optional<MachineRates> read_rates(const RateArguments& arguments, const Pla
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
   std::string text = format("stage %d: a step takes %.3g s: ", at.stage, step.total());
-  text += format("max(forward %.3g + backward %.3g, copies %.3g) + max(update %.3g, disk %.3g); the device computes in "
-                 "%.0f %% of it, %.4g tokens/s a rank\n",
-                 step.forward, step.backward, step.link, step.update, step.disk, 100 * step.efficiency(),
-                 step.tokens / step.total());
+  text += format(
+      "max(forward %.3g + backward %.3g, copies %.3g) + max(update %.3g, disk %.3g); the device computes in "
+      "%.0f %% of it, %.4g tokens/s a rank\n",
+      step.forward, step.backward, step.link, step.update, step.disk, 100 * step.efficiency(),
+      step.tokens / step.total());
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     text += format("  what would help most: %s: %.4g tokens/s\n", change->change.c_str(),
                    change->step.tokens / change->step.total());
@@ -80,9 +82,14 @@ std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
 
 Json step_as_json(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
-  Json json{{"total_s", step.total()},           {"forward_s", step.forward}, {"backward_s", step.backward},
-            {"copies_s", step.link},             {"update_s", step.update},   {"disk_s", step.disk},
-            {"efficiency", step.efficiency()},   {"tokens", step.tokens},
+  Json json{{"total_s", step.total()},
+            {"forward_s", step.forward},
+            {"backward_s", step.backward},
+            {"copies_s", step.link},
+            {"update_s", step.update},
+            {"disk_s", step.disk},
+            {"efficiency", step.efficiency()},
+            {"tokens", step.tokens},
             {"tokens_per_second", step.tokens / step.total()}};
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     json["best_change"] = {{"change", change->change},

@@ -13,10 +13,10 @@ namespace zeroshard {
 
 // Of one rank, per second, as the machine reaches them. Unset: not known.
 struct MachineRates {
-  double flops = 0;                 // operations of matrix products in the dtype of compute
-  std::optional<double> host;       // bytes of memory that the CPU reads and writes, together
-  std::optional<double> link;       // bytes copied between device and host, each way
-  std::optional<double> disk;       // bytes of swap files read and written at once, together
+  double flops = 0;            // operations of matrix products in the dtype of compute
+  std::optional<double> host;  // bytes of memory that the CPU reads and writes, together
+  std::optional<double> link;  // bytes copied between device and host, each way
+  std::optional<double> disk;  // bytes of swap files read and written at once, together
 };
 
 // Seconds of one step of a rank: all its micro-batches and the update.
@@ -44,8 +44,8 @@ struct StepChange {
   std::string change;  // in words: keys, or a second disk
   PlannedStep step;
 };
-// More micro-batches a step, more ranks, or a second disk: the one that brings the most tokens per second, if that is 5 %
-// or more. Whether it fits into memory is another question.
+// More micro-batches a step, more ranks, or a second disk: the one that brings the most tokens per second, if that is 5
+// % or more. Whether it fits into memory is another question.
 std::optional<StepChange> best_change(const ModelShapes& model, const PlanOptions& options,
                                       const ActivationOptions& activations, const MachineRates& rates);
 

@@ -6,9 +6,9 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/agreement.h"
+#include "device/total_memory.h"
 #include "engine/consensus.h"
 #include "plan/auto_offload.h"
-#include "device/total_memory.h"
 #include "plan/plan_ledger.h"
 #include "zeroshard/error.h"
 

@@ -26,8 +26,7 @@ PlanOptions plan_options(const Config& config, c10::Device device, const Comm& c
   PlanOptions plan = zeroshard::plan_options(config, /*on_device=*/!device.is_cpu());
   plan.world_size = comm.world_size();
   plan.optimizer_slots = num_moments;
-  plan.exchange_needs_scratch =
-      comm.exchange_needs_scratch() && config.reduction == Config::Reduction::kCanonical;
+  plan.exchange_needs_scratch = comm.exchange_needs_scratch() && config.reduction == Config::Reduction::kCanonical;
   return plan;
 }
 

@@ -114,8 +114,8 @@ std::optional<StepChange> best_change(const ModelShapes& model, const PlanOption
     add("zero_optimization.offload_optimizer.nvme_path with a second disk", options, striped);
   }
   const PlannedStep now = plan_step(model, options, activations, rates);
-  const auto best = std::ranges::max_element(
-      changes, {}, [](const StepChange& change) { return tokens_per_second(change.step); });
+  const auto best =
+      std::ranges::max_element(changes, {}, [](const StepChange& change) { return tokens_per_second(change.step); });
   if (tokens_per_second(best->step) < kWorthIt * tokens_per_second(now)) return std::nullopt;
   return *best;
 }

@@ -141,7 +141,8 @@ TEST(ZeroInfinity, Figure2a) {
     SCOPED_TRACE(testing::Message() << row.layers << " layers of " << row.hidden);
     // Of the last row's 101 trillion parameters a tenth is planned: the planner's limit is 100.
     const int64_t tenth = 12 * row.layers * row.hidden * row.hidden / 10;
-    EXPECT_NEAR(10 * plan_count(tenth, options).model_states() / kTiB, row.states, 0.006 * std::max(1., row.states / 100));
+    EXPECT_NEAR(10 * plan_count(tenth, options).model_states() / kTiB, row.states,
+                0.006 * std::max(1., row.states / 100));
     ModelShapes model;
     model.model_type = "gpt2";
     model.hidden_size = row.hidden;

@@ -61,7 +61,8 @@ TEST(StepTime, TheUpdateReads28BytesOfAParameter) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
     PlanOptions at = options(1, /*on_device=*/false);
     at.compute_dtype = dtype;
-    const PlannedStep step = plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 28e9});
+    const PlannedStep step =
+        plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 28e9, .link = {}, .disk = {}});
     EXPECT_NEAR(step.total(), double(kParams) / 1e9, 1e-6) << name_of(dtype);
   }
 }
