@@ -142,8 +142,8 @@ void AsyncSaver::begin_copies(bool of_waiting_writers) {
   }
 }
 
-// Gives slices that are not held places in the staging memory, one after the other. Slices that are neighbours in memory stay so: few
-// large copies.
+// Gives slices that are not held places in the staging memory, one after the other. Slices that are neighbours in
+// memory stay so: few large copies.
 void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
   std::byte* to = staging_;
   stretches_.clear();

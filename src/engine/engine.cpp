@@ -387,7 +387,8 @@ void Engine::Impl::while_a_save_reads() {
   try {
     check_interrupt();
   } catch (const std::exception&) {  // others wait for the update of this rank
-    fail_on_all_ranks(concat("rank ", reduce_comm.rank(), " was interrupted while it waited for a checkpoint to be read"));
+    fail_on_all_ranks(
+        concat("rank ", reduce_comm.rank(), " was interrupted while it waited for a checkpoint to be read"));
     throw;
   }
 }

@@ -21,8 +21,7 @@ void ChunkReader::read(Range range, float* to) {
     ZS_CHECK(slot_ >= 0 && slot_ < chunk.slots, "slot ", slot_, " of group ", group_, ", which has ", chunk.slots);
     if (chunk_ != number) fetch(number);
     const int64_t end = std::min(range.end, chunk.elements.end);
-    std::memcpy(to + (begin - range.begin),
-                memory_.get() + (begin - chunk.elements.begin) * int64_t(sizeof(float)),
+    std::memcpy(to + (begin - range.begin), memory_.get() + (begin - chunk.elements.begin) * int64_t(sizeof(float)),
                 size_t(end - begin) * sizeof(float));
     begin = end;
   }

@@ -7,8 +7,8 @@
 namespace zeroshard {
 
 // Reads one slot of a group's values on a thread of its own, beside one that lends from the store, as long as nobody
-// borrows the group to write. It reads the slot of a whole chunk at a time, past the store's buffers and plan, and keeps
-// that: values that are asked for one after the other are read once.
+// borrows the group to write. It reads the slot of a whole chunk at a time, past the store's buffers and plan, and
+// keeps that: values that are asked for one after the other are read once.
 class ChunkReader {
  public:
   // Runs `call` while nobody else calls the store; passes on what it throws.

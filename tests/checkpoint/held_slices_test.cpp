@@ -25,10 +25,10 @@
 namespace zeroshard {
 namespace {
 
+using std::chrono::seconds;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
-using std::chrono::seconds;
 
 constexpr int kGroups = 4;
 constexpr int64_t kNumel = 5000;  // of a group on a rank
@@ -56,8 +56,7 @@ class Held final : public SliceData {
 // A rank's share of a state: groups with two parameters each, of which `before_read` may be told.
 struct Share {
   explicit Share(int rank_, int world_size_) : rank(rank_), world_size(world_size_), holds(kGroups) {
-    for (int group = 0; group < kGroups; ++group)
-      values.emplace_back(size_t(kNumel), float(100 * group + rank));
+    for (int group = 0; group < kGroups; ++group) values.emplace_back(size_t(kNumel), float(100 * group + rank));
   }
 
   SaveRequest request(const std::string& root, const std::function<void(int group)>& before_read = {}) {
@@ -112,8 +111,13 @@ void expect_saved(const std::string& root, int world_size) {
     for (const TensorRecord& tensor : manifest.tensors) found.emplace_back(size_t(tensor.shape[0]), -5.F);
     for (size_t i = 0; i < found.size(); ++i) {
       const TensorRecord& tensor = manifest.tensors[i];
-      slices.push_back({.name = tensor.name, .kind = tensor.kind, .dtype = tensor.dtype, .aliases = {},
-                        .shape = tensor.shape, .elements = {0, tensor.shape[0]}, .data = host_data(found[i].data())});
+      slices.push_back({.name = tensor.name,
+                        .kind = tensor.kind,
+                        .dtype = tensor.dtype,
+                        .aliases = {},
+                        .shape = tensor.shape,
+                        .elements = {0, tensor.shape[0]},
+                        .data = host_data(found[i].data())});
     }
     return slices;
   };
@@ -167,9 +171,15 @@ TEST(HeldSlices, OthersAreCopiedAsEver) {
   Share share(0, 1);
   std::vector<float> other(300, 7);
   SaveRequest request = share.request(root.path());
-  request.slices.insert(request.slices.begin() + 3, {.name = "other", .kind = "weight", .dtype = "F32", .aliases = {},
-                                                     .shape = {300}, .elements = {0, 300}, .data = host_data(other.data())});
-  saver.start(std::move(request), [](void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); });
+  request.slices.insert(request.slices.begin() + 3, {.name = "other",
+                                                     .kind = "weight",
+                                                     .dtype = "F32",
+                                                     .aliases = {},
+                                                     .shape = {300},
+                                                     .elements = {0, 300},
+                                                     .data = host_data(other.data())});
+  saver.start(std::move(request),
+              [](void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); });
   EXPECT_EQ(ledger.current().at(Category::kCheckpointStaging, Tier::kHost), 1200);
   std::fill(other.begin(), other.end(), -1.F);
   share.step();
@@ -178,8 +188,13 @@ TEST(HeldSlices, OthersAreCopiedAsEver) {
   load.root = root.path();
   load.tag = std::string("a");
   load.wanted = [&](const Manifest&, const TensorIndex&) {
-    return std::vector<StateSlice>{{.name = "other", .kind = "weight", .dtype = "F32", .aliases = {}, .shape = {300},
-                                    .elements = {0, 300}, .data = host_data(other.data())}};
+    return std::vector<StateSlice>{{.name = "other",
+                                    .kind = "weight",
+                                    .dtype = "F32",
+                                    .aliases = {},
+                                    .shape = {300},
+                                    .elements = {0, 300},
+                                    .data = host_data(other.data())}};
   };
   ASSERT_TRUE(load_checkpoint(load, *make_single_comm(), posix_io()));
   EXPECT_THAT(other, Each(7.F));

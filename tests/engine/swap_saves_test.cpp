@@ -27,9 +27,9 @@ using test::make_scenario;
 using test::run_saving;
 using test::SavingRank;
 using test::Scenario;
+using testing::contents_of;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using testing::contents_of;
 using testing::TemporaryDirectory;
 
 Scenario in_files(int world_size, int stage, const TemporaryDirectory& directory) {
@@ -69,7 +69,8 @@ void expect_same_files(const std::string& one, const std::string& other, int wor
 class SwapSaves : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SwapSaves, ::testing::Values(1, 2, 3));
 
-// The state of the save's step, however far training goes meanwhile; and training has the bits of a run that saves nothing.
+// The state of the save's step, however far training goes meanwhile; and training has the bits of a run that saves
+// nothing.
 TEST_P(SwapSaves, HaveTheStateOfTheirStepWhileTrainingGoesOn) {
   for (const int stage : {1, 2, 3}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

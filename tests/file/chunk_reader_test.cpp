@@ -24,8 +24,9 @@ using Access = ChunkStore::Access;
 constexpr int64_t kSmallChunk = 4 * kSumNumel;
 constexpr int kSlots = 3;
 
-const std::vector<ChunkGroup> kGroups = {
-    {3 * kSmallChunk + 5 * kBlockNumel, kSlots, "first"}, {kBlockNumel, kSlots, "small"}, {2 * kSmallChunk, kSlots, "last"}};
+const std::vector<ChunkGroup> kGroups = {{3 * kSmallChunk + 5 * kBlockNumel, kSlots, "first"},
+                                         {kBlockNumel, kSlots, "small"},
+                                         {2 * kSmallChunk, kSlots, "last"}};
 
 ChunkStore::Options options_in(const TemporaryDirectory& directory, int buffer_count, RingSystem* ring = nullptr) {
   ChunkStore::Options options;
@@ -42,8 +43,7 @@ ChunkStore::Options options_in(const TemporaryDirectory& directory, int buffer_c
 // A store that threads share, and what it should hold: by group, slot and element.
 struct Shared {
   Shared(const ChunkStore::Options& options, Io& io) : store(kGroups, options, io) {
-    for (const ChunkGroup& group : kGroups)
-      values.emplace_back(kSlots, std::vector<float>(size_t(group.numel), 0.F));
+    for (const ChunkGroup& group : kGroups) values.emplace_back(kSlots, std::vector<float>(size_t(group.numel), 0.F));
   }
 
   ChunkReader reader(size_t group, int slot) {
@@ -135,8 +135,7 @@ TEST(ChunkReader, ReadsOnceAndLeavesThePlanAlone) {
   const int64_t before = shared.store.bytes_read(), begun = bytes_read(io);
   for (int slot = 0; slot < kSlots; ++slot) {
     ChunkReader reader = shared.reader(0, slot);
-    for (int64_t at = 0; at < kGroups[0].numel; at += 999)
-      read(reader, {at, std::min(at + 999, kGroups[0].numel)});
+    for (int64_t at = 0; at < kGroups[0].numel; at += 999) read(reader, {at, std::min(at + 999, kGroups[0].numel)});
   }
   EXPECT_EQ(bytes_read(io) - begun, kGroups[0].numel * kSlots * 4);
   for (const size_t group : {1, 2}) shared.change(group);

@@ -132,7 +132,12 @@ TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
   const std::vector<std::function<void()>> writes = {
       [&] { all.lend(states, OptimizerStates::Access::kModify, none_of_all); },
       [&] { all.lend_one(states, 0, OptimizerStates::Access::kOverwrite, none); },
-      [&] { group.write_master({0, padded}, values); }, [&] { group.write_parameters({0, padded}, values); },
+      [&] {
+        group.write_master({0, padded}, values);
+      },
+      [&] {
+        group.write_parameters({0, padded}, values);
+      },
       [&] { group.take_parameters(); }};
   for (const auto& write : writes) {
     looks = 0;
@@ -170,8 +175,7 @@ TEST_F(FileStatesTest, AReaderThatFailsIsToldToo) {
   std::vector<float> values(size_t{5} * kBlockNumel);
   for (int again = 0; again < 2; ++again)
     EXPECT_THROW(states.reader(0)->read({0, 5 * kBlockNumel}, values.data()), IoError);
-  EXPECT_THROW(
-      states.lend({0, 1}, OptimizerStates::Access::kRead, [](Range, const StateTensors&) {}), IoError);
+  EXPECT_THROW(states.lend({0, 1}, OptimizerStates::Access::kRead, [](Range, const StateTensors&) {}), IoError);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_THAT(told[0], ::testing::HasSubstr("(group 1 of unit 'first')"));
 }
