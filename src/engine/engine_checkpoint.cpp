@@ -389,19 +389,20 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
   const bool async = wants_async && impl.has_room_for_staging(staging);
   const bool staged = async || !impl.options.device.is_cpu();
+  // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
+  // may be writing again by then.
+  const auto of_master = staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory;
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {
-    // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
-    // may be writing again by then.
-    impl.take_all_writes(async ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory);
+    impl.take_all_writes(of_master);
     if (has_pending_gradients())
       throw StateError(
           "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
           "Save after step() has applied them");
     impl.check_whole();
     check_tag(tag);
-    request = impl.make_request(from_root(root), tag, step, contents, save, /*held=*/async);
+    request = impl.make_request(from_root(root), tag, step, contents, save, /*held=*/staged);
     if (staged) impl.saver().prepare(request, staging);
   });
   if (!staged) {

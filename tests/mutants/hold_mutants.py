@@ -65,7 +65,7 @@ _TABLE = [
     (
         "writes-of-users-are-not-taken",
         _SAVE,
-        "async ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory",
+        "staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory",
         "Impl::OfMaster::kInMemory",
         "engine",
         "SwapSave.HasWhatUsersWroteBeforeItAlone",
