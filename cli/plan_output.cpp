@@ -170,8 +170,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
-  if (inputs.options.state_tier == Tier::kFile) {
-    std::cout << "Checkpoints of states in files are written before save_checkpoint returns, and hold no copy.\n";
+  if (staging(inputs) == 0) {
+    std::cout << "Checkpoints in the background read states from their files, and hold no copy.\n";
   } else {
     std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",
                         gigabytes(staging(inputs)).c_str());

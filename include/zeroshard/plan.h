@@ -114,7 +114,8 @@ std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
-// the optimizer's states. The same at every stage. 0 where states lie in files: those saves are not in the background.
+// the optimizer's states. The same at every stage. Where states lie in files these are read there, and there is a copy
+// of fp32 parameters alone that are whole on every rank.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 

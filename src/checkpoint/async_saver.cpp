@@ -27,6 +27,11 @@ std::shared_ptr<std::byte> map_memory(int64_t bytes) {
   return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { ::munmap(mapped, size_t(bytes)); }};
 }
 
+// Whether the slice is written from where it lies, while training goes on.
+bool is_held(const StateSlice& slice) {
+  return slice.data && slice.data->is_held();
+}
+
 }  // namespace
 
 AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies)
@@ -73,7 +78,7 @@ std::byte* AsyncSaver::reserve(int64_t bytes) {
 void AsyncSaver::prepare(const SaveRequest& request, int64_t staging_bytes) {
   wait();
   int64_t bytes = 0;
-  for (const StateSlice& slice : request.slices) bytes += slice.bytes();
+  for (const StateSlice& slice : request.slices) bytes += is_held(slice) ? 0 : slice.bytes();
   reserve(std::max(bytes, staging_bytes));
   stretches_.reserve(request.slices.size());
 }
@@ -137,12 +142,13 @@ void AsyncSaver::begin_copies(bool of_waiting_writers) {
   }
 }
 
-// Gives the slices places in the staging memory, one after the other. Slices that are neighbours in memory stay so: few
-// large copies.
+// Gives slices that are not held places in the staging memory, one after the other. Slices that are neighbours in
+// memory stay so: few large copies.
 void AsyncSaver::relocate(std::vector<StateSlice>& slices) {
   std::byte* to = staging_;
   stretches_.clear();
   for (StateSlice& slice : slices) {
+    if (is_held(slice)) continue;
     const std::byte* const from = slice.on_host();
     const int64_t bytes = slice.bytes();
     if (bytes > 0) {

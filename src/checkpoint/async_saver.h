@@ -17,8 +17,9 @@
 
 namespace zeroshard {
 
-// Saves while training goes on: start() copies the state, a thread writes what is copied. At most one save is under
-// way. Every rank makes the same calls in the same order; `comm` belongs to the thread alone.
+// Saves while training goes on: start() copies the state, a thread writes what is copied, and what is held
+// (SliceData::is_held) from where it lies. At most one save is under way. Every rank makes the same calls in the same
+// order; `comm` belongs to the thread alone.
 //
 // Note [Copies of a device]
 // start() gives the copies to the device and returns. Those of memory whose writers do not wait by themselves come
@@ -40,10 +41,10 @@ class AsyncSaver {
   // Waits for the previous save and gets the memory that start() with the same arguments needs: what can fail on one
   // rank alone. Throws the error of the previous save, or ValueError.
   void prepare(const SaveRequest& request, int64_t staging_bytes = 0);
-  // Waits for the previous save, and copies the slices (into `staging_bytes`, or more when they need more) while they
-  // are written; returns when the copy is whole or has failed, which fails the save on every rank. A device has then
-  // been given the copies, and the state may change in the order of its current stream. Throws the error of the
-  // previous save.
+  // Waits for the previous save, and copies the slices that are not held (into `staging_bytes`, or more when they need
+  // more) while they are written; returns when the copy is whole or has failed, which fails the save on every rank. A
+  // device has then been given the copies, and the state may change in the order of its current stream. Throws the
+  // error of the previous save.
   void start(SaveRequest request, const Copy& copy, int64_t staging_bytes = 0);
   // Waits until nothing is under way. Throws the error of the last save, once.
   void wait();

@@ -1,6 +1,7 @@
 #include "checkpoint/rank_file.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/format.h"
 #include "file/direct_buffer.h"
@@ -13,6 +14,49 @@ namespace {
 // Self-describing, for readers without the manifest: "weight/model.norm.weight[0:128]".
 std::string entry_name(const StateSlice& slice) {
   return concat(slice.kind, "/", slice.name, "[", slice.elements.begin, ":", slice.elements.end, "]");
+}
+
+// Tells data when the last slice that needs it is read; at the end, all of it.
+class Readings {
+ public:
+  explicit Readings(const std::vector<StateSlice>& slices) : slices_(slices) {
+    for (size_t i = 0; i < slices.size(); ++i)
+      if (slices[i].data) last_[slices[i].data.get()] = i;
+  }
+  ~Readings() {
+    for (const auto& [data, last] : last_) data->end_reading();
+  }
+  Readings(const Readings&) = delete;
+  Readings& operator=(const Readings&) = delete;
+
+  void have_read(size_t slice) {
+    SliceData* const data = slices_[slice].data.get();
+    if (data != nullptr && last_.at(data) == slice) data->end_reading();
+  }
+
+ private:
+  const std::vector<StateSlice>& slices_;
+  std::map<SliceData*, size_t> last_;
+};
+
+// Appends the elements of a slice, and returns their checksums. `piece` is for data that is not in the host's memory.
+std::vector<uint64_t> append_slice(FileWriter& writer, const StateSlice& slice, const SaveRequest& request,
+                                   std::vector<std::byte>& piece) {
+  std::vector<uint64_t> hashes;
+  const std::byte* const data = slice.on_host();
+  for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
+    const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
+    if (data == nullptr) {
+      piece.resize(size_t(size));
+      slice.data->read(slice.offset + at, size, piece.data());
+    } else if (request.wait_for_data) {
+      request.wait_for_data(data + at + size);
+    }
+    const std::byte* const bytes = data != nullptr ? data + at : piece.data();
+    hashes.push_back(hash_bytes(bytes, size));
+    data != nullptr ? writer.append_stable(bytes, size) : writer.append(bytes, size);
+  }
+  return hashes;
 }
 
 }  // namespace
@@ -33,6 +77,7 @@ std::string rank_file_name(int rank) {
 
 RankTable write_rank_file(Directory& directory, const std::string& name, const SaveRequest& request) {
   const std::vector<StateSlice>& slices = request.slices;
+  Readings readings(slices);
   std::vector<SafetensorsEntry> entries;
   int64_t bytes = 0;
   for (const StateSlice& slice : slices) {
@@ -49,27 +94,15 @@ RankTable write_rank_file(Directory& directory, const std::string& name, const S
   writer.append(header.data(), header_bytes);
   std::vector<std::byte> piece;  // of data that is not in the host's memory
   int64_t offset = header_bytes;
-  for (const StateSlice& slice : slices) {
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const StateSlice& slice = slices[i];
     TensorRecord record{slice.name,  slice.kind,      slice.dtype,   slice.aliases,
                         slice.shape, slice.trainable, slice.updates, {}};
     if (slice.elements.size() > 0) {
-      FileSlice written{0, slice.elements, offset, {}};
-      const std::byte* const data = slice.on_host();
-      for (int64_t at = 0; at < slice.bytes(); at += kPieceBytes) {
-        const int64_t size = std::min(kPieceBytes, slice.bytes() - at);
-        if (data == nullptr) {
-          piece.resize(size_t(size));
-          slice.data->read(slice.offset + at, size, piece.data());
-        } else if (request.wait_for_data) {
-          request.wait_for_data(data + at + size);
-        }
-        const std::byte* const bytes = data != nullptr ? data + at : piece.data();
-        written.hashes.push_back(hash_bytes(bytes, size));
-        data != nullptr ? writer.append_stable(bytes, size) : writer.append(bytes, size);
-      }
+      record.slices.push_back({0, slice.elements, offset, append_slice(writer, slice, request, piece)});
       offset += slice.bytes();
-      record.slices.push_back(std::move(written));
     }
+    readings.have_read(i);
     table.tensors.push_back(std::move(record));
   }
   writer.finish();

@@ -57,7 +57,8 @@ struct Saved {
 // makes them durable; when all have succeeded, rank 0 adds the manifest and renames the directory. A checkpoint of the
 // same tag is replaced in one step. While another process has the directory locked, nothing is done. Collective; `comm`
 // moves host memory and is used by no other thread meanwhile. Throws IoError or ValueError on every rank, naming the
-// rank at fault; earlier checkpoints are then as they were. Slices must not change until it returns.
+// rank at fault; earlier checkpoints are then as they were. Slices must not change until it returns, or has called
+// SliceData::end_reading(): after the last slice of the data, also when it cannot write.
 Saved save_checkpoint(const SaveRequest& request, Comm& comm, Io& io);
 
 }  // namespace zeroshard

@@ -20,6 +20,10 @@ class SliceData {
   // Whether those who write to it later wait for begin_read() themselves.
   virtual bool writers_wait() const { return false; }
   virtual void begin_write(int64_t offset, int64_t bytes, const void* from) { write(offset, bytes, from); }
+  // Whether nobody changes it before end_reading(), so that a save in the background reads it where it lies.
+  virtual bool is_held() const { return false; }
+  // A save has read all that it needs, or reads no more. Any number of times.
+  virtual void end_reading() noexcept {}
   // The address of the first byte if all bytes are in host memory and stay there, else null.
   virtual std::byte* on_host() const { return nullptr; }
 };

@@ -382,6 +382,17 @@ void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {
   gather_comm.abort(text);
 }
 
+void Engine::Impl::while_a_save_reads() {
+  reduce_comm.check();  // another rank may have failed
+  try {
+    check_interrupt();
+  } catch (const std::exception&) {  // others wait for the update of this rank
+    fail_on_all_ranks(
+        concat("rank ", reduce_comm.rank(), " was interrupted while it waited for a checkpoint to be read"));
+    throw;
+  }
+}
+
 void Engine::Impl::retire() {
   if (!in_use) return;
   in_use.reset();

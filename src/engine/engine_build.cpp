@@ -187,7 +187,8 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   });
   group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                const GroupPlacement& place) mutable {
-    return make_states(unit.groups[group].layout, place, {options, ledger, swap.get(), next_in_file});
+    return make_states(unit.groups[group].layout, place,
+                       {options, ledger, swap.get(), next_in_file, [this] { while_a_save_reads(); }});
   };
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();

@@ -76,16 +76,27 @@ void check_replaces(const std::map<StateKey, std::string>& overwritten, const st
 // Walks the parameters and says where their states are.
 class Engine::Impl::States {
  public:
-  enum class Purpose : uint8_t { kSave, kLoad };
+  // kSaveHeld: while training goes on, which waits where a save still reads; a hold begins with each slice's data.
+  enum class Purpose : uint8_t { kSave, kSaveHeld, kLoad };
   States(Impl& impl, Purpose purpose) : impl_(impl), purpose_(purpose) {}
 
   // Weights, and for trainable parameters the optimizer's states. When saving, every rank gives its own share; when
   // loading, all that it keeps.
   std::vector<StateSlice> slices(bool frozen, bool optimizer) const {
     std::vector<StateSlice> result;
-    for (const ShardedGroup& group : impl_.groups->all()) {
+    const auto add_all = [&](const ShardedGroup& group) {
       if (group.is_trained() || frozen) add_weights(group, result);
       if (group.is_trained() && optimizer) add_moments(group, result);
+    };
+    if (!impl_.swap || purpose_ == Purpose::kLoad) {
+      for (const ShardedGroup& group : impl_.groups->all()) add_all(group);
+      return result;
+    }
+    // What the next update changes first is written first: so the update waits as little as it can.
+    for (const bool is_trained : {true, false}) {
+      for (const size_t unit : impl_.reducer->order_of_forward())
+        for (const ShardedGroup& group : impl_.groups->of_unit(unit))
+          if (group.is_trained() == is_trained) add_all(group);
     }
     return result;
   }
@@ -102,7 +113,7 @@ class Engine::Impl::States {
   void add(const ShardedGroup& group, const State& state, std::vector<StateSlice>& to) const {
     for (size_t i = 0; i < group.num_params(); ++i) {
       const ParamSpec& param = group.param(i);
-      const Range own = purpose_ == Purpose::kSave ? group.mine() : state.positions;
+      const Range own = saves() ? group.mine() : state.positions;
       const Range range = intersect(group.layout().param(i), own);
       StateSlice slice;
       slice.name = param.name();
@@ -117,7 +128,7 @@ class Engine::Impl::States {
         slice.elements = {range.begin - start, range.end - start};
         slice.data = state.data;
         slice.offset = (range.begin - state.positions.begin) * element_size(state.dtype);
-      } else if (purpose_ == Purpose::kSave && (impl_.gather_comm.rank() != 0 || param.numel() > 0)) {
+      } else if (saves() && (impl_.gather_comm.rank() != 0 || param.numel() > 0)) {
         continue;  // other ranks save it
       }
       to.push_back(std::move(slice));
@@ -126,17 +137,26 @@ class Engine::Impl::States {
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     if (group.has_master())
-      return add(group, {kWeight, DType::kFloat32, state_data(group, kMasterWeights, is_engines()), group.updated()},
-                 to);
+      return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
     const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();
-    add(group, {kWeight, group.flat().dtype, tensor_data(weights), positions}, to);
+    // Nobody but the engine writes to a shard; to whole parameters users do, and do not wait.
+    const bool held = is_held(group) && !group.is_open();
+    add(group, {kWeight, group.flat().dtype, held ? held_data(group) : tensor_data(weights), positions}, to);
   }
 
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
     const std::vector<std::string> names = moment_names(impl_.options.optimizer);
     for (int slot = 0; slot < impl_.plan.optimizer_slots; ++slot)
-      add(group, {names.at(size_t(slot)), DType::kFloat32, state_data(group, slot, is_engines()), group.updated()}, to);
+      add(group, {names.at(size_t(slot)), DType::kFloat32, data_of(group, slot), group.updated()}, to);
+  }
+
+  bool saves() const { return purpose_ != Purpose::kLoad; }
+  bool is_held(const ShardedGroup& group) const {
+    return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
+  }
+  std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
+    return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines());
   }
 
   // An optimizer outside the engine writes to what it was given once.
@@ -252,7 +272,7 @@ std::vector<StateSlice> Engine::Impl::own_share(const std::vector<TensorState>& 
 }
 
 SaveRequest Engine::Impl::make_request(const std::string& root, const std::string& tag, int64_t step,
-                                       const CheckpointContents& contents, const SaveOptions& save) {
+                                       const CheckpointContents& contents, const SaveOptions& save, bool held) {
   SaveRequest request;
   request.root = root;
   request.tag = tag;
@@ -276,7 +296,8 @@ SaveRequest Engine::Impl::make_request(const std::string& root, const std::strin
                   {"excludes_frozen", save.exclude_frozen}};
   request.state = Json{{"core", core}, {"front", Json::parse(contents.state)}}.dump();
   request.rank_state = contents.rank_state;
-  request.slices = States(*this, States::Purpose::kSave).slices(!save.exclude_frozen, true);
+  const auto purpose = held ? States::Purpose::kSaveHeld : States::Purpose::kSave;
+  request.slices = States(*this, purpose).slices(!save.exclude_frozen, true);
   for (StateSlice& slice : own_share(contents.optimizer)) request.slices.push_back(std::move(slice));
   for (const TensorState& buffer : contents.buffers) request.slices.push_back(to_slice(buffer));
   return request;
@@ -364,22 +385,24 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
 void Engine::save_checkpoint(const std::string& root, const std::string& tag, int64_t step,
                              const CheckpointContents& contents, const SaveOptions& save) {
   Impl& impl = *impl_;
-  // States in files are read as they are written; a copy of all of them would take the memory that they save.
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool async = wants_async && !impl.swap && impl.has_room_for_staging(staging);
+  const bool async = wants_async && impl.has_room_for_staging(staging);
   const bool staged = async || !impl.options.device.is_cpu();
+  // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
+  // may be writing again by then.
+  const auto of_master = staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory;
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {
-    impl.take_all_writes(Impl::OfMaster::kInMemory);  // of others, what is saved takes them: see state_data()
+    impl.take_all_writes(of_master);
     if (has_pending_gradients())
       throw StateError(
           "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
           "Save after step() has applied them");
     impl.check_whole();
     check_tag(tag);
-    request = impl.make_request(from_root(root), tag, step, contents, save);
+    request = impl.make_request(from_root(root), tag, step, contents, save, /*held=*/staged);
     if (staged) impl.saver().prepare(request, staging);
   });
   if (!staged) {

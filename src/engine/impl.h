@@ -78,6 +78,8 @@ struct Engine::Impl {
   void announce_update();
   // The states are lost on this rank: collectives of the engine fail on every rank with this reason.
   void fail_on_all_ranks(const std::string& text) noexcept;
+  // While an update waits for states that are not saved yet. Throws where it must not go on waiting.
+  void while_a_save_reads();
   // Frees what only training needs. From then on the engine can do nothing but return units.
   void retire();
 
@@ -100,8 +102,9 @@ struct Engine::Impl {
   // Throws StateError while parameters are gathered to be modified, and `call` would give them other values.
   void check_no_change_begun(const char* call) const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
+  // `held`: states in files are read while training goes on, and updates wait for that.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
-                           const CheckpointContents& contents, const SaveOptions& save);
+                           const CheckpointContents& contents, const SaveOptions& save, bool held);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,
                                  const ChooseTensors& others, std::set<StateKey>& chosen);
   void take_loaded(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load);

@@ -1,5 +1,6 @@
 #include "engine/state_data.h"
 
+#include "base/check.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
 #include "device/pinned_memory.h"
@@ -86,6 +87,44 @@ class StateData final : public SliceData {
   bool is_engines_;
 };
 
+class HeldState final : public SliceData {
+ public:
+  HeldState(const ShardedGroup& group, int state)
+      : reader_(group.states().reader(state)), reading_(group.states().hold()->read()) {}
+  void read(int64_t offset, int64_t bytes, void* to) const override {
+    const int64_t begin = offset / int64_t{sizeof(float)};
+    try {
+      reader_->read({begin, begin + bytes / int64_t{sizeof(float)}}, static_cast<float*>(to));
+    } catch (const IoError& error) {  // of a swap file: no error of the checkpoint's files
+      throw StateError(error.what());
+    }
+  }
+  void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
+  bool is_held() const override { return true; }
+  void end_reading() noexcept override {
+    reading_.reset();
+    reader_.reset();  // its buffer, too
+  }
+
+ private:
+  std::unique_ptr<StateReader> reader_;
+  WriteHold::Reading reading_;
+};
+
+class HeldParameters final : public SliceData {
+ public:
+  explicit HeldParameters(const ShardedGroup& group)
+      : data_(group.updated_parameters()), reading_(group.states().hold()->read()) {}
+  void read(int64_t offset, int64_t bytes, void* to) const override { data_.read(offset, bytes, to); }
+  void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
+  bool is_held() const override { return true; }
+  void end_reading() noexcept override { reading_.reset(); }
+
+ private:
+  TensorData data_;
+  WriteHold::Reading reading_;
+};
+
 class StreamCopies final : public DeviceCopies {
  public:
   explicit StreamCopies(c10::Device device) : device_(device), stream_(device) {}
@@ -112,6 +151,14 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
 
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines) {
   return std::make_shared<StateData>(group, state, is_engines);
+}
+
+std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state) {
+  return std::make_shared<HeldState>(group, state);
+}
+
+std::shared_ptr<SliceData> held_data(const ShardedGroup& group) {
+  return std::make_shared<HeldParameters>(group);
 }
 
 }  // namespace zeroshard

@@ -17,6 +17,12 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 // twice.
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
+// The same, read on any thread from where it lies while training goes on: until SliceData::end_reading(), or its end,
+// who borrows the states to write waits (OptimizerStates::hold). What users have written to parameters is not taken.
+std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state);
+// fp32 parameters that this rank updates, on the host, where they are their own master weights.
+std::shared_ptr<SliceData> held_data(const ShardedGroup& group);
+
 // The copies of a device, on a stream of their own. Null for the CPU.
 std::unique_ptr<DeviceCopies> device_copies(c10::Device device);
 

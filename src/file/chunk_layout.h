@@ -51,6 +51,10 @@ struct Chunk {
   int64_t numel() const { return elements.size(); }
   int64_t bytes() const { return numel() * slots * int64_t{sizeof(float)}; }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
+  // Its values of one slot that have a checksum together, from the chunk's first element on.
+  Range block(size_t number) const {
+    return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
+  }
 };
 
 // Where the chunks of some groups lie in files: chunk after chunk, striped over the files. What is planned and what the

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "file/hash.h"
+#include "file/transfer.h"
 
 namespace zeroshard {
 namespace {
@@ -269,18 +270,69 @@ void ChunkStore::wait_for(Buffer& buffer) {
 void ChunkStore::check(Buffer& buffer, const Blocks& blocks) {
   const Blocks unchecked = blocks & buffer.unchecked;
   if (unchecked.none()) return;
-  if (options_.verify) {
-    const Chunk& chunk = layout_.chunks()[*buffer.chunk];
-    for_each_sum(buffer, unchecked, [&](size_t sum, const std::byte* data, int64_t bytes) {
-      if (hash_bytes(data, bytes) == sums_[sum]) return;
-      throw IoError(concat("cannot use what was read from ", files_[chunk.file].path(), ": the ", bytes,
-                           " bytes from byte ", chunk.offset + (data - buffer.memory.get()),
-                           in_words(layout_.group_at(chunk.file, chunk.offset)),
-                           " are not those that were written. The device or its cable may be failing: see the kernel's "
-                           "log, and go on from the last checkpoint in another directory"));
-    });
-  }
+  const Chunk& chunk = layout_.chunks()[*buffer.chunk];
+  for_each_sum(buffer, unchecked, [&](size_t sum, const std::byte* data, int64_t bytes) {
+    compare(chunk, sum, data, bytes, data - buffer.memory.get());
+  });
   buffer.unchecked &= ~unchecked;
+}
+
+void ChunkStore::compare(const Chunk& chunk, size_t sum, const std::byte* data, int64_t bytes, int64_t offset) const {
+  if (!options_.verify || hash_bytes(data, bytes) == sums_[sum]) return;
+  throw IoError(concat("cannot use what was read from ", files_[chunk.file].path(), ": the ", bytes,
+                       " bytes from byte ", chunk.offset + offset, in_words(layout_.group_at(chunk.file, chunk.offset)),
+                       " are not those that were written. The device or its cable may be failing: see the kernel's "
+                       "log, and go on from the last checkpoint in another directory"));
+}
+
+ChunkStore::SlotBlocks ChunkStore::copy_buffered(size_t chunk, int slot, std::byte* to) {
+  SlotBlocks missing;
+  guarded([&] {
+    transfers_->advance(/*wait=*/false);
+    const Chunk& own = layout_.chunks().at(chunk);
+    const Buffer* const buffer = find(chunk);
+    const bool is_at_rest = buffer != nullptr && (buffer->writing || transfers_->is_idle(number(*buffer)));
+    for (size_t block = 0; block < own.blocks(); ++block) {
+      const size_t bit = size_t(slot) * own.blocks() + block;
+      if (!is_at_rest || !buffer->there[bit]) {
+        missing.set(block);
+        continue;
+      }
+      const Range values = own.block(block);
+      const int64_t begin = slot * own.numel() + values.begin, bytes = values.size() * kValueBytes;
+      std::byte* const copy = to + values.begin * kValueBytes;
+      std::memcpy(copy, buffer->memory.get() + begin * kValueBytes, size_t(bytes));
+      if (buffer->unchecked[bit]) compare(own, own.first_sum + bit, copy, bytes, begin * kValueBytes);
+    }
+  });
+  return missing;
+}
+
+void ChunkStore::read_file(size_t chunk, int slot, const SlotBlocks& blocks, std::byte* to) const {
+  const Chunk& own = layout_.chunks().at(chunk);
+  const SwapFile& file = files_[own.file];
+  for (size_t block = 0; block < own.blocks(); ++block) {
+    if (!blocks[block]) continue;
+    const size_t first = block;
+    while (block + 1 < own.blocks() && blocks[block + 1]) ++block;
+    const int64_t begin = own.block(first).begin, bytes = (own.block(block).end - begin) * kValueBytes;
+    const int64_t offset = own.offset + (slot * own.numel() + begin) * kValueBytes;
+    bool direct = file.direct();
+    try {
+      read_at_least(io_, file.fd(), file.path(), to + begin * kValueBytes, bytes, bytes, offset, direct);
+    } catch (const IoError& error) {
+      throw IoError(concat(error.what(), in_words(layout_.group_at(own.file, offset))));
+    }
+    for (size_t each = first; each <= block; ++each) {
+      const Range values = own.block(each);
+      compare(own, own.first_sum + size_t(slot) * own.blocks() + each, to + values.begin * kValueBytes,
+              values.size() * kValueBytes, (slot * own.numel() + values.begin) * kValueBytes);
+    }
+  }
+}
+
+void ChunkStore::fail(const std::string& message) {
+  if (failure_.empty()) failure_ = message;
 }
 
 // Calls visit(first byte in the record, bytes) for stretches of whole blocks, as long as possible.

@@ -24,8 +24,8 @@ namespace zeroshard {
 // a single buffer. Each buffer knows by block what of the chunk it has and what has changed: blocks that nobody borrows
 // are not read.
 //
-// Only one thread may use it. Functions throw IoError with the path, also for what was written behind; from then on
-// every call throws the same error, since what the files hold is unknown.
+// Only one thread at a time may use it, but for read_file(). Functions throw IoError with the path, also for what was
+// written behind; from then on every call throws the same error, since what the files hold is unknown.
 class ChunkStore {
  public:
   struct Options {
@@ -62,6 +62,16 @@ class ChunkStore {
   void will_need(size_t group, Range range);
   // Returns when everything is written.
   void flush();
+
+  // For a second thread that reads one slot of a chunk while others lend (see ChunkReader), as long as nobody borrows
+  // the chunk to write. Neither changes what is planned or where chunks lie. `to` has room for the slot.
+  using SlotBlocks = std::bitset<size_t(kChunkNumel / kSumNumel)>;
+  // Copies the blocks that are in a buffer, and returns the others: until somebody writes, the file has these.
+  SlotBlocks copy_buffered(size_t chunk, int slot, std::byte* to);
+  // Reads `blocks` from the file. Beside any other call.
+  void read_file(size_t chunk, int slot, const SlotBlocks& blocks, std::byte* to) const;
+  // From now on every call throws `message`, unless it throws another one already.
+  void fail(const std::string& message);
 
   // A read or a write has failed, and every later call throws IoError.
   bool has_failed() const { return !failure_.empty(); }
@@ -115,6 +125,8 @@ class ChunkStore {
   void leave_current();
   void wait_for(Buffer& buffer);
   void check(Buffer& buffer, const Blocks& blocks);
+  // Throws IoError unless `bytes` of `data`, which lie at `offset` of the chunk's record, have the checksum.
+  void compare(const Chunk& chunk, size_t sum, const std::byte* data, int64_t bytes, int64_t offset) const;
   template <typename Visit>
   void for_each_stretch(const Chunk& chunk, const Blocks& blocks, const Visit& visit) const;
   template <typename Visit>

@@ -21,6 +21,15 @@ ChunkStore::Access access_of(OptimizerStates::Access access) {
   return ChunkStore::Access::kModify;
 }
 
+class FileReader final : public StateReader {
+ public:
+  explicit FileReader(ChunkReader reader) : reader_(std::move(reader)) {}
+  void read(Range range, float* to) override { reader_.read(range, to); }
+
+ private:
+  ChunkReader reader_;
+};
+
 }  // namespace
 
 SwapSpace::SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
@@ -46,6 +55,14 @@ void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const
                      std::optional<int> slot) {
   const std::lock_guard lock(mutex_);
   told([&] { store_.lend(group, range, access, use, slot); });
+}
+
+ChunkReader SwapSpace::reader(size_t group, int slot) {
+  const auto alone = [this](const std::function<void()>& call) {
+    const std::lock_guard lock(mutex_);
+    told(call);
+  };
+  return {store_, alone, group, slot};
 }
 
 void SwapSpace::will_need(size_t group, Range range) {
@@ -86,11 +103,14 @@ void FileStates::lend(Range range, Access access, const Borrower& use) {
 }
 
 void FileStates::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
-  const int slot = state == kMasterWeights ? 0 : state + (has_master_ ? 1 : 0);
   const auto lent = [&](Range part, std::span<float* const> values) {
     use(part, view_memory(values[0], part.size(), at::kFloat, at::kCPU));
   };
-  space_.lend(group_, range, access_of(access), lent, slot);
+  space_.lend(group_, range, access_of(access), lent, slot_of(state));
+}
+
+std::unique_ptr<StateReader> FileStates::reader(int state) {
+  return std::make_unique<FileReader>(space_.reader(group_, slot_of(state)));
 }
 
 }  // namespace zeroshard

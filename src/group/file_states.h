@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "file/chunk_reader.h"
 #include "file/chunk_store.h"
 #include "group/optimizer_states.h"
 #include "memory/ledger.h"
@@ -29,6 +30,8 @@ class SwapSpace {
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
   void will_need(size_t group, Range range);
+  // For a thread beside those that lend.
+  ChunkReader reader(size_t group, int slot);
 
  private:
   template <typename Call>
@@ -49,8 +52,11 @@ class FileStates final : public OptimizerStates {
   void lend(Range range, Access access, const Borrower& use) override;
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use) override;
   void will_need(Range range) override { space_.will_need(group_, range); }
+  std::unique_ptr<StateReader> reader(int state) override;
 
  private:
+  int slot_of(int state) const { return state == kMasterWeights ? 0 : state + (has_master_ ? 1 : 0); }
+
   SwapSpace& space_;
   size_t group_;
   bool has_master_;

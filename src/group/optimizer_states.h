@@ -2,8 +2,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "base/write_hold.h"
 #include "device/streams.h"
 #include "layout/shard_layout.h"
 
@@ -19,6 +21,13 @@ struct StateTensors {
 
   StateTensors slice(int64_t begin, int64_t end) const;
   const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
+};
+
+// Reads one state of a group on a thread of its own, while another thread lends states and nobody writes to this one.
+class StateReader {
+ public:
+  virtual ~StateReader() = default;
+  virtual void read(Range range, float* to) = 0;
 };
 
 // Keeps one group's optimizer states for the elements that this rank updates. Positions count these elements from 0.
@@ -43,6 +52,11 @@ class OptimizerStates {
   virtual void will_need(Range) {}
   // All elements, if they are in memory for the whole run, else null. For code that needs an address.
   virtual const StateTensors* in_memory() const { return nullptr; }
+  // Where a thread may read the states beside this one: as long as this is held, who borrows to write waits. Null where
+  // they must be copied first.
+  virtual WriteHold* hold() { return nullptr; }
+  // Of the moment of a slot or kMasterWeights; where there is a hold(). The states outlive it.
+  virtual std::unique_ptr<StateReader> reader(int /*state*/) { return nullptr; }
   // Copies of a device read what was lent last, until `event`: who borrows it to write waits for that.
   virtual void read_until(c10::Event event) { event.synchronize(); }
 };

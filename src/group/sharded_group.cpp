@@ -83,6 +83,7 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   if (both.size() == 0) return;
   at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
   if (is_on_host()) from = from.cpu();  // as it is: a conversion on the device would need memory there
+  if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
   await_copies();
   parameters(both).copy_(from);
 }

@@ -200,8 +200,9 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
-  if (options.state_tier == Tier::kFile) return 0;
-  return numel * double(element_size(DType::kFloat32)) * (1 + options.optimizer_slots) / options.world_size;
+  const double weights = numel * double(element_size(DType::kFloat32)) / options.world_size;
+  if (options.state_tier != Tier::kFile) return weights * (1 + options.optimizer_slots);
+  return options.compute_dtype == DType::kFloat32 && !shards_parameters(options) ? weights : 0;
 }
 
 int64_t ParamShape::numel() const {

@@ -116,12 +116,18 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
-  if (options.state_tier == Tier::kFile) return 0;
+  const std::vector<UnitPlacement> table = place(units, options);
   int64_t bytes = 0;
-  for (const UnitLayout& unit : units) {
-    for (const FlatGroup& group : unit.groups) {
-      const int64_t trained = element_size(DType::kFloat32) * (1 + options.optimizer_slots);
-      bytes += group.layout.shard_numel() * (group.requires_grad ? trained : element_size(group.dtype));
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const FlatGroup& group = units[u].groups[g];
+      const bool in_file = table[u].groups[g].state_tier() == Tier::kFile;
+      int64_t values = element_size(group.dtype);
+      if (in_file)  // the save reads them there; and shards of fp32 parameters where they are
+        values *= group.dtype == DType::kFloat32 && table[u].parameters != Placement::kSharded ? 1 : 0;
+      else if (group.requires_grad)
+        values = element_size(DType::kFloat32) * (1 + options.optimizer_slots);
+      bytes += group.layout.shard_numel() * values;
     }
   }
   return bytes;

@@ -42,11 +42,12 @@ struct SavingRank {
   std::unique_ptr<Engine> engine;
 };
 
-// Runs `body` on ranks with engines for `scenario`; what each threw, "" when nothing. `gather_of` may put a
-// communicator in front of a rank's.
+// Runs `body` on ranks with engines for `scenario`; what each threw, "" when nothing. `gather_of` and `checkpoint_of`
+// may put a communicator in front of a rank's.
+using DecorateComm = std::function<std::unique_ptr<Comm>(Comm&)>;
 inline std::vector<std::string> run_saving(const Scenario& scenario, const std::function<void(SavingRank&)>& body,
-                                           int first_seed = 0,
-                                           const std::function<std::unique_ptr<Comm>(Comm&)>& gather_of = {}) {
+                                           int first_seed = 0, const DecorateComm& gather_of = {},
+                                           const DecorateComm& checkpoint_of = {}) {
   CommOptions options;
   options.timeout_ms = 10'000;  // a rank that waits for one that has failed alone is a bug
   const auto make_world = [&] {
@@ -55,14 +56,16 @@ inline std::vector<std::string> run_saving(const Scenario& scenario, const std::
   };
   const auto gather = make_world(), reduce = make_world();
   const auto checkpoint = make_local_world(scenario.world_size, options);
-  std::vector<std::unique_ptr<Comm>> decorated;
+  std::vector<std::unique_ptr<Comm>> decorated, decorated_checkpoint;
   for (const auto& comm : gather) decorated.push_back(gather_of ? gather_of(*comm) : nullptr);
+  for (const auto& comm : checkpoint) decorated_checkpoint.push_back(checkpoint_of ? checkpoint_of(*comm) : nullptr);
   std::vector<SavingRank> ranks(gather.size());
   return testing::run_threads(scenario.world_size, [&](int rank) {
     const auto r = size_t(rank);
     try {
       Comm& gathers = decorated[r] ? *decorated[r] : *gather[r];
-      ranks[r].make_engine(scenario, gathers, *reduce[r], *checkpoint[r], first_seed);
+      Comm& saves = decorated_checkpoint[r] ? *decorated_checkpoint[r] : *checkpoint[r];
+      ranks[r].make_engine(scenario, gathers, *reduce[r], saves, first_seed);
       body(ranks[r]);
       ranks[r].engine->wait_for_checkpoint();  // the communicator is its thread's until then
       checkpoint[r]->barrier("end");

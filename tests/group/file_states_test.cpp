@@ -4,8 +4,12 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <thread>
 
 #include "file/support.h"
+#include "group/held_states.h"
 #include "group/sharded_group.h"
 #include "plan/swap_plan.h"
 #include "support/faulty_queue.h"
@@ -100,6 +104,80 @@ TEST_F(FileStatesTest, AGroupUsesThemAsOthers) {
     for (const at::Tensor& moment : lent.moments) EXPECT_TRUE(moment.equal(at::zeros({part.size()})));
   });
   EXPECT_EQ(next, mine.size());
+}
+
+// A save reads states beside others; who writes waits, who reads does not.
+TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
+  SwapSpace space = make_space();
+  const UnitLayout& unit = units_[0];
+  int looks = 0;
+  const auto look = [&looks] {
+    if (++looks > 1) throw StateError("enough");
+  };
+  auto own = std::make_unique<HeldStates>(
+      std::make_unique<FileStates>(space, 1, unit.groups[1].layout, table_[0].groups[1], ledger_), look);
+  const int64_t padded = unit.groups[1].layout.padded_numel();
+  ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(own));
+  const at::Tensor values = at::arange(padded, at::kFloat) / 3;
+  const Range mine = group.mine(), states{0, mine.size()};
+  group.write_master({0, padded}, values);
+  OptimizerStates& all = group.states();
+  all.lend_one(states, 1, OptimizerStates::Access::kOverwrite,
+               [](Range part, const at::Tensor& to) { to.copy_(at::arange(part.begin, part.end, at::kFloat)); });
+  EXPECT_EQ(all.in_memory(), nullptr);
+
+  WriteHold::Reading reading = all.hold()->read();
+  const auto none = [](Range, const at::Tensor&) {};
+  const auto none_of_all = [](Range, const StateTensors&) {};
+  const std::vector<std::function<void()>> writes = {
+      [&] { all.lend(states, OptimizerStates::Access::kModify, none_of_all); },
+      [&] { all.lend_one(states, 0, OptimizerStates::Access::kOverwrite, none); },
+      [&] {
+        group.write_master({0, padded}, values);
+      },
+      [&] {
+        group.write_parameters({0, padded}, values);
+      },
+      [&] { group.take_parameters(); }};
+  for (const auto& write : writes) {
+    looks = 0;
+    EXPECT_THROW(write(), StateError);
+  }
+  looks = 0;
+  all.lend(states, OptimizerStates::Access::kRead, none_of_all);
+  all.lend_one(states, 0, OptimizerStates::Access::kRead, none);
+  all.will_need(states);
+  group.publish_master();
+  EXPECT_EQ(looks, 0);
+
+  std::vector<float> master(size_t(states.size())), second(size_t(states.size()));
+  std::thread saver([&] {
+    all.reader(kMasterWeights)->read(states, master.data());
+    const auto reader = all.reader(1);
+    for (int64_t at = 0; at < states.size(); at += 100)
+      reader->read({at, std::min(at + 100, states.size())}, second.data() + at);
+    reading.reset();
+  });
+  saver.join();
+  for (const auto& write : writes) write();
+  for (int64_t i = 0; i < states.size(); ++i) {
+    ASSERT_EQ(master[size_t(i)], values[mine.begin + i].item<float>());
+    ASSERT_EQ(second[size_t(i)], float(i));
+  }
+}
+
+TEST_F(FileStatesTest, AReaderThatFailsIsToldToo) {
+  std::vector<std::string> told;
+  SwapSpace space = make_space([&](const std::string& message) { told.push_back(message); });
+  FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
+  const FileStates other(space, 2, units_[2].groups[0].layout, table_[2].groups[0], ledger_);
+  for (const SwapFile& file : space.store().files()) ASSERT_EQ(::ftruncate(file.fd(), 0), 0);
+  std::vector<float> values(size_t{5} * kBlockNumel);
+  for (int again = 0; again < 2; ++again)
+    EXPECT_THROW(states.reader(0)->read({0, 5 * kBlockNumel}, values.data()), IoError);
+  EXPECT_THROW(states.lend({0, 1}, OptimizerStates::Access::kRead, [](Range, const StateTensors&) {}), IoError);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], ::testing::HasSubstr("(group 1 of unit 'first')"));
 }
 
 TEST_F(FileStatesTest, AFailureIsToldOnceAndOneOfABorrowerIsNot) {

@@ -44,7 +44,7 @@ _TABLE = [
     (
         "async-writes-ahead-of-the-copy",
         "src/checkpoint/rank_file.cpp",
-        "          request.wait_for_data(data + at + size);\n",
+        "      request.wait_for_data(data + at + size);\n",
         "",
         "AsyncSaver.WhatIsNotCopiedYetIsNotWritten",
     ),

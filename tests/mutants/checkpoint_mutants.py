@@ -473,7 +473,7 @@ ENGINE = [
     (
         "engine-stage-0-loads-its-share",
         _ENGINE,
-        "purpose_ == Purpose::kSave ? group.mine() : state.positions",
+        "saves() ? group.mine() : state.positions",
         "group.mine()",
         _GOES_ON,
     ),

@@ -200,7 +200,7 @@ def test_placements_that_make_no_sense_exit_2_and_say_why(tmp_path):
 
 
 def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
-    """Files are refused on GPUs, and such saves are not in the background."""
+    """Files are refused on GPUs, and such saves copy fp32 parameters alone that are whole on every rank."""
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"},
@@ -210,8 +210,10 @@ def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
     result = plan(*arguments)
     assert result["checkpoint_staging_host_bytes"] == 0
     text = run(*arguments).stdout
-    assert "in the background" not in text and "before save_checkpoint returns" in text
+    assert "Checkpoints in the background read states from their files, and hold no copy." in text
     assert "host: " not in text and re.search(r"file: total +21\.00\n", text)
+    copies = {stage: plan(*arguments, "--dtype", "fp32", "--stage", stage) for stage in (2, 3)}
+    assert copies[2]["checkpoint_staging_host_bytes"] == 7e9 and copies[3]["checkpoint_staging_host_bytes"] == 0
 
 
 def limits_of(tmp_path, limits, offload=None, stage=2):

@@ -113,8 +113,9 @@ def test_auto_takes_files_where_memory_does_not_suffice(tmp_path):
         assert digest == other_digest
 
 
-def save_what_was_written(folder):
-    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap")
+def save_what_was_written(folder, async_):
+    own = {"checkpoint": {"async": async_}}
+    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap", zeroshard=own)
     for engine in (plain, swapped):
         train(engine, 0, 1)
         for param in engine.module.parameters():
@@ -130,9 +131,10 @@ def save_what_was_written(folder):
     return plain.parameter_digest() == swapped.parameter_digest()
 
 
-def test_a_save_has_what_was_written_to_parameters_before_it(tmp_path):
+@pytest.mark.parametrize("async_", [False, True])
+def test_a_save_has_what_was_written_to_parameters_before_it(tmp_path, async_):
     (tmp_path / "swap").mkdir()
-    assert world.run(2, save_what_was_written, folder=str(tmp_path)) == [True, True]
+    assert world.run(2, save_what_was_written, folder=str(tmp_path), async_=async_) == [True, True]
 
 
 def take_over(folder):
@@ -204,19 +206,24 @@ def swap_bytes(engine):
     return engine.memory_report()["tiers"]["file"]["planned"]
 
 
-def moved_by_checkpoints(folder, stage):
+def moved_by_checkpoints(folder, stage, async_):
     seccomp.refuse_io_uring()
     # So large that what else is read and written, such as manifests, does not count.
     model = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(6)))
-    config = configuration(stage, "bf16", f"{folder}/swap")
+    config = configuration(stage, "bf16", f"{folder}/swap", zeroshard={"checkpoint": {"async": async_}})
     engine = zeroshard.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
     x = torch.ones(2, 400, dtype=torch.bfloat16)
     engine.backward(engine(x).float().square().mean())
     engine.step()
-    engine.save_checkpoint(f"{folder}/before")  # afterwards nothing of the step is left to be written
+
+    def save(name):
+        engine.save_checkpoint(f"{folder}/{name}")
+        engine.wait_for_checkpoint()
+
+    save("before")  # afterwards nothing of the step is left to be written
     shares = []
     calls = {
-        "save": lambda: engine.save_checkpoint(f"{folder}/saves"),
+        "save": lambda: save("saves"),
         "load": lambda: engine.load_checkpoint(f"{folder}/saves"),
         "export": lambda: engine.save_16bit_model(f"{folder}/model"),
     }
@@ -227,19 +234,157 @@ def moved_by_checkpoints(folder, stage):
     return shares
 
 
-@pytest.mark.parametrize("ranks,stage", [(1, 1), (2, 3)])
-def test_saves_read_the_files_once_and_loads_write_them_once(tmp_path, ranks, stage):
+@pytest.mark.parametrize("ranks,stage,async_", [(1, 1, False), (2, 3, False), (1, 1, True), (2, 3, True)])
+def test_saves_read_the_files_once_and_loads_write_them_once(tmp_path, ranks, stage, async_):
     (tmp_path / "swap").mkdir()
-    for shares in world.run(ranks, moved_by_checkpoints, folder=str(tmp_path), stage=stage):
+    for shares in world.run(ranks, moved_by_checkpoints, folder=str(tmp_path), stage=stage, async_=async_):
         found = {name: (read, written) for name, read, written in shares}
         more = 0.1  # blocks at the ends of parameters, the manifest, the library's own files
-        # Two of six chunks may still be in buffers. The checkpoint is as long as the files.
-        assert 0.6 < found["save"][0] < 1 + more and 0.9 < found["save"][1] < 1 + more, found
+        # Two of six chunks may still be in buffers. In the background the master weights are read before, where users
+        # may have written to parameters. The checkpoint is as long as the files.
+        again = 1 / 3 if async_ and stage < 3 else 0
+        assert 0.6 < found["save"][0] < 1 + again + more and 0.9 < found["save"][1] < 1 + more, found
         # A load reads the checkpoint and, to publish them, the master weights: a third, twice where users may have
         # written to the parameters before.
         assert found["load"][0] < 1 + (2 / 3 if stage < 3 else 1 / 3) + more, found
         assert 0.9 < found["load"][1] < 1 + more, found
         assert found["export"][0] < more, found
+
+
+# -- saves in the background -------------------------------------------------------------------------------------------
+
+
+def train_while_saving(folder, stage, dtype):
+    found = {}
+    for name, path in (("plain", None), ("swapped", f"{folder}/swap")):
+        engine = make(stage, dtype, path)
+        for step in range(STEPS):
+            train(engine, step, step + 1)
+            if step == 1:
+                wanted = states(engine)
+            if step in (1, 2):
+                engine.save_checkpoint(f"{folder}/{name}", tag=f"step{step}")
+        found[name] = engine.parameter_digest(), wanted
+    assert found["plain"] == found["swapped"]
+    engine.wait_for_checkpoint()
+    fresh = make(3 - stage % 3, dtype)  # of another stage, without files
+    fresh.load_checkpoint(f"{folder}/swapped", tag="step1")
+    assert states(fresh) == found["swapped"][1]
+    train(fresh, 2, STEPS)
+    return fresh.parameter_digest() == found["swapped"][0]
+
+
+@pytest.mark.parametrize("ranks,stage,dtype", [(1, 1, "fp32"), (2, 2, "bf16"), (3, 3, "fp32"), (2, 3, "fp16")])
+def test_a_save_in_the_background_has_the_state_of_its_step(tmp_path, ranks, stage, dtype):
+    (tmp_path / "swap").mkdir()
+    assert world.run(ranks, train_while_saving, folder=str(tmp_path), stage=stage, dtype=dtype) == [True] * ranks
+
+
+def resident(key):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+
+def memory_of_a_save(folder, stage):
+    """The bytes that a save in the background, with the next step beside it, takes beyond what a step takes."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(24)))
+    config = configuration(stage, "bf16", f"{folder}/swap")
+    engine = zeroshard.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+    def step():
+        engine.backward(engine(torch.ones(2, 1000, dtype=torch.bfloat16)).float().square().mean())
+        engine.step()
+
+    def peak(call):
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")  # the peak begins anew
+        call()
+        return resident("VmHWM")
+
+    def save():
+        engine.save_checkpoint(f"{folder}/saves")
+        step()
+        engine.wait_for_checkpoint()
+
+    step()
+    without = peak(step)
+    return peak(save) - without, swap_bytes(engine)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_save_in_the_background_takes_little_memory(tmp_path, stage):
+    (tmp_path / "swap").mkdir()
+    [(more, states_bytes)] = world.run(1, memory_of_a_save, folder=str(tmp_path), stage=stage)
+    assert more <= 64 << 20 < states_bytes / 4
+
+
+def save_and_go_on(swap, saves, stage):
+    engine = make(stage, "bf16", path=swap, zeroshard={"timeout_s": 30})
+    train(engine, 0, 2)
+    engine.save_checkpoint(saves, tag="first")
+    engine.wait_for_checkpoint()
+    digest = engine.parameter_digest()
+    print("ready.", flush=True)
+    while not os.path.exists(f"{saves}/go"):
+        time.sleep(0.005)
+    begun = time.monotonic()
+    try:
+        engine.save_checkpoint(saves, tag="second")
+        train(engine, 2, 6)
+        engine.wait_for_checkpoint()
+    except Exception as error:
+        return [digest, f"{type(error).__name__}: {error}", time.monotonic() - begun]
+    return [digest, "", time.monotonic() - begun]
+
+
+@pytest.mark.row("D3")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_read_of_a_save_that_fails_ends_every_rank(tmp_path, stage, release):
+    strace.require()
+    hit = 0
+    for nth in range(1, 40, 1 if release else 6):
+        swap, saves = tmp_path / f"swap-{nth}", tmp_path / f"saves-{nth}"
+        swap.mkdir()
+        trained = world.World(2, save_and_go_on, swap=str(swap), saves=str(saves), stage=stage)
+        try:
+            trained.wait_for("ready.")
+            with strace.attached(trained.pids[1], "pread64", "-f", "-e", f"inject=pread64:error=EIO:when={nth}+"):
+                (saves / "go").touch()
+                ends = trained.results()
+        finally:
+            trained.kill()
+        if not ends[0].value[1]:
+            break  # so many reads there are not
+        hit += 1
+        for end in ends:
+            digest, said, seconds = end.value
+            assert f"the swap file in {swap}" in said and "of unit" in said, end
+            assert seconds < END_S
+        assert not os.listdir(swap)
+        assert not os.path.exists(saves / "second")
+        assert world.run(2, load, saves=str(saves), stage=stage, dtype="bf16") == [digest] * 2
+    assert hit
+
+
+@pytest.mark.row("D3")
+def test_ranks_that_die_during_a_save_leave_the_checkpoint_before_and_an_error(tmp_path):
+    strace.require()
+    swap, saves = tmp_path / "swap", tmp_path / "saves"
+    swap.mkdir()
+    trained = world.World(2, save_and_go_on, swap=str(swap), saves=str(saves), stage=3)
+    try:
+        trained.wait_for("ready.")
+        # So slow that the save has not come far when the other rank dies.
+        with strace.attached(trained.pids[0], "pread64", "-f", "-e", "inject=pread64:delay_enter=100000"):
+            (saves / "go").touch()
+            time.sleep(0.5)
+            os.kill(trained.pids[1], 9)
+            ends = trained.results()
+    finally:
+        trained.kill()
+    digest, said, seconds = ends[0].value
+    assert said.startswith("CommError") and seconds < 2 * END_S
+    assert world.run(2, load, saves=str(saves), stage=3, dtype="bf16") == [digest] * 2
 
 
 # -- files that fail ---------------------------------------------------------------------------------------------------
@@ -249,6 +394,7 @@ def go_on_when_told(swap, saves, stage):
     engine = make(stage, path=swap, zeroshard={"timeout_s": 30})
     train(engine, 0, 2)
     engine.save_checkpoint(saves)
+    engine.wait_for_checkpoint()
     digest = engine.parameter_digest()
     print("ready.", flush=True)
     while not os.path.exists(f"{saves}/go"):
@@ -261,8 +407,8 @@ def go_on_when_told(swap, saves, stage):
     return [digest, "", time.monotonic() - begun]
 
 
-def load(saves, stage):
-    engine = make(stage)
+def load(saves, stage, dtype="fp32"):
+    engine = make(stage, dtype)
     engine.load_checkpoint(saves)
     return engine.parameter_digest()
 
@@ -318,6 +464,7 @@ def load_into_damage(folder):
     train(engine, 0, 2)
     engine.save_checkpoint(f"{folder}/saves", tag="first")
     engine.save_checkpoint(f"{folder}/saves", tag="last")
+    engine.wait_for_checkpoint()
     if world.rank() == 1:
         damage_own_file(f"{folder}/swap")
     with pytest.raises(zeroshard.Error) as error:
@@ -338,9 +485,11 @@ def save_to_a_full_disk(folder):
     train(engine, 0, 1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     engine.save_checkpoint(f"{folder}/saves")
+    assert not engine.wait_for_checkpoint()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     train(engine, 1, 2)
     engine.save_checkpoint(f"{folder}/saves", tag="last")
+    engine.wait_for_checkpoint()
     return os.path.isdir(f"{folder}/saves/last")
 
 

@@ -1,0 +1,34 @@
+#include "base/write_hold.h"
+
+#include <chrono>
+
+namespace zeroshard {
+namespace {
+
+constexpr std::chrono::milliseconds kLook(100);  // between calls of WhileWaiting
+
+}  // namespace
+
+WriteHold::Reading WriteHold::read() {
+  const std::scoped_lock lock(mutex_);
+  ++readers_;
+  return Reading(this);
+}
+
+void WriteHold::await_readers() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kLook, [&] { return readers_ == 0; })) {
+    if (!while_waiting_) continue;
+    lock.unlock();
+    while_waiting_();
+    lock.lock();
+  }
+}
+
+void WriteHold::end() noexcept {
+  const std::scoped_lock lock(mutex_);  // until the end: a writer that goes on may be about to free the hold
+  --readers_;
+  changed_.notify_all();
+}
+
+}  // namespace zeroshard

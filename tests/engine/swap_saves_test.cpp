@@ -1,0 +1,387 @@
+#include <ATen/ops/full.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "base/interrupt.h"
+#include "base/unique_fd.h"
+#include "engine/support.h"
+#include "file/support.h"
+#include "support/forwarding_comm.h"
+#include "support/random.h"
+#include "zeroshard/error.h"
+
+// Checkpoints in the background of optimizer states that lie in files.
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::make_scenario;
+using test::run_saving;
+using test::SavingRank;
+using test::Scenario;
+using testing::contents_of;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::TemporaryDirectory;
+
+Scenario in_files(int world_size, int stage, const TemporaryDirectory& directory) {
+  Scenario scenario = make_scenario(world_size, stage);
+  scenario.model.ballast = 20'000;  // several blocks with checksums
+  scenario.config.offload_optimizer = {
+      .device = OffloadOptimizerConfig::Device::kNvme, .nvme_path = {directory.path()}, .buffer_count = 2};
+  return scenario;
+}
+
+// A communicator of checkpoints whose broadcasts, of which a save has one before it writes, are late.
+class LateComm final : public ForwardingComm {
+ public:
+  LateComm(Comm& inner, std::function<void()> before) : ForwardingComm(inner), before_(std::move(before)) {}
+
+ private:
+  void before(OpKind kind, int64_t, std::string_view) override {
+    if (kind == OpKind::kBroadcast) before_();
+  }
+  std::function<void()> before_;
+};
+
+test::DecorateComm late(std::function<void()> before) {
+  return [before = std::move(before)](Comm& comm) { return std::make_unique<LateComm>(comm, before); };
+}
+
+// What two checkpoints of one tag have to have in common: every byte of the data.
+void expect_same_files(const std::string& one, const std::string& other, int world_size) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::string name = concat("/rank-0000", rank, ".safetensors");
+    const std::string expected = contents_of(one + name);
+    EXPECT_GT(expected.size(), 1000U);
+    EXPECT_TRUE(contents_of(other + name) == expected) << other << name;
+  }
+}
+
+class SwapSaves : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SwapSaves, ::testing::Values(1, 2, 3));
+
+// The state of the save's step, however far training goes meanwhile; and training has the bits of a run that saves
+// nothing.
+TEST_P(SwapSaves, HaveTheStateOfTheirStepWhileTrainingGoesOn) {
+  for (const int stage : {1, 2, 3}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(concat("stage ", stage, ", ", name_of(dtype)));
+      const TemporaryDirectory swap, now, later;
+      Scenario scenario = in_files(GetParam(), stage, swap);
+      scenario.config.compute_dtype = dtype;
+      scenario.config.persistence_threshold = stage == 3 ? 1500 : 0;
+      scenario.model.frozen = stage != 1;
+      std::vector<at::Tensor> expected(size_t(GetParam())), found(expected);
+      const auto run = [&](const TemporaryDirectory& root, bool async, std::vector<at::Tensor>& values) {
+        scenario.config.checkpoint.async = async;
+        std::mutex mutex;
+        testing::Random random(uint64_t(stage) + 1);
+        const auto delay = [&] {
+          std::unique_lock lock(mutex);
+          const auto time = std::chrono::milliseconds(random() % 30);
+          lock.unlock();
+          if (async) std::this_thread::sleep_for(time);  // a busy machine
+        };
+        EXPECT_THAT(run_saving(
+                        scenario,
+                        [&](SavingRank& rank) {
+                          for (int step = 0; step < 6; ++step) {
+                            rank.train_step(scenario, step);
+                            if (step % 3 != 2) rank.engine->save_checkpoint(root.path(), concat("s", step), step);
+                          }
+                          values[size_t(rank.rank)] = rank.values();
+                        },
+                        0, {}, late(delay)),
+                    Each(""));
+      };
+      run(now, false, expected);
+      run(later, true, found);
+      for (size_t rank = 0; rank < found.size(); ++rank) EXPECT_TRUE(found[rank].equal(expected[rank]));
+      for (const int step : {0, 1, 3, 4})
+        expect_same_files(now / concat("s", step), later / concat("s", step), GetParam());
+    }
+  }
+}
+
+// save_checkpoint returns before anything is read; the next step begins, and its update waits.
+TEST_P(SwapSaves, AnUpdateWaitsForWhatIsNotSaved) {
+  for (const int stage : {1, 3}) {
+    const TemporaryDirectory swap, root;
+    Scenario scenario = in_files(GetParam(), stage, swap);
+    scenario.config.compute_dtype = DType::kBFloat16;
+    std::atomic<bool> may_save = false;
+    const auto wait = [&] {
+      while (!may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    std::thread opens;
+    const auto errors = run_saving(
+        scenario,
+        [&](SavingRank& rank) {
+          rank.train_step(scenario, 0);
+          rank.engine->save_checkpoint(root.path(), "a", 1);
+          EXPECT_FALSE(fs::exists(root / "a"));
+          if (rank.rank == 0) {
+            opens = std::thread([&] {
+              std::this_thread::sleep_for(std::chrono::milliseconds(300));  // a step without a wait takes a few
+              may_save = true;
+            });
+          }
+          rank.train_step(scenario, 1);
+          EXPECT_TRUE(may_save);
+        },
+        0, {}, late(wait));
+    opens.join();
+    EXPECT_THAT(errors, Each(""));
+    EXPECT_TRUE(fs::exists(root / "a"));
+  }
+}
+
+// Reading, evaluation and another save need no update; a load takes the place of all states.
+TEST_P(SwapSaves, FollowOneAnotherAndLoadsAndTheEnd) {
+  const TemporaryDirectory swap, root;
+  Scenario scenario = in_files(GetParam(), 2, swap);
+  scenario.config.compute_dtype = DType::kBFloat16;
+  std::vector<at::Tensor> first(size_t(GetParam())), found(first);
+  const auto errors = run_saving(scenario, [&](SavingRank& rank) {
+    rank.train_step(scenario, 0);
+    const auto me = size_t(rank.rank);
+    rank.engine->save_checkpoint(root.path(), "a", 1);
+    first[me] = rank.values();
+    rank.engine->save_checkpoint(root.path(), "b", 1);
+    rank.train_step(scenario, 1);
+    rank.engine->save_checkpoint(root.path(), "c", 2);
+    EXPECT_TRUE(rank.engine->load_checkpoint(root.path(), {.tag = "b"}));
+    found[me] = rank.values();
+    EXPECT_TRUE(found[me].equal(first[me]));
+    rank.engine->save_checkpoint(root.path(), "d", 1);
+    rank.train_step(scenario, 1);
+    rank.engine->save_checkpoint(root.path(), "e", 2);
+    // and the engine goes
+  });
+  EXPECT_THAT(errors, Each(""));
+  expect_same_files(root / "a", root / "b", GetParam());
+  expect_same_files(root / "c", root / "e", GetParam());
+}
+
+// No state is copied, and of the weights those alone that users may write to without asking.
+TEST_P(SwapSaves, CopyNoState) {
+  for (const int stage : {1, 3}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      const TemporaryDirectory swap, root;
+      Scenario scenario = in_files(GetParam(), stage, swap);
+      scenario.config.compute_dtype = dtype;
+      const auto errors = run_saving(scenario, [&](SavingRank& rank) {
+        rank.train_step(scenario, 0);
+        rank.engine->save_checkpoint(root.path(), "a", 1);
+        rank.train_step(scenario, 1);
+        rank.engine->wait_for_checkpoint();
+        int64_t copied = 0, weights = 0;
+        for (const MemoryLine& line : rank.engine->memory()) {
+          if (line.category == "checkpoint staging") {
+            copied += line.measured_peak;
+            EXPECT_EQ(line.planned, line.measured_peak);
+          }
+          if (line.category == "moments") weights = line.measured_peak / 2;
+        }
+        EXPECT_GT(weights, 0);
+        const bool are_whole = stage < 3 || GetParam() == 1;
+        EXPECT_EQ(copied, dtype == DType::kFloat32 && are_whole ? weights : 0) << stage << name_of(dtype);
+      });
+      EXPECT_THAT(errors, Each(""));
+    }
+  }
+}
+
+// What was written around torch's counters of versions before the save counts; what is written after it does not.
+TEST(SwapSave, HasWhatUsersWroteBeforeItAlone) {
+  for (const int stage : {1, 2}) {
+    const TemporaryDirectory swap, now, later;
+    Scenario scenario = in_files(2, stage, swap);
+    scenario.config.compute_dtype = DType::kBFloat16;
+    for (const bool async : {false, true}) {
+      scenario.config.checkpoint.async = async;
+      std::atomic<bool> may_save = !async;
+      const auto wait = [&] {
+        while (!may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      };
+      const auto errors = run_saving(
+          scenario,
+          [&](SavingRank& rank) {
+            rank.train_step(scenario, 0);
+            rank.train_step(scenario, 1);
+            const auto write = [&](double factor) {
+              for (const auto& unit : rank.model->params())
+                for (const at::Tensor& param : unit) param.data().mul_(factor);
+            };
+            write(1.5);
+            rank.engine->save_checkpoint((async ? later : now).path(), "a", 2);
+            write(3);
+            may_save = true;
+            rank.train_step(scenario, 2);
+          },
+          0, {}, late(wait));
+      EXPECT_THAT(errors, Each(""));
+    }
+    expect_same_files(now / "a", later / "a", 2);
+  }
+}
+
+// States that are set wait, too.
+TEST(SwapSave, WhoSetsStatesWaitsForIt) {
+  const TemporaryDirectory swap, now, later;
+  for (const bool async : {false, true}) {
+    Scenario scenario = in_files(2, 3, swap);
+    scenario.config.checkpoint.async = async;
+    std::atomic<bool> may_save = !async;
+    const auto wait = [&] {
+      while (!may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    const auto errors = run_saving(
+        scenario,
+        [&](SavingRank& rank) {
+          rank.train_step(scenario, 0);
+          rank.engine->save_checkpoint((async ? later : now).path(), "a", 1);
+          std::thread opens([&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));  // time for a write that does not wait
+            may_save = true;
+          });
+          const auto set = rank.engine->slice(0, 0);
+          if (rank.rank == 0)
+            rank.engine->set_moment("units.0.0", 0, at::full({set->moments.at(0).numel()}, 9.F));
+          else
+            rank.engine->set_weights(1, 4, 0, at::full({scenario.model.ballast}, 9.F));
+          EXPECT_TRUE(may_save);
+          opens.join();
+        },
+        0, {}, late(wait));
+    EXPECT_THAT(errors, Each(""));
+  }
+  expect_same_files(now / "a", later / "a", 2);
+}
+
+std::vector<UniqueFd> swap_files_in(const std::string& directory) {
+  std::vector<UniqueFd> files;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = fs::read_symlink(entry.path(), gone).string();
+    if (!gone && target.starts_with(directory + "/"))
+      files.emplace_back(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+  }
+  return files;
+}
+
+// The file of one rank is lost when the save reads it: the save fails, and so does every rank's next step, soon.
+TEST(SwapSave, AFileThatCannotBeReadEndsEveryRank) {
+  for (const int stage : {1, 2, 3}) {
+    const TemporaryDirectory swap, root;
+    Scenario scenario = in_files(3, stage, swap);
+    scenario.config.compute_dtype = DType::kBFloat16;
+    std::atomic<int> saves = 0;
+    std::atomic<bool> may_save = false;
+    const auto wait = [&] {
+      while (saves > 0 && !may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    const auto errors = run_saving(
+        scenario,
+        [&](SavingRank& rank) {
+          rank.train_step(scenario, 0);
+          rank.engine->save_checkpoint(root.path(), "first", 1);
+          rank.engine->wait_for_checkpoint();
+          ++saves;
+          rank.engine->save_checkpoint(root.path(), "second", 1);
+          if (rank.rank == 1) {
+            for (const UniqueFd& file : swap_files_in(swap.path())) ASSERT_EQ(::ftruncate(file.get(), 0), 0);
+          }
+          may_save = rank.rank == 1 || may_save;
+          for (int step = 1; step < 3; ++step) rank.train_step(scenario, step);
+        },
+        0, {}, late(wait));
+    for (const std::string& error : errors) {
+      EXPECT_THAT(error, HasSubstr("the swap file in " + swap.path())) << stage;
+      EXPECT_THAT(error, HasSubstr("of unit 'unit ")) << stage;
+    }
+    EXPECT_TRUE(fs::exists(root / "first"));
+    EXPECT_FALSE(fs::exists(root / "second"));
+  }
+}
+
+// A checkpoint that cannot be written, say to a full disk, is an error of the next step, and training goes on.
+TEST(SwapSave, KeepsNobodyWhenItCannotBeWritten) {
+  for (const int world_size : {1, 3}) {
+    const TemporaryDirectory swap, root;
+    Scenario scenario = in_files(world_size, 2, swap);
+    testing::put(root / "file", "x");
+    std::vector<at::Tensor> found(size_t(world_size)), expected(found);
+    const auto run = [&](bool saves, std::vector<at::Tensor>& values) {
+      EXPECT_THAT(run_saving(scenario,
+                             [&](SavingRank& rank) {
+                               rank.train_step(scenario, 0);
+                               if (saves) rank.engine->save_checkpoint(root / "file/under", "a", 1);
+                               for (int step = 1; step < 4; ++step) rank.train_step(scenario, step);
+                               if (saves) {
+                                 EXPECT_THROW(rank.engine->wait_for_checkpoint(), IoError);
+                               }
+                               values[size_t(rank.rank)] = rank.values();
+                             }),
+                  Each(""));
+    };
+    run(false, expected);
+    run(true, found);
+    for (size_t rank = 0; rank < found.size(); ++rank) EXPECT_TRUE(found[rank].equal(expected[rank]));
+  }
+}
+
+thread_local bool is_interrupted = false;
+std::atomic<bool> interrupts = false;
+
+// Ctrl-C on a rank whose update waits. The others, which wait for the same save or for this rank, are told.
+TEST(SwapSave, AnInterruptionEndsTheWaitOnEveryRank) {
+  const TemporaryDirectory swap, root;
+  const Scenario scenario = in_files(2, 3, swap);
+  std::atomic<bool> are_told = false;
+  const auto wait = [&] {
+    while (!are_told) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  set_interrupt_check([] {
+    if (interrupts && is_interrupted) throw std::runtime_error("interrupted by the user");
+  });
+  std::thread user;
+  const auto errors = run_saving(
+      scenario,
+      [&](SavingRank& rank) {
+        rank.train_step(scenario, 0);
+        rank.engine->save_checkpoint(root.path(), "a", 1);
+        is_interrupted = rank.rank == 1;
+        if (rank.rank == 0) {
+          user = std::thread([&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until both have come to the update
+            interrupts = true;
+          });
+        }
+        try {
+          rank.train_step(scenario, 1);
+        } catch (const CommError&) {
+          are_told = true;  // before the save could go on
+          throw;
+        }
+      },
+      0, {}, late(wait));
+  user.join();
+  interrupts = false;
+  set_interrupt_check(nullptr);
+  EXPECT_THAT(errors[1], HasSubstr("interrupted by the user"));
+  EXPECT_THAT(errors[0], HasSubstr("rank 1 was interrupted while it waited for a checkpoint to be read"));
+  EXPECT_FALSE(fs::exists(root / "a"));
+}
+
+}  // namespace
+}  // namespace zeroshard

@@ -1,0 +1,91 @@
+"""What could be forgotten where a save reads states in files while training goes on."""
+
+from mutant import Mutant
+
+_STORE, _HELD, _RANK_FILE = "src/file/chunk_store.cpp", "src/group/held_states.h", "src/checkpoint/rank_file.cpp"
+_SAVE, _WAITS = "src/engine/engine_checkpoint.cpp", "FileStatesTest.AreHeldWhileASaveReadsThem"
+
+_TABLE = [
+    (
+        "update-does-not-wait",
+        _HELD,
+        "    if (access != Access::kRead) hold_.await_readers();\n    states_->lend(range",
+        "    states_->lend(range",
+        "group",
+        _WAITS,
+    ),
+    (
+        "shard-does-not-wait",
+        "src/group/sharded_group.cpp",
+        "hold->await_readers();",
+        "static_cast<void>(hold);",
+        "group",
+        _WAITS,
+    ),
+    (
+        "ends-before-the-last-read",
+        _RANK_FILE,
+        "last_.at(data) == slice",
+        "last_.at(data) >= slice",
+        "checkpoint",
+        "HeldSlices.AreReadWhereTheyLieAndMayChangeOneAfterTheOther",
+    ),
+    (
+        "stays-when-reading-fails",
+        _RANK_FILE,
+        "    for (const auto& [data, last] : last_) data->end_reading();\n",
+        "",
+        "checkpoint",
+        "HeldSlices.ARankThatCannotReadDoesNotKeepItsOwn",
+    ),
+    (
+        "buffers-are-not-looked-at",
+        _STORE,
+        "if (!is_at_rest || !buffer->there[bit])",
+        "if (!is_at_rest || buffer->there[bit] || true)",
+        "file",
+        "ChunkReader.ReadsValuesWhereverTheyLie",
+    ),
+    (
+        "buffers-are-taken-while-they-fill",
+        _STORE,
+        "buffer != nullptr && (buffer->writing || transfers_->is_idle(number(*buffer)))",
+        "buffer != nullptr",
+        "file",
+        "ChunkReader.ReadsValuesWhereverTheyLie",
+    ),
+    (
+        "reader-does-not-end-the-store",
+        "src/file/chunk_reader.cpp",
+        "      store_.fail(error.what());\n",
+        "      static_cast<void>(error);\n",
+        "file",
+        "ChunkReader.AnyFailingReadIsToldAndEndsTheStore",
+    ),
+    (
+        "writes-of-users-are-not-taken",
+        _SAVE,
+        "staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory",
+        "Impl::OfMaster::kInMemory",
+        "engine",
+        "SwapSave.HasWhatUsersWroteBeforeItAlone",
+    ),
+    (
+        "whole-parameters-are-not-copied",
+        _SAVE,
+        "is_held(group) && !group.is_open()",
+        "is_held(group)",
+        "engine",
+        "*SwapSaves.CopyNoState*",
+    ),
+    (
+        "nobody-hears-of-an-interruption",
+        "src/engine/engine.cpp",
+        "  reduce_comm.check();  // another rank may have failed\n",
+        "",
+        "engine",
+        "SwapSave.AnInterruptionEndsTheWaitOnEveryRank",
+    ),
+]
+
+MUTANTS = [Mutant(f"hold-{name}", file, old, new, program, test) for name, file, old, new, program, test in _TABLE]
