@@ -23,6 +23,19 @@ struct Change {
   PlanOptions options;
 };
 
+std::vector<Change> to_files(const PlanOptions& options, const std::string& key) {
+  PlanOptions in_file = options;
+  in_file.state_tier = Tier::kFile;
+  in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
+  const std::string ratio = "zero_optimization.offload_optimizer.ratio = 1", files = key + "\"nvme\" with an nvme_path";
+  std::vector<Change> changes;
+  if (options.state_tier != Tier::kFile) changes.push_back({files, in_file});
+  if (options.state_share == 1) return changes;
+  in_file.state_share = 1;
+  changes.push_back({options.state_tier != Tier::kFile ? concat(files, " and ", ratio) : ratio, in_file});
+  return changes;
+}
+
 std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
   std::vector<Change> changes;
   if (options.stage == 0) return changes;
@@ -32,12 +45,8 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
     on_host.state_tier = on_host.gradient_tier = Tier::kHost;
     changes.push_back({key + "\"cpu\"", on_host});
   }
-  if (search.may_use_files && options.state_tier != Tier::kFile) {
-    PlanOptions in_file = options;
-    in_file.state_tier = Tier::kFile;
-    in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
-    changes.push_back({key + "\"nvme\" with an nvme_path", in_file});
-  }
+  if (search.may_use_files)
+    for (Change& change : to_files(options, key)) changes.push_back(std::move(change));
   return changes;
 }
 

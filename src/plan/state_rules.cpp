@@ -132,6 +132,8 @@ void check_plan_options(const PlanOptions& options) {
            kMaxPlannedWorldSize, ", got ", options.world_size);
   ZS_CHECK(options.stage >= 0 && options.stage <= 3, "stage must be 0, 1, 2 or 3, got ", options.stage);
   ZS_CHECK(options.optimizer_slots >= 0, "optimizer_slots must not be negative, got ", options.optimizer_slots);
+  ZS_CHECK(options.state_share >= 0 && options.state_share <= 1, "state_share must be 0 to 1, got ",
+           options.state_share);
   ZS_CHECK(options.grad_accumulation_steps >= 1, "grad_accumulation_steps must be positive, got ",
            options.grad_accumulation_steps);
   ZS_CHECK(is_floating_point(options.compute_dtype), "compute_dtype must be floating-point, got ",

@@ -212,6 +212,13 @@ def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
     text = run(*arguments).stdout
     assert "in the background" not in text and "before save_checkpoint returns" in text
     assert "host: " not in text and re.search(r"file: total +21\.00\n", text)
+    settings = json.loads(config.read_text())
+    settings["zero_optimization"]["offload_optimizer"]["ratio"] = 0.25
+    config.write_text(json.dumps(settings))
+    part = plan(*arguments)
+    assert (part["file"]["total_bytes"], part["breakdown"]["optimizer_states"]) == (21e9 / 4, 21e9 * 3 / 4)
+    assert part["total_bytes_per_rank"] == result["total_bytes_per_rank"] + 21e9 * 3 / 4
+    assert re.search(r"file: total +5\.25\n", run(*arguments).stdout)
 
 
 def limits_of(tmp_path, limits, offload=None, stage=2):
