@@ -96,7 +96,7 @@ void Groups::add(size_t count) {
       group.number = trained_.size();
       group.device = options_.device;
       const bool on_host = place.parameters.tier == Tier::kHost;
-      if (place.state_tier() == Tier::kHost && !on_host) group.copies = copies_.get();
+      if (place.updates_on_host()) group.copies = copies_.get();
       group.is_open = placements_[u].parameters != Placement::kSharded;
       for (const size_t i : flat.params)
         group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));

@@ -107,7 +107,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie elsewhere.
-  const bool leaves = state_tier == Tier::kHost && place.parameters.tier != Tier::kHost;
+  const bool beside = state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);
+  const bool leaves = beside && place.parameters.tier != Tier::kHost;
   if (dtype != DType::kFloat32 || leaves)
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
   if (options.optimizer_slots > 0)

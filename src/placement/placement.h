@@ -59,6 +59,10 @@ struct GroupPlacement {
     if (moments.extent != Extent::kNothing) return moments.tier;
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
   }
+  // The host updates parameters of another device.
+  bool updates_on_host() const {
+    return parameters.tier == Tier::kDevice && state_tier() != Tier::kDevice && reduced_gradients.tier == Tier::kHost;
+  }
   // Elements whose states lie there.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }

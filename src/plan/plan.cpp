@@ -46,11 +46,9 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   const Device offload = options.state_share > 0 ? config.offload_optimizer.device : Device::kNone;
   const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
   if (offload != Device::kNone) options.gradient_tier = beside;
-  if (offload == Device::kCpu) {
-    options.state_tier = beside;
-    options.state_share = 1;  // a device cannot keep a part of them so far
-  }
+  if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
+  if (on_device && options.state_tier != Tier::kDevice) options.state_share = 1;  // less is refused so far
   if (config.offload_param.to_host) options.parameter_tier = beside;
   options.swap_buffers = config.offload_optimizer.buffer_count;
   options.world_size = config.world_size;

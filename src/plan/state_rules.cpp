@@ -101,8 +101,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
-      const bool goes = place.master_weights.extent != Extent::kNothing && place.master_weights.tier == Tier::kHost &&
-                        place.parameters.tier == Tier::kDevice;
+      const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
       const int64_t numel = place.master_weights.numel(units[u].groups[g].layout);
       if (!goes || numel == 0 || place.parameters.dtype == DType::kFloat32) continue;
       const int64_t bytes = std::min(numel, kCopiedNumel) * element_size(place.parameters.dtype);

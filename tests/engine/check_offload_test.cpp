@@ -39,9 +39,9 @@ std::string refusal(const Config& config, c10::Device device, const std::string&
   return "";
 }
 
-TEST(CheckOffload, FilesAreForTheCpuAndForZeroshardsOptimizers) {
+TEST(CheckOffload, FilesAreForZeroshardsOptimizers) {
   EXPECT_EQ(refusal(in_files(), at::kCPU, ""), "");
-  EXPECT_THAT(refusal(in_files(), c10::Device(at::kCUDA, 0), ""), ::testing::HasSubstr("the ranks run on cuda:0"));
+  EXPECT_EQ(refusal(in_files(), c10::Device(at::kCUDA, 0), ""), "");
   EXPECT_THAT(refusal(in_files(), at::kCPU, "Adafactor"),
               ::testing::AllOf(::testing::HasSubstr("Adafactor"), ::testing::HasSubstr("set \"cpu\"")));
 }

@@ -73,6 +73,10 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
   EXPECT_THAT(advice(cpu, host(5e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1"));
   cpu.state_share = 1;
   EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("ranks with as much memory"));
+  PlanOptions gpu = options(1, 1);  // there a part is refused
+  gpu.state_share = 0.5;
+  EXPECT_THAT(advice(gpu, device(5e9), true),
+              HasSubstr("device = \"cpu\" and zero_optimization.offload_optimizer.ratio = 1"));
 }
 
 TEST(MemoryLimits, AdviceFitsAndOneRankLessDoesNot) {

@@ -95,6 +95,28 @@ TEST(PlanLedger, AShareOfTheStatesIsCountedOnBothTiers) {
   }
 }
 
+// The host updates from files what a device has: fp32 parameters are not their own master weights.
+TEST(PlanLedger, FilesBesideADevice) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const std::vector<UnitLayout> units{unit("a", kNumel, 3, dtype)};
+    PlanOptions options = at(2, 3);
+    options.on_device = true;
+    options.state_tier = Tier::kFile;
+    options.gradient_tier = Tier::kHost;
+    const PlanReport report = plan_ledger(units, options);
+    EXPECT_EQ(report.bytes.at(Category::kMasterWeights, Tier::kFile), 4 * kShard);
+    EXPECT_EQ(report.bytes.at(Category::kMoments, Tier::kFile), 8 * kShard);
+    EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), element_size(dtype) * kShard);
+    EXPECT_GT(report.bytes.at(Category::kSwap, Tier::kHost), 0);
+    EXPECT_EQ(held(report, Category::kSwap), 0);
+    EXPECT_EQ(report.parameter_copies.units, dtype == DType::kBFloat16 ? 1 : 0);
+    EXPECT_TRUE(report.placements[0].groups[0].updates_on_host());
+    options.on_device = false;
+    options.gradient_tier = Tier::kDevice;
+    EXPECT_FALSE(plan_ledger(units, options).placements[0].groups[0].updates_on_host());
+  }
+}
+
 TEST(PlanLedger, TheShareIsThatOfTheConfiguration) {
   using Device = OffloadOptimizerConfig::Device;
   Config config;
@@ -107,6 +129,7 @@ TEST(PlanLedger, TheShareIsThatOfTheConfiguration) {
   EXPECT_EQ(options_of(Device::kNvme).state_tier, Tier::kFile);
   EXPECT_EQ(options_of(Device::kNvme).state_share, 0.25);
   EXPECT_EQ(options_of(Device::kCpu).state_tier, Tier::kDevice);
+  EXPECT_EQ(options_of(Device::kNvme, /*on_device=*/true).state_share, 1);  // refused there
   config.offload_optimizer.ratio = 0;  // as without offload
   for (const Device device : {Device::kCpu, Device::kNvme}) {
     for (const bool on_device : {false, true}) {
