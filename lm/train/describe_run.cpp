@@ -87,7 +87,7 @@ Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Confi
   const auto needs = [&](const Config& choice) {
     return memory_needs(plan_model(shapes, plan_options(choice, on_device)), on_device);
   };
-  const std::vector<Config> choices = offload_choices(config, on_device, /*may_use_files=*/!on_device);
+  const std::vector<Config> choices = offload_choices(config, on_device, /*may_use_files=*/true);
   const OffloadChoice choice = choose_offload(choices, limits, needs, on_device);
   out << "offload     " << describe_choice(config, choices[choice.index], choice.why_not_before) << "\n";
   return choices[choice.index];
@@ -109,7 +109,7 @@ void describe_limits(std::ostream& out, const CausalLM& model, const Config& con
     if (limits.host) out << ", host: " << limits.host->bytes / 1e6 << " MB (" << limits.host->source << ")";
   } else {
     out << (all_trained ? "does not fit: " : "may not fit, frozen parameters counted as if they were trained: ")
-        << passed << ". " << advice_to_fit({options, limits, needs, /*may_use_files=*/!on_device});
+        << passed << ". " << advice_to_fit({options, limits, needs, /*may_use_files=*/true});
   }
   out << "\n";
 }

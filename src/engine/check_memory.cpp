@@ -42,7 +42,7 @@ std::string refusal(const MemoryPlan& plan, const MemoryLimits& limits, bool may
 }
 
 bool may_use_files(const EngineOptions& options) {
-  return options.device.is_cpu() && options.external_optimizer.empty();
+  return options.external_optimizer.empty();
 }
 
 void warn_of_scarce_memory(const MemoryPlan& plan, const HostMemory& host, int ranks, int rank) {

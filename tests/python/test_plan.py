@@ -214,6 +214,13 @@ def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
     assert "host: " not in text and re.search(r"file: total +21\.00\n", text)
     copies = {stage: plan(*arguments, "--dtype", "fp32", "--stage", stage) for stage in (2, 3)}
     assert copies[2]["checkpoint_staging_host_bytes"] == 7e9 and copies[3]["checkpoint_staging_host_bytes"] == 0
+    settings = json.loads(config.read_text())
+    settings["zero_optimization"]["offload_optimizer"]["ratio"] = 0.25
+    config.write_text(json.dumps(settings))
+    part = plan(*arguments)
+    assert (part["file"]["total_bytes"], part["breakdown"]["optimizer_states"]) == (21e9 / 4, 21e9 * 3 / 4)
+    assert part["total_bytes_per_rank"] == result["total_bytes_per_rank"] + 21e9 * 3 / 4
+    assert re.search(r"file: total +5\.25\n", run(*arguments).stdout)
 
 
 def limits_of(tmp_path, limits, offload=None, stage=2):
@@ -240,7 +247,8 @@ def test_limits_of_the_config_are_compared_on_both_tiers(tmp_path):
     assert plan(*args)["limits"] == {"fits": True, "host_memory_bytes": 100e9}
     assert "stage 2: fits into what is allowed" in run(*args).stdout
     limits = plan(*args, "--host-memory", "80GB")["limits"]
-    assert not limits["fits"] and "of the host's memory" in limits["problem"] and "2 ranks" in limits["advice"]
+    assert not limits["fits"] and "of the host's memory" in limits["problem"]
+    assert limits["advice"].endswith('fits: zero_optimization.offload_optimizer.device = "nvme" with an nvme_path')
     # Ranks on the CPU, for which files are: both keys limit one memory.
     nvme = {"device": "nvme", "nvme_path": "/nvme"}
     for key in ("device_memory", "host_memory"):

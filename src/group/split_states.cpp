@@ -1,0 +1,82 @@
+#include "group/split_states.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace zeroshard {
+namespace {
+
+Range before(Range range, int64_t border) {
+  return {std::min(range.begin, border), std::min(range.end, border)};
+}
+
+// As the states behind the border count.
+Range behind(Range range, int64_t border) {
+  return {std::max(range.begin, border) - border, std::max(range.end, border) - border};
+}
+
+Range moved(Range range, int64_t by) {
+  return {range.begin + by, range.end + by};
+}
+
+class SplitReader final : public StateReader {
+ public:
+  SplitReader(std::unique_ptr<StateReader> first, int64_t border, at::Tensor rest)
+      : first_(std::move(first)), border_(border), rest_(std::move(rest)) {}
+  void read(Range range, float* to) override {
+    if (const Range part = before(range, border_); part.size() > 0) {
+      first_->read(part, to);
+      to += part.size();
+    }
+    const Range part = behind(range, border_);
+    if (part.size() > 0) std::copy_n(rest_.const_data_ptr<float>() + part.begin, part.size(), to);
+  }
+
+ private:
+  std::unique_ptr<StateReader> first_;
+  int64_t border_;
+  at::Tensor rest_;
+};
+
+}  // namespace
+
+SplitStates::SplitStates(std::unique_ptr<OptimizerStates> first, int64_t border, std::unique_ptr<OptimizerStates> rest)
+    : first_(std::move(first)), rest_(std::move(rest)), border_(border) {}
+
+void SplitStates::lend(Range range, Access access, const Borrower& use) {
+  await_readers(access);
+  if (const Range part = before(range, border_); part.size() > 0) first_->lend(part, access, use);
+  if (const Range part = behind(range, border_); part.size() > 0)
+    rest_->lend(part, access, [&](Range lent, const StateTensors& tensors) { use(moved(lent, border_), tensors); });
+}
+
+void SplitStates::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
+  await_readers(access);
+  if (const Range part = before(range, border_); part.size() > 0) first_->lend_one(part, state, access, use);
+  if (const Range part = behind(range, border_); part.size() > 0)
+    rest_->lend_one(part, state, access,
+                    [&](Range lent, const at::Tensor& values) { use(moved(lent, border_), values); });
+}
+
+void SplitStates::will_need(Range range) {
+  if (const Range part = before(range, border_); part.size() > 0) first_->will_need(part);
+  if (const Range part = behind(range, border_); part.size() > 0) rest_->will_need(part);
+}
+
+WriteHold* SplitStates::hold() {
+  const StateTensors* const rest = rest_->in_memory();
+  const bool is_on_cpu = rest != nullptr && (rest->moments.empty() ? rest->master : rest->moments[0]).is_cpu();
+  return is_on_cpu ? first_->hold() : nullptr;
+}
+
+std::unique_ptr<StateReader> SplitStates::reader(int state) {
+  return std::make_unique<SplitReader>(first_->reader(state), border_, rest_->in_memory()->at(state));
+}
+
+// The first place waits by itself, and the rest knows nothing of it.
+void SplitStates::await_readers(Access access) {
+  if (access == Access::kRead) return;
+  if (WriteHold* const held = hold()) held->await_readers();
+}
+
+}  // namespace zeroshard
