@@ -16,7 +16,8 @@ namespace {
 constexpr std::string_view kPathKey = "zero_optimization.offload_optimizer.nvme_path";
 
 void describe(const RecordStore& store, int rank) {
-  for (const SwapFile& file : store.files()) {
+  for (const RecordStore::File& each : store.files()) {
+    const SwapFile& file = each.swap;
     if (file.in_memory())
       log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and activations there ",
                                      "save none. Set ", kPathKey, " to a directory on a disk"));

@@ -18,30 +18,29 @@ int64_t RecordStore::Record::padded() const {
 }
 
 RecordStore::RecordStore(Options options, Io& io, OnFailure on_failure, const Wrap& wrap)
-    : options_(std::move(options)), io_(io), on_failure_(std::move(on_failure)) {
+    : options_(std::move(options)), on_failure_(std::move(on_failure)) {
   ZS_CHECK(!options_.directories.empty(), "records need a directory for their file");
-  for (const std::string& directory : options_.directories) files_.emplace_back(io, directory, /*bytes=*/0);
-  spaces_.resize(files_.size());
+  for (const std::string& directory : options_.directories) files_.push_back({SwapFile(io, directory, /*bytes=*/0)});
   for (int i = 0; i < kRecordBuffers; ++i) buffers_.push_back({allocate_direct(kRecordPieceBytes)});
-  make_queue(wrap);
+  make_queue(io, wrap);
 }
 
 RecordStore::~RecordStore() {
   if (!process_.is_own()) static_cast<void>(transfers_.release());  // a forked child has not the threads behind it
 }
 
-void RecordStore::make_queue(const Wrap& wrap) {
+void RecordStore::make_queue(Io& io, const Wrap& wrap) {
   QueueFiles shared;
   std::vector<TransferQueue::File> files;
-  for (const SwapFile& file : files_) {
-    shared.fds.push_back(file.fd());
-    files.push_back({file.fd(), file.path(), file.direct()});
+  for (const File& file : files_) {
+    shared.fds.push_back(file.swap.fd());
+    files.push_back({file.swap.fd(), file.swap.path(), file.swap.direct()});
   }
   for (const Buffer& buffer : buffers_) shared.buffers.push_back({buffer.memory.get(), size_t(kRecordPieceBytes)});
   shared.depth = options_.queue_depth;
-  auto queue = make_block_queue(shared, options_.ring, io_, options_.thread_count);
+  auto queue = make_block_queue(shared, options_.ring, io, options_.thread_count);
   if (wrap) queue = wrap(std::move(queue));
-  transfers_ = std::make_unique<TransferQueue>(std::move(queue), io_, std::move(files), buffers_.size() + slots_.size(),
+  transfers_ = std::make_unique<TransferQueue>(std::move(queue), io, std::move(files), buffers_.size() + slots_.size(),
                                                options_.queue_depth, options_.block_bytes);
 }
 
@@ -72,12 +71,11 @@ RecordStore::Id RecordStore::put(std::span<const std::byte> data) {
 
 RecordStore::Record RecordStore::allocate(int64_t bytes) {
   Record record{size_t(last_ % files_.size()), 0, bytes};
-  FreeSpace& space = spaces_[record.file];
+  auto& [swap, space] = files_[record.file];
   std::optional<int64_t> offset = space.take(record.padded());
   if (!offset) {
-    SwapFile& file = files_[record.file];
-    file.grow(space.begin_of_tail() + record.padded());
-    space.extend(file.bytes());
+    swap.grow(space.begin_of_tail() + record.padded());
+    space.extend(swap.bytes());
     offset = space.take(record.padded());
   }
   record.offset = offset.value();
@@ -138,7 +136,7 @@ void RecordStore::drop(Id id) noexcept {
         wait_for(owner(slot));
         slot = Slot();
       }
-      spaces_[found->second.file].give_back(found->second.offset, found->second.padded());
+      files_[found->second.file].space.give_back(found->second.offset, found->second.padded());
     } catch (const std::exception& error) {
       note_failure(error.what());
     }
@@ -211,7 +209,7 @@ void RecordStore::check(const Record& record, const std::byte* data) const {
     const int64_t begin = int64_t(piece) * kRecordPieceBytes;
     const int64_t bytes = std::min(kRecordPieceBytes, record.bytes - begin);
     if (hash_bytes(data + begin, bytes) == record.sums[piece]) continue;
-    throw IoError(concat("cannot use what was read from ", files_[record.file].path(), ": the ", bytes,
+    throw IoError(concat("cannot use what was read from ", files_[record.file].swap.path(), ": the ", bytes,
                          " bytes from byte ", record.offset + begin,
                          " are not those that were written. The device or its cable may be failing: see the kernel's "
                          "log, and go on from the last checkpoint in another directory"));
@@ -226,14 +224,14 @@ int64_t RecordStore::num_records() const {
 int64_t RecordStore::file_bytes() const {
   const std::lock_guard lock(mutex_);
   int64_t sum = 0;
-  for (const SwapFile& file : files_) sum += file.bytes();
+  for (const File& file : files_) sum += file.swap.bytes();
   return sum;
 }
 
 int64_t RecordStore::free_bytes() const {
   const std::lock_guard lock(mutex_);
   int64_t sum = 0;
-  for (const FreeSpace& space : spaces_) sum += space.free_bytes();
+  for (const File& file : files_) sum += file.space.free_bytes();
   return sum;
 }
 

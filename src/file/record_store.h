@@ -66,7 +66,12 @@ class RecordStore {
   void forget_listener();
 
   const Options& options() const { return options_; }
-  const std::vector<SwapFile>& files() const { return files_; }
+  // A file and what of it is free.
+  struct File {
+    SwapFile swap;
+    FreeSpace space = {};
+  };
+  const std::vector<File>& files() const { return files_; }
   std::string_view queue_name() const { return transfers_->name(); }  // "io_uring" or "threads"
   int64_t num_records() const;
   int64_t file_bytes() const;  // of all files
@@ -91,7 +96,7 @@ class RecordStore {
     DirectBuffer memory = {};
   };
 
-  void make_queue(const Wrap& wrap);
+  void make_queue(Io& io, const Wrap& wrap);
   // Calls `all`; its error is that of every later call.
   template <typename Call>
   void guarded(const Call& all);
@@ -109,11 +114,9 @@ class RecordStore {
 
   ProcessMark process_;
   Options options_;
-  Io& io_;
   OnFailure on_failure_;
   mutable std::mutex mutex_;  // of all that follows
-  std::vector<SwapFile> files_;
-  std::vector<FreeSpace> spaces_;  // by file
+  std::vector<File> files_;
   std::map<Id, Record> records_;
   Id last_ = 0;
   std::vector<Buffer> buffers_;

@@ -250,7 +250,7 @@ TEST(RecordStore, AFlippedBitIsFound) {
     const int64_t bytes = 2 * kRecordPieceBytes + 10;
     const RecordStore::Id first = put(store, some_bytes(bytes)), second = put(store, some_bytes(bytes));
     EXPECT_EQ(get(store, first, 5), some_bytes(bytes).substr(0, 5));
-    const OpenFd other(posix_io(), ::open(concat("/proc/self/fd/", store.files()[0].fd()).c_str(), O_RDWR | O_CLOEXEC));
+    const OpenFd other(posix_io(), ::open(concat("/proc/self/fd/", store.files()[0].swap.fd()).c_str(), O_RDWR | O_CLOEXEC));
     const int64_t at = align_up(bytes, 4096) + kRecordPieceBytes + 17;
     char byte = 0;
     ASSERT_EQ(::pread(other.get(), &byte, 1, at), 1);

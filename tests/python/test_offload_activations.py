@@ -1,19 +1,17 @@
-"""Inputs of checkpointed layers in files: the same bits as in memory, less memory, and what happens when it fails."""
+"""Inputs of checkpointed layers in files: the same bits as in memory, in less memory."""
 
 import contextlib
 import copy
 import gc
 import json
 import os
-import resource
+import subprocess
 import threading
-import time
 
 import models
 import pytest
-import simulated
-import strace
 import torch
+import transformers
 import world
 import zeroshard
 from built import ZEROSHARD, needs
@@ -23,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from zeroshard import _C, activations
 
 LENGTH = 64  # tokens, so that the inputs of layers are large enough to leave
-END_S = 5  # after a failure every rank has ended by then
 
 
 def configuration(stage, path=None, **blocks):
@@ -360,7 +357,7 @@ def inputs_of_many_kinds(folder):
     assert [stride for stride, _ in seen[6:]] == [stride for stride, _ in reversed(seen[:6])]
     assert seen[6:] == list(reversed(seen[:6]))
     engine.step()
-    # The two whole ones, the part that begins on a line of the cache, and six times the same one, which lies there once.
+    # Two whole ones, a part that begins on a line of the cache, and six times the same one, which lies there once.
     return count, size
 
 
@@ -384,138 +381,6 @@ def many_steps(folder):
 def test_the_file_does_not_grow_over_hundreds_of_steps(tmp_path):
     for sizes in world.run(2, many_steps, folder=str(tmp_path)):
         assert sizes == [[4 * ROWS * WIDTH * 4]]  # the inputs of four blocks
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-LAYERS, LONG = 24, 1 << 14  # an input of 4 MiB for each layer
-
-
-def peak(folder, path):
-    engine = make(path, 1, layers=LAYERS, width=64)
-    x = torch.randn(LONG, 64, requires_grad=True)
-    growth = 0
-    for step in range(2):  # the first step makes what stays
-        if step == 1:
-            with open("/proc/self/clear_refs", "w") as reset:
-                reset.write("5")
-            before = status("VmRSS")
-        engine.backward(engine(x).square().mean())
-        if step == 1:
-            growth = status("VmHWM") - before
-        engine.step()
-    report = engine.memory_report()
-    assert report["planned"] == report["measured_peak"]
-    staging = {name: sizes for name, sizes in report["planned"].items() if name == "swap"}
-    return growth, staging, sum(file_sizes(folder))
-
-
-def status(name):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
-
-
-def test_the_peak_of_a_step_is_smaller_by_the_inputs_of_layers(tmp_path):
-    ((plain, none, _),) = world.run(1, peak, folder=str(tmp_path), path=None)
-    ((kept, staging, file),) = world.run(1, peak, folder=str(tmp_path), path=str(tmp_path))
-    inputs = LAYERS * LONG * 64 * 4
-    assert file == inputs
-    assert plain - kept > 0.7 * inputs, (plain, kept)
-    assert none.get("swap", 0) == 0 and staging["swap"] == 8 << 20
-
-
-# -- devices -----------------------------------------------------------------------------------------------------------
-
-
-def train_on_a_device(stage, where, reentrant):
-    """The digest, and the device's peak in a step."""
-    torch.manual_seed(0)
-    config = configuration(stage, bf16={"enabled": True})
-    config["zeroshard"]["offload"] = {"activations": where}
-    model = Recomputed(layers=12, reentrant=reentrant).to(world.device())
-    engine, *_ = zeroshard.initialize(model=model, config=config)
-    own_peak = 0
-    with counted() as kept:
-        for step in range(4):
-            simulated.reset_peak(world.device())
-            rows = ROWS * (4 - step)  # the blocks on the host are used again for shorter tensors
-            x = torch.full((rows, WIDTH), 0.1 + world.rank(), dtype=torch.bfloat16, device=world.device())
-            loss = engine(x.requires_grad_(True)).float().square().mean()
-            del x
-            if step == 1:  # a graph that is dropped, and one that is used twice
-                loss = engine(torch.ones_like(loss, dtype=torch.bfloat16).expand(rows, WIDTH).contiguous().requires_grad_())
-                loss = loss.float().square().mean()
-                engine.backward(loss, retain_graph=True)
-            engine.backward(loss)
-            if step == 0:
-                own_peak = simulated.peak_bytes(world.device())
-            engine.step()
-            del loss
-        assert (kept() > 0) == (where == "cpu")
-    digest = engine.parameter_digest()
-    engine.destroy()
-    return digest, own_peak
-
-
-@pytest.mark.parametrize(
-    "ranks,stage,reentrant,on",
-    [
-        simulated.case(1, 0, False, "late"),
-        simulated.case(1, 2, True, "lazy"),
-        simulated.case(2, 3, False, "lazy"),
-        simulated.case(2, 3, True, "late"),
-        simulated.case(2, 1, False, "eager"),
-    ],
-)
-def test_inputs_lie_on_the_host_beside_a_device(ranks, stage, reentrant, on):
-    """The simulated device finds streams that race, and calls that make the host wait."""
-    plain, kept = (
-        world.run(ranks, train_on_a_device, stage=stage, where=where, reentrant=reentrant, on=on, timeout_s=120)
-        for where in ("none", "cpu")
-    )
-    assert {digest for digest, _ in plain} == {digest for digest, _ in kept} and len({d for d, _ in plain}) == 1
-    inputs = 12 * 4 * ROWS * WIDTH * 2
-    for (_, most), (_, less) in zip(plain, kept, strict=True):
-        assert most - less > 0.6 * inputs, (most, less)
-
-
-def refused_on_a_device(folder):
-    with pytest.raises(zeroshard.ConfigError) as error:
-        zeroshard.initialize(model=Recomputed().to(world.device()), config=configuration(2, folder))
-    return str(error.value)
-
-
-@simulated.needed
-def test_files_beside_a_device_are_refused(tmp_path):
-    for said in world.run(2, refused_on_a_device, folder=str(tmp_path), on="late"):
-        assert 'zeroshard.offload.activations = "nvme": files are for ranks on the CPU so far' in said
-
-
-# -- what cannot work --------------------------------------------------------------------------------------------------
-
-
-def refusals(folder):
-    said = []
-    for change in ({"nvme_path": f"{folder}/missing"}, {}):
-        config = configuration(2, folder)
-        config["zero_optimization"]["offload_optimizer"] = change
-        with pytest.raises(zeroshard.ConfigError) as error:
-            zeroshard.initialize(model=Recomputed(), config=config)
-        said.append(str(error.value))
-    engine = make(folder)
-    with pytest.raises(zeroshard.StateError) as error:
-        engine.compile()
-    said.append(str(error.value))
-    engine.backward(loss_of(engine))  # afterwards all is well
-    engine.step()
-    return said
-
-
-def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
-    for missing, none, compiled in world.run(2, refusals, folder=str(tmp_path)):
-        assert f"offload_optimizer.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in missing
-        assert 'zeroshard.offload.activations = "nvme": needs zero_optimization.offload_optimizer.nvme_path' in none
-        assert "zeroshard.offload.activations" in compiled
 
 
 def model_without_its_engine(folder):
@@ -558,84 +423,42 @@ def test_a_model_may_outlive_its_engine(tmp_path):
     assert world.run(1, model_without_its_engine, folder=str(tmp_path)) == [[2, 2, 0, 2]]
 
 
-# -- files that fail ---------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+LAYERS, LONG = 24, 1 << 14  # an input of 4 MiB for each layer
 
 
-def train_to_an_end(folder, stage, how):
-    engine = make(folder, stage)
-    for step in range(2):
-        engine.backward(loss_of(engine, step))
+def peak(folder, path):
+    engine = make(path, 1, layers=LAYERS, width=64)
+    x = torch.randn(LONG, 64, requires_grad=True)
+    growth = 0
+    for step in range(2):  # the first step makes what stays
+        if step == 1:
+            with open("/proc/self/clear_refs", "w") as reset:
+                reset.write("5")
+            before = status("VmRSS")
+        engine.backward(engine(x).square().mean())
+        if step == 1:
+            growth = status("VmHWM") - before
         engine.step()
-    print("ready.", flush=True)
-    while not os.path.exists(f"{folder}/go"):
-        time.sleep(0.005)
-    begun, said = time.monotonic(), ""
-    try:
-        for step in range(2, 8):
-            if world.rank() == 1 and how == "full":  # longer inputs need more space, and there is none
-                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-            rows = ROWS * (4 if how == "full" else 1)
-            loss = engine(torch.ones(rows, WIDTH, requires_grad=True)).square().mean()
-            if world.rank() == 1 and how == "damaged":
-                damage_own_file(folder)
-            engine.backward(loss)
-            engine.step()
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    return said, time.monotonic() - begun
+    report = engine.memory_report()
+    assert report["planned"] == report["measured_peak"]
+    staging = {name: sizes for name, sizes in report["planned"].items() if name == "swap"}
+    return growth, staging, sum(file_sizes(folder))
 
 
-def damage_own_file(folder):
-    for name in os.listdir("/proc/self/fd"):
-        path = f"/proc/self/fd/{name}"
-        if os.path.islink(path) and os.readlink(path).startswith(f"{folder}/") and os.path.getsize(path) > 0:
-            with open(path, "r+b") as file:
-                turned = bytes(byte ^ 255 for byte in file.read())
-                file.seek(0)
-                file.write(turned)
-            return
-    raise AssertionError(f"no open file in {folder}")
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
 
 
-def check_ends(ends, folder):
-    for said, seconds in ends:
-        assert f"the swap file in {folder}" in said, ends
-        assert seconds < END_S
-    assert ends[1][0].startswith("IoError"), ends
-    assert "rank 1" in ends[0][0], ends
-
-
-@pytest.mark.parametrize("how", ["full", "damaged"])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_file_that_fails_on_one_rank_ends_every_rank(tmp_path, stage, how):
-    (tmp_path / "go").touch()
-    check_ends(world.run(2, train_to_an_end, folder=str(tmp_path), stage=stage, how=how), tmp_path)
-    assert os.listdir(tmp_path) == ["go"]
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
-    strace.require()
-    hit = 0
-    for nth in range(12 if release else 3):
-        folder = tmp_path / str(nth)
-        folder.mkdir()
-        trained = world.World(2, train_to_an_end, folder=str(folder), stage=stage, how="calls")
-        try:
-            trained.wait_for("ready.")
-            fault = f"inject=io_uring_enter:error=EIO:when={1 + nth * (1 if release else 3)}+"
-            with strace.attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
-                (folder / "go").touch()
-                ends = trained.results()
-        finally:
-            trained.kill()
-        if not calls():
-            pytest.skip("the system refuses io_uring")
-        if not any("= -1 EIO" in call for call in calls()):
-            continue  # so many calls there are not
-        hit += 1
-        check_ends([end.value for end in ends], folder)
-    assert hit
+def test_the_peak_of_a_step_is_smaller_by_the_inputs_of_layers(tmp_path):
+    ((plain, none, _),) = world.run(1, peak, folder=str(tmp_path), path=None)
+    ((kept, staging, file),) = world.run(1, peak, folder=str(tmp_path), path=str(tmp_path))
+    inputs = LAYERS * LONG * 64 * 4
+    assert file == inputs
+    assert plain - kept > 0.7 * inputs, (plain, kept)
+    assert none.get("swap", 0) == 0 and staging["swap"] == 8 << 20
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -643,12 +466,8 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
 
 @needs(ZEROSHARD)
 def test_the_plan_counts_inputs_of_layers_in_files(tmp_path):
-    import subprocess
-
     sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 6}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
-    import transformers
-
     transformers.LlamaConfig(**sizes).save_pretrained(tmp_path)
 
     def plan(where, *options, as_json=True):
@@ -672,4 +491,3 @@ def test_the_plan_counts_inputs_of_layers_in_files(tmp_path):
     text = plan("nvme", recomputed, as_json=False)
     assert "file: activations" in text and "its input elsewhere" in text
     assert "give --checkpoint-activations" in " ".join(plan("nvme")["notes"])
-

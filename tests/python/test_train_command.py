@@ -179,39 +179,6 @@ def test_no_stage_changes_a_bit_of_the_result(tmp_path, tokens, ranks):
     assert start not in digests.values(), "nothing was trained"
 
 
-@pytest.mark.parametrize("kind,stage,ranks", [("llama", 0, 1), ("gpt2", 2, 2), ("mixtral", 3, 2), ("llama", 1, 3)])
-def test_inputs_of_recomputed_blocks_in_files_change_no_bit(tmp_path, tokens, kind, stage, ranks):
-    _, train = make(tmp_path, tokens, kind, steps=4, activation_checkpointing="full")
-    (tmp_path / "swap").mkdir()
-    found, told = set(), []
-    for where in ("none", "nvme"):
-        folder = tmp_path / where
-        folder.mkdir()
-        zero = {"stage": stage, "offload_optimizer": {"nvme_path": str(tmp_path / "swap")}}
-        own = {"offload": {"activations": where}}
-        config = write(
-            folder, train | {"output": str(folder / "trained")}, zero_optimization=zero, zeroshard=own,
-            gradient_accumulation_steps=2,
-        )  # fmt: skip
-        done = run(config, ranks)
-        assert done.returncode == 0, done.stderr
-        model = hashlib.sha256((folder / "trained" / "model.safetensors").read_bytes()).hexdigest()
-        found.add((model, *(steps["loss"] for _, steps in sorted(metrics(folder).items()) if "loss" in steps)))
-        told.append("inputs of checkpointed layers go to files" in done.stderr + done.stdout)
-    assert len(found) == 1 and told == [False, True]
-    assert not os.listdir(tmp_path / "swap")
-
-
-def test_inputs_in_files_without_recomputation_are_told(tmp_path, tokens):
-    _, train = make(tmp_path, tokens, steps=1)
-    (tmp_path / "swap").mkdir()
-    zero = {"stage": 1, "offload_optimizer": {"nvme_path": str(tmp_path / "swap")}}
-    config = write(tmp_path, train, zero_optimization=zero, zeroshard={"offload": {"activations": "nvme"}})
-    done = run(config)
-    assert done.returncode == 0, done.stderr
-    assert "zeroshard.offload.activations: is for checkpointed layers" in done.stdout + done.stderr
-
-
 def test_a_signal_ends_a_run_that_goes_on_later(tmp_path, tokens):
     _, train = make(tmp_path, tokens, steps=10**6, log_every=1)
     config = write(tmp_path, train, stage=3)
