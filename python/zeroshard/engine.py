@@ -211,8 +211,8 @@ class Engine(nn.Module):
         check_arguments(schedule, compiled_autograd_enabled)
         if self._run.keeper is not None:
             raise _C.StateError(
-                'compile(): zeroshard.offload.activations = "nvme": compiled units keep their checkpoints themselves. Set '
-                '"none", or leave compile() out'
+                "compile(): zeroshard.offload.activations moves what compiled units keep themselves: set it "
+                'to "none", or leave compile() out'
             )
         if not self._is_compiled:
             compile_units(self._run.units, backend, compile_kwargs or {})
