@@ -151,8 +151,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
     print_row("gather ring", plans, [](const PlannedBytes& bytes) { return bytes.gather_ring; });
     print_row("reduce ring", plans, [](const PlannedBytes& bytes) { return bytes.reduce_ring; });
   }
-  if (has_swap(inputs))
-    print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
+  if (has_swap(inputs)) print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);

@@ -18,9 +18,9 @@ struct ActivationOptions {
 
 // What lies on the device when most of it is in use.
 struct PlannedActivations {
-  double layers = 0;   // what autograd keeps of the decoder layers
-  double ends = 0;     // of the embedding and the final norm
-  double at_most = 0;  // besides: the logits and the loss with its gradients, or the layer that is computed again
+  double layers = 0;     // what autograd keeps of the decoder layers
+  double ends = 0;       // of the embedding and the final norm
+  double at_most = 0;    // besides: the logits and the loss with its gradients, or the layer that is computed again
   double elsewhere = 0;  // not in the total: inputs of layers on the tier of the options
 
   double total() const { return layers + ends + at_most; }

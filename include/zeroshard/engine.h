@@ -132,8 +132,8 @@ class Engine {
 
   // Takes a tensor, which a backward pass will need, where zeroshard.offload.activations says; its own memory is not
   // needed any more. What is kept last is expected back first. Null: the tensor stays where it is, because the
-  // configuration says so, it is small, or its memory has gaps. Any thread may call it. Throws IoError; the engine cannot
-  // be used after that.
+  // configuration says so, it is small, or its memory has gaps. Any thread may call it. Throws IoError; the engine
+  // cannot be used after that.
   std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor);
   // Whether keep() takes tensors at all.
   bool keeps_tensors() const;

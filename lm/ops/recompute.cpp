@@ -68,7 +68,8 @@ struct Recompute final : torch::autograd::Function<Recompute> {
   }
 
   static at::Tensor input_of(const AutogradContext& context, Again& again) {
-    const variable_list saved = context.get_saved_variables();  // throws in a second pass through a graph that has ended
+    const variable_list saved =
+        context.get_saved_variables();  // throws in a second pass through a graph that has ended
     if (!again.input) return saved.front().detach();
     at::Tensor input = again.input();
     if (!torch::autograd::get_current_graph_task_keep_graph()) again.input = [] { return at::Tensor(); };

@@ -196,7 +196,8 @@ void bind_passes(EngineClass& engine) {
 }
 
 void bind_kept_tensors(py::module_& m, EngineClass& engine) {
-  py::class_<KeptTensor, std::shared_ptr<KeptTensor>>(m, "KeptTensor", "A tensor that lies elsewhere until it is needed.")
+  py::class_<KeptTensor, std::shared_ptr<KeptTensor>>(m, "KeptTensor",
+                                                      "A tensor that lies elsewhere until it is needed.")
       .def("bring_back", &KeptTensor::bring_back, Release());
   engine.def("keep", &Engine::keep, Release(), py::arg("tensor"))
       .def_property_readonly("keeps_tensors", &Engine::keeps_tensors);

@@ -55,8 +55,7 @@ std::shared_ptr<KeptTensor> ActivationFiles::keep(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (auto known = find(tensor)) return known;
   auto kept = std::make_shared<Kept>(store_, tensor);
-  known_.push_back({tensor.storage().getWeakStorageImpl(),
-                    tensor.const_data_ptr(), uint32_t(tensor._version()), kept});
+  known_.push_back({tensor.storage().getWeakStorageImpl(), tensor.const_data_ptr(), uint32_t(tensor._version()), kept});
   return kept;
 }
 

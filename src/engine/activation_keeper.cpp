@@ -51,8 +51,8 @@ std::unique_ptr<ActivationKeeper> make_activation_keeper(const EngineOptions& op
   std::unique_ptr<ActivationFiles> files;
   try {
     together(comm, "activation files", [&] {
-      files = std::make_unique<ActivationFiles>(store_options(options.config), posix_io(), ledger,
-                                                std::move(on_failure));
+      files =
+          std::make_unique<ActivationFiles>(store_options(options.config), posix_io(), ledger, std::move(on_failure));
     });
   } catch (const IoError& error) {
     throw ConfigError(concat(kPathKey, ": ", error.what()));

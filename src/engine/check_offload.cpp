@@ -33,8 +33,9 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   }
   if (device.is_cpu()) return;
   if (config.offload.activations == OffloadConfig::Activations::kNvme)
-    throw ConfigError(concat("zeroshard.offload.activations = \"nvme\": files are for ranks on the CPU so far, and the ",
-                             "ranks run on ", device.str(), ": set \"cpu\" or \"none\""));
+    throw ConfigError(
+        concat("zeroshard.offload.activations = \"nvme\": files are for ranks on the CPU so far, and the ",
+               "ranks run on ", device.str(), ": set \"cpu\" or \"none\""));
   if (offload.device == Device::kNone || offload.ratio == 1) return;
   throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
                            ": a share of a unit's states cannot be offloaded yet: set 1, or the device \"none\". ",

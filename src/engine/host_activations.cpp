@@ -155,8 +155,8 @@ class HostActivations::Kept final : public KeptTensor {
       : copies_(std::move(copies)),
         version_(tensor.unsafeGetTensorImpl()->version_counter()),
         kept_version_(version_.current_version()),
-        id_(copies_->take(tensor, {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(),
-                                   int64_t(tensor.nbytes())})) {}
+        id_(copies_->take(
+            tensor, {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), int64_t(tensor.nbytes())})) {}
   ~Kept() override { copies_->drop(id_); }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;

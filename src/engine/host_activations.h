@@ -10,8 +10,8 @@ namespace zeroshard {
 // Keeps tensors of a device in pinned host memory. They are copied by a stream of its own, beside what the device
 // computes: away as soon as they are made, and back one ahead of the one that is used.
 //
-// The memory is used again from step to step: there are as many blocks as tensors were kept at once, and each is as long
-// as the longest that lay in it.
+// The memory is used again from step to step: there are as many blocks as tensors were kept at once, and each is as
+// long as the longest that lay in it.
 class HostActivations final : public ActivationKeeper {
  public:
   explicit HostActivations(c10::Device device);

@@ -117,7 +117,7 @@ struct Engine::Impl {
   Bytes planned;
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<UnitLayout> layouts;
-  std::unique_ptr<SwapSpace> swap;  // of the groups' states; null where none are in files
+  std::unique_ptr<SwapSpace> swap;                // of the groups' states; null where none are in files
   std::unique_ptr<ActivationKeeper> activations;  // null where they stay on the device
   std::unique_ptr<Groups> groups;
   std::unique_ptr<SlotRing> gather_ring;

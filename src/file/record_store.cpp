@@ -94,8 +94,7 @@ RecordStore::Id RecordStore::write(std::span<const std::byte> data) {
     std::memset(memory + bytes, 0, size_t(padded - bytes));
     if (options_.verify) record.sums.push_back(hash_bytes(memory, bytes));
     buffer.record = id;
-    transfers_->begin(
-        {BlockRequest::Kind::kWrite, record.file, memory, padded, record.offset + begin, owner(buffer)});
+    transfers_->begin({BlockRequest::Kind::kWrite, record.file, memory, padded, record.offset + begin, owner(buffer)});
   }
   records_.emplace(id, std::move(record));
   return id;
@@ -170,16 +169,16 @@ void RecordStore::begin_read(Slot& slot, Id id) {
   slot.memory = allocate_direct(record.padded());
   slot.record = id;
   const int64_t part = align_up(ceil_div(record.padded(), options_.queue_depth), kDirectAlignment);
-  Transfer transfer{BlockRequest::Kind::kRead, record.file, slot.memory.get(), record.padded(), record.offset,
-                    owner(slot)};
+  Transfer transfer{BlockRequest::Kind::kRead, record.file,   slot.memory.get(),
+                    record.padded(),           record.offset, owner(slot)};
   transfer.block_bytes = std::max(part, options_.block_bytes);
   transfers_->begin(transfer);
 }
 
 RecordStore::Slot& RecordStore::free_slot() {
   const auto rank = [&](const Slot& slot) { return !slot.record ? 0 : transfers_->is_idle(owner(slot)) ? 1 : 2; };
-  Slot& slot = *std::min_element(slots_.begin(), slots_.end(),
-                                 [&](const Slot& a, const Slot& b) { return rank(a) < rank(b); });
+  Slot& slot =
+      *std::min_element(slots_.begin(), slots_.end(), [&](const Slot& a, const Slot& b) { return rank(a) < rank(b); });
   wait_for(owner(slot));
   slot = Slot();
   return slot;

@@ -39,9 +39,9 @@ void SwapFile::grow(int64_t bytes) {
   if (result == -EOPNOTSUPP || result == -ENOSYS)
     result = retry_interrupted([&] { return io_->ftruncate(fd_.get(), bytes); });
   if (result < 0)
-    throw_io_error("reserve space for", path_, result,
-                   concat("needs ", more, bytes_ > 0 ? " more bytes" : " bytes",
-                          free < 0 ? "" : concat(", ", free, " are free")));
+    throw_io_error(
+        "reserve space for", path_, result,
+        concat("needs ", more, bytes_ > 0 ? " more bytes" : " bytes", free < 0 ? "" : concat(", ", free, " are free")));
   bytes_ = bytes;
 }
 

@@ -105,8 +105,8 @@ TEST(RecordStore, GivesBackWhatWasPut) {
           store.will_get_newest();
         } else {
           // Mostly the newest, as backward passes go.
-          const auto at = what == 5 ? std::next(kept.begin(), random.between(0, int(kept.size()) - 1))
-                                    : std::prev(kept.end());
+          const auto at =
+              what == 5 ? std::next(kept.begin(), random.between(0, int(kept.size()) - 1)) : std::prev(kept.end());
           const uint64_t how = random() % 3;  // as a graph that is dropped, one that is kept, and others
           if (how != 0) {
             ASSERT_EQ(get(store, at->first, at->second.size()), at->second);
@@ -230,8 +230,8 @@ TEST(RecordStore, AnyFailingRequestIsToldAndEndsTheStore) {
         EXPECT_NE(testing::message_of<IoError>([&] { put(store, text); }), "");
         continue;
       }
-      EXPECT_THAT(message, ::testing::ContainsRegex("(read|write) the swap file in " + directory.path() +
-                                                    ".*at byte [0-9]+"));
+      EXPECT_THAT(message,
+                  ::testing::ContainsRegex("(read|write) the swap file in " + directory.path() + ".*at byte [0-9]+"));
       EXPECT_EQ(told, std::vector{message});
       EXPECT_EQ(testing::message_of<IoError>([&] { put(store, text); }), message);
       EXPECT_EQ(testing::message_of<IoError>([&] { store.will_get_newest(); }), message);
@@ -280,7 +280,8 @@ TEST(RecordStore, AFlippedBitIsFound) {
     const int64_t bytes = 2 * kRecordPieceBytes + 10;
     const RecordStore::Id first = put(store, some_bytes(bytes)), second = put(store, some_bytes(bytes));
     EXPECT_EQ(get(store, first, 5), some_bytes(bytes).substr(0, 5));
-    const OpenFd other(posix_io(), ::open(concat("/proc/self/fd/", store.files()[0].swap.fd()).c_str(), O_RDWR | O_CLOEXEC));
+    const OpenFd other(posix_io(),
+                       ::open(concat("/proc/self/fd/", store.files()[0].swap.fd()).c_str(), O_RDWR | O_CLOEXEC));
     const int64_t at = align_up(bytes, 4096) + kRecordPieceBytes + 17;
     char byte = 0;
     ASSERT_EQ(::pread(other.get(), &byte, 1, at), 1);

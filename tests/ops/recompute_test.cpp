@@ -92,7 +92,8 @@ TEST(Recompute, AGraphThatIsGoneKeepsNothing) {
   const auto elsewhere = std::make_shared<int>(0);
   const KeepInput keep = [&](const at::Tensor& input) { return [elsewhere, input] { return input; }; };
   {
-    const at::Tensor y = recompute(x, [](const at::Tensor& input) { return input * 2; }, keep);
+    const at::Tensor y = recompute(
+        x, [](const at::Tensor& input) { return input * 2; }, keep);
     EXPECT_GT(elsewhere.use_count(), 1);
   }
   EXPECT_EQ(elsewhere.use_count(), 1);
@@ -100,7 +101,10 @@ TEST(Recompute, AGraphThatIsGoneKeepsNothing) {
   EXPECT_THROW(recompute(x, fails, keep), std::runtime_error);
   EXPECT_EQ(elsewhere.use_count(), 1);
   const KeepInput stays = [](const at::Tensor&) { return std::function<at::Tensor()>(); };
-  recompute(x, [](const at::Tensor& input) { return input * 2; }, stays).sum().backward();
+  recompute(
+      x, [](const at::Tensor& input) { return input * 2; }, stays)
+      .sum()
+      .backward();
   EXPECT_TRUE(at::equal(x.grad(), at::full({4}, 2.F)));
 }
 
