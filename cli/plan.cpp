@@ -60,6 +60,12 @@ std::string name_of_optimizer(const std::optional<OptimizerConfig>& optimizer) {
   return "?";
 }
 
+Tier tier_of_checkpoints(const Config& config, bool on_device) {
+  using Activations = OffloadConfig::Activations;
+  if (config.offload.activations == Activations::kNvme) return Tier::kFile;
+  return on_device && config.offload.activations == Activations::kCpu ? Tier::kHost : Tier::kDevice;
+}
+
 void read_config(const Arguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
@@ -70,6 +76,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   inputs.config = config;
   inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;
+  inputs.checkpoints = tier_of_checkpoints(config, inputs.options.on_device);
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
   const MemoryLimits limits = configured_limits(config.offload, inputs.options.on_device);
   if (limits.device) inputs.device_bytes = limits.device->bytes;
@@ -108,6 +115,8 @@ void read_stages(const std::string& text, PlanInputs& inputs) {
 }
 
 void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
+  if (inputs.checkpoints != Tier::kDevice && arguments.sequence_length && !arguments.checkpoint_activations)
+    inputs.notes.push_back("zeroshard.offload.activations is for checkpointed layers: give --checkpoint-activations");
   if (!arguments.sequence_length) {
     if (arguments.batch || arguments.checkpoint_activations)
       throw ValueError("--batch and --checkpoint-activations are of activations: give --sequence-length, too");
@@ -117,7 +126,8 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
   inputs.activations = {.batch = arguments.batch.value_or(inputs.micro_batch),
                         .sequence_length = *arguments.sequence_length,
                         .compute_dtype = inputs.options.compute_dtype,
-                        .checkpointing = arguments.checkpoint_activations};
+                        .checkpointing = arguments.checkpoint_activations,
+                        .checkpoints = inputs.checkpoints};
 }
 
 PlanInputs read_inputs(const Arguments& arguments) {

@@ -31,7 +31,13 @@ std::string not_counted(const PlanInputs& inputs) {
 std::string describe_activations(const ActivationOptions& options) {
   return format("Activations: %lld x %lld tokens, %s. As transformers' model keeps them in eager mode.",
                 static_cast<long long>(options.batch), static_cast<long long>(options.sequence_length),
-                options.checkpointing ? "each layer checkpointed" : "without checkpointing");
+                !options.checkpointing                 ? "without checkpointing"
+                : options.checkpoints == Tier::kDevice ? "each layer checkpointed"
+                                                       : "each layer checkpointed, its input elsewhere");
+}
+
+bool has_swap(const PlanInputs& inputs) {
+  return inputs.options.state_tier == Tier::kFile || inputs.options.activations_in_files;
 }
 
 double staging(const PlanInputs& inputs) {
@@ -146,8 +152,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
     print_row("gather ring", plans, [](const PlannedBytes& bytes) { return bytes.gather_ring; });
     print_row("reduce ring", plans, [](const PlannedBytes& bytes) { return bytes.reduce_ring; });
   }
-  if (inputs.options.state_tier == Tier::kFile)
-    print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
+  if (has_swap(inputs)) print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
@@ -158,6 +163,10 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   }
   print_tier("host", plans, &PlannedBytes::host);
   print_tier("file", plans, &PlannedBytes::file);
+  if (const double bytes = inputs.planned_activations().elsewhere; bytes > 0) {
+    const std::string name = inputs.checkpoints == Tier::kFile ? "file: activations" : "host: activations";
+    print_row(name.c_str(), plans, [bytes](const PlannedBytes&) { return bytes; });
+  }
   if (inputs.model) {
     print_row("GPU: temporaries", plans, [](const PlannedBytes& bytes) { return bytes.temporaries; });
     print_row("GPU: start at most", plans, [](const PlannedBytes& bytes) { return bytes.init_peak; });
@@ -220,7 +229,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
     json["device"] = {{"temporary_bytes", number(bytes.temporaries)},
                       {"initialisation_peak_bytes", number(bytes.init_peak)}};
   }
-  if (inputs.options.state_tier == Tier::kFile) json["breakdown"]["swap"] = number(plan.bytes.swap);
+  if (has_swap(inputs)) json["breakdown"]["swap"] = number(plan.bytes.swap);
   if (plan.fit) {
     const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
     json["fit"] = {{"device_memory_bytes", number(*inputs.device_bytes)},
@@ -256,7 +265,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
   json["checkpoint_staging_host_bytes"] = number(staging(inputs));
   json["not_counted"] = {"operator temporaries", "LibTorch and driver"};
   if (inputs.activations) {
-    const PlannedActivations planned = plan_activations(*inputs.model, *inputs.activations);
+    const PlannedActivations planned = inputs.planned_activations();
     json["activations"] = {{"batch", inputs.activations->batch},
                            {"sequence_length", inputs.activations->sequence_length},
                            {"checkpointing", inputs.activations->checkpointing},
@@ -264,6 +273,8 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
                            {"ends_bytes", number(planned.ends)},
                            {"at_most_besides_bytes", number(planned.at_most)},
                            {"total_bytes", number(planned.total())}};
+    if (planned.elsewhere > 0)
+      json["activations"][inputs.checkpoints == Tier::kFile ? "file_bytes" : "host_bytes"] = number(planned.elsewhere);
   } else {
     json["not_counted"].insert(json["not_counted"].begin(), "activations");
   }

@@ -25,6 +25,7 @@ struct PlanInputs {
   std::optional<double> device_overhead;         // of each device: its context and the collectives' own buffers
   int64_t micro_batch = 1;                       // sequences, as the config says
   std::optional<ActivationOptions> activations;  // of a model
+  Tier checkpoints = Tier::kDevice;              // where activation checkpoints lie, as the config says
   std::vector<std::string> notes;
   std::optional<Config> config;
   std::optional<MachineRates> rates;  // asked for the time of a step
@@ -33,12 +34,16 @@ struct PlanInputs {
   PlannedBytes plan(const PlanOptions& at) const {
     return model ? plan_model(*model, at) : plan_count(*num_params, at);
   }
-  double activation_bytes() const { return activations ? plan_activations(*model, *activations).total() : 0; }
+  PlannedActivations planned_activations() const {
+    return activations ? plan_activations(*model, *activations) : PlannedActivations();
+  }
+  double activation_bytes() const { return planned_activations().total(); }
   // What must fit on a device besides the total.
   double besides() const { return device_overhead.value_or(0) + activation_bytes(); }
   MemoryNeeds memory_needs(const PlannedBytes& planned) const {
     MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);
     (options.on_device ? needs.device : needs.host) += besides();
+    if (checkpoints == Tier::kHost) needs.host += planned_activations().elsewhere;
     return needs;
   }
   // What must fit on a device.

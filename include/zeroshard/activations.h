@@ -3,6 +3,7 @@
 
 #include "zeroshard/dtype.h"
 #include "zeroshard/plan.h"
+#include "zeroshard/tier.h"
 
 // How many bytes of activations a rank holds while it trains, from shapes alone.
 namespace zeroshard {
@@ -12,13 +13,15 @@ struct ActivationOptions {
   int64_t sequence_length = 1;
   DType compute_dtype = DType::kBFloat16;
   bool checkpointing = false;  // each decoder layer keeps its input alone, and is computed again in the backward pass
+  Tier checkpoints = Tier::kDevice;  // where these inputs lie: zeroshard.offload.activations
 };
 
 // What lies on the device when most of it is in use.
 struct PlannedActivations {
-  double layers = 0;   // what autograd keeps of the decoder layers
-  double ends = 0;     // of the embedding and the final norm
-  double at_most = 0;  // besides: the logits and the loss with its gradients, or the layer that is computed again
+  double layers = 0;     // what autograd keeps of the decoder layers
+  double ends = 0;       // of the embedding and the final norm
+  double at_most = 0;    // besides: the logits and the loss with its gradients, or the layer that is computed again
+  double elsewhere = 0;  // not in the total: inputs of layers on the tier of the options
 
   double total() const { return layers + ends + at_most; }
 };

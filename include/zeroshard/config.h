@@ -134,12 +134,16 @@ struct OffloadParamConfig {
   bool pin_memory = true;  // host memory that a GPU copies from by itself
 };
 
-// "zeroshard.offload": what one rank may hold, in bytes.
+// "zeroshard.offload": what one rank may hold, in bytes, and where activation checkpoints lie.
 struct OffloadConfig {
+  enum class Activations : uint8_t { kNone, kCpu, kNvme };
   // Where the device is the CPU its memory is the host's: both keys limit that, and the smaller one counts. Unset: what
   // the host has is the limit of its ranks together.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // what is read from swap files is compared with its checksums
+  // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in offload_optimizer.nvme_path. A
+  // rank on the CPU has everything in host memory: there, kCpu changes nothing.
+  Activations activations = Activations::kNone;
 };
 
 // "aio": the requests to swap files. Unset: zeroshard's own values.

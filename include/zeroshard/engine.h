@@ -88,6 +88,15 @@ struct MemoryLine {
   int64_t planned = 0, measured_peak = 0;
 };
 
+// A tensor that has left the device's memory until it is needed again, whatever becomes of the engine meanwhile. Any
+// thread may use it, and destroy it: what it lies in is then free for others.
+class KeptTensor {
+ public:
+  virtual ~KeptTensor() = default;
+  // A new tensor with the same values, shape and strides, each time. Throws IoError.
+  virtual at::Tensor bring_back() = 0;
+};
+
 // Trains parameters whose states are sharded across ranks (ZeRO stages 0-3). Every rank calls the same methods in the
 // same order. A front calls pre_forward and post_forward around each unit's modules; unit() does both. After an
 // exception the engine must not be used further, but for one in a backward pass: see fail_backward().
@@ -120,6 +129,14 @@ class Engine {
     end_unit(index, {output});
     return output;
   }
+
+  // Takes a tensor, which a backward pass will need, where zeroshard.offload.activations says; its own memory is not
+  // needed any more. What is kept last is expected back first. Null: the tensor stays where it is, because the
+  // configuration says so, it is small, or its memory has gaps. Any thread may call it. Throws IoError; the engine
+  // cannot be used after that.
+  std::shared_ptr<KeptTensor> keep(const at::Tensor& tensor);
+  // Whether keep() takes tensors at all.
+  bool keeps_tensors() const;
 
   // loss * loss_scale / micro_batches, which are progress().batch.accumulation unless the caller says otherwise.
   at::Tensor scale_loss(const at::Tensor& loss) const;

@@ -20,6 +20,7 @@ struct PlanOptions : PlacementOptions {
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
   int swap_buffers = 4;                 // chunks in memory at a time of states that lie in files
+  bool activations_in_files = false;    // activation checkpoints lie in files
   bool on_device = false;               // on a GPU or the like steps need temporary memory; on the CPU they do not
 };
 
@@ -45,7 +46,7 @@ struct PlannedTier {
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
-  double swap = 0;         // memory through which states go to files and back, where the device is the CPU
+  double swap = 0;         // memory through which bytes go to files and back, where the device is the CPU
   PlannedTier host, file;  // not in the totals
   // On a device alone, and not in the total.
   double temporaries = 0;  // of a step

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <utility>
 
@@ -37,14 +38,16 @@ struct Again final : torch::CustomClassHolder {
       : forward(std::move(forward_)), random(std::move(random_)) {}
   std::function<at::Tensor(const at::Tensor&)> forward;
   RandomState random;
+  std::function<at::Tensor()> input;  // empty: autograd has it
 };
 
 struct Recompute final : torch::autograd::Function<Recompute> {
   // `trained` requires a gradient even if the input does not: parameters inside may require one.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& /*trained*/,
-                            std::function<at::Tensor(const at::Tensor&)> forward) {
+                            std::function<at::Tensor(const at::Tensor&)> forward, const KeepInput& keep) {
     const auto again = c10::make_intrusive<Again>(forward, RandomState(input.device()));
-    context->save_for_backward({input});
+    if (keep) again->input = keep(input);
+    if (!again->input) context->save_for_backward({input});
     context->saved_data["again"] = c10::IValue::make_capsule(again);
     context->saved_data["differentiable"] = input.requires_grad();
     const at::NoGradGuard no_grad;
@@ -55,23 +58,33 @@ struct Recompute final : torch::autograd::Function<Recompute> {
     const at::AutoGradMode with_grad(true);
     const auto holder = context->saved_data["again"].toCapsule();
     auto& again = static_cast<Again&>(*holder);
-    const at::Tensor input = context->get_saved_variables().front().detach();
+    const at::Tensor input = input_of(*context, again);
     input.set_requires_grad(context->saved_data["differentiable"].toBool());
     const at::Tensor now = again.random.exchange(again.random.state());
     const at::Tensor output = again.forward(input);
     again.random.exchange(now);
     torch::autograd::backward({output}, {gradients.front()});
-    return {input.grad(), at::Tensor(), at::Tensor()};
+    return {input.grad(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+
+  static at::Tensor input_of(const AutogradContext& context, Again& again) {
+    const variable_list saved =
+        context.get_saved_variables();  // throws in a second pass through a graph that has ended
+    if (!again.input) return saved.front().detach();
+    at::Tensor input = again.input();
+    if (!torch::autograd::get_current_graph_task_keep_graph()) again.input = [] { return at::Tensor(); };
+    return input;
   }
 };
 
 }  // namespace
 
-at::Tensor recompute(const at::Tensor& input, std::function<at::Tensor(const at::Tensor&)> forward) {
+at::Tensor recompute(const at::Tensor& input, std::function<at::Tensor(const at::Tensor&)> forward,
+                     const KeepInput& keep) {
   if (!at::GradMode::is_enabled()) return forward(input);
   at::Tensor trained = at::empty({0}, input.options().dtype(at::kFloat));
   trained.set_requires_grad(true);
-  return Recompute::apply(input, trained, std::move(forward));
+  return Recompute::apply(input, trained, std::move(forward), keep);
 }
 
 }  // namespace zeroshard

@@ -208,6 +208,12 @@ void tell_blocks_of_metrics(ParsedConfig& parsed) {
         "wandb: a run without Python sends nothing to Weights & Biases; its metrics are in train.output/metrics.csv");
 }
 
+void tell_unused_offload(const TrainOptions& options, ParsedConfig& parsed) {
+  if (parsed.config.offload.activations == OffloadConfig::Activations::kNone || options.recompute_every > 0) return;
+  parsed.without_effect.push_back(
+      "zeroshard.offload.activations: is for checkpointed layers, and train.activation_checkpointing checkpoints none");
+}
+
 }  // namespace
 
 TrainConfig parse_train_config(const std::string& json, const ConfigContext& context, const std::string& source) {
@@ -227,6 +233,7 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
     if (!parsed.config.optimizer)
       throw ConfigError(R"(the key optimizer is missing: add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}})");
     tell_keys_of_python(parsed);
+    tell_unused_offload(options, parsed);
     tell_blocks_of_metrics(parsed);
     return {options, std::move(parsed)};
   } catch (const ConfigError& error) {

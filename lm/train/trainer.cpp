@@ -41,10 +41,18 @@ class EngineRunner final : public PartRunner {
   at::Tensor run_block(int64_t index, const torch::nn::Module& part, const at::Tensor& input,
                        const Forward& forward) const override {
     if (recompute_every_ == 0 || index % recompute_every_ != 0) return run(part, input, forward);
-    return recompute(input, [this, &part, forward](const at::Tensor& again) { return run(part, again, forward); });
+    return recompute(
+        input, [this, &part, forward](const at::Tensor& again) { return run(part, again, forward); },
+        [this](const at::Tensor& kept) { return keep(kept); });
   }
 
  private:
+  std::function<at::Tensor()> keep(const at::Tensor& input) const {
+    auto kept = engine_.keep(input);
+    if (!kept) return {};
+    return [kept = std::move(kept)] { return kept->bring_back(); };
+  }
+
   ModuleEngine& engine_;
   int64_t recompute_every_;
 };

@@ -195,6 +195,14 @@ void bind_passes(EngineClass& engine) {
       .def_property_readonly("skipped_in_a_row", &Engine::skipped_in_a_row);
 }
 
+void bind_kept_tensors(py::module_& m, EngineClass& engine) {
+  py::class_<KeptTensor, std::shared_ptr<KeptTensor>>(m, "KeptTensor",
+                                                      "A tensor that lies elsewhere until it is needed.")
+      .def("bring_back", &KeptTensor::bring_back, Release());
+  engine.def("keep", &Engine::keep, Release(), py::arg("tensor"))
+      .def_property_readonly("keeps_tensors", &Engine::keeps_tensors);
+}
+
 void bind_param_states(EngineClass& engine) {
   engine.def("slice", &Engine::slice, py::arg("unit"), py::arg("param"))
       .def("full_state", &Engine::full_state, py::arg("unit"), py::arg("param"), py::arg("mine"), py::arg("kind"),
@@ -295,6 +303,7 @@ void bind_engine(py::module_& m) {
   engine.def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),
              py::arg("reduce_group"), py::arg("checkpoint_group"), py::arg("meeting") = nullptr, Release());
   bind_passes(engine);
+  bind_kept_tensors(m, engine);
   bind_param_states(engine);
   bind_counts(engine);
   bind_units(engine);

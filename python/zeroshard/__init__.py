@@ -8,6 +8,7 @@
 
 from . import built_for  # noqa: F401 - first: checks that there is the torch which the compiled part needs
 from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
+from .activations import recompute
 from .compat.alias import as_deepspeed
 from .distributed import init_distributed
 from .engine import Engine
@@ -45,6 +46,7 @@ __all__ = [
     "get_optimizer_state",
     "init_distributed",
     "initialize",
+    "recompute",
     "set_gradient",
     "set_master_weight",
     "set_optimizer_state",

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -91,8 +91,10 @@ class Engine(nn.Module):
             self._report.note_inputs(args, kwargs)
         if self._run.config.auto_cast:
             args, kwargs = cast_floats((args, kwargs), self._run.config.compute_dtype)
+        keeper = self._run.keeper
         try:
-            return self.module(*args, **kwargs)
+            with keeper.in_forward() if training and keeper is not None else nullcontext():
+                return self.module(*args, **kwargs)
         except RuntimeError as error:
             explain_dtypes(error, self._run.config)
             raise
@@ -207,6 +209,11 @@ class Engine(nn.Module):
         because DeepSpeed's interface has them; they are refused.
         """
         check_arguments(schedule, compiled_autograd_enabled)
+        if self._run.keeper is not None:
+            raise _C.StateError(
+                "compile(): zeroshard.offload.activations moves what compiled units keep themselves: set it "
+                'to "none", or leave compile() out'
+            )
         if not self._is_compiled:
             compile_units(self._run.units, backend, compile_kwargs or {})
             self._is_compiled = True

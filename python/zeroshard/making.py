@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from . import _C, shards
+from .activations import Keeper
 from .buffers import find_buffers, named
 from .gathering import take_loaded_state_dicts
 from .group_life import end_groups_with
@@ -49,6 +50,9 @@ def make_run(
         external=setup.inner if setup.external else None,
         parameter_check=ParameterCheck(module, units if setup.trains else []),
     )
+    if core.keeps_tensors:
+        run.keeper = Keeper(module, core)
+        run.at_end.append(run.keeper.end)
     if lacking and run.rank == 0:  # no error: a configuration may serve several models
         log(f"zero_optimization.leaf_module: {type(module).__name__} has no module {', '.join(lacking)}")
     readers = install_hooks(module, units, core)

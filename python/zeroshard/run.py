@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from . import _C
+from .activations import Keeper
 from .optimizer import Optimizer
 from .parameter_check import ParameterCheck
 from .units import Unit
@@ -53,6 +54,7 @@ class Run:
     trains: bool  # False: the engine can only evaluate
     external: torch.optim.Optimizer | None  # the user's own optimizer, which updates slices of parameters
     parameter_check: ParameterCheck | Ended
+    keeper: Keeper | None = None  # None: checkpoints of activations stay in memory
     lr_scheduler: Any = None
     loader: Any = None
     applied: bool = False  # whether the last step was applied

@@ -74,7 +74,7 @@ uint64_t Config::digest() const {
   digest.all(stage, overlap_comm, prefetch_numel, persistence_threshold, gather_16bit_weights_on_save);
   digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps, check_replicas_every);
   digest.all(shard_one_rank, offload_optimizer.device, offload_optimizer.ratio, offload_param.to_host);
-  digest.all(offload.device_memory, offload.host_memory);
+  digest.all(offload.device_memory, offload.host_memory, offload.activations);
   digest.all(checkpoint.async, checkpoint.keep, checkpoint.on_error);
   for (const std::string& name : unit_classes) digest.add(name);
   digest.add(uint64_t(placement.size()));

@@ -163,6 +163,18 @@ std::vector<Key> own_keys() {
        [](Config& config, const Json& value) { config.offload.host_memory = value.get<int64_t>(); }},
       {"zeroshard.offload.verify", Bool{}, true, "what is read from swap files is compared with checksums",
        Effect::kYes, [](Config& config, const Json& value) { config.offload.verify = value.get<bool>(); }},
+      {"zeroshard.offload.activations", Choice{{"none", "cpu", "nvme"}}, "none",
+       "where the inputs of checkpointed layers lie from forward to backward. \"nvme\": in files in "
+       "zero_optimization.offload_optimizer.nvme_path; \"cpu\": in host memory, as on ranks whose device is the CPU "
+       "they "
+       "do anyway",
+       Effect::kYes,
+       [](Config& config, const Json& value) {
+         using Activations = OffloadConfig::Activations;
+         config.offload.activations = value == "nvme"  ? Activations::kNvme
+                                      : value == "cpu" ? Activations::kCpu
+                                                       : Activations::kNone;
+       }},
       {"zeroshard.timeout_s", seconds, 600,
        "a collective without progress for this long fails, and a start without all ranks", Effect::kYes,
        [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},

@@ -283,6 +283,14 @@ class Resolver {
     }
   }
 
+  void check_activations() {
+    if (config().offload.activations != OffloadConfig::Activations::kNvme) return;
+    if (!config().offload_optimizer.nvme_path.empty()) return;
+    fail_value("zeroshard.offload.activations", "nvme",
+               "needs zero_optimization.offload_optimizer.nvme_path, a directory on the disk that is to be used, or a "
+               "list of such; offload_optimizer.device may be \"none\"");
+  }
+
   // Checks that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
@@ -293,6 +301,7 @@ class Resolver {
     }
     check_offload();
     check_offload_param();
+    check_activations();
     if (const int64_t block = config().aio.block_size.value_or(0); block % 4096 != 0)
       fail_value("aio.block_size", block,
                  "must be a multiple of 4096, as files are read and written past the page cache");

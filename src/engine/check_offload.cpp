@@ -28,6 +28,10 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
                              " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
                              "one of zeroshard's optimizers"));
   if (device.is_cpu()) return;
+  if (config.offload.activations == OffloadConfig::Activations::kNvme)
+    throw ConfigError(
+        concat("zeroshard.offload.activations = \"nvme\": files are for ranks on the CPU so far, and the ",
+               "ranks run on ", device.str(), ": set \"cpu\" or \"none\""));
   if (offload.device == Device::kNone || offload.ratio == 1) return;
   throw ConfigError(concat(kRatio, offload.ratio, ": a share of a unit's states leaves the memory of ranks on the CPU ",
                            "alone so far, to files, and the ranks run on ", device.str(),

@@ -121,6 +121,14 @@ void Engine::begin_forward(bool training) {
   if (!training) end_cpu_memory_step();  // evaluation has no other end
 }
 
+std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
+  return impl_->activations ? impl_->activations->keep(tensor) : nullptr;
+}
+
+bool Engine::keeps_tensors() const {
+  return impl_->activations != nullptr;
+}
+
 void Engine::pre_forward(size_t unit) {
   impl_->check_caller();
   impl_->renew_hooks(unit);  // of a module that is called without the engine
@@ -405,6 +413,7 @@ void Engine::Impl::retire() {
   reducer.reset();
   groups->free_states();
   swap.reset();
+  activations.reset();
 }
 
 void Engine::return_unit(size_t unit) {

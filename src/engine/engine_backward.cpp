@@ -101,6 +101,7 @@ void Engine::begin_backward(bool sync) {
   impl_->last_grad_scale.reset();
   impl_->backward_comm_error.clear();
   impl_->executor->begin_backward();
+  if (impl_->activations) impl_->activations->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
   if (!impl_->progress.has_open_gradients()) {
     impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);

@@ -185,6 +185,9 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   swap = make_swap_files(layouts, placements, options, reduce_comm, ledger, [this](const std::string& message) {
     fail_on_all_ranks("training cannot go on: " + message);
   });
+  activations = make_activation_keeper(options, reduce_comm, ledger, [this](const std::string& message) {
+    fail_on_all_ranks("training cannot go on: " + message);
+  });
   group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                const GroupPlacement& place) mutable {
     return make_states(unit.groups[group].layout, place,

@@ -12,6 +12,7 @@
 #include "checkpoint/manifest.h"
 #include "comm/comm.h"
 #include "device/flat_buffer.h"
+#include "engine/activation_keeper.h"
 #include "engine/consensus.h"
 #include "engine/executor.h"
 #include "engine/held_values.h"
@@ -119,7 +120,8 @@ struct Engine::Impl {
   Bytes planned;
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<UnitLayout> layouts;
-  std::unique_ptr<SwapSpace> swap;  // of the groups' states; null where none are in files
+  std::unique_ptr<SwapSpace> swap;                // of the groups' states; null where none are in files
+  std::unique_ptr<ActivationKeeper> activations;  // null where they stay on the device
   std::unique_ptr<Groups> groups;
   std::unique_ptr<SlotRing> gather_ring;
   ShardedOptimizer optimizer;

@@ -22,21 +22,27 @@ OpenFd open_unnamed(Io& io, const Directory& directory, const std::string& path)
 }  // namespace
 
 SwapFile::SwapFile(Io& io, const std::string& path, int64_t bytes)
-    : io_(&io), path_(concat("the swap file in ", path)), bytes_(bytes) {
+    : io_(&io), path_(concat("the swap file in ", path)) {
   const Directory directory = Directory::open(io, path);
   fd_ = open_unnamed(io, directory, path_);
   in_memory_ = io.is_in_memory(fd_.get());
-  if (bytes == 0) return;
-  // First what is free: where space is scarce, reserving it may take long and then fail.
-  const int64_t free = io.free_bytes(fd_.get());
-  int result = free >= 0 && free < bytes ? -ENOSPC : 0;
-  if (result == 0) result = retry_interrupted([&] { return io.fallocate(fd_.get(), bytes); });
-  if (result == -EOPNOTSUPP || result == -ENOSYS)
-    result = retry_interrupted([&] { return io.ftruncate(fd_.get(), bytes); });
-  if (result < 0)
-    throw_io_error("reserve space for", path_, result,
-                   concat("needs ", bytes, " bytes", free < 0 ? "" : concat(", ", free, " are free")));
+  if (bytes > 0) grow(bytes);
   direct_ = retry_interrupted([&] { return io.set_direct(fd_.get(), true); }) == 0;
+}
+
+void SwapFile::grow(int64_t bytes) {
+  const int64_t more = bytes - bytes_;
+  // First what is free: where space is scarce, reserving it may take long and then fail.
+  const int64_t free = io_->free_bytes(fd_.get());
+  int result = free >= 0 && free < more ? -ENOSPC : 0;
+  if (result == 0) result = retry_interrupted([&] { return io_->fallocate(fd_.get(), bytes); });
+  if (result == -EOPNOTSUPP || result == -ENOSYS)
+    result = retry_interrupted([&] { return io_->ftruncate(fd_.get(), bytes); });
+  if (result < 0)
+    throw_io_error(
+        "reserve space for", path_, result,
+        concat("needs ", more, bytes_ > 0 ? " more bytes" : " bytes", free < 0 ? "" : concat(", ", free, " are free")));
+  bytes_ = bytes;
 }
 
 SwapFile::~SwapFile() {

@@ -16,6 +16,8 @@ class SwapFile {
   // In the directory `path`, which must exist. Reserves `bytes`, so that a full disk is noticed here. Throws IoError
   // with path, bytes needed and free.
   SwapFile(Io& io, const std::string& path, int64_t bytes);
+  // Reserves `bytes` in all; what is in the file stays. Throws IoError as above; then nothing has changed.
+  void grow(int64_t bytes);
   // The space is free at once, also while a forked child or a ring that the kernel takes down still has the file open.
   ~SwapFile();
   SwapFile(SwapFile&&) = default;
@@ -31,7 +33,7 @@ class SwapFile {
   ProcessMark process_;  // the file of a forked child's copy is its parent's
   Io* io_;
   std::string path_;
-  int64_t bytes_;
+  int64_t bytes_ = 0;
   OpenFd fd_;
   bool direct_ = false, in_memory_ = false;
 };

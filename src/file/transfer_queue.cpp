@@ -40,11 +40,12 @@ TransferQueue::~TransferQueue() {
 }
 
 void TransferQueue::begin(const Transfer& transfer) {
-  for (int64_t done = 0; done < transfer.bytes; done += block_bytes_) {
+  const int64_t block_bytes = transfer.block_bytes > 0 ? transfer.block_bytes : block_bytes_;
+  for (int64_t done = 0; done < transfer.bytes; done += block_bytes) {
     Transfer part = transfer;
     part.data += done;
     part.offset += done;
-    part.bytes = std::min(block_bytes_, transfer.bytes - done);
+    part.bytes = std::min(block_bytes, transfer.bytes - done);
     waiting_.push_back({part});
     ++pending_[transfer.owner];
   }
@@ -106,7 +107,8 @@ void TransferQueue::take(const BlockResult& result) {
     return waiting_.push_front(block);
   }
   is_short_ = is_short_ || is_no_room(result.result);
-  const bool again = result.result == -EINTR || is_no_room(result.result) ||
+  // ECANCELED: the thread that had started the request has ended.
+  const bool again = result.result == -EINTR || result.result == -ECANCELED || is_no_room(result.result) ||
                      (result.result == -EINVAL && block.tries == 0);  // begun when the file still had O_DIRECT
   if (!again || ++block.tries >= kMaxTries) fail(block, result.result == 0 ? -EIO : result.result);
   waiting_.push_front(block);

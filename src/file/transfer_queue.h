@@ -15,7 +15,8 @@ struct Transfer {
   size_t file = 0;
   std::byte* data = nullptr;  // aligned, as `bytes` and `offset` are, to kDirectAlignment
   int64_t bytes = 0, offset = 0;
-  size_t owner = 0;  // whom the caller waits for: below `num_owners`
+  size_t owner = 0;         // whom the caller waits for: below `num_owners`
+  int64_t block_bytes = 0;  // of a request, aligned as `bytes`; 0: the queue's
 };
 
 // Transfers of any length, cut into blocks that go to a BlockQueue, at most `depth` at a time. Continues after short

@@ -67,7 +67,11 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
   planned.at_most = counted.logits * tokens;
   planned.layers = num_layers * layer;
   if (options.checkpointing) {
-    planned.layers = num_layers * e * double(model.hidden_size) * tokens;
+    const double input = e * double(model.hidden_size) * tokens;
+    const bool stay = options.checkpoints == Tier::kDevice;
+    // Those that leave: the input that is used, and the next one, which is brought back meanwhile.
+    planned.layers = (stay ? num_layers : std::min(num_layers, 2.0)) * input;
+    if (!stay) planned.elsewhere = num_layers * input;
     // Its own gradients come on top: at most one of the MLP's size at a time.
     planned.at_most = std::max(planned.at_most, layer + e * double(model.sizes.intermediate) * tokens);
   }

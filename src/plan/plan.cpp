@@ -35,7 +35,8 @@ int optimizer_slots(const OptimizerConfig& config) {
 }
 
 bool is_for_device(const Config& config) {
-  return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme;
+  return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme &&
+         config.offload.activations != OffloadConfig::Activations::kNvme;
 }
 
 PlanOptions plan_options(const Config& config, bool on_device) {
@@ -51,6 +52,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   if (on_device && options.state_tier != Tier::kDevice) options.state_share = 1;  // less is refused so far
   if (config.offload_param.to_host) options.parameter_tier = beside;
   options.swap_buffers = config.offload_optimizer.buffer_count;
+  options.activations_in_files = config.offload.activations == OffloadConfig::Activations::kNvme;
   options.world_size = config.world_size;
   options.stage = config.stage;
   options.compute_dtype = config.compute_dtype;

@@ -1,6 +1,7 @@
 #include "plan/plan_ledger.h"
 
 #include "base/check.h"
+#include "file/record_store.h"
 #include "plan/device_memory.h"
 #include "plan/swap_plan.h"
 
@@ -52,7 +53,8 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       report.gradient_exit.bytes() + report.gradient_exit.units * kSquaresBytes;
   report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes();
   report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
-      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers);
+      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers) +
+      (options.activations_in_files ? kRecordStagingBytes : 0);
   if (options.on_device)
     report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;

@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 
+import activation_mutants
 import async_mutants
 import checkpoint_mutants
 import compat_mutants
@@ -354,6 +355,7 @@ MUTANTS = [
         "unit",
         "Unit.ReshardWaitsForAGatherUnderWay",
     ),
+    *activation_mutants.MUTANTS,
     *async_mutants.MUTANTS,
     *device_mutants.MUTANTS,
     *checkpoint_mutants.MUTANTS,

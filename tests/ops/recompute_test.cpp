@@ -58,5 +58,55 @@ TEST(Recompute, KeepsNoGraphWithoutGradients) {
   EXPECT_EQ(calls, 1);
 }
 
+// The input is given away, and asked for once in a pass, or in each pass that keeps its graph.
+TEST(Recompute, TheInputMayBeKeptElsewhere) {
+  const at::Tensor x = at::randn({4, 8}).set_requires_grad(true), weight = at::randn({8, 8}).set_requires_grad(true);
+  const auto forward = [&](const at::Tensor& input) { return at::tanh(input.matmul(weight)); };
+  const auto want = torch::autograd::grad({forward(x).square().sum()}, {x, weight});
+  int brought = 0;
+  std::weak_ptr<int> there;
+  const KeepInput keep = [&](const at::Tensor& input) {
+    auto elsewhere = std::make_shared<int>(0);
+    there = elsewhere;
+    return [&brought, elsewhere, copy = input.detach().clone()] {
+      ++brought;
+      return copy.clone();
+    };
+  };
+  const at::Tensor loss = recompute(x, forward, keep).square().sum();
+  EXPECT_EQ(brought, 0);
+  for (const bool last : {false, true}) {
+    x.mutable_grad().reset();
+    weight.mutable_grad().reset();
+    loss.backward({}, /*retain_graph=*/!last);
+    EXPECT_TRUE(at::equal(x.grad(), want[0]));
+    EXPECT_TRUE(at::equal(weight.grad(), want[1]));
+    EXPECT_EQ(there.expired(), last);
+  }
+  EXPECT_EQ(brought, 2);
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(Recompute, AGraphThatIsGoneKeepsNothing) {
+  const at::Tensor x = at::randn({4}).set_requires_grad(true);
+  const auto elsewhere = std::make_shared<int>(0);
+  const KeepInput keep = [&](const at::Tensor& input) { return [elsewhere, input] { return input; }; };
+  {
+    const at::Tensor y = recompute(
+        x, [](const at::Tensor& input) { return input * 2; }, keep);
+    EXPECT_GT(elsewhere.use_count(), 1);
+  }
+  EXPECT_EQ(elsewhere.use_count(), 1);
+  const auto fails = [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("stop"); };
+  EXPECT_THROW(recompute(x, fails, keep), std::runtime_error);
+  EXPECT_EQ(elsewhere.use_count(), 1);
+  const KeepInput stays = [](const at::Tensor&) { return std::function<at::Tensor()>(); };
+  recompute(
+      x, [](const at::Tensor& input) { return input * 2; }, stays)
+      .sum()
+      .backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({4}, 2.F)));
+}
+
 }  // namespace
 }  // namespace zeroshard

@@ -1,11 +1,11 @@
-"""``deepspeed.checkpointing``: activations are recomputed by torch.utils.checkpoint."""
+"""``deepspeed.checkpointing``: activations are recomputed as by torch.utils.checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import torch.utils.checkpoint
+from ..activations import recompute
 
 _configured = False
 
@@ -30,6 +30,7 @@ def configure(
         if value:
             raise ValueError(
                 f"deepspeed.checkpointing.configure: {name} is True, and zeroshard has no such thing: set it to False"
+                + (" (the key zeroshard.offload.activations moves checkpoints)" if name == "checkpoint_in_cpu" else "")
             )
     _configured = True
 
@@ -44,7 +45,7 @@ def reset() -> None:
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)``, whose activations are computed again in the backward pass."""
-    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+    return recompute(function, *args, use_reentrant=False)
 
 
 non_reentrant_checkpoint = checkpoint

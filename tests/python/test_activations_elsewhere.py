@@ -1,0 +1,239 @@
+"""Inputs of checkpointed layers on the host beside devices, in files that fail, and in runs without Python."""
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import time
+
+import numpy
+import pytest
+import simulated
+import strace
+import torch
+import transformers
+import world
+import zeroshard
+from built import ZEROSHARD, ZEROSHARD_TORCH, needs
+from test_offload_activations import ROWS, WIDTH, Recomputed, configuration, counted, loss_of, make
+
+END_S = 5  # after a failure every rank has ended by then
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def train_on_a_device(stage, where, reentrant):
+    """The digest, and the device's peak in a step."""
+    torch.manual_seed(0)
+    config = configuration(stage, bf16={"enabled": True})
+    config["zeroshard"]["offload"] = {"activations": where}
+    model = Recomputed(layers=12, reentrant=reentrant).to(world.device())
+    engine, *_ = zeroshard.initialize(model=model, config=config)
+    own_peak = 0
+    with counted() as kept:
+        for step in range(4):
+            simulated.reset_peak(world.device())
+            rows = ROWS * (4 - step)  # the blocks on the host are used again for shorter tensors
+            x = torch.full((rows, WIDTH), 0.1 + world.rank(), dtype=torch.bfloat16, device=world.device())
+            loss = engine(x.requires_grad_(True)).float().square().mean()
+            del x
+            if step == 1:  # a graph that is dropped, and one that is used twice
+                ones = torch.ones(rows, WIDTH, dtype=torch.bfloat16, device=world.device())
+                loss = engine(ones.requires_grad_(True)).float().square().mean()
+                engine.backward(loss, retain_graph=True)
+            engine.backward(loss)
+            if step == 0:
+                own_peak = simulated.peak_bytes(world.device())
+            engine.step()
+            del loss
+        assert (kept() > 0) == (where == "cpu")
+    digest = engine.parameter_digest()
+    engine.destroy()
+    return digest, own_peak
+
+
+@pytest.mark.parametrize(
+    "ranks,stage,reentrant,on",
+    [
+        simulated.case(1, 0, False, "late"),
+        simulated.case(1, 2, True, "lazy"),
+        simulated.case(2, 3, False, "lazy"),
+        simulated.case(2, 3, True, "late"),
+        simulated.case(2, 1, False, "eager"),
+    ],
+)
+def test_inputs_lie_on_the_host_beside_a_device(ranks, stage, reentrant, on):
+    """The simulated device finds streams that race, and calls that make the host wait."""
+    plain, kept = (
+        world.run(ranks, train_on_a_device, stage=stage, where=where, reentrant=reentrant, on=on, timeout_s=120)
+        for where in ("none", "cpu")
+    )
+    assert {digest for digest, _ in plain} == {digest for digest, _ in kept} and len({d for d, _ in plain}) == 1
+    inputs = 12 * 4 * ROWS * WIDTH * 2
+    for (_, most), (_, less) in zip(plain, kept, strict=True):
+        assert most - less > 0.6 * inputs, (most, less)
+
+
+def refused_on_a_device(folder):
+    with pytest.raises(zeroshard.ConfigError) as error:
+        zeroshard.initialize(model=Recomputed().to(world.device()), config=configuration(2, folder))
+    return str(error.value)
+
+
+@simulated.needed
+def test_files_beside_a_device_are_refused(tmp_path):
+    for said in world.run(2, refused_on_a_device, folder=str(tmp_path), on="late"):
+        assert 'zeroshard.offload.activations = "nvme": files are for ranks on the CPU so far' in said
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def refusals(folder):
+    said = []
+    for change in ({"nvme_path": f"{folder}/missing"}, {}):
+        config = configuration(2, folder)
+        config["zero_optimization"]["offload_optimizer"] = change
+        with pytest.raises(zeroshard.ConfigError) as error:
+            zeroshard.initialize(model=Recomputed(), config=config)
+        said.append(str(error.value))
+    engine = make(folder)
+    with pytest.raises(zeroshard.StateError) as error:
+        engine.compile()
+    said.append(str(error.value))
+    engine.backward(loss_of(engine))  # afterwards all is well
+    engine.step()
+    return said
+
+
+def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
+    for missing, none, compiled in world.run(2, refusals, folder=str(tmp_path)):
+        assert f"offload_optimizer.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in missing
+        assert 'zeroshard.offload.activations = "nvme": needs zero_optimization.offload_optimizer.nvme_path' in none
+        assert "zeroshard.offload.activations" in compiled
+
+
+# -- files that fail ---------------------------------------------------------------------------------------------------
+
+
+def train_to_an_end(folder, stage, how):
+    engine = make(folder, stage)
+    for step in range(2):
+        engine.backward(loss_of(engine, step))
+        engine.step()
+    print("ready.", flush=True)
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.005)
+    begun, said = time.monotonic(), ""
+    try:
+        for _ in range(6):
+            if world.rank() == 1 and how == "full":  # longer inputs need more space, and there is none
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            rows = ROWS * (4 if how == "full" else 1)
+            loss = engine(torch.ones(rows, WIDTH, requires_grad=True)).square().mean()
+            if world.rank() == 1 and how == "damaged":
+                damage_own_file(folder)
+            engine.backward(loss)
+            engine.step()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, time.monotonic() - begun
+
+
+def damage_own_file(folder):
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        if os.path.islink(path) and os.readlink(path).startswith(f"{folder}/") and os.path.getsize(path) > 0:
+            with open(path, "r+b") as file:
+                turned = bytes(byte ^ 255 for byte in file.read())
+                file.seek(0)
+                file.write(turned)
+            return
+    raise AssertionError(f"no open file in {folder}")
+
+
+def check_ends(ends, folder):
+    for said, seconds in ends:
+        assert f"the swap file in {folder}" in said, ends
+        assert seconds < END_S
+    assert ends[1][0].startswith("IoError"), ends
+    assert "rank 1" in ends[0][0], ends
+
+
+@pytest.mark.parametrize("how", ["full", "damaged"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_file_that_fails_on_one_rank_ends_every_rank(tmp_path, stage, how):
+    (tmp_path / "go").touch()
+    check_ends(world.run(2, train_to_an_end, folder=str(tmp_path), stage=stage, how=how), tmp_path)
+    assert os.listdir(tmp_path) == ["go"]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
+    strace.require()
+    hit = 0
+    for nth in range(12 if release else 3):
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        trained = world.World(2, train_to_an_end, folder=str(folder), stage=stage, how="calls")
+        try:
+            trained.wait_for("ready.")
+            fault = f"inject=io_uring_enter:error=EIO:when={1 + nth * (1 if release else 3)}+"
+            with strace.attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
+                (folder / "go").touch()
+                ends = trained.results()
+        finally:
+            trained.kill()
+        if not calls():
+            pytest.skip("the system refuses io_uring")
+        if not any("= -1 EIO" in call for call in calls()):
+            continue  # so many calls there are not
+        hit += 1
+        check_ends([end.value for end in ends], folder)
+    assert hit
+
+
+# -- zeroshard train ---------------------------------------------------------------------------------------------------
+
+SIZES = {"vocab_size": 89, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 89}
+
+
+def train(folder, kind, ranks, where, zero, recompute="full", steps=4):
+    """What the command printed, and what it made: a digest of the model, and the losses."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **(GPT2 if kind == "gpt2" else SIZES))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    numpy.save(folder / "train.npy", (numpy.arange(12 * 32 * steps + 1) ** 2 % 89).astype(numpy.uint16))
+    (folder / "swap").mkdir(exist_ok=True)
+    output = folder / f"trained-{where}"
+    run = {"model": str(folder / "model"), "output": str(output), "steps": steps, "activation_checkpointing": recompute}
+    run |= {"data": {"train": [str(folder / "train.npy")], "length": 32, "shuffle": False}}
+    config = {"train_batch_size": 12, "gradient_accumulation_steps": 2, "train": run}
+    config |= {"optimizer": {"type": "AdamW", "params": {"lr": 3e-3}}, "zeroshard": {"offload": {"activations": where}}}
+    config["zero_optimization"] = zero | {"offload_optimizer": {"nvme_path": str(folder / "swap")}}
+    (folder / "config.json").write_text(json.dumps(config))
+    command = [str(ZEROSHARD), "train", str(folder / "config.json"), "--nproc", str(ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    records = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    losses = [record["loss"] for record in records if "loss" in record]
+    model = hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
+    assert len(losses) >= steps and not os.listdir(folder / "swap")
+    return done.stdout + done.stderr, [model, losses]
+
+
+@needs(ZEROSHARD_TORCH)
+@pytest.mark.parametrize("kind,stage,ranks", [("llama", 0, 1), ("gpt2", 2, 2), ("mixtral", 3, 2), ("llama", 1, 3)])
+def test_runs_without_python_give_the_same_bits(tmp_path, kind, stage, ranks):
+    plain, kept = (train(tmp_path, kind, ranks, where, {"stage": stage}) for where in ("none", "nvme"))
+    assert plain[1] == kept[1]
+    told = ["inputs of checkpointed layers go to files" in each[0] for each in (plain, kept)]
+    assert told == [False, True]
+
+
+@needs(ZEROSHARD_TORCH)
+def test_the_key_without_recomputation_is_told(tmp_path):
+    told, _ = train(tmp_path, "llama", 1, "nvme", {"stage": 1}, recompute="none", steps=1)
+    assert "zeroshard.offload.activations: is for checkpointed layers" in told
