@@ -57,6 +57,20 @@ std::string name_of_optimizer(const std::optional<OptimizerConfig>& optimizer) {
   return "?";
 }
 
+void note_offload(const Config& config, PlanInputs& inputs) {
+  using Param = OffloadParamConfig::Device;
+  using Optimizer = OffloadOptimizerConfig::Device;
+  const Param param = config.offload_param.device;
+  const Optimizer optimizer = config.offload_optimizer.device;
+  const std::string kTrained = "trained parameters lie with their optimizer states: ";
+  if (param == Param::kNvme && optimizer != Optimizer::kNvme)
+    inputs.notes.push_back(kTrained + "in memory, as offload_optimizer.device is not \"nvme\"");
+  if (param == Param::kCpu && optimizer == Optimizer::kNone)
+    inputs.notes.push_back(kTrained + "on the device, as offload_optimizer.device is \"none\"");
+  if (inputs.options.on_device && (param == Param::kCpu || optimizer == Optimizer::kCpu))
+    inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
+}
+
 void read_config(const Arguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
@@ -72,11 +86,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   if (limits.host) (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) = limits.host->bytes;
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
-  if (config.offload_param.to_host && config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone)
-    inputs.notes.push_back(
-        "trained parameters lie with their optimizer states: on the device, as offload_optimizer.device is \"none\"");
-  if (config.offload_param.to_host || config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
-    inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
+  note_offload(config, inputs);
 }
 
 // A number alone is bytes, and so few are those of no device.

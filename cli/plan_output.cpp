@@ -145,8 +145,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
     print_row("gather ring", plans, [](const PlannedBytes& bytes) { return bytes.gather_ring; });
     print_row("reduce ring", plans, [](const PlannedBytes& bytes) { return bytes.reduce_ring; });
   }
-  if (inputs.options.state_tier == Tier::kFile)
-    print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
+  if (inputs.options.uses_files()) print_row("swap", plans, [](const PlannedBytes& bytes) { return bytes.swap; });
   print_row("total", plans, [](const PlannedBytes& bytes) { return bytes.total(); });
   print_row(
       "total in GiB", plans, [](const PlannedBytes& bytes) { return bytes.total(); }, 1024. * 1024 * 1024);
@@ -169,8 +168,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
-  if (inputs.options.state_tier == Tier::kFile) {
-    std::cout << "Checkpoints of states in files are written before save_checkpoint returns, and hold no copy.\n";
+  if (inputs.options.uses_files()) {
+    std::cout << "Checkpoints of state in files are written before save_checkpoint returns, and hold no copy.\n";
   } else {
     std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",
                         gigabytes(staging(inputs)).c_str());
@@ -215,7 +214,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
     json["device"] = {{"temporary_bytes", number(bytes.temporaries)},
                       {"initialisation_peak_bytes", number(bytes.init_peak)}};
   }
-  if (inputs.options.state_tier == Tier::kFile) json["breakdown"]["swap"] = number(plan.bytes.swap);
+  if (inputs.options.uses_files()) json["breakdown"]["swap"] = number(plan.bytes.swap);
   if (plan.fit) {
     const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
     json["fit"] = {{"device_memory_bytes", number(*inputs.device_bytes)},

@@ -20,7 +20,13 @@ struct PlanOptions : PlacementOptions {
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
   int swap_buffers = 4;                 // chunks in memory at a time of states that lie in files
-  bool on_device = false;               // on a GPU or the like steps need temporary memory; on the CPU they do not
+  // The same of parameters: how many shards, and elements of each at most.
+  int parameter_buffers = 5;
+  int64_t parameter_buffer_numel = 100'000'000;
+  bool on_device = false;  // on a GPU or the like steps need temporary memory; on the CPU they do not
+
+  // States or parameters may lie in files: then checkpoints are not written in the background.
+  bool uses_files() const { return state_tier == Tier::kFile || parameter_tier == Tier::kFile; }
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
@@ -46,7 +52,7 @@ struct PlannedTier {
 struct PlannedBytes {
   double parameters = 0, gradients = 0, master_weights = 0, moments = 0;
   double gather_ring = 0, reduce_ring = 0;
-  double swap = 0;         // memory through which states go to files and back, where the device is the CPU
+  double swap = 0;         // memory through which state goes to files and back, where the device is the CPU
   PlannedTier host, file;  // not in the totals
   // On a device alone, and not in the total.
   double temporaries = 0;  // of a step
@@ -114,7 +120,7 @@ std::vector<PlannedUnit> plan_kinds_of_units(const PlanOptions& options);
 double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
-// the optimizer's states. The same at every stage. 0 where states lie in files: those saves are not in the background.
+// the optimizer's states. The same at every stage. 0 where state lies in files: those saves are not in the background.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 

@@ -129,6 +129,7 @@ class Engine::Impl::States {
       return add(group, {kWeight, DType::kFloat32, state_data(group, kMasterWeights, is_engines()), group.updated()},
                  to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
+    if (group.in_file()) return add(group, {kWeight, group.flat().dtype, file_data(group), positions}, to);
     const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();
     add(group, {kWeight, group.flat().dtype, tensor_data(weights), positions}, to);
   }
@@ -367,7 +368,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   // States in files are read as they are written; a copy of all of them would take the memory that they save.
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool async = wants_async && !impl.swap && impl.has_room_for_staging(staging);
+  const bool async = wants_async && !impl.swap && !impl.parameter_swap && impl.has_room_for_staging(staging);
   const bool staged = async || !impl.options.device.is_cpu();
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.

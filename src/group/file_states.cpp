@@ -7,7 +7,6 @@
 #include "zeroshard/error.h"
 
 namespace zeroshard {
-namespace {
 
 ChunkStore::Access access_of(OptimizerStates::Access access) {
   switch (access) {
@@ -20,8 +19,6 @@ ChunkStore::Access access_of(OptimizerStates::Access access) {
   }
   return ChunkStore::Access::kModify;
 }
-
-}  // namespace
 
 SwapSpace::SwapSpace(std::span<const ChunkGroup> groups, ChunkStore::Options options, Io& io, Ledger& ledger, Tier tier,
                      OnFailure on_failure, const ChunkStore::Wrap& wrap)
@@ -51,6 +48,11 @@ void SwapSpace::lend(size_t group, Range range, ChunkStore::Access access, const
 void SwapSpace::will_need(size_t group, Range range) {
   const std::lock_guard lock(mutex_);
   told([&] { store_.will_need(group, range); });
+}
+
+void SwapSpace::will_need_next(std::span<const ChunkStore::Announced> next) {
+  const std::lock_guard lock(mutex_);
+  told([&] { store_.will_need_next(next); });
 }
 
 FileStates::FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place,

@@ -12,7 +12,9 @@
 
 namespace zeroshard {
 
-// The swap files of a run's optimizer states, which the groups share, with their buffers.
+ChunkStore::Access access_of(OptimizerStates::Access access);
+
+// The swap files of a run's optimizer states, or of its parameters, which the groups share, with their buffers.
 class SwapSpace {
  public:
   // Told once, before the first error of a read or a write is thrown.
@@ -29,6 +31,7 @@ class SwapSpace {
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
   void will_need(size_t group, Range range);
+  void will_need_next(std::span<const ChunkStore::Announced> next);
 
  private:
   template <typename Call>

@@ -38,6 +38,16 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
     in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
     changes.push_back({key + "\"nvme\" with an nvme_path", in_file});
   }
+  const bool are_in_files = options.parameter_tier == Tier::kFile;
+  if (!search.may_use_files || options.stage != 3 || (are_in_files && options.parameters_in_memory == 0))
+    return changes;
+  Change more = changes.empty() ? Change{"", options} : changes.back();
+  if (!more.keys.empty()) more.keys += " and ";
+  more.keys += are_in_files ? "zero_optimization.offload_param.max_in_cpu = 0"
+                            : "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0";
+  more.options.parameter_tier = Tier::kFile;
+  more.options.parameters_in_memory = 0;
+  changes.push_back(std::move(more));
   return changes;
 }
 

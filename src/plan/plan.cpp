@@ -35,7 +35,8 @@ int optimizer_slots(const OptimizerConfig& config) {
 }
 
 bool is_for_device(const Config& config) {
-  return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme;
+  return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme &&
+         config.offload_param.device != OffloadParamConfig::Device::kNvme;
 }
 
 PlanOptions plan_options(const Config& config, bool on_device) {
@@ -47,7 +48,11 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   if (offload != Device::kNone) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
-  if (config.offload_param.to_host) options.parameter_tier = beside;
+  if (config.offload_param.device == OffloadParamConfig::Device::kCpu) options.parameter_tier = beside;
+  if (config.offload_param.device == OffloadParamConfig::Device::kNvme) options.parameter_tier = Tier::kFile;
+  options.parameters_in_memory = config.offload_param.max_in_memory;
+  options.parameter_buffers = config.offload_param.buffer_count;
+  options.parameter_buffer_numel = config.offload_param.buffer_numel;
   options.swap_buffers = config.offload_optimizer.buffer_count;
   options.world_size = config.world_size;
   options.stage = config.stage;
@@ -79,6 +84,11 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
     sum += bytes(held);
   };
   add(place.parameters, planned.parameters, &PlannedTier::parameters);
+  if (place.parameters.tier == Tier::kFile) {
+    const double stay = double(options.parameters_in_memory) * double(place.parameters.element_bytes());
+    planned.parameters += std::min(stay, planned.file.parameters);
+    planned.file.parameters -= planned.parameters;
+  }
   add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.reduced_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.master_weights, planned.master_weights, &PlannedTier::master_weights);
@@ -200,7 +210,7 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
-  if (options.state_tier == Tier::kFile) return 0;
+  if (options.uses_files()) return 0;
   return numel * double(element_size(DType::kFloat32)) * (1 + options.optimizer_slots) / options.world_size;
 }
 

@@ -51,7 +51,9 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       report.gradient_exit.bytes() + report.gradient_exit.units * kSquaresBytes;
   report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes();
   report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
-      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers);
+      swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers) +
+      swap_memory_bytes(parameters_in_file(units, report.placements),
+                        parameter_chunks(units, report.placements, options));
   if (options.on_device)
     report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;

@@ -116,7 +116,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
-  if (options.state_tier == Tier::kFile) return 0;
+  if (options.uses_files()) return 0;
   int64_t bytes = 0;
   for (const UnitLayout& unit : units) {
     for (const FlatGroup& group : unit.groups) {
