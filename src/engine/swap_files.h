@@ -5,6 +5,7 @@
 #include "comm/comm.h"
 #include "group/file_states.h"
 #include "zeroshard/engine.h"
+#include "zeroshard/plan.h"
 
 namespace zeroshard {
 

@@ -7,6 +7,9 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
+#include <array>
+#include <deque>
+
 #include "device/dtype.h"
 #include "file/support.h"
 #include "group/sharded_group.h"
@@ -48,8 +51,9 @@ class FileParametersTest : public ::testing::Test {
     options.directories = {directory_.path()};
     options.chunk_numel = 2 * kBlockNumel;
     options.buffer_count = 3;
-    const auto wrap = [this](std::unique_ptr<BlockQueue> queue) {
-      return std::make_unique<testing::FaultyQueue>(std::move(queue), faults_);
+    testing::QueueFaults& faults = faults_.emplace_back();
+    const auto wrap = [&faults](std::unique_ptr<BlockQueue> queue) {
+      return std::make_unique<testing::FaultyQueue>(std::move(queue), faults);
     };
     return SwapSpace(groups, options, posix_io(), ledger_, Tier::kDevice, std::move(on_failure), wrap);
   }
@@ -67,7 +71,7 @@ class FileParametersTest : public ::testing::Test {
   }
 
   testing::TemporaryDirectory directory_;
-  testing::QueueFaults faults_;
+  std::deque<testing::QueueFaults> faults_;  // of each space
   std::vector<UnitLayout> units_ = make_units();
   std::vector<UnitPlacement> table_ = place_in_files(units_);
   std::vector<ChunkGroup> groups_ = parameters_in_file(units_, table_);
@@ -94,7 +98,9 @@ TEST_F(FileParametersTest, AnyRangesLookLikeMemory) {
           ASSERT_EQ(lent.numel(), part.size());
           next = part.end;
           at::Tensor own = expected.slice(0, part.begin, part.end);
-          if (access != Access::kOverwrite) ASSERT_TRUE(lent.equal(own)) << name_of(kDTypes[g]);
+          if (access != Access::kOverwrite) {
+            ASSERT_TRUE(lent.equal(own)) << name_of(kDTypes[g]);
+          }
           if (access == Access::kRead) return;
           own.copy_(at::randint(100, {part.size()}));
           lent.copy_(own);
@@ -103,7 +109,7 @@ TEST_F(FileParametersTest, AnyRangesLookLikeMemory) {
       }
       EXPECT_TRUE(params.copy_of({0, kNumel}).equal(expected)) << name_of(kDTypes[g]);
     }
-    EXPECT_EQ(faults_.conflicts, 0);
+    EXPECT_EQ(faults_.back().conflicts, 0);
   }
 }
 
@@ -181,8 +187,8 @@ TEST_F(FileParametersTest, AFailureIsToldOnceWithTheUnit) {
   std::vector<std::string> told;
   SwapSpace space = make_space(groups_, [&](const std::string& message) { told.push_back(message); });
   ShardedGroup group = make_group(1, space);
-  faults_.nth = faults_.requests + 1;
-  faults_.error = EIO;
+  faults_.back().nth = faults_.back().requests + 1;
+  faults_.back().error = EIO;
   at::Tensor to = at::zeros({kNumel}, at::kBFloat16);
   for (int i = 0; i < 2; ++i) EXPECT_THROW(group.in_file()->read({0, kNumel}, to.data_ptr()), IoError);
   EXPECT_THROW(group.write_parameters({0, 2 * kNumel}, at::zeros({2 * kNumel})), IoError);

@@ -114,7 +114,7 @@ def compare(folder, dtype, frozen, accumulation):
 def test_results_and_checkpoints_are_those_of_memory(tmp_path, ranks, dtype, frozen, accumulation):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    run = dict(folder=str(tmp_path), dtype=dtype, frozen=frozen, accumulation=accumulation)
+    run = {"folder": str(tmp_path), "dtype": dtype, "frozen": frozen, "accumulation": accumulation}
     assert len(set(world.run(ranks, compare, **run))) == 1
     assert not os.listdir(tmp_path / "one")
     # The exported files have the same bytes.
@@ -224,7 +224,7 @@ def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
 
 def go_on_when_told(folder, frozen):
     swap, saves = f"{folder}/swap", f"{folder}/saves"
-    engine = make("bf16", swap, frozen, states=False if frozen else True, zeroshard={"timeout_s": 30})
+    engine = make("bf16", swap, frozen, states=not frozen, zeroshard={"timeout_s": 30})
     train(engine, 0, 2)
     engine.save_checkpoint(saves)
     digest = engine.parameter_digest()
