@@ -149,7 +149,7 @@ TEST(PlanLedger, ParametersInFilesPassThroughBuffersOfShards) {
     EXPECT_EQ(buffers(options), 3 * bytes + 3 * 8 * ceil_div(bytes, 16 << 10)) << ranks;
     options.parameters_in_memory = shard;
     EXPECT_EQ(held(plan_ledger(units, options), Category::kParameters), 2 * shard);
-    EXPECT_EQ(plan_count(kNumel, options).parameters, 2. * std::min<double>(shard, double(kNumel) / ranks));
+    EXPECT_EQ(plan_count(kNumel, options).parameters, 2. * std::min(double(shard), double(kNumel) / ranks));
     options.parameters_in_memory = 100;
     EXPECT_EQ(plan_count(kNumel, options).parameters, 200);
     EXPECT_EQ(plan_count(kNumel, options).file.parameters, 2. * kNumel / ranks - 200);
