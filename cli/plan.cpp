@@ -66,6 +66,25 @@ Tier tier_of_checkpoints(const Config& config, bool on_device) {
   return on_device && config.offload.activations == Activations::kCpu ? Tier::kHost : Tier::kDevice;
 }
 
+void note_offload(const Config& config, PlanInputs& inputs) {
+  using Param = OffloadParamConfig::Device;
+  using Optimizer = OffloadOptimizerConfig::Device;
+  const Param param = config.offload_param.device;
+  const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
+  const std::string kTrained = "trained parameters lie with their optimizer states: ";
+  if (param == Param::kNvme && optimizer.device != Optimizer::kNvme)
+    inputs.notes.push_back(kTrained + "in memory, as offload_optimizer.device is not \"nvme\"");
+  if (param == Param::kCpu && optimizer.device == Optimizer::kNone)
+    inputs.notes.push_back(kTrained + "on the device, as offload_optimizer.device is \"none\"");
+  if (optimizer.device == Optimizer::kCpu && optimizer.ratio > 0 && optimizer.ratio < 1)
+    inputs.notes.push_back(
+        "ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
+  if (!inputs.options.on_device)
+    inputs.notes.push_back("files are asked for: planned for ranks on the CPU, whose memory is the host's");
+  if (inputs.options.on_device && (param == Param::kCpu || optimizer.device == Optimizer::kCpu))
+    inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
+}
+
 void read_config(const Arguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
@@ -83,17 +102,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   if (limits.host) (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) = limits.host->bytes;
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
-  if (config.offload_param.to_host && config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone)
-    inputs.notes.push_back(
-        "trained parameters lie with their optimizer states: on the device, as offload_optimizer.device is \"none\"");
-  if (const OffloadOptimizerConfig& offload = config.offload_optimizer;
-      offload.device == OffloadOptimizerConfig::Device::kCpu && offload.ratio > 0 && offload.ratio < 1)
-    inputs.notes.push_back(
-        "ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
-  if (!is_for_device(config))
-    inputs.notes.push_back("states in files: planned for ranks on the CPU, whose memory is the host's");
-  if (config.offload_param.to_host || config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
-    inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
+  note_offload(config, inputs);
 }
 
 // A number alone is bytes, and so few are those of no device.
@@ -170,6 +179,7 @@ PlanOptions with_tiers_of(const Config& config, PlanOptions options) {
   options.parameter_tier = of_config.parameter_tier;
   options.gradient_tier = of_config.gradient_tier;
   options.state_tier = of_config.state_tier;
+  options.state_share = of_config.state_share;
   return options;
 }
 

@@ -37,7 +37,8 @@ std::string describe_activations(const ActivationOptions& options) {
 }
 
 bool has_swap(const PlanInputs& inputs) {
-  return inputs.options.state_tier == Tier::kFile || inputs.options.activations_in_files;
+  const PlanOptions& options = inputs.options;
+  return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 
 double staging(const PlanInputs& inputs) {

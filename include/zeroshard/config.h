@@ -130,8 +130,15 @@ struct OffloadOptimizerConfig {
 
 // "zero_optimization.offload_param": where the shards of parameters lie at stage 3.
 struct OffloadParamConfig {
-  bool to_host = false;    // a rank on the CPU has everything in host memory: there, this changes nothing
-  bool pin_memory = true;  // host memory that a GPU copies from by itself
+  enum class Device : uint8_t { kNone, kCpu, kNvme, kAuto };
+  // A rank on the CPU has everything in host memory: there, kCpu changes nothing. kAuto: as of offload_optimizer.
+  Device device = Device::kNone;
+  bool pin_memory = true;              // host memory that a GPU copies from by itself
+  std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
+  // With kNvme: shards in memory on their way, and elements of each of these at most.
+  int buffer_count = 5;
+  int64_t buffer_numel = 100'000'000;
+  int64_t max_in_memory = 1'000'000'000;  // elements of a rank's parameters that stay in memory, with kNvme
 };
 
 // "zeroshard.offload": what one rank may hold, in bytes, and where activation checkpoints lie.

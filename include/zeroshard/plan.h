@@ -20,8 +20,11 @@ struct PlanOptions : PlacementOptions {
   bool prefetch = true;
   bool exchange_needs_scratch = false;  // the transport cannot sum straight from the peers' memory
   int swap_buffers = 4;                 // chunks in memory at a time of states that lie in files
-  bool activations_in_files = false;    // activation checkpoints lie in files
-  bool on_device = false;               // on a GPU or the like steps need temporary memory; on the CPU they do not
+  // The same of parameters: how many shards, and elements of each at most.
+  int parameter_buffers = 5;
+  int64_t parameter_buffer_numel = 100'000'000;
+  bool activations_in_files = false;  // activation checkpoints lie in files
+  bool on_device = false;             // on a GPU or the like steps need temporary memory; on the CPU they do not
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
@@ -115,7 +118,8 @@ double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
 // the optimizer's states. The same at every stage. Where states lie in files these are read there, and there is a copy
-// of fp32 parameters alone that are whole on every rank.
+// of fp32 parameters alone that are whole on every rank. 0 where parameters lie in files: those saves are not in the
+// background.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 

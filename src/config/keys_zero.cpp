@@ -102,19 +102,46 @@ std::vector<Key> effective() {
   };
 }
 
+// Reads the member of OffloadParamConfig.
+template <auto Member>
+void set_param(Config& config, const Json& value) {
+  config.offload_param.*Member = value.get<std::remove_cvref_t<decltype(config.offload_param.*Member)>>();
+}
+
 std::vector<Key> offload_param() {
+  using Offload = OffloadParamConfig;
   const auto set_device = [](Config& config, const Json& value) {
-    if (value == "cpu" || value == true) config.offload_param.to_host = true;
+    config.offload_param.device = value == "cpu"    ? Offload::Device::kCpu
+                                  : value == "nvme" ? Offload::Device::kNvme
+                                  : value == "auto" ? Offload::Device::kAuto
+                                                    : Offload::Device::kNone;
   };
-  const auto set_pin = [](Config& config, const Json& value) { config.offload_param.pin_memory = value.get<bool>(); };
+  const auto set_cpu = [](Config& config, const Json& value) {
+    if (value == true && config.offload_param.device == Offload::Device::kNone)
+      config.offload_param.device = Offload::Device::kCpu;
+  };
+  const auto set_paths = [](Config& config, const Json& value) {
+    config.offload_param.nvme_path =
+        value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
+  };
   return {
-      zero("offload_param.device", Choice{{"none", "cpu", "nvme"}}, "none",
+      zero("offload_param.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
            "stage 3. \"cpu\": the shards of parameters lie in host memory, trained ones with offload_optimizer.device "
-           "\"cpu\"; on ranks whose device is the CPU they do anyway. \"nvme\" is not supported yet",
+           "\"cpu\"; on ranks whose device is the CPU they do anyway. \"nvme\": they lie in files, trained ones with "
+           "offload_optimizer.device \"nvme\". \"auto\": they follow the states where these alone do not suffice",
            set_device),
-      zero("cpu_offload_param", Bool{}, false, "true: as offload_param.device = \"cpu\"", set_device),
+      zero("cpu_offload_param", Bool{}, false, "true: as offload_param.device = \"cpu\"", set_cpu),
       zero("offload_param.pin_memory", Bool{}, true,
-           "GPUs copy from host memory by themselves; false: the host waits for each copy", set_pin),
+           "GPUs copy from host memory by themselves; false: the host waits for each copy",
+           set_param<&Offload::pin_memory>),
+      zero("offload_param.nvme_path", Paths{}, nullptr,
+           "the directory, or directories, of the files; required with \"nvme\"", set_paths),
+      zero("offload_param.buffer_count", Integer{.min = 1, .max = 1 << 20}, 5,
+           "shards in memory on their way from files, with \"nvme\"", set_param<&Offload::buffer_count>),
+      zero("offload_param.buffer_size", Integer{.min = 1, .truncate = true}, 100'000'000,
+           "elements of each of these at most: a longer shard passes in parts", set_param<&Offload::buffer_numel>),
+      zero("offload_param.max_in_cpu", size_in_elements(), 1'000'000'000,
+           "elements of a rank's parameters that stay in memory, with \"nvme\"", set_param<&Offload::max_in_memory>),
   };
 }
 
@@ -172,13 +199,8 @@ std::vector<Key> not_supported() {
 }
 
 std::vector<Key> offload_details() {
-  const std::string kFiles = "is for parameters in files, which are not supported yet";
   const std::string kAlwaysOverlaps = "copies always overlap with updates where they can";
   return {
-      zero_inert("offload_param.nvme_path", Text{}, nullptr, kFiles),
-      zero_inert("offload_param.buffer_count", at_least(0), 5, kFiles),
-      zero_inert("offload_param.buffer_size", size_in_elements(), 100'000'000, kFiles),
-      zero_inert("offload_param.max_in_cpu", size_in_elements(), 1'000'000'000, kFiles),
       zero_inert("offload_optimizer.pipeline", Bool{}, false, kAlwaysOverlaps),
       zero_inert("offload_optimizer.pipeline_read", Bool{}, false, kAlwaysOverlaps),
       zero_inert("offload_optimizer.pipeline_write", Bool{}, false, kAlwaysOverlaps),

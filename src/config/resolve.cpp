@@ -273,13 +273,22 @@ class Resolver {
   }
 
   void check_offload_param() {
+    using Device = OffloadParamConfig::Device;
     const char* const key = "zero_optimization.offload_param.device";
-    if (value_of(key).value == "\"nvme\"")
-      fail_value(key, "nvme", "parameters in files are not supported yet; allowed: one of none, cpu");
-    if (config().offload_param.to_host && config().stage != 3) {
-      fail_value(key, "cpu",
+    const OffloadParamConfig& offload = config().offload_param;
+    if (offload.device == Device::kNone) return;
+    const char* const device = offload.device == Device::kCpu    ? "cpu"
+                               : offload.device == Device::kNvme ? "nvme"
+                                                                 : "auto";
+    if (config().stage != 3) {
+      fail_value(key, device,
                  concat("is for stage 3, where each rank keeps a shard of the parameters; zero_optimization.stage is ",
                         config().stage, ". Set stage 3, or \"none\""));
+    }
+    if (offload.device == Device::kNvme && offload.nvme_path.empty()) {
+      fail_value(key, device,
+                 "needs zero_optimization.offload_param.nvme_path, a directory on the disk that is to be used, or a "
+                 "list of such");
     }
   }
 

@@ -39,21 +39,35 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
 }
 
 void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {
-  const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
-  const bool has_device = optimizer.device != OffloadOptimizerConfig::Device::kNone;
-  if (!config.offload_param.to_host || (has_device && optimizer.ratio > 0) || device.is_cpu()) return;
+  using Device = OffloadParamConfig::Device;
+  using Optimizer = OffloadOptimizerConfig::Device;
+  const bool to_files = config.offload_param.device == Device::kNvme;
+  const std::string key = concat("zero_optimization.offload_param.device = \"", to_files ? "nvme" : "cpu", "\": ");
+  if (to_files && !device.is_cpu())
+    throw ConfigError(concat(key, "files are for ranks on the CPU so far, and the ranks run on ", device.str(),
+                             ": set \"cpu\" or \"none\""));
+  const Optimizer asked = config.offload_optimizer.device;
+  const bool none_leave = asked != Optimizer::kNone && config.offload_optimizer.ratio == 0;
+  const Optimizer optimizer = none_leave ? Optimizer::kNone : asked;
+  const bool stays =
+      to_files ? optimizer != Optimizer::kNvme
+               : config.offload_param.device == Device::kCpu && optimizer == Optimizer::kNone && !device.is_cpu();
+  if (!stays) return;
   int64_t frozen = 0, trained = 0;
   for (const UnitLayout& unit : units)
     for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
-  const std::string told = concat(
-      "zero_optimization.offload_param.device = \"cpu\": parameters that are trained lie with their optimizer states, "
-      "and zero_optimization.offload_optimizer.",
-      has_device ? "ratio is 0: " : "device is \"none\": ");
+  const char* const needed = none_leave ? "1" : to_files ? "\"nvme\"" : "\"cpu\"";
+  const char* const now = none_leave                    ? "ratio is 0"
+                          : optimizer == Optimizer::kCpu ? "device is \"cpu\""
+                                                         : "device is \"none\"";
+  const std::string told = concat(key, "parameters that are trained lie with their optimizer states, and ",
+                                  "zero_optimization.offload_optimizer.", now, ": ");
   if (frozen == 0)
-    throw ConfigError(concat(told, "set that to ", has_device ? "1" : "\"cpu\"", ", too. Alone, offload_param is for models with frozen ",
+    throw ConfigError(concat(told, "set that to ", needed, ", too. Alone, offload_param is for models with frozen ",
                              "parameters, and this one has none"));
   if (trained > 0 && rank == 0)
-    log(LogLevel::kInfo, concat(told, trained, " elements stay on the device, ", frozen, " frozen ones may leave it"));
+    log(LogLevel::kInfo, concat(told, trained, " elements stay ", to_files ? "in memory" : "on the device", ", ",
+                                frozen, " frozen ones may leave it"));
 }
 
 }  // namespace zeroshard

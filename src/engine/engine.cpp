@@ -11,6 +11,7 @@
 #include "engine/agreement.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
+#include "schedule/prefetch.h"
 #include "zeroshard/rank_observer.h"
 #include "zeroshard/world.h"
 
@@ -368,6 +369,7 @@ void Engine::Impl::refresh(const Update& update) {
   }
   executor->refresh(reducer->order_of_forward(), update_unit);
   gathers.after_current_stream();
+  if (parameter_swap) read_parameters_ahead(reducer->order_of_forward());
   // From here on users may write to what they see; peers that read it directly must have done so.
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))
@@ -375,14 +377,34 @@ void Engine::Impl::refresh(const Update& update) {
 }
 
 void Engine::Impl::announce_update() {
-  if (!swap) return;
+  if (!swap && !parameter_swap) return;
+  std::vector<ChunkStore::Announced> parameters;
   for (const size_t unit : reducer->order_of_forward()) {
     for (ShardedGroup& group : groups->of_unit(unit)) {
       if (!group.is_trained()) continue;
-      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()]))
+      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
         group.states().will_need(range);
+        // Those with master weights are overwritten.
+        if (group.in_file() && !group.has_master()) parameters.push_back(group.in_file()->place_of(range));
+      }
     }
   }
+  if (parameter_swap) parameter_swap->will_need_next(parameters);
+}
+
+void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {
+  const ChunkStore& store = parameter_swap->store();
+  int64_t room = int64_t{store.options().buffer_count} * store.options().chunk_numel;
+  std::vector<ChunkStore::Announced> next;
+  for (const size_t unit : units.first(std::min(units.size(), kLookAhead))) {
+    if (!executor->unit(unit).is_sharded()) continue;
+    for (const ShardedGroup& group : groups->of_unit(unit)) {
+      if (!group.in_file() || room <= 0) continue;
+      next.push_back(group.in_file()->place_of({0, group.in_file()->numel()}));
+      room -= next.back().range.size();
+    }
+  }
+  parameter_swap->will_need_next(next);
 }
 
 void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {

@@ -182,16 +182,22 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
                             kCopiedNumel, options.config.offload_optimizer.pin_memory};
   }
   group_options.pin_parameters = options.config.offload_param.pin_memory;
-  swap = make_swap_files(layouts, placements, options, reduce_comm, ledger, [this](const std::string& message) {
+  const SwapContext context{layouts, placements, options, plan, reduce_comm, ledger};
+  const auto on_failure = [this](const std::string& message) {
     fail_on_all_ranks("training cannot go on: " + message);
-  });
-  activations = make_activation_keeper(options, reduce_comm, ledger, [this](const std::string& message) {
-    fail_on_all_ranks("training cannot go on: " + message);
-  });
+  };
+  swap = make_swap_files(context, on_failure);
+  parameter_swap = make_parameter_files(context, on_failure);
+  activations = make_activation_keeper(options, reduce_comm, ledger, on_failure);
   group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                const GroupPlacement& place) mutable {
     return make_states(unit.groups[group].layout, place,
                        {options, ledger, swap.get(), next_in_file, [this] { while_a_save_reads(); }});
+  };
+  group_options.make_parameters = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
+                                                                   const GroupPlacement& place) mutable {
+    const int64_t numel = place.parameters.numel(unit.groups[group].layout);
+    return std::make_unique<FileParameters>(*parameter_swap, next_in_file++, place.parameters.dtype, numel, ledger);
   };
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
@@ -229,6 +235,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   callbacks.on_unit_done = [this](size_t unit) {
     if (progress.syncs()) reducer->flush(unit);
   };
+  if (parameter_swap) callbacks.on_upcoming = [this](std::span<const size_t> units) { read_parameters_ahead(units); };
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {
     callbacks.max_over_ranks = [this](int64_t number) {

@@ -139,6 +139,7 @@ class Engine::Impl::States {
     if (group.has_master())
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
+    if (group.in_file()) return add(group, {kWeight, group.flat().dtype, file_data(group), positions}, to);
     const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();
     // Nobody but the engine writes to a shard; to whole parameters users do, and do not wait.
     const bool held = is_held(group) && !group.is_open();
@@ -388,7 +389,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
   const bool beside_device = impl.swap && !impl.options.device.is_cpu();
-  const bool async = wants_async && !beside_device && impl.has_room_for_staging(staging);
+  const bool async = wants_async && !beside_device && !impl.parameter_swap && impl.has_room_for_staging(staging);
   const bool staged = async || (!impl.options.device.is_cpu() && !impl.swap);
   // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
   // may be writing again by then.

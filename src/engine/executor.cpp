@@ -41,6 +41,7 @@ void Executor::demand(size_t index) {
   const bool is_replicated = units_[index]->placement() == Placement::kReplicated;
   is_replicated ? order_->note(index) : void(order_->advance(index));
   units_[index]->unshard();
+  if (callbacks_.on_upcoming) callbacks_.on_upcoming(order_->upcoming());
   gather_ahead(
       order_->upcoming(), index, prefetch_depth_, [&](size_t next) { return units_[next]->is_unsharded(); },
       [&](size_t next) { return units_[next]->prefetch(); });

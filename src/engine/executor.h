@@ -40,6 +40,8 @@ class Executor {
   struct Callbacks {
     // Unit u's backward has ended on this rank; or on other ranks, if this rank does not need u.
     std::function<void(size_t)> on_unit_done;
+    // The units that will be gathered next, nearest first, as far as that is known. Null where nobody asks.
+    std::function<void(std::span<const size_t> units)> on_upcoming;
     // The largest of all ranks' numbers. Collective. Null where no unit is sharded.
     std::function<int64_t(int64_t)> max_over_ranks;
   };

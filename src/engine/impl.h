@@ -75,8 +75,10 @@ struct Engine::Impl {
   std::string take_moved(const std::vector<size_t>& units, int root);
   // The group that has the trained parameter, and its number there. Throws ValueError for another name.
   std::pair<ShardedGroup*, size_t> find_trained(const std::string& name) const;
-  // Tells states that are fetched what the update of this step will ask for.
+  // Tells states and parameters that are fetched what the update of this step will ask for.
   void announce_update();
+  // Begins to read the parameters of the units that are gathered next, as far as there are buffers for them.
+  void read_parameters_ahead(std::span<const size_t> units);
   // The states are lost on this rank: collectives of the engine fail on every rank with this reason.
   void fail_on_all_ranks(const std::string& text) noexcept;
   // While an update waits for states that are not saved yet. Throws where it must not go on waiting.
@@ -121,6 +123,7 @@ struct Engine::Impl {
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<UnitLayout> layouts;
   std::unique_ptr<SwapSpace> swap;                // of the groups' states; null where none are in files
+  std::unique_ptr<SwapSpace> parameter_swap;      // of their parameters; also
   std::unique_ptr<ActivationKeeper> activations;  // null where they stay on the device
   std::unique_ptr<Groups> groups;
   std::unique_ptr<SlotRing> gather_ring;

@@ -33,6 +33,16 @@ class TensorData final : public SliceData {
   at::Tensor tensor_;
 };
 
+// An error of a swap file must not look like a damaged checkpoint to a load.
+template <typename Call>
+void told_as_state(const Call& call) {
+  try {
+    call();
+  } catch (const IoError& error) {
+    throw StateError(error.what());
+  }
+}
+
 class StateData final : public SliceData {
  public:
   StateData(const ShardedGroup& group, int state, bool is_engines)
@@ -73,13 +83,11 @@ class StateData final : public SliceData {
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
     const Range range = range_of(offset, bytes);
-    try {
+    told_as_state([&] {
       group_.states().lend_one(range, state_, access, [&](Range part, const at::Tensor& values) {
         use((part.begin - range.begin) * kBytes, TensorData(values), part.size() * kBytes);
       });
-    } catch (const IoError& error) {  // of a swap file: to a load it must not look like a damaged checkpoint
-      throw StateError(error.what());
-    }
+    });
   }
 
   const ShardedGroup& group_;
@@ -123,6 +131,34 @@ class HeldParameters final : public SliceData {
  private:
   TensorData data_;
   WriteHold::Reading reading_;
+// Parameters in files.
+class FileData final : public SliceData {
+ public:
+  explicit FileData(const ShardedGroup& group) : group_(group) {}
+  void read(int64_t offset, int64_t bytes, void* to) const override {
+    lend(offset, bytes, OptimizerStates::Access::kRead, [&](int64_t at, TensorData&& params, int64_t size) {
+      params.read(0, size, static_cast<std::byte*>(to) + at);
+    });
+  }
+  void write(int64_t offset, int64_t bytes, const void* from) override {
+    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& params, int64_t size) {
+      params.write(0, size, static_cast<const std::byte*>(from) + at);
+    });
+  }
+
+ private:
+  template <typename Use>
+  void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
+    const int64_t element = element_size(group_.flat().dtype);
+    const Range range{offset / element, (offset + bytes) / element};
+    told_as_state([&] {
+      group_.in_file()->lend(range, access, [&](Range part, const at::Tensor& params) {
+        use((part.begin - range.begin) * element, TensorData(params), part.size() * element);
+      });
+    });
+  }
+
+  const ShardedGroup& group_;
 };
 
 class StreamCopies final : public DeviceCopies {
@@ -147,6 +183,10 @@ std::unique_ptr<DeviceCopies> device_copies(c10::Device device) {
 
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
   return std::make_shared<TensorData>(tensor);
+}
+
+std::shared_ptr<SliceData> file_data(const ShardedGroup& group) {
+  return std::make_shared<FileData>(group);
 }
 
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines) {

@@ -1,5 +1,6 @@
 #include "engine/swap_files.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/format.h"
@@ -11,52 +12,89 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::string_view kPathKey = "zero_optimization.offload_optimizer.nvme_path";
+// What lies in the files, and the keys of the configuration that say how.
+struct Wanted {
+  std::string_view what, path_key;
+  std::vector<ChunkGroup> groups;
+  const std::vector<std::string>& directories;
+  int buffer_count;
+  int queue_depth;  // unless the configuration says it
+};
 
-void describe(const ChunkStore& store, int rank) {
+// Nobody takes results while a unit computes: as many requests as there are blocks in the buffers go on meanwhile.
+int depth_for(int chunks, const AioConfig& aio) {
+  constexpr int64_t kLeast = 32, kMost = 1024;
+  const int64_t block_bytes = aio.block_size.value_or(ChunkStore::Options().block_bytes);
+  return int(std::clamp(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kLeast, kMost));
+}
+
+void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
   for (const SwapFile& file : store.files()) {
     if (file.bytes() == 0) continue;  // fewer chunks than directories
     if (file.in_memory())
-      log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and states there save ",
-                                     "none. Set ", kPathKey, " to a directory on a disk"));
+      log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and ", wanted.what,
+                                     " there save none. Set ", wanted.path_key, " to a directory on a disk"));
     else if (!file.direct() && rank == 0)
       log(LogLevel::kWarning, concat(file.path(), " goes through the page cache: its file system has no O_DIRECT"));
   }
   if (rank == 0)
     log(LogLevel::kInfo,
-        concat("optimizer states in files: ", store.layout().total_bytes(), " bytes of each rank, by ",
-               store.queue_name(), " in requests of ", store.options().block_bytes, " bytes, up to ",
-               store.options().queue_depth, " at once", store.options().verify ? "" : ", without checksums"));
+        concat(wanted.what, " in files: ", store.layout().total_bytes(), " bytes of each rank, by ", store.queue_name(),
+               " in requests of ", store.options().block_bytes, " bytes, up to ", store.options().queue_depth,
+               " at once", store.options().verify ? "" : ", without checksums"));
+}
+
+std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted, SwapSpace::OnFailure on_failure) {
+  if (wanted.groups.empty()) return nullptr;
+  ChunkStore::Options store;
+  store.directories = wanted.directories;
+  store.buffer_count = wanted.buffer_count;
+  const AioConfig& aio = context.options.config.aio;
+  store.block_bytes = aio.block_size.value_or(store.block_bytes);
+  store.queue_depth = aio.queue_depth.value_or(wanted.queue_depth);
+  store.thread_count = aio.thread_count.value_or(store.thread_count);
+  store.verify = context.options.config.offload.verify;
+  store.ring = &kernel_ring();
+  const Tier tier = context.options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
+  std::unique_ptr<SwapSpace> space;
+  try {
+    together(context.comm, "swap files", [&] {
+      space = std::make_unique<SwapSpace>(wanted.groups, std::move(store), posix_io(), context.ledger, tier,
+                                          std::move(on_failure));
+    });
+  } catch (const IoError& error) {
+    throw ConfigError(concat(wanted.path_key, ": ", error.what()));
+  }
+  describe(space->store(), wanted, context.comm.rank());
+  return space;
 }
 
 }  // namespace
 
-std::unique_ptr<SwapSpace> make_swap_files(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
-                                           const EngineOptions& options, Comm& comm, Ledger& ledger,
-                                           SwapSpace::OnFailure on_failure) {
-  const std::vector<ChunkGroup> groups = groups_in_file(units, placements);
-  if (groups.empty()) return nullptr;
-  const OffloadOptimizerConfig& config = options.config.offload_optimizer;
-  ChunkStore::Options store;
-  store.directories = config.nvme_path;
-  store.buffer_count = config.buffer_count;
-  const AioConfig& aio = options.config.aio;
-  store.block_bytes = aio.block_size.value_or(store.block_bytes);
-  store.queue_depth = aio.queue_depth.value_or(store.queue_depth);
-  store.thread_count = aio.thread_count.value_or(store.thread_count);
-  store.verify = options.config.offload.verify;
-  store.ring = &kernel_ring();
-  std::unique_ptr<SwapSpace> space;
-  try {
-    together(comm, "swap files", [&] {
-      space = std::make_unique<SwapSpace>(groups, std::move(store), posix_io(), ledger,
-                                          options.device.is_cpu() ? Tier::kDevice : Tier::kHost, std::move(on_failure));
-    });
-  } catch (const IoError& error) {
-    throw ConfigError(concat(kPathKey, ": ", error.what()));
-  }
-  describe(space->store(), comm.rank());
-  return space;
+std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace::OnFailure on_failure) {
+  const OffloadOptimizerConfig& config = context.options.config.offload_optimizer;
+  const Wanted wanted{"optimizer states",
+                      "zero_optimization.offload_optimizer.nvme_path",
+                      groups_in_file(context.units, context.placements),
+                      config.nvme_path,
+                      config.buffer_count,
+                      ChunkStore::Options().queue_depth};
+  return make(context, wanted, std::move(on_failure));
+}
+
+std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, SwapSpace::OnFailure on_failure) {
+  const OffloadParamConfig& config = context.options.config.offload_param;
+  const int chunks = parameter_chunks(context.units, context.placements, context.plan);
+  const Wanted wanted{"parameters",
+                      "zero_optimization.offload_param.nvme_path",
+                      parameters_in_file(context.units, context.placements),
+                      config.nvme_path,
+                      std::max(chunks, 1),
+                      depth_for(chunks, context.options.config.aio)};
+  if (wanted.groups.empty() && config.device == OffloadParamConfig::Device::kNvme && context.comm.rank() == 0)
+    log(LogLevel::kInfo, concat("no parameters are in files: zero_optimization.offload_param.max_in_cpu is ",
+                                config.max_in_memory, " elements, and what is gathered has no more on each rank"));
+  return make(context, wanted, std::move(on_failure));
 }
 
 }  // namespace zeroshard

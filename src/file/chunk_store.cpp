@@ -137,6 +137,17 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use, 
 }
 
 void ChunkStore::will_need(size_t group, Range range) {
+  append_to_plan(group, range);
+  guarded([&] { read_ahead(); });
+}
+
+void ChunkStore::will_need_next(std::span<const Announced> next) {
+  plan_.clear();
+  for (const Announced& each : next) append_to_plan(each.group, each.range);
+  guarded([&] { read_ahead(); });
+}
+
+void ChunkStore::append_to_plan(size_t group, Range range) {
   for (const Planned& part : chunks_of(group, range)) {
     if (!plan_.empty() && plan_.back().chunk == part.chunk) {
       plan_.back().blocks |= part.blocks;
@@ -144,7 +155,6 @@ void ChunkStore::will_need(size_t group, Range range) {
       plan_.push_back(part);
     }
   }
-  guarded([&] { read_ahead(); });
 }
 
 void ChunkStore::flush() {

@@ -60,6 +60,12 @@ class ChunkStore {
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
   // lend() will be called for this, after what was announced before: it is read ahead. Another order costs time alone.
   void will_need(size_t group, Range range);
+  // The same for all of `next`, one after another, in place of whatever was announced before.
+  struct Announced {
+    size_t group = 0;
+    Range range;
+  };
+  void will_need_next(std::span<const Announced> next);
   // Returns when everything is written.
   void flush();
 
@@ -114,6 +120,7 @@ class ChunkStore {
   void guarded(const Call& all);
   std::vector<Planned> chunks_of(size_t group, Range range, std::optional<int> slot = std::nullopt,
                                  Access access = Access::kRead) const;
+  void append_to_plan(size_t group, Range range);
   void follow_plan(const std::vector<Planned>& next);
   Buffer& bring(const Planned& wanted);
   Buffer& least_needed();

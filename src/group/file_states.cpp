@@ -7,7 +7,6 @@
 #include "zeroshard/error.h"
 
 namespace zeroshard {
-namespace {
 
 ChunkStore::Access access_of(OptimizerStates::Access access) {
   switch (access) {
@@ -20,6 +19,8 @@ ChunkStore::Access access_of(OptimizerStates::Access access) {
   }
   return ChunkStore::Access::kModify;
 }
+
+namespace {
 
 class FileReader final : public StateReader {
  public:
@@ -68,6 +69,11 @@ ChunkReader SwapSpace::reader(size_t group, int slot) {
 void SwapSpace::will_need(size_t group, Range range) {
   const std::lock_guard lock(mutex_);
   told([&] { store_.will_need(group, range); });
+}
+
+void SwapSpace::will_need_next(std::span<const ChunkStore::Announced> next) {
+  const std::lock_guard lock(mutex_);
+  told([&] { store_.will_need_next(next); });
 }
 
 FileStates::FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place,

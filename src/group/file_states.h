@@ -13,7 +13,9 @@
 
 namespace zeroshard {
 
-// The swap files of a run's optimizer states, which the groups share, with their buffers.
+ChunkStore::Access access_of(OptimizerStates::Access access);
+
+// The swap files of a run's optimizer states, or of its parameters, which the groups share, with their buffers.
 class SwapSpace {
  public:
   // Told once, before the first error of a read or a write is thrown.
@@ -32,6 +34,7 @@ class SwapSpace {
   void will_need(size_t group, Range range);
   // For a thread beside those that lend.
   ChunkReader reader(size_t group, int slot);
+  void will_need_next(std::span<const ChunkStore::Announced> next);
 
  private:
   template <typename Call>

@@ -23,9 +23,10 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const ShardLayout& layout = units[u].groups[g].layout;
       const GroupPlacement& place = placements[u].groups[g];
-      const bool on_host = place.parameters.tier == Tier::kHost;
-      ZS_ASSERT(on_host || place.parameters.tier == Tier::kDevice, "unit ", units[u].name);
-      (on_host ? sizes.host_parameter_bytes : sizes.parameter_bytes) += place.parameters.bytes(layout);
+      if (place.parameters.tier != Tier::kFile) {
+        const bool on_host = place.parameters.tier == Tier::kHost;
+        (on_host ? sizes.host_parameter_bytes : sizes.parameter_bytes) += place.parameters.bytes(layout);
+      }
       sizes.master_bytes += place.master_weights.bytes_on(Tier::kDevice, layout);
       if (place.moments.extent == Extent::kNothing) continue;
       sizes.slots = place.moments.values;
@@ -65,6 +66,19 @@ Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement>
   if (!options_.unit_by_unit) add(units.size());
 }
 
+ShardedGroup::Options Groups::options_of(size_t unit, size_t group) {
+  const GroupPlacement& place = placements_[unit].groups[group];
+  ShardedGroup::Options options;
+  options.rank = comm_.rank();
+  options.number = trained_.size();
+  options.device = options_.device;
+  if (place.updates_on_host()) options.copies = copies_.get();
+  options.is_open = placements_[unit].parameters != Placement::kSharded;
+  for (const size_t i : units_[unit].groups[group].params)
+    options.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(unit).at(i));
+  return options;
+}
+
 void Groups::add(size_t count) {
   const size_t first = first_of_.size() - 1;
   const Sizes sizes = sizes_of(units_.subspan(first, count), placements_.subspan(first, count));
@@ -91,20 +105,17 @@ void Groups::add(size_t count) {
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const FlatGroup& flat = unit.groups[g];
       const GroupPlacement& place = placements_[u].groups[g];
-      ShardedGroup::Options group;
-      group.rank = comm_.rank();
-      group.number = trained_.size();
-      group.device = options_.device;
-      const bool on_host = place.parameters.tier == Tier::kHost;
-      if (place.updates_on_host()) group.copies = copies_.get();
-      group.is_open = placements_[u].parameters != Placement::kSharded;
-      for (const size_t i : flat.params)
-        group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
+      ShardedGroup::Options group = options_of(u, g);
       std::unique_ptr<OptimizerStates> states;
       if (flat.requires_grad) states = states_of(unit, g, place, memory);
-      Carver& from = on_host ? host_parameters : parameters;
-      groups_.emplace_back(unit, g, placements_[u], std::move(group),
-                           from.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
+      at::Tensor values;
+      if (place.parameters.tier == Tier::kFile) {
+        group.in_file = options_.make_parameters(unit, g, place);
+      } else {
+        Carver& from = place.parameters.tier == Tier::kHost ? host_parameters : parameters;
+        values = from.take(flat.dtype, place.parameters.numel(flat.layout));
+      }
+      groups_.emplace_back(unit, g, placements_[u], std::move(group), std::move(values), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());
     }
     first_of_.push_back(groups_.size());

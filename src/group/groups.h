@@ -28,6 +28,9 @@ class Groups {
     // the group that lie on the device are not among them.
     std::function<std::unique_ptr<OptimizerStates>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_states = {};
+    // The parameters of such a group that its placement has in files.
+    std::function<std::unique_ptr<FileParameters>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
+        make_parameters = {};
     // Set where some states lie on the host, and the device is another.
     std::optional<ParameterCopies::Options> copies = std::nullopt;
     bool pin_parameters = true;  // those on the host
@@ -64,6 +67,8 @@ class Groups {
                                              StateMemory& memory) const;
   // The next `count` units, in allocations that they share.
   void add(size_t count);
+  // Of the group that is made next.
+  ShardedGroup::Options options_of(size_t unit, size_t group);
 
   std::span<const UnitLayout> units_;
   std::span<const UnitPlacement> placements_;

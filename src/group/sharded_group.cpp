@@ -28,6 +28,7 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       updates_(num_params(), 0) {}
 
 const at::Tensor& ShardedGroup::kept_parameters() const {
+  ZS_ASSERT(parameters_.defined(), "the parameters of ", unit_.name, " lie in a file");
   await_copies();
   return parameters_;
 }
@@ -64,6 +65,7 @@ Range ShardedGroup::state_range(size_t index) const {
 }
 
 at::Tensor ShardedGroup::parameters(Range positions) const {
+  ZS_ASSERT(parameters_.defined(), "the parameters of ", unit_.name, " lie in a file");
   return parameters_.slice(0, positions.begin - kept_.begin, positions.end - kept_.begin);
 }
 
@@ -82,15 +84,36 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, kept_);
   if (both.size() == 0) return;
   at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
+  if (in_file()) {
+    const int64_t first = both.begin - kept_.begin;
+    return in_file()->lend({first, first + both.size()}, OptimizerStates::Access::kOverwrite,
+                           [&](Range part, const at::Tensor& params) {
+                             params.copy_(from.slice(0, part.begin - first, part.end - first));
+                           });
+  }
   if (is_on_host()) from = from.cpu();  // as it is: a conversion on the device would need memory there
   if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
   await_copies();
   parameters(both).copy_(from);
 }
 
+// fp32 parameters are their own master weights: who writes them reads them first.
+OptimizerStates::Access ShardedGroup::access_to_file(ParameterCopies::Ways ways) const {
+  using Access = OptimizerStates::Access;
+  if (!ways.to_device) return Access::kRead;
+  return ways.to_host || !has_master() ? Access::kModify : Access::kOverwrite;
+}
+
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                         const ParameterCopies::Use& use) {
   if (options_.copies) return options_.copies->lend(*this, range, access, ways, use);
+  if (in_file()) {
+    return states_->lend(range, access, [&](Range lent, const StateTensors& states) {
+      in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
+        use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
+      });
+    });
+  }
   const at::Tensor own = updated_parameters();
   states_->lend(range, access,
                 [&](Range part, const StateTensors& lent) { use(part, lent, own.slice(0, part.begin, part.end)); });
@@ -104,6 +127,13 @@ void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, Para
                                    if (states.master.defined())
                                      use(part, states.master, params);  // else the copies are the master weights
                                  });
+  }
+  if (in_file()) {
+    return states_->lend_one(range, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
+      in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
+        use(part, master.slice(0, part.begin - lent.begin, part.end - lent.begin), params);
+      });
+    });
   }
   const at::Tensor own = updated_parameters();
   states_->lend_one(range, kMasterWeights, access, [&](Range part, const at::Tensor& master) {

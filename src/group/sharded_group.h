@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/streams.h"
+#include "group/file_parameters.h"
 #include "group/optimizer_states.h"
 #include "group/parameter_copies.h"
 #include "layout/unit_layout.h"
@@ -31,9 +32,11 @@ class ShardedGroup {
     std::vector<int> param_group;       // of each parameter; -1: it is never updated
     ParameterCopies* copies = nullptr;  // where the host updates the parameters of a device
     at::Device device = at::kCPU;       // that computes; the parameters may lie on the host beside it
+    std::unique_ptr<FileParameters> in_file = nullptr;  // the parameters, where they lie in files
   };
 
-  // `parameters`: 1-D, kept() elements in the group's dtype. `states` is null for a frozen group. `unit` outlives it.
+  // `parameters`: 1-D, kept() elements in the group's dtype; undefined where they lie in files. `states` is null for a
+  // frozen group. `unit` outlives it.
   ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options, at::Tensor parameters,
                std::unique_ptr<OptimizerStates> states);
 
@@ -56,7 +59,7 @@ class ShardedGroup {
   Range state_range(size_t index) const;
 
   // 1-D views of the parameters in this rank's memory, in the group's dtype. Whoever asks waits for the copies that are
-  // under way, as await_copies() does.
+  // under way, as await_copies() does. Not of a group whose parameters lie in files.
   const at::Tensor& kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
@@ -64,6 +67,8 @@ class ShardedGroup {
   at::Tensor updated_memory() const { return parameters(updated_); }
   // Whether the states lie on the host, or in a file, beside a device that has the parameters.
   bool has_states_on_host() const { return options_.copies != nullptr; }
+  // This rank's parameters where they lie in files, else null.
+  FileParameters* in_file() const { return options_.in_file.get(); }
   // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
   // Gives `stream` a copy of this rank's shard, which lies on the host, to `to`, memory of the device.
@@ -79,8 +84,8 @@ class ShardedGroup {
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
   // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` as
   // OptimizerStates::lend() does. Where the host updates them for a device, `params` are on the host, copied there and
-  // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Elsewhere
-  // they are the parameters themselves.
+  // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Where they
+  // lie in files they come from there and go back. Elsewhere they are the parameters themselves.
   void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
   // The same for the master weights alone: other states are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
@@ -102,6 +107,8 @@ class ShardedGroup {
 
  private:
   at::Tensor parameters(Range positions) const;
+  // What a loan of parameters in files is for: `ways` says whether they are read and written.
+  OptimizerStates::Access access_to_file(ParameterCopies::Ways ways) const;
 
   const UnitLayout& unit_;
   size_t index_;

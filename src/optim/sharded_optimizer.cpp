@@ -240,7 +240,9 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const a
     own = copied(group.states(), range);
   }
   const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
-  const at::Tensor weights = own.master.defined() ? own.master : cut(group.updated_parameters(), range);
+  const at::Tensor weights = own.master.defined() ? own.master
+                             : group.in_file()    ? group.in_file()->copy_of(range)
+                                                  : cut(group.updated_parameters(), range);
   return ParamSlice{index, weights, cut(grads, range), own.moments, begin};
 }
 

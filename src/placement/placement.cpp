@@ -27,6 +27,21 @@ std::vector<std::string> names_of(std::span<const UnitLayout> units) {
   return names;
 }
 
+// Of the parameters that would lie in files, in the order of the units, as many as may stay.
+void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& options,
+                    std::vector<UnitPlacement>& table) {
+  int64_t left = options.parameters_in_memory;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      Held& parameters = table[u].groups[g].parameters;
+      const int64_t numel = parameters.numel(units[u].groups[g].layout);
+      if (parameters.tier != Tier::kFile || numel > left) continue;
+      parameters.tier = Tier::kDevice;
+      left -= numel;
+    }
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Placement placement) {
@@ -139,6 +154,7 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
       place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, options));
     table.push_back(std::move(place));
   }
+  keep_in_memory(units, options, table);
   for (size_t i = 0; i < used.size(); ++i)
     ZS_CHECK(used[i], "zeroshard.placement[", i, "].units is '", options.rules[i].units,
              "', which names no unit of the model; its units are ", some_of(names_of(units)));

@@ -24,23 +24,67 @@ std::string_view name_of(Device device) {
   return "?";
 }
 
-Config with(const Config& config, Device states) {
-  Config changed = config;
-  changed.offload_optimizer.device = states;
-  return changed;
+std::string_view name_of(OffloadParamConfig::Device device) {
+  switch (device) {
+    case OffloadParamConfig::Device::kNone:
+      return "none";
+    case OffloadParamConfig::Device::kCpu:
+      return "cpu";
+    case OffloadParamConfig::Device::kNvme:
+      return "nvme";
+    case OffloadParamConfig::Device::kAuto:
+      return "auto";
+  }
+  return "?";
+}
+
+using Param = OffloadParamConfig::Device;
+
+std::vector<Device> places_of_states(const Config& config, bool on_device, bool may_use_files) {
+  const Device given = config.offload_optimizer.device;
+  if (given != Device::kAuto) return {given};
+  std::vector<Device> places{Device::kNone};
+  if (on_device) places.push_back(Device::kCpu);
+  if (may_use_files && !config.offload_optimizer.nvme_path.empty()) places.push_back(Device::kNvme);
+  return places;
+}
+
+// Trained parameters leave with their states alone.
+std::vector<Param> places_of_parameters(const Config& config, Device states, bool on_device) {
+  const Param given = config.offload_param.device;
+  if (given != Param::kAuto) return {given};
+  std::vector<Param> places{Param::kNone};
+  if (on_device && states == Device::kCpu) places.push_back(Param::kCpu);
+  if (!on_device && states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Param::kNvme);
+  return places;
+}
+
+// What is asked of parameters needs states elsewhere.
+bool can_be(Device states, Param parameters, bool on_device) {
+  if (parameters == Param::kNvme) return states == Device::kNvme;
+  return parameters != Param::kCpu || !on_device || states == Device::kCpu;
 }
 
 }  // namespace
 
 bool has_auto_offload(const Config& config) {
-  return config.offload_optimizer.device == Device::kAuto;
+  return config.offload_optimizer.device == Device::kAuto || config.offload_param.device == Param::kAuto;
 }
 
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files) {
-  if (!has_auto_offload(config)) return {config};
-  std::vector<Config> choices{with(config, Device::kNone)};
-  if (on_device) choices.push_back(with(config, Device::kCpu));
-  if (may_use_files && !config.offload_optimizer.nvme_path.empty()) choices.push_back(with(config, Device::kNvme));
+  std::vector<Config> choices;
+  const std::vector<Device> places = places_of_states(config, on_device, may_use_files);
+  for (const Device states : places) {
+    for (const Param parameters : places_of_parameters(config, states, on_device)) {
+      if (places.size() > 1 && !can_be(states, parameters, on_device)) continue;
+      choices.push_back(config);
+      choices.back().offload_optimizer.device = states;
+      choices.back().offload_param.device = parameters;
+    }
+  }
+  if (!choices.empty()) return choices;
+  choices.push_back(config);  // an engine says what is wrong with it
+  choices.back().offload_optimizer.device = places.back();
   return choices;
 }
 
@@ -63,6 +107,7 @@ std::string describe_choice(const Config& asked, const Config& chosen, const std
   };
   if (asked.offload_optimizer.device == Device::kAuto)
     tell("offload_optimizer.device", name_of(chosen.offload_optimizer.device));
+  if (asked.offload_param.device == Param::kAuto) tell("offload_param.device", name_of(chosen.offload_param.device));
   return text + (why_not_before.empty() ? ": that fits" : concat(": without, ", why_not_before));
 }
 

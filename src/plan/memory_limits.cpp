@@ -51,8 +51,17 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
     on_host.state_tier = on_host.gradient_tier = Tier::kHost;
     changes.push_back(with_all_states(key + "\"cpu\"", on_host));
   }
-  if (search.may_use_files)
-    for (Change& change : to_files(options, key)) changes.push_back(std::move(change));
+  if (!search.may_use_files) return changes;
+  for (Change& change : to_files(options, key)) changes.push_back(std::move(change));
+  const bool are_in_files = options.parameter_tier == Tier::kFile;
+  if (options.on_device || options.stage != 3 || (are_in_files && options.parameters_in_memory == 0)) return changes;
+  Change more = changes.empty() ? Change{"", options} : changes.back();
+  if (!more.keys.empty()) more.keys += " and ";
+  more.keys += are_in_files ? "zero_optimization.offload_param.max_in_cpu = 0"
+                            : "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0";
+  more.options.parameter_tier = Tier::kFile;
+  more.options.parameters_in_memory = 0;
+  changes.push_back(std::move(more));
   return changes;
 }
 

@@ -36,6 +36,7 @@ int optimizer_slots(const OptimizerConfig& config) {
 
 bool is_for_device(const Config& config) {
   return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme &&
+         config.offload_param.device != OffloadParamConfig::Device::kNvme &&
          config.offload.activations != OffloadConfig::Activations::kNvme;
 }
 
@@ -50,7 +51,11 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
   if (on_device && options.state_tier != Tier::kDevice) options.state_share = 1;  // less is refused so far
-  if (config.offload_param.to_host) options.parameter_tier = beside;
+  if (config.offload_param.device == OffloadParamConfig::Device::kCpu) options.parameter_tier = beside;
+  if (config.offload_param.device == OffloadParamConfig::Device::kNvme) options.parameter_tier = Tier::kFile;
+  options.parameters_in_memory = config.offload_param.max_in_memory;
+  options.parameter_buffers = config.offload_param.buffer_count;
+  options.parameter_buffer_numel = config.offload_param.buffer_numel;
   options.swap_buffers = config.offload_optimizer.buffer_count;
   options.activations_in_files = config.offload.activations == OffloadConfig::Activations::kNvme;
   options.world_size = config.world_size;
@@ -82,6 +87,11 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
     (held.tier == Tier::kFile ? planned.file : planned.host).*elsewhere += away;
   };
   add(place.parameters, planned.parameters, &PlannedTier::parameters);
+  if (place.parameters.tier == Tier::kFile) {
+    const double stay = double(options.parameters_in_memory) * double(place.parameters.element_bytes());
+    planned.parameters += std::min(stay, planned.file.parameters);
+    planned.file.parameters -= planned.parameters;
+  }
   add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.reduced_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.master_weights, planned.master_weights, &PlannedTier::master_weights);
@@ -204,7 +214,9 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
-  const double weights = numel * double(element_size(DType::kFloat32)) / options.world_size;
+  const double shard = numel / options.world_size;
+  if (options.parameter_tier == Tier::kFile && shard > double(options.parameters_in_memory)) return 0;
+  const double weights = shard * double(element_size(DType::kFloat32));
   if (options.state_tier != Tier::kFile) return weights * (1 + options.optimizer_slots);
   return options.compute_dtype == DType::kFloat32 && !shards_parameters(options) ? weights : 0;
 }

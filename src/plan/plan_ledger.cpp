@@ -54,7 +54,9 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes();
   report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
       swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers) +
-      (options.activations_in_files ? kRecordStagingBytes : 0);
+      (options.activations_in_files ? kRecordStagingBytes : 0) +
+      swap_memory_bytes(parameters_in_file(units, report.placements),
+                        parameter_chunks(units, report.placements, options));
   if (options.on_device)
     report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
   return report;

@@ -116,6 +116,9 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
   const std::vector<UnitPlacement> table = place(units, options);
+  for (const UnitPlacement& unit : table)
+    for (const GroupPlacement& group : unit.groups)
+      if (group.parameters.tier == Tier::kFile) return 0;
   int64_t bytes = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {

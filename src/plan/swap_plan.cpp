@@ -1,5 +1,8 @@
 #include "plan/swap_plan.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "base/format.h"
 
 namespace zeroshard {
@@ -23,6 +26,38 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
 
 int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count) {
   return ChunkTotals(groups).memory_bytes(buffer_count);
+}
+
+std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
+                                           std::span<const UnitPlacement> placements) {
+  std::vector<ChunkGroup> groups;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const Held& parameters = placements[u].groups[g].parameters;
+      if (parameters.tier != Tier::kFile) continue;
+      const int64_t values = ceil_div(parameters.bytes(units[u].groups[g].layout), int64_t{sizeof(float)});
+      groups.push_back({align_up(values, kBlockNumel), /*slots=*/1,
+                        concat("parameters of group ", g, " of unit '", units[u].name, "'")});
+    }
+  }
+  return groups;
+}
+
+int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
+                     const PlanOptions& options) {
+  constexpr int64_t kChunkBytes = kChunkNumel * int64_t{sizeof(float)};
+  int64_t bytes = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const Held& parameters = placements[u].groups[g].parameters;
+      if (parameters.tier != Tier::kFile) continue;
+      const int64_t numel = std::min(parameters.numel(units[u].groups[g].layout), options.parameter_buffer_numel);
+      bytes = std::max(bytes, numel * parameters.element_bytes());
+    }
+  }
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  const int64_t chunks = ceil_div(bytes, kChunkBytes);
+  return int(std::min(kMost / std::max<int64_t>(chunks, 1), int64_t{options.parameter_buffers}) * chunks);
 }
 
 }  // namespace zeroshard

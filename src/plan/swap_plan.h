@@ -5,6 +5,7 @@
 #include "file/chunk_layout.h"
 #include "memory/ledger.h"
 #include "placement/placement.h"
+#include "zeroshard/plan.h"
 
 namespace zeroshard {
 
@@ -13,5 +14,13 @@ namespace zeroshard {
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
 // The memory through which they are read and written. 0 where no states are in files.
 int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count);
+
+// The groups whose parameters lie in files, unit after unit. Their bytes are stored as fp32 values, one for each four.
+std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
+                                           std::span<const UnitPlacement> placements);
+// The chunks of them that are in memory at a time: as many as hold options.parameter_buffers of the longest shard, or
+// of options.parameter_buffer_numel elements.
+int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
+                     const PlanOptions& options);
 
 }  // namespace zeroshard

@@ -185,18 +185,23 @@ void Unit::start_gather(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const Span out{group_memory(memory, g), group.layout.padded_numel(), group.dtype};
-    const ConstSpan in{shard_on_device(g, out), group.layout.shard_numel(), group.dtype};
+    const ConstSpan in{shard_for_gather(g, out), group.layout.shard_numel(), group.dtype};
     pending.works.push_back(comm_.all_gather(out, in, layout_.name));
   }
   state_ = std::move(pending);
 }
 
-// A shard on the host comes to its place in `full`, by the stream of gathers: the gather goes on from there.
-const void* Unit::shard_on_device(size_t g, const Span& full) {
+// A shard that lies elsewhere comes to its place in `full`, and the gather goes on from there: from the host by the
+// stream of gathers, from a file before this returns.
+const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
-  if (!group.is_on_host()) return group.my_shard().const_data_ptr();
+  if (!group.is_on_host() && !group.in_file()) return group.my_shard().const_data_ptr();
   char* const place = static_cast<char*>(full.data) + group.mine().begin * element_size(full.dtype);
-  group.begin_copy_of_shard(place, gathers_.side);
+  if (group.in_file()) {
+    group.in_file()->read({0, group.mine().size()}, place);
+  } else {
+    group.begin_copy_of_shard(place, gathers_.side);
+  }
   return place;
 }
 

@@ -119,7 +119,7 @@ class Unit {
   bool is_elsewhere(const at::Tensor& tensor, size_t index) const;
   bool has_other_memory(size_t group) const;
   void start_gather(char* memory);
-  const void* shard_on_device(size_t group, const Span& full);
+  const void* shard_for_gather(size_t group, const Span& full);
   void attach(char* memory);
   void detach();
   char* group_memory(char* base, size_t group) const;

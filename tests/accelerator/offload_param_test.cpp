@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using testing::TemporaryDirectory;
 
 Scenario offloading(Scenario scenario) {
-  scenario.config.offload_param.to_host = true;
+  scenario.config.offload_param.device = OffloadParamConfig::Device::kCpu;
   scenario.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
   return on_devices(std::move(scenario));
 }

@@ -197,7 +197,6 @@ TEST(ConfigErrors, WrongTypes) {
 
 TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
   const std::vector<std::pair<const char*, const char*>> cases{
-      {R"({"zero_optimization": {"offload_param": {"device": "nvme"}}})", "zero_optimization.offload_param.device"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights = true"},
       {R"({"zero_optimization": {"zero_quantized_gradients": true}})", "zero_quantized_gradients = true"},
       {R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", "zero_hpz_partition_size = 8"},
@@ -231,6 +230,22 @@ TEST(ConfigErrors, OffloadThatCannotBe) {
   for (const char* ratio : {"-0.1", "1.5", R"("half")"})
     expect_error(offload(2, concat(R"("ratio": )", ratio)), {path + "ratio = ", "at least 0.0 and at most 1.0"});
   expect_error(offload(2, R"("buffer_count": 0)"), {path + "buffer_count = 0", "from 1 to"});
+}
+
+TEST(ConfigErrors, ParametersThatCannotLieInFiles) {
+  const auto offload = [](int stage, const std::string& keys) {
+    return concat(R"({"zero_optimization": {"stage": )", stage, R"(, "offload_param": {"device": "nvme")", keys, "}}}");
+  };
+  const std::string path = "zero_optimization.offload_param.";
+  for (const int stage : {0, 1, 2})
+    expect_error(offload(stage, R"(, "nvme_path": "/a")"),
+                 {path + R"(device = "nvme": is for stage 3)", concat("stage is ", stage), "Set stage 3"});
+  expect_error(offload(3, ""), {path + R"(device = "nvme": needs )" + path + "nvme_path"});
+  for (const char* paths : {R"("")", "[]", R"(["/a", ""])", "3"})
+    expect_error(offload(3, concat(R"(, "nvme_path": )", paths)), {path + "nvme_path", "a list of paths"});
+  expect_error(offload(3, R"(, "buffer_count": 0)"), {path + "buffer_count = 0", "from 1 to"});
+  expect_error(offload(3, R"(, "buffer_size": 0)"), {path + "buffer_size = 0"});
+  expect_error(offload(3, R"(, "max_in_cpu": -1)"), {path + "max_in_cpu = -1"});
 }
 
 TEST(ConfigErrors, AmountsOfMemoryAndRequestsToFiles) {

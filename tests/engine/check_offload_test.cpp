@@ -91,6 +91,33 @@ TEST(CheckOffload, OnOtherDevicesTrainedParametersLeaveWithTheirStates) {
   }
 }
 
+TEST(CheckOffload, ParametersInFilesAreForTheCpuAndTrainedOnesLieWithTheirStates) {
+  const auto config = [](const std::string& optimizer) {
+    return configuration(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a"},
+        "offload_optimizer": {"nvme_path": "/a", "device": ")" +
+                         optimizer + R"("}}})")
+        .config;
+  };
+  const auto refused = [](const Config& each, c10::Device device, bool one_is_frozen) -> std::string {
+    try {
+      check_offload_param(each, device, units(one_is_frozen), /*rank=*/0);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refused(config("nvme"), at::kCPU, false), "");
+  EXPECT_THAT(refused(config("nvme"), c10::Device(at::kCUDA, 0), false),
+              ::testing::AllOf(::testing::HasSubstr("offload_param.device = \"nvme\": files are for ranks on the CPU"),
+                               ::testing::HasSubstr("cuda:0")));
+  for (const std::string optimizer : {"none", "cpu"}) {
+    EXPECT_EQ(refused(config(optimizer), at::kCPU, true), "");
+    EXPECT_THAT(refused(config(optimizer), at::kCPU, false),
+                ::testing::AllOf(::testing::HasSubstr("offload_optimizer.device is \"" + optimizer + "\""),
+                                 ::testing::HasSubstr("set that to \"nvme\", too")));
+  }
+}
+
 TEST(CheckOffload, AUnitsStatesLeaveTheDeviceTogether) {
   Config config = offloading("offload_optimizer");
   config.offload_optimizer.ratio = 0.5;

@@ -41,6 +41,7 @@ import offload_mutants
 import process_mutants
 import progress_mutants
 import python_mutants
+import swap_mutants
 import tokenizer_mutants
 import train_mutants
 import write_mutants
@@ -371,6 +372,7 @@ MUTANTS = [
     *process_mutants.MUTANTS,
     *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,
+    *swap_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,
     *write_mutants.MUTANTS,

@@ -138,6 +138,43 @@ TEST(Place, OneRankMayHaveTheShapeOfShards) {
   }
 }
 
+// In files lie the shards of gathered units, but for the first ones, of which some elements may stay in memory.
+TEST(Place, ParametersInFiles) {
+  for (const int ranks : {1, 3}) {
+    const auto block = [&](const std::string& name, int64_t numel) {
+      return make_unit_layout(
+          name, {{{name}, {numel}, DType::kBFloat16, true}, {{name + ".base"}, {numel}, DType::kBFloat16, false}},
+          ranks);
+    };
+    const std::vector<UnitLayout> units{block("a", 30'000), block("b", 300'000), block("c", 30'000), block("d", 10)};
+    PlacementOptions options;
+    options.world_size = ranks;
+    options.stage = 3;
+    options.parameter_tier = Tier::kFile;
+    options.persistence_threshold = 1000;
+    const auto tiers = [&] {
+      std::vector<Tier> found;
+      for (const UnitPlacement& unit : place(units, options))
+        for (const GroupPlacement& group : unit.groups) found.push_back(group.parameters.tier);
+      return found;
+    };
+    constexpr Tier kMemory = Tier::kDevice, kFile = Tier::kFile;
+    using Tiers = std::vector<Tier>;
+    EXPECT_EQ(tiers(), (Tiers{kMemory, kFile, kMemory, kFile, kMemory, kFile, kMemory, kMemory}));
+    options.state_tier = Tier::kFile;
+    EXPECT_EQ(tiers(), (Tiers{kFile, kFile, kFile, kFile, kFile, kFile, kMemory, kMemory}));
+    const int64_t shard = units[0].groups[0].layout.shard_numel();
+    options.parameters_in_memory = 3 * shard;
+    EXPECT_EQ(tiers(), (Tiers{kMemory, kMemory, kFile, kFile, kMemory, kFile, kMemory, kMemory}));
+    options.parameters_in_memory = shard - 1;
+    EXPECT_EQ(tiers(), (Tiers{kFile, kFile, kFile, kFile, kFile, kFile, kMemory, kMemory}));
+    for (const int lower : {0, 1, 2}) {
+      options.stage = lower;
+      EXPECT_EQ(tiers(), Tiers(8, kMemory));
+    }
+  }
+}
+
 // At stage 3 the shards of gathered units leave the device, trained ones if their states do; on one rank, too.
 TEST(Place, ParametersOnTheHost) {
   for (const int ranks : {1, 3}) {

@@ -34,6 +34,33 @@ TEST(AutoOffload, EachChoiceMovesMoreThanTheOneBefore) {
   EXPECT_EQ(devices(offload_choices(config, true, false)), (std::vector{Device::kNone, Device::kCpu}));
 }
 
+// Parameters move in each micro-batch: they go after their states, and to where these are.
+TEST(AutoOffload, ParametersFollowTheirStates) {
+  using Param = OffloadParamConfig::Device;
+  Config config = automatic(3);
+  config.offload_param.device = Param::kAuto;
+  config.offload_optimizer.nvme_path = config.offload_param.nvme_path = {"/nvme"};
+  const auto pairs = [&](bool on_device) {
+    std::vector<std::pair<Device, Param>> found;
+    for (const Config& choice : offload_choices(config, on_device, true))
+      found.emplace_back(choice.offload_optimizer.device, choice.offload_param.device);
+    return found;
+  };
+  using Pairs = std::vector<std::pair<Device, Param>>;
+  EXPECT_EQ(pairs(false), (Pairs{{Device::kNone, Param::kNone},
+                                 {Device::kNvme, Param::kNone},
+                                 {Device::kNvme, Param::kNvme}}));
+  EXPECT_EQ(pairs(true), (Pairs{{Device::kNone, Param::kNone},
+                                {Device::kCpu, Param::kNone},
+                                {Device::kCpu, Param::kCpu},
+                                {Device::kNvme, Param::kNone}}));
+  config.offload_param.device = Param::kNvme;  // as given: then states must be there, too
+  EXPECT_EQ(pairs(false), (Pairs{{Device::kNvme, Param::kNvme}}));
+  config.offload_param.device = Param::kAuto;
+  config.offload_optimizer.device = Device::kCpu;
+  EXPECT_EQ(pairs(true), (Pairs{{Device::kCpu, Param::kNone}, {Device::kCpu, Param::kCpu}}));
+}
+
 TEST(AutoOffload, WhatIsGivenStays) {
   for (const Device given : {Device::kNone, Device::kCpu, Device::kNvme}) {
     Config config = automatic();

@@ -77,6 +77,18 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
   gpu.state_share = 0.5;
   EXPECT_THAT(advice(gpu, device(5e9), true),
               HasSubstr("device = \"cpu\" and zero_optimization.offload_optimizer.ratio = 1"));
+// 2 of the 4 bytes a parameter that stay are weights: they go last.
+TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
+  const PlanOptions cpu = options(3, 1, /*on_device=*/false);
+  EXPECT_THAT(advice(cpu, host(4.1e9), /*may_use_files=*/true), ::testing::Not(HasSubstr("offload_param")));
+  EXPECT_THAT(advice(cpu, host(2.1e9), /*may_use_files=*/true),
+              HasSubstr("fits: zero_optimization.offload_optimizer.device = \"nvme\" with an nvme_path and "
+                        "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0"));
+  PlanOptions in_files = cpu;
+  in_files.state_tier = in_files.parameter_tier = Tier::kFile;
+  in_files.parameters_in_memory = 1'000'000'000;
+  EXPECT_THAT(advice(in_files, host(2.1e9), /*may_use_files=*/true),
+              HasSubstr("fits: zero_optimization.offload_param.max_in_cpu = 0"));
 }
 
 TEST(MemoryLimits, AdviceFitsAndOneRankLessDoesNot) {

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "base/align.h"
+#include "plan/swap_plan.h"
 #include "support/random.h"
 #include "zeroshard/error.h"
 
@@ -179,7 +181,7 @@ TEST(PlanCount, TellsWhatLiesOnEachTier) {
 TEST(PlanLedger, ParametersOnTheHostAreGatheredFromThere) {
   Config config;
   config.stage = 3;
-  config.offload_param.to_host = true;
+  config.offload_param.device = OffloadParamConfig::Device::kCpu;
   EXPECT_EQ(plan_options(config).parameter_tier, Tier::kDevice);
   EXPECT_EQ(plan_options(config, /*on_device=*/true).parameter_tier, Tier::kHost);
   for (const int ranks : {1, 3}) {
@@ -195,6 +197,59 @@ TEST(PlanLedger, ParametersOnTheHostAreGatheredFromThere) {
     EXPECT_EQ(plan_count(kNumel, options).parameters, 0);
     EXPECT_EQ(plan_count(kNumel, options).host.parameters, 2. * kNumel / ranks);
   }
+}
+
+TEST(PlanLedger, ParametersInFilesPassThroughBuffersOfShards) {
+  Config config;
+  config.stage = 3;
+  config.offload_param.device = OffloadParamConfig::Device::kNvme;
+  EXPECT_EQ(plan_options(config).parameter_tier, Tier::kFile);
+  EXPECT_EQ(plan_options(config).parameters_in_memory, 1'000'000'000);
+  for (const int ranks : {1, 3}) {
+    PlanOptions options = at(3, ranks);
+    options.parameter_tier = options.state_tier = Tier::kFile;
+    options.parameter_buffers = 2;
+    const std::vector<UnitLayout> units{unit("a", kNumel, ranks), unit("b", kNumel, ranks), unit("c", kNumel, ranks)};
+    const int64_t shard = units[0].groups[0].layout.shard_numel();
+    const auto buffers = [&](const PlanOptions& each) {
+      PlanOptions without = each;
+      without.parameter_tier = Tier::kDevice;
+      without.shard_one_rank = true;
+      return held(plan_ledger(units, each), Category::kSwap) - held(plan_ledger(units, without), Category::kSwap);
+    };
+    const PlanReport report = plan_ledger(units, options);
+    EXPECT_EQ(report.bytes.at(Category::kParameters, Tier::kFile), 3 * 2 * shard);
+    EXPECT_EQ(held(report, Category::kParameters), 0);
+    // Shards of less than a chunk: a buffer each, and 8 bytes for each 16 KiB.
+    const int64_t bytes = align_up(2 * shard, 4096);
+    EXPECT_EQ(buffers(options), 2 * bytes + 3 * 8 * ceil_div(bytes, 16 << 10)) << ranks;
+    options.parameter_buffers = 7;  // no more than there is
+    EXPECT_EQ(buffers(options), 3 * bytes + 3 * 8 * ceil_div(bytes, 16 << 10)) << ranks;
+    options.parameters_in_memory = shard;
+    EXPECT_EQ(held(plan_ledger(units, options), Category::kParameters), 2 * shard);
+    EXPECT_EQ(plan_count(kNumel, options).parameters, 2. * std::min(double(shard), double(kNumel) / ranks));
+    options.parameters_in_memory = 100;
+    EXPECT_EQ(plan_count(kNumel, options).parameters, 200);
+    EXPECT_EQ(plan_count(kNumel, options).file.parameters, 2. * kNumel / ranks - 200);
+  }
+}
+
+TEST(PlanLedger, BuffersOfParametersAreAsLongAsTheLongestShardOrAsAsked) {
+  constexpr int64_t kLong = 5 << 20;  // of bf16: 2.5 chunks
+  PlanOptions options = at(3, 1);
+  options.parameter_tier = options.state_tier = Tier::kFile;
+  const std::vector<UnitLayout> units{unit("a", kLong, 1), unit("b", 4096, 1), unit("c", 4 * kLong, 1)};
+  const std::vector<UnitPlacement> table = place(units, options);
+  options.parameter_buffers = 3;
+  EXPECT_EQ(parameter_chunks(units, table, options), 3 * 10);
+  options.parameter_buffer_numel = kLong;
+  EXPECT_EQ(parameter_chunks(units, table, options), 3 * 3);
+  options.parameter_buffer_numel = 1;
+  options.parameter_buffers = 1;
+  EXPECT_EQ(parameter_chunks(units, table, options), 1);
+  options.parameter_buffer_numel = 4 * kLong;
+  options.parameter_buffers = 1 << 30;
+  EXPECT_GT(parameter_chunks(units, table, options), 1 << 30);
 }
 
 TEST(PlanLedger, OneRankShardsNothingAndHasNoRings) {

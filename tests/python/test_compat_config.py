@@ -226,7 +226,14 @@ def test_offload_to_host_memory_changes_nothing_on_cpu_ranks():
     assert not any("offload_param" in rank.log for rank in ranks)
 
 
-def test_offload_of_parameters_to_nvme_is_refused():
-    settings = {"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}
-    with pytest.raises(zeroshard.Error, match=r'offload_param.device = "nvme".*not supported.*one of none, cpu'):
-        parse_config(settings, world_size=1)
+def test_deepspeeds_keys_of_parameters_on_nvme_have_their_effect():
+    offload = {
+        "device": "nvme", "nvme_path": "/local_nvme", "pin_memory": True, "buffer_count": 5, "buffer_size": 1e8,
+        "max_in_cpu": 1e9,
+    }  # fmt: skip
+    settings = {"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": offload}}
+    parsed = parse_config(settings, world_size=1)
+    assert not parsed.without_effect
+    values = {path: json.loads(value) for path, value, _ in parsed.values}
+    for name in ("buffer_count", "buffer_size", "max_in_cpu"):
+        assert values[f"zero_optimization.offload_param.{name}"] == offload[name]

@@ -35,6 +35,7 @@ struct ModelOptions {
   bool frozen = false;  // the bias of block 1 has no gradient
   bool unused = false;  // block 2 has a parameter that no forward reads
   int64_t ballast = 0;  // elements of one more parameter of each block, so that rings have few slots
+  bool frozen_ballast = false;
 };
 
 // kBlocks times x + gelu(linear(layer_norm(x))), then a linear head. Of each unit: weight, bias, norm weight, norm
@@ -51,6 +52,7 @@ class Model {
       if (options.ballast > 0 && u < kBlocks) params.push_back(random_tensor({options.ballast}, seed + 200 + u, 0.1F));
       for (at::Tensor& param : params) param = param.to(device);
       for (size_t i = 0; i < params.size(); ++i) params[i].set_requires_grad(!(options.frozen && u == 1 && i == 1));
+      if (options.frozen_ballast && options.ballast > 0 && u < kBlocks) params.back().set_requires_grad(false);
       params_.push_back(std::move(params));
     }
   }

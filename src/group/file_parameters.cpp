@@ -1,0 +1,65 @@
+#include "group/file_parameters.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
+#include "base/align.h"
+#include "device/dtype.h"
+#include "device/flat_buffer.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kValueBytes = sizeof(float);  // of the store
+
+}  // namespace
+
+FileParameters::FileParameters(SwapSpace& space, size_t group, DType dtype, int64_t numel, Ledger& ledger)
+    : space_(space), group_(group), dtype_(dtype), numel_(numel), ledger_(ledger) {
+  ledger_.add(Category::kParameters, Tier::kFile, numel_ * element_size(dtype_));
+}
+
+FileParameters::~FileParameters() {
+  ledger_.remove(Category::kParameters, Tier::kFile, numel_ * element_size(dtype_));
+}
+
+Range FileParameters::values_of(Range range) const {
+  const int64_t size = element_size(dtype_);
+  if (range.size() == 0) return {};
+  // Whole blocks at the end: what is overwritten is not read for the sake of padding.
+  const int64_t end =
+      range.end == numel_ ? space_.store().layout().numel(group_) : ceil_div(range.end * size, kValueBytes);
+  return {range.begin * size / kValueBytes, end};
+}
+
+void FileParameters::lend(Range range, OptimizerStates::Access access, const Borrower& use) {
+  const int64_t size = element_size(dtype_);
+  const Range values = values_of(range);
+  if (values.size() == 0) return;
+  // A value may be of an element that is lent and of one that is not.
+  const bool is_whole = values.begin * kValueBytes == range.begin * size &&
+                        (range.end == numel_ || values.end * kValueBytes == range.end * size);
+  if (access == OptimizerStates::Access::kOverwrite && !is_whole) access = OptimizerStates::Access::kModify;
+  space_.lend(group_, values, access_of(access), [&](Range lent, std::span<float* const> slots) {
+    const Range part = intersect(range, {lent.begin * kValueBytes / size, ceil_div(lent.end * kValueBytes, size)});
+    if (part.size() == 0) return;  // padding alone
+    auto* const first = reinterpret_cast<char*>(slots[0]) + (part.begin * size - lent.begin * kValueBytes);
+    use(part, view_memory(first, part.size(), to_scalar_type(dtype_), at::kCPU));
+  });
+}
+
+void FileParameters::read(Range range, void* to) {
+  lend(range, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& params) {
+    auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * element_size(dtype_);
+    std::memcpy(at, params.const_data_ptr(), size_t(params.nbytes()));
+  });
+}
+
+at::Tensor FileParameters::copy_of(Range range) {
+  const at::Tensor copy = at::empty({range.size()}, to_scalar_type(dtype_));
+  read(range, copy.data_ptr());
+  return copy;
+}
+
+}  // namespace zeroshard

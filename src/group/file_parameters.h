@@ -1,0 +1,45 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "group/file_states.h"
+#include "group/optimizer_states.h"
+#include "memory/ledger.h"
+
+namespace zeroshard {
+
+// One group's parameters of this rank in swap files: number `group` of those that `space` was made for. On loan they
+// are in memory of the host. Positions count this rank's elements from 0.
+class FileParameters {
+ public:
+  // `params`: of the elements in `part`, in the group's dtype. Valid during the call only.
+  using Borrower = std::function<void(Range part, const at::Tensor& params)>;
+
+  // All are zero. `space` and `ledger`, which counts the bytes in files, outlive them.
+  FileParameters(SwapSpace& space, size_t group, DType dtype, int64_t numel, Ledger& ledger);
+  ~FileParameters();
+  FileParameters(const FileParameters&) = delete;
+  FileParameters& operator=(const FileParameters&) = delete;
+
+  int64_t numel() const { return numel_; }
+  // As OptimizerStates::lend().
+  void lend(Range range, OptimizerStates::Access access, const Borrower& use);
+  // Copies `range` to `to`, memory of the host.
+  void read(Range range, void* to);
+  at::Tensor copy_of(Range range);
+  // The place of `range` in the files, for SwapSpace::will_need_next().
+  ChunkStore::Announced place_of(Range range) const { return {group_, values_of(range)}; }
+
+ private:
+  // The fp32 values of the store that have the bytes of `range`: those at its ends may have others, too.
+  Range values_of(Range range) const;
+
+  SwapSpace& space_;
+  size_t group_;
+  DType dtype_;
+  int64_t numel_;
+  Ledger& ledger_;
+};
+
+}  // namespace zeroshard

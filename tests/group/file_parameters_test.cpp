@@ -1,0 +1,201 @@
+#include "group/file_parameters.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+
+#include <array>
+#include <deque>
+
+#include "device/dtype.h"
+#include "file/support.h"
+#include "group/sharded_group.h"
+#include "plan/swap_plan.h"
+#include "support/faulty_queue.h"
+#include "support/random.h"
+
+namespace zeroshard {
+namespace {
+
+using Access = OptimizerStates::Access;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kOther8, DType::kOther1};
+constexpr int64_t kNumel = 9 * kBlockNumel;  // of a shard
+
+// A frozen group of each dtype, and a trained one, in a unit each.
+std::vector<UnitLayout> make_units() {
+  std::vector<UnitLayout> units;
+  for (const DType dtype : kDTypes)
+    units.push_back(make_unit_layout(concat("frozen ", name_of(dtype)), {{{"a"}, {2 * kNumel - 50}, dtype, false}}, 2));
+  units.push_back(make_unit_layout("trained", {{{"b"}, {2 * kNumel - 50}, DType::kBFloat16, true}}, 2));
+  units.push_back(make_unit_layout("own master", {{{"c"}, {2 * kNumel - 50}, DType::kFloat32, true}}, 2));
+  return units;
+}
+
+std::vector<UnitPlacement> place_in_files(const std::vector<UnitLayout>& units) {
+  PlacementOptions options;
+  options.world_size = 2;
+  options.stage = 3;
+  options.persistence_threshold = 0;
+  options.parameter_tier = options.state_tier = Tier::kFile;
+  return place(units, options);
+}
+
+class FileParametersTest : public ::testing::Test {
+ protected:
+  SwapSpace make_space(const std::vector<ChunkGroup>& groups, SwapSpace::OnFailure on_failure = {}) {
+    ChunkStore::Options options;
+    options.directories = {directory_.path()};
+    options.chunk_numel = 2 * kBlockNumel;
+    options.buffer_count = 3;
+    testing::QueueFaults& faults = faults_.emplace_back();
+    const auto wrap = [&faults](std::unique_ptr<BlockQueue> queue) {
+      return std::make_unique<testing::FaultyQueue>(std::move(queue), faults);
+    };
+    return SwapSpace(groups, options, posix_io(), ledger_, Tier::kDevice, std::move(on_failure), wrap);
+  }
+  // Group 0 of unit `u`, of rank 1.
+  ShardedGroup make_group(size_t u, SwapSpace& parameters, SwapSpace* states = nullptr) {
+    ShardedGroup::Options options;
+    options.rank = 1;
+    options.param_group = {0};
+    options.in_file = std::make_unique<FileParameters>(parameters, u, units_[u].groups[0].dtype, kNumel, ledger_);
+    std::unique_ptr<OptimizerStates> own;
+    if (states)
+      own = std::make_unique<FileStates>(*states, u - std::size(kDTypes), units_[u].groups[0].layout,
+                                         table_[u].groups[0], ledger_);
+    return ShardedGroup(units_[u], 0, table_[u], std::move(options), at::Tensor(), std::move(own));
+  }
+
+  testing::TemporaryDirectory directory_;
+  std::deque<testing::QueueFaults> faults_;  // of each space
+  std::vector<UnitLayout> units_ = make_units();
+  std::vector<UnitPlacement> table_ = place_in_files(units_);
+  std::vector<ChunkGroup> groups_ = parameters_in_file(units_, table_);
+  Ledger ledger_;
+};
+
+TEST_F(FileParametersTest, AnyRangesLookLikeMemory) {
+  ASSERT_EQ(groups_.size(), units_.size());
+  for (const uint64_t seed : testing::seeds(3)) {
+    SCOPED_TRACE(seed);
+    testing::SeededRandom random(seed);
+    SwapSpace space = make_space(groups_);
+    for (size_t g = 0; g < std::size(kDTypes); ++g) {
+      FileParameters params(space, g, kDTypes[g], kNumel, ledger_);
+      at::Tensor expected = at::zeros({kNumel}, to_scalar_type(kDTypes[g]));
+      for (int step = 0; step < 40; ++step) {
+        const int64_t a = int64_t(random() % uint64_t(kNumel + 1)), b = int64_t(random() % uint64_t(kNumel + 1));
+        const Range range = step % 10 == 0 ? Range{0, kNumel} : Range{std::min(a, b), std::max(a, b)};
+        const auto access = std::array{Access::kRead, Access::kModify, Access::kOverwrite}[random() % 3];
+        if (random() % 3 == 0) space.will_need_next(std::array{params.place_of(range)});
+        int64_t next = range.begin;
+        params.lend(range, access, [&](Range part, const at::Tensor& lent) {
+          ASSERT_EQ(part.begin, next);
+          ASSERT_EQ(lent.numel(), part.size());
+          next = part.end;
+          at::Tensor own = expected.slice(0, part.begin, part.end);
+          if (access != Access::kOverwrite) {
+            ASSERT_TRUE(lent.equal(own)) << name_of(kDTypes[g]);
+          }
+          if (access == Access::kRead) return;
+          own.copy_(at::randint(100, {part.size()}));
+          lent.copy_(own);
+        });
+        ASSERT_EQ(next, range.end);
+      }
+      EXPECT_TRUE(params.copy_of({0, kNumel}).equal(expected)) << name_of(kDTypes[g]);
+    }
+    EXPECT_EQ(faults_.back().conflicts, 0);
+  }
+}
+
+TEST_F(FileParametersTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
+  SwapSpace space = make_space(groups_);
+  for (size_t g = 0; g < std::size(kDTypes); ++g) {
+    FileParameters params(space, g, kDTypes[g], kNumel, ledger_);
+    const int64_t read = space.store().bytes_read(), written = space.store().bytes_written();
+    params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(3); });
+    EXPECT_EQ(space.store().bytes_read(), read) << name_of(kDTypes[g]);
+    for (int times = 0; times < 3; ++times)
+      EXPECT_TRUE(params.copy_of({0, kNumel}).equal(at::full({kNumel}, 3, to_scalar_type(kDTypes[g]))));
+    EXPECT_LE(space.store().bytes_written() - written, align_up(kNumel * element_size(kDTypes[g]), 4096));
+  }
+}
+
+TEST_F(FileParametersTest, TheLedgerHasThem) {
+  const Bytes expected;
+  {
+    SwapSpace space = make_space(groups_);
+    const FileParameters params(space, 1, DType::kBFloat16, kNumel, ledger_);
+    EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kFile), 2 * kNumel);
+    EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kDevice), 0);
+  }
+  EXPECT_EQ(ledger_.current(), expected);
+}
+
+// As if they were in memory, also beside states in files of their own.
+TEST_F(FileParametersTest, AGroupUsesThemAsOthers) {
+  SwapSpace parameters = make_space(groups_), states = make_space(groups_in_file(units_, table_));
+  for (size_t u = std::size(kDTypes); u < units_.size(); ++u) {
+    SCOPED_TRACE(units_[u].name);
+    ShardedGroup group = make_group(u, parameters, &states);
+    const Range mine = group.mine();
+    const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
+    const at::ScalarType type = to_scalar_type(group.flat().dtype);
+    const auto shard = [&] { return group.in_file()->copy_of({0, mine.size()}); };
+    for (int64_t begin = 0; begin < values.numel(); begin += 999) {
+      const int64_t end = std::min(begin + 999, values.numel());
+      group.write_master({begin, end}, values.slice(0, begin, end));
+      group.write_parameters({begin, end}, values.slice(0, begin, end));
+    }
+    EXPECT_TRUE(shard().equal(values.slice(0, mine.begin, mine.end).to(type)));
+    // An update of some elements. Those of fp32 are their own master weights: they are read first.
+    const Range some{1001, 7003};
+    int64_t next = some.begin;
+    group.lend(some, Access::kModify, {.to_device = true},
+               [&](Range part, const StateTensors& lent, const at::Tensor& params) {
+                 EXPECT_EQ(part.begin, next);
+                 next = part.end;
+                 ASSERT_EQ(lent.moments.size(), 2U);
+                 ASSERT_EQ(lent.moments[0].numel(), params.numel());
+                 lent.moments[0].fill_(7);
+                 at::Tensor master = group.has_master() ? lent.master : params;
+                 master.mul_(-2);
+                 params.copy_(master);
+               });
+    EXPECT_EQ(next, some.end);
+    at::Tensor expected = values.slice(0, mine.begin, mine.end).clone();
+    expected.slice(0, some.begin, some.end).mul_(-2);
+    EXPECT_TRUE(shard().equal(expected.to(type)));
+    if (!group.has_master()) continue;
+    group.write_parameters(mine, at::full({mine.size()}, 2.F));
+    group.publish_master();
+    EXPECT_TRUE(shard().equal(expected.to(type)));
+    group.write_parameters(mine, at::full({mine.size()}, 2.F));
+    group.take_parameters();
+    group.states().lend_one({0, mine.size()}, kMasterWeights, Access::kRead, [&](Range, const at::Tensor& master) {
+      EXPECT_TRUE(master.equal(at::full_like(master, 2.F)));
+    });
+  }
+}
+
+TEST_F(FileParametersTest, AFailureIsToldOnceWithTheUnit) {
+  std::vector<std::string> told;
+  SwapSpace space = make_space(groups_, [&](const std::string& message) { told.push_back(message); });
+  ShardedGroup group = make_group(1, space);
+  faults_.back().nth = faults_.back().requests + 1;
+  faults_.back().error = EIO;
+  at::Tensor to = at::zeros({kNumel}, at::kBFloat16);
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(group.in_file()->read({0, kNumel}, to.data_ptr()), IoError);
+  EXPECT_THROW(group.write_parameters({0, 2 * kNumel}, at::zeros({2 * kNumel})), IoError);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], ::testing::AllOf(::testing::HasSubstr(directory_.path()),
+                                        ::testing::HasSubstr("(parameters of group 0 of unit 'frozen bf16')")));
+}
+
+}  // namespace
+}  // namespace zeroshard

@@ -1,0 +1,69 @@
+"""What could be forgotten where parameters lie in files."""
+
+from mutant import Mutant
+
+_STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_parameters.cpp"
+_GROUP, _UNIT, _PLACEMENT = "src/group/sharded_group.cpp", "src/unit/unit.cpp", "src/placement/placement.cpp"
+_LATE, _BITS = "UnitsInFiles.Gather*", "*ParameterFiles.GiveTheSameBits*"
+
+_TABLE = [
+    ("shard-used-before-it-arrived", _STORE, "  if (!buffer->writing) wait_for(*buffer);\n", "", "unit", _LATE),
+    (
+        "buffer-of-another-shard",
+        "src/file/chunk_store.h",
+        "      chunk = of_chunk;\n      there = unchecked = changed = {};\n",
+        "      chunk = of_chunk;\n      unchecked = changed = {};\n",
+        "unit",
+        _LATE,
+    ),
+    (
+        "shard-at-the-wrong-place",
+        _UNIT,
+        "group.in_file()->read({0, group.mine().size()}, place);",
+        "group.in_file()->read({0, group.mine().size()}, full.data);",
+        "world",
+        _BITS,
+    ),
+    (
+        "own-master-weights-not-read",
+        _GROUP,
+        "return ways.to_host || !has_master() ? Access::kModify",
+        "return ways.to_host ? Access::kModify",
+        "group",
+        "FileParametersTest.AGroupUsesThem*",
+    ),
+    (
+        "neighbours-overwritten",
+        _PARAMETERS,
+        "::kOverwrite && !is_whole)",
+        "::kOverwrite && false)",
+        "group",
+        "FileParametersTest.AnyRanges*",
+    ),
+    (
+        "updates-not-written",
+        _GROUP,
+        "  if (!ways.to_device) return Access::kRead;",
+        "  if (!ways.to_host) return Access::kRead;",
+        "world",
+        _BITS,
+    ),
+    (
+        "trained-parameters-leave-their-states",
+        _PLACEMENT,
+        "const bool follows_states = requires_grad && state_tier == Tier::kDevice;",
+        "const bool follows_states = requires_grad && state_tier == Tier::kHost;",
+        "placement",
+        "Place.ParametersInFiles",
+    ),
+    (
+        "none-stay-in-memory",
+        _PLACEMENT,
+        "  keep_in_memory(units, options, table);\n",
+        "",
+        "placement",
+        "Place.ParametersInFiles",
+    ),
+]
+
+MUTANTS = [Mutant(f"swap-{name}", *rest) for name, *rest in _TABLE]

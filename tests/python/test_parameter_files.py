@@ -1,0 +1,298 @@
+"""Parameters in swap files at stage 3: the same results as in memory, and what happens when the files fail."""
+
+import os
+import time
+
+import models
+import pytest
+import seccomp
+import strace
+import torch
+import world
+import zeroshard
+from test_swap_files import damage_own_file, moved
+
+STEPS = 3
+END_S = 5  # after a failure every rank has ended by then
+
+
+def configuration(dtype="fp32", path=None, states=True, most=0, accumulation=1, **blocks):
+    """As DeepSpeed's users write it."""
+    config = models.configuration(3, dtype, accumulation=accumulation, optimizer=models.adamw(), **blocks)
+    config["gradient_clipping"] = 0.05
+    if path is None:
+        return config
+    file = {"device": "nvme", "nvme_path": path}
+    config["zero_optimization"]["offload_param"] = file | {
+        "pin_memory": True, "buffer_count": 2, "buffer_size": 1e8, "max_in_cpu": most,
+    }  # fmt: skip
+    if states:
+        config["zero_optimization"]["offload_optimizer"] = file
+    return config
+
+
+def without_base(model):
+    """As with an adapter: of each block and of the embedding one small part is trained alone."""
+    for name, param in model.named_parameters():
+        param.requires_grad_("norm" in name or "layernorm" in name)
+    return model
+
+
+def make(dtype="fp32", path=None, frozen=False, tied=True, **more):
+    model = models.tiny_llama(tied=tied)
+    if frozen:
+        without_base(model)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1 and p.requires_grad]},
+        {"params": [p for p in model.parameters() if p.dim() == 1 and p.requires_grad], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    config = configuration(dtype, path, **more)
+    return zeroshard.initialize(model=model, model_parameters=groups, config=config)[0]
+
+
+def train(engine, first, last, accumulation=1):
+    return [models.take_step(engine, step, accumulation) for step in range(first, last)]
+
+
+def values_of(engine):
+    """As users read them: gathered, evaluated, and single states."""
+    model = engine.module
+    with zeroshard.gathered(model.parameters()):
+        found = [param.detach().float().clone() for param in model.parameters()]
+    model.eval()
+    with torch.no_grad():
+        found.append(engine(input_ids=models.tokens(99, 0, 2)).logits.float())
+    model.train()
+    for param in model.parameters():
+        if param.requires_grad:
+            found.append(zeroshard.get_master_weight(param))
+    return found
+
+
+def same(plain, swapped):
+    return plain.parameter_digest() == swapped.parameter_digest() and all(
+        torch.equal(a, b) for a, b in zip(values_of(plain), values_of(swapped), strict=True)
+    )
+
+
+def compare(folder, dtype, frozen, accumulation):
+    def make_one(path=None):
+        return make(dtype, path, frozen, states=not frozen, accumulation=accumulation)
+
+    plain, swapped = make_one(), make_one([f"{folder}/one", f"{folder}/other"])
+    assert same(plain, swapped)
+    losses = [train(engine, 0, STEPS, accumulation) for engine in (plain, swapped)]
+    assert losses[0] == losses[1]
+    assert same(plain, swapped)
+    # Both ways through a checkpoint, and on from there.
+    for engine, name in ((plain, "plain"), (swapped, "swapped")):
+        engine.save_checkpoint(f"{folder}/{name}")
+        engine.save_16bit_model(f"{folder}/{name}-model")
+        train(engine, STEPS, STEPS + 1, accumulation)
+    swapped.load_checkpoint(f"{folder}/plain")
+    plain.load_checkpoint(f"{folder}/swapped")
+    assert same(plain, swapped)
+    for engine in (plain, swapped):
+        train(engine, STEPS, STEPS + 2, accumulation)
+        # What users write counts, of frozen parameters, too.
+        with zeroshard.gathered(list(engine.module.parameters()), modify_rank=0):
+            if world.rank() == 0:
+                for param in engine.module.parameters():
+                    param.data.mul_(1.25)
+        trained = next(param for param in engine.module.parameters() if param.requires_grad)
+        zeroshard.set_master_weight(trained, torch.full(trained.shape, 0.5))
+        train(engine, STEPS + 2, STEPS + 4, accumulation)
+    assert same(plain, swapped)
+    return plain.parameter_digest()
+
+
+@pytest.mark.parametrize(
+    "ranks,dtype,frozen,accumulation",
+    [(1, "bf16", False, 1), (1, "fp32", True, 2), (2, "fp32", False, 3), (2, "bf16", True, 1), (3, "fp16", False, 1)],
+)
+def test_results_and_checkpoints_are_those_of_memory(tmp_path, ranks, dtype, frozen, accumulation):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    run = {"folder": str(tmp_path), "dtype": dtype, "frozen": frozen, "accumulation": accumulation}
+    assert len(set(world.run(ranks, compare, **run))) == 1
+    assert not os.listdir(tmp_path / "one")
+    # The exported files have the same bytes.
+    exported = [sorted((tmp_path / f"{name}-model").glob("*.safetensors")) for name in ("plain", "swapped")]
+    assert exported[0]
+    for plain, swapped in zip(*exported, strict=True):
+        assert plain.read_bytes() == swapped.read_bytes()
+
+
+def held(folder, most):
+    engine = make("bf16", folder, most=most)
+    train(engine, 0, 2)
+    report = engine.memory_report()
+    assert models.held_as_planned(report["planned"], report["measured_peak"]), report
+    return report
+
+
+def test_parameters_leave_memory_but_for_those_that_may_stay(tmp_path):
+    in_files, in_memory = (world.run(2, held, folder=str(tmp_path), most=most)[0] for most in (0, 10**9))
+    assert in_files["planned"]["parameters"] > 0
+    assert in_files["tiers"]["device"]["planned"] < in_memory["tiers"]["device"]["planned"] + 1
+    assert in_files["tiers"]["file"]["planned"] > in_memory["tiers"]["file"]["planned"]
+
+
+def resident():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def resident_after_steps(path):
+    width = 1500
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(24)))
+    for layer in model:
+        layer.weight.requires_grad_(False)
+    config = configuration("fp32", path, states=False)
+    engine = zeroshard.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    for _ in range(3):
+        engine.backward(engine(torch.ones(2, width)).square().mean())
+        engine.step()
+    return resident()
+
+
+def test_a_frozen_model_is_not_resident(tmp_path):
+    plain = world.run(1, resident_after_steps, path=None)[0]
+    swapped = world.run(1, resident_after_steps, path=str(tmp_path))[0]
+    # 216 MB of weights. Three units of 9 MB are gathered, and two may be on their way.
+    assert plain - swapped > 130e6, (plain, swapped)
+
+
+# -- how much is moved -------------------------------------------------------------------------------------------------
+
+
+def moved_by_a_frozen_model(folder):
+    seccomp.refuse_io_uring()
+    model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))
+    for layer in model:
+        layer.weight.requires_grad_(False)
+    config = configuration("bf16", folder, states=False)
+    engine = zeroshard.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    file_bytes = engine.memory_report()["tiers"]["file"]["planned"]
+    x = torch.ones(2, 600, dtype=torch.bfloat16)
+    shares = []
+    for _ in range(4):
+        before = moved()
+        engine.backward(engine(x).float().square().mean())
+        engine.step()
+        shares.append([(b - a) / file_bytes for a, b in zip(before, moved(), strict=True)])
+    return shares
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_frozen_parameters_are_read_and_never_written(tmp_path, ranks):
+    for shares in world.run(ranks, moved_by_a_frozen_model, folder=str(tmp_path)):
+        for read, written in shares[1:]:
+            assert 0.3 < read < 2.1, shares  # once for forward and once for backward, if not still in a buffer
+            assert written < 0.1, shares
+
+
+# -- what cannot be ----------------------------------------------------------------------------------------------------
+
+
+def refusals(folder):
+    open(f"{folder}/file-{world.rank()}", "w").close()
+    os.makedirs(f"{folder}/locked", exist_ok=True)
+    said = []
+    for path in (f"{folder}/missing", f"{folder}/file-0"):
+        with pytest.raises(zeroshard.ConfigError) as error:
+            make(path=path, states=False, frozen=True)
+        said.append(str(error.value))
+    with pytest.raises(zeroshard.ConfigError) as error:
+        make(path=folder, states=False)
+    said.append(str(error.value))
+    train(make(path=folder), 0, 1)  # afterwards all is well
+    return said
+
+
+@pytest.mark.row("D3")
+def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
+    for missing, file, alone in world.run(2, refusals, folder=str(tmp_path)):
+        assert f"offload_param.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in missing
+        assert f"{tmp_path}/file-0: Not a directory" in file
+        assert 'offload_optimizer.device is "none"' in alone and 'set that to "nvme", too' in alone
+
+
+# -- files that fail ---------------------------------------------------------------------------------------------------
+
+
+def go_on_when_told(folder, frozen):
+    swap, saves = f"{folder}/swap", f"{folder}/saves"
+    engine = make("bf16", swap, frozen, states=not frozen, zeroshard={"timeout_s": 30})
+    train(engine, 0, 2)
+    engine.save_checkpoint(saves)
+    digest = engine.parameter_digest()
+    print("ready.", flush=True)
+    while not os.path.exists(f"{saves}/go"):
+        time.sleep(0.005)
+    begun = time.monotonic()
+    said = ""
+    try:
+        train(engine, 2, 6)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    return [digest, said, time.monotonic() - begun]
+
+
+def load(saves):
+    engine = make("bf16")
+    engine.load_checkpoint(saves)
+    return engine.parameter_digest()
+
+
+@pytest.mark.row("D3")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_nth_failing_call_ends_every_rank(tmp_path, frozen, release):
+    strace.require()
+    hit = 0
+    for nth, error in enumerate(["EIO", "ENOSPC", "EDQUOT"] * (7 if release else 1)):
+        folder = tmp_path / str(nth)
+        (folder / "swap").mkdir(parents=True)
+        trained = world.World(2, go_on_when_told, folder=str(folder), frozen=frozen)
+        try:
+            trained.wait_for("ready.")
+            fault = f"inject=io_uring_enter:error={error}:when={1 + nth * (1 if release else 4)}+"
+            with strace.attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
+                (folder / "saves/go").touch()
+                ends = trained.results()
+        finally:
+            trained.kill()
+        if not calls():
+            pytest.skip("the system refuses io_uring")
+        if not any(f"= -1 {error}" in call for call in calls()):
+            continue  # so many calls there are not
+        hit += 1
+        for end in ends:
+            digest, said, seconds = end.value
+            assert f"the swap file in {folder}/swap" in said, end
+            assert seconds < END_S
+        assert "IoError" in ends[1].value[1] and "CommError" in ends[0].value[1]
+        assert "rank 1" in ends[0].value[1]
+        assert not os.listdir(folder / "swap")
+        if not frozen:
+            assert world.run(2, load, saves=str(folder / "saves")) == [digest] * 2
+    assert hit
+
+
+def load_into_damage(folder):
+    engine = make("bf16", f"{folder}/swap", frozen=True, states=False, zeroshard={"timeout_s": 30})
+    train(engine, 0, 2)
+    engine.save_checkpoint(f"{folder}/saves")
+    if world.rank() == 1:
+        damage_own_file(f"{folder}/swap")
+    with pytest.raises(zeroshard.Error) as error:
+        train(engine, 2, 4)
+    return str(error.value)
+
+
+@pytest.mark.row("D3")
+def test_damage_is_told_with_the_unit(tmp_path):
+    (tmp_path / "swap").mkdir()
+    for said in world.run(2, load_into_damage, folder=str(tmp_path), timeout_s=60):
+        assert "the swap file in" in said and "parameters of group" in said and "of unit 'model" in said, said
