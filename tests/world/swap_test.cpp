@@ -6,6 +6,7 @@
 
 #include "base/unique_fd.h"
 #include "file/support.h"
+#include "layout/shard_layout.h"
 #include "world/support.h"
 
 // Optimizer states in swap files.
