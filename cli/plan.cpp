@@ -77,8 +77,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
         "trained parameters lie with their optimizer states: on the device, as offload_optimizer.device is \"none\"");
   if (const OffloadOptimizerConfig& offload = config.offload_optimizer;
       offload.device == OffloadOptimizerConfig::Device::kCpu && offload.ratio > 0 && offload.ratio < 1)
-    inputs.notes.push_back(
-        "ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
+    inputs.notes.push_back("ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
   if (!is_for_device(config))
     inputs.notes.push_back("states in files: planned for ranks on the CPU, whose memory is the host's");
   if (config.offload_param.to_host || config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
