@@ -58,7 +58,7 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   const Tier tier = context.options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<SwapSpace> space;
   try {
-    together(context.comm, "swap files", [&] {
+    together(context.comm.host(), "swap files", [&] {
       space = std::make_unique<SwapSpace>(wanted.groups, std::move(store), posix_io(), context.ledger, tier,
                                           std::move(on_failure));
     });

@@ -84,7 +84,8 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
     const double all = bytes(held), away = held.tier == Tier::kDevice ? 0 : held.share * all;
     device += all - away;
-    (held.tier == Tier::kFile ? planned.file : planned.host).*elsewhere += away;
+    PlannedTier& there = held.tier == Tier::kFile ? planned.file : planned.host;
+    there.*elsewhere += away;
   };
   add(place.parameters, planned.parameters, &PlannedTier::parameters);
   if (place.parameters.tier == Tier::kFile) {

@@ -56,8 +56,8 @@ TEST(CheckOffload, AShareIsForFilesOfRanksOnTheCpu) {
   for (const double ratio : {-0.5, 1.5, std::nan("")}) {
     Config wrong = half;
     wrong.offload_optimizer.ratio = ratio;
-    EXPECT_THAT(refusal(wrong, at::kCPU, ""),
-                ::testing::HasSubstr(concat("offload_optimizer.ratio = ", ratio, ": must be at least 0 and at most 1")));
+    EXPECT_THAT(refusal(wrong, at::kCPU, ""), ::testing::HasSubstr(concat("offload_optimizer.ratio = ", ratio,
+                                                                          ": must be at least 0 and at most 1")));
   }
 }
 

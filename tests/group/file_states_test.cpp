@@ -70,7 +70,7 @@ TEST_F(FileStatesTest, TheFilesHaveTheShareOfAGroup) {
     for (GroupPlacement& group : unit.groups) group.master_weights.share = group.moments.share = 0.5;
   groups_ = groups_in_file(units_, table_);
   ASSERT_EQ(groups_.size(), 3U);
-  EXPECT_EQ(groups_[0].numel, kBlockNumel);  // of two
+  EXPECT_EQ(groups_[0].numel, kBlockNumel);      // of two
   EXPECT_EQ(groups_[1].numel, 3 * kBlockNumel);  // of five
   SwapSpace space = make_space();
   const FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);

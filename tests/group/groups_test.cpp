@@ -79,8 +79,7 @@ TEST(Groups, KeepTheStatesThatDoNotLeave) {
     Groups::Options group_options;
     std::vector<const StateTensors*> away;
     group_options.make_states = [&](const UnitLayout& unit, size_t group, const GroupPlacement& place) {
-      auto states =
-          std::make_unique<HostStates>(unit.groups[group].layout, place, at::kCPU, /*pin=*/false, ledger);
+      auto states = std::make_unique<HostStates>(unit.groups[group].layout, place, at::kCPU, /*pin=*/false, ledger);
       away.push_back(states->in_memory());
       return states;
     };

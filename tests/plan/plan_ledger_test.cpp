@@ -132,7 +132,7 @@ TEST(PlanLedger, TheShareIsThatOfTheConfiguration) {
   EXPECT_EQ(options_of(Device::kNvme).state_share, 0.25);
   EXPECT_EQ(options_of(Device::kCpu).state_tier, Tier::kDevice);
   EXPECT_EQ(options_of(Device::kNvme, /*on_device=*/true).state_share, 1);  // refused there
-  config.offload_optimizer.ratio = 0;  // as without offload
+  config.offload_optimizer.ratio = 0;                                       // as without offload
   for (const Device device : {Device::kCpu, Device::kNvme}) {
     for (const bool on_device : {false, true}) {
       EXPECT_EQ(options_of(device, on_device).state_tier, Tier::kDevice);

@@ -200,7 +200,7 @@ def test_placements_that_make_no_sense_exit_2_and_say_why(tmp_path):
 
 
 def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
-    """Files are refused on GPUs, and such saves copy fp32 parameters alone that are whole on every rank."""
+    """Such saves copy fp32 parameters alone that are whole on every rank."""
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"},

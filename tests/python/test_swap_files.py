@@ -226,7 +226,9 @@ def take_over(folder):
             x, y = models.vectors(step, 0, 2, WIDTH)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-        engine = zeroshard.initialize(model=model, optimizer=optimizer, config=configuration(2, path=path, ratio=ratio))[0]
+        engine = zeroshard.initialize(
+            model=model, optimizer=optimizer, config=configuration(2, path=path, ratio=ratio)
+        )[0]
         train(engine, 2, 4)
         digests.append(engine.parameter_digest())
     return digests

@@ -79,10 +79,8 @@ TEST(MemoryLimitsOfEngines, AHigherRatioMayFit) {
   const TemporaryDirectory folder;
   Scenario part = make_scenario(2, 2);
   part.model.ballast = 200'000;
-  part.config.offload_optimizer = {.device = OffloadOptimizerConfig::Device::kNvme,
-                                   .ratio = 0.5,
-                                   .nvme_path = {folder.path()},
-                                   .buffer_count = 1};
+  part.config.offload_optimizer = {
+      .device = OffloadOptimizerConfig::Device::kNvme, .ratio = 0.5, .nvme_path = {folder.path()}, .buffer_count = 1};
   const int64_t bytes = planned_bytes(train(part));
   part.config.offload.host_memory = bytes;
   train(part);

@@ -6,6 +6,7 @@
 
 #include "base/unique_fd.h"
 #include "file/support.h"
+#include "layout/shard_layout.h"
 #include "world/support.h"
 
 // Optimizer states in swap files.
@@ -86,8 +87,7 @@ TEST_P(SwapWorlds, AShareOfTheStatesGivesTheSameBitsInThePlannedMemory) {
           scenario.model.ballast = 20'000;
           scenario.steps = 3;
           SCOPED_TRACE(ratio);
-          const Result result =
-              expect_same(scenario, in_files(scenario, {one.path(), other.path()}, stage, ratio));
+          const Result result = expect_same(scenario, in_files(scenario, {one.path(), other.path()}, stage, ratio));
           const auto in_file = double(state_bytes(result, true)), all = in_file + double(state_bytes(result, false));
           const double most_more = double(kUnits * kBlockNumel) * 12 / all;  // a block of each unit
           EXPECT_GE(in_file / all, ratio);
