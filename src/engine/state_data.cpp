@@ -135,6 +135,8 @@ class HeldParameters final : public SliceData {
  private:
   TensorData data_;
   WriteHold::Reading reading_;
+};
+
 // Parameters in files.
 class FileData final : public SliceData {
  public:
