@@ -124,8 +124,7 @@ TEST_P(FileOffload, WritesOfUsersCount) {
         for (int step = 0; step < 3; ++step) {
           const at::NoGradGuard no_grad;
           if (step == 1 && rank.scenario.config.stage < 3) rank.model.params()[2][0].data().mul_(1.5);
-          if (step == 2)
-            rank.engine->set_weights(1, 0, 0, at::full({kWidth * kWidth}, 0.01, at::kFloat));
+          if (step == 2) rank.engine->set_weights(1, 0, 0, at::full({kWidth * kWidth}, 0.01, at::kFloat));
           const at::AutoGradMode grad(true);
           rank.train_step(step);
         }
