@@ -75,6 +75,11 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   if (config.offload_param.to_host && config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone)
     inputs.notes.push_back(
         "trained parameters lie with their optimizer states: on the device, as offload_optimizer.device is \"none\"");
+  if (const OffloadOptimizerConfig& offload = config.offload_optimizer;
+      offload.device == OffloadOptimizerConfig::Device::kCpu && offload.ratio > 0 && offload.ratio < 1)
+    inputs.notes.push_back("ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
+  if (!is_for_device(config))
+    inputs.notes.push_back("states in files: planned for ranks on the CPU, whose memory is the host's");
   if (config.offload_param.to_host || config.offload_optimizer.device == OffloadOptimizerConfig::Device::kCpu)
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
@@ -160,7 +165,7 @@ std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
     const PlanOptions at = inputs.at_stage(stage);
     StagePlan plan{stage, inputs.plan(at), {}, "", ""};
     plan.passed_limits = passed_limits(inputs.memory_needs(plan.bytes), limits, at.on_device);
-    if (!plan.passed_limits.empty()) plan.advice = advice_to_fit({at, limits, needs, /*may_use_files=*/!at.on_device});
+    if (!plan.passed_limits.empty()) plan.advice = advice_to_fit({at, limits, needs, /*may_use_files=*/true});
     if (inputs.device_bytes) {
       plan.fit = check_fit(*inputs.device_bytes, at,
                            [&](const PlanOptions& other) { return inputs.needed(inputs.plan(other)); });

@@ -29,8 +29,7 @@ int optimizer_slots(const OptimizerConfig& config);
 // The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the
 // host's. No optimizer in the config counts as AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files, which are for ranks
-// on the CPU so far.
+// Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files.
 bool is_for_device(const Config& config);
 
 // What one rank holds on a tier other than the device's.

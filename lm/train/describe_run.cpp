@@ -89,7 +89,7 @@ void describe_limits(std::ostream& out, const CausalLM& model, const Config& con
     if (limits.host) out << ", host: " << limits.host->bytes / 1e6 << " MB (" << limits.host->source << ")";
   } else {
     out << (all_trained ? "does not fit: " : "may not fit, frozen parameters counted as if they were trained: ")
-        << passed << ". " << advice_to_fit({options, limits, needs, /*may_use_files=*/!on_device});
+        << passed << ". " << advice_to_fit({options, limits, needs, /*may_use_files=*/true});
   }
   out << "\n";
 }

@@ -60,8 +60,7 @@ MemoryLimits check_memory(const MemoryPlan& plan, const EngineOptions& options, 
   if (!checked.host) checked.host = limit_of_host(host, ranks);
   try {
     together(comm.host(), "memory", [&] {
-      const bool may_use_files = !on_device && options.external_optimizer.empty();
-      if (const std::string text = refusal(plan, checked, may_use_files); !text.empty())
+      if (const std::string text = refusal(plan, checked, options.external_optimizer.empty()); !text.empty())
         throw ConfigError(limits.host ? text : text + ". zeroshard.offload.host_memory overrides what the host has");
     });
   } catch (const ValueError& error) {

@@ -10,6 +10,7 @@
 namespace zeroshard {
 namespace {
 
+constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio = ";
 constexpr std::string_view kAdvice =
     "`zeroshard plan` says which stage and how many ranks fit into the device's memory";
 
@@ -19,37 +20,34 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   using Device = OffloadOptimizerConfig::Device;
   const std::string optimizer = "zero_optimization.offload_optimizer.device = ";
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
-  if (offload.device == Device::kNvme) {
-    if (!device.is_cpu())
-      throw ConfigError(concat(optimizer, "\"nvme\": files are for ranks on the CPU so far, and the ranks run on ",
-                               device.str(), ": set \"cpu\" or \"none\""));
-    if (!external_optimizer.empty())
-      throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,
-                               " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
-                               "one of zeroshard's optimizers"));
-    if (offload.ratio != 1)
-      throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
-                               ": with \"nvme\" all states of a unit are in files so far: set 1"));
-  }
+  if (!(offload.ratio >= 0 && offload.ratio <= 1))
+    throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
+  if (offload.ratio == 0) return;  // nothing leaves
+  if (offload.device == Device::kNvme && !external_optimizer.empty())
+    throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,
+                             " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
+                             "one of zeroshard's optimizers"));
   if (device.is_cpu()) return;
   if (offload.device == Device::kNone || offload.ratio == 1) return;
-  throw ConfigError(concat("zero_optimization.offload_optimizer.ratio = ", offload.ratio,
-                           ": a share of a unit's states cannot be offloaded yet: set 1, or the device \"none\". ",
-                           kAdvice));
+  throw ConfigError(concat(kRatio, offload.ratio, ": a share of a unit's states leaves the memory of ranks on the CPU ",
+                           "alone so far, to files, and the ranks run on ", device.str(),
+                           ": set 1, or the device \"none\". ", kAdvice));
 }
 
 void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {
-  const bool is_alone = config.offload_optimizer.device == OffloadOptimizerConfig::Device::kNone;
-  if (!config.offload_param.to_host || !is_alone || device.is_cpu()) return;
+  const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
+  const bool has_device = optimizer.device != OffloadOptimizerConfig::Device::kNone;
+  if (!config.offload_param.to_host || (has_device && optimizer.ratio > 0) || device.is_cpu()) return;
   int64_t frozen = 0, trained = 0;
   for (const UnitLayout& unit : units)
     for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
   const std::string told = concat(
       "zero_optimization.offload_param.device = \"cpu\": parameters that are trained lie with their optimizer states, "
-      "and zero_optimization.offload_optimizer.device is \"none\": ");
+      "and zero_optimization.offload_optimizer.",
+      has_device ? "ratio is 0: " : "device is \"none\": ");
   if (frozen == 0)
-    throw ConfigError(concat(told, "set that to \"cpu\", too. Alone, offload_param is for models with frozen ",
-                             "parameters, and this one has none"));
+    throw ConfigError(concat(told, "set that to ", has_device ? "1" : "\"cpu\", too",
+                             ". Alone, offload_param is for models with frozen ", "parameters, and this one has none"));
   if (trained > 0 && rank == 0)
     log(LogLevel::kInfo, concat(told, trained, " elements stay on the device, ", frozen, " frozen ones may leave it"));
 }

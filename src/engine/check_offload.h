@@ -10,7 +10,7 @@
 namespace zeroshard {
 
 // Configuration and device meet in the engine. Throws ConfigError where the one asks for offload that there is not yet
-// for ranks on the other: a run that was planned with it would not fit.
+// for ranks on the other, as a part of a unit's states on a GPU: a run that was planned with it would not fit.
 // An optimizer of the caller's, named `external_optimizer`, needs its states in memory; "": there is none.
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer);
 // Trained parameters do not leave the device without their states. Throws ConfigError if nothing is left that does;

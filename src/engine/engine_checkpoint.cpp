@@ -368,7 +368,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
   const bool async = wants_async && !impl.swap && impl.has_room_for_staging(staging);
-  const bool staged = async || !impl.options.device.is_cpu();
+  const bool staged = async || (!impl.options.device.is_cpu() && !impl.swap);
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {

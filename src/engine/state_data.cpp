@@ -40,7 +40,7 @@ class StateData final : public SliceData {
     lend(offset, bytes, OptimizerStates::Access::kRead,
          [&](int64_t at, TensorData&& state, int64_t size) { state.read(0, size, static_cast<std::byte*>(to) + at); });
     if (state_ == kMasterWeights && group_.is_open() && group_.states().in_memory() == nullptr)
-      take_written(view_memory(to, bytes / kBytes, at::kFloat, at::kCPU), params(range_of(offset, bytes)));
+      take_params(view_memory(to, bytes / kBytes, at::kFloat, at::kCPU), params(range_of(offset, bytes)));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
     lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& state, int64_t size) {
@@ -68,6 +68,10 @@ class StateData final : public SliceData {
 
   static Range range_of(int64_t offset, int64_t bytes) { return {offset / kBytes, (offset + bytes) / kBytes}; }
   at::Tensor params(Range range) const { return group_.updated_parameters().slice(0, range.begin, range.end).cpu(); }
+  // fp32 parameters of a device are copied to their master weights with each update: what they have counts.
+  static void take_params(const at::Tensor& master, const at::Tensor& params) {
+    params.scalar_type() == at::kFloat ? void(master.copy_(params)) : take_written(master, params);
+  }
   // Calls use(bytes before, state, bytes) for parts of the state that make up the bytes.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {

@@ -48,7 +48,7 @@ std::unique_ptr<SwapSpace> make_swap_files(std::span<const UnitLayout> units, st
   store.ring = &kernel_ring();
   std::unique_ptr<SwapSpace> space;
   try {
-    together(comm, "swap files", [&] {
+    together(comm.host(), "swap files", [&] {
       space = std::make_unique<SwapSpace>(groups, std::move(store), posix_io(), ledger,
                                           options.device.is_cpu() ? Tier::kDevice : Tier::kHost, std::move(on_failure));
     });

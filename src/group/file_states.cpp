@@ -58,8 +58,8 @@ FileStates::FileStates(SwapSpace& space, size_t group, const ShardLayout& layout
     : space_(space),
       group_(group),
       has_master_(place.master_weights.extent != Extent::kNothing),
-      master_bytes_(place.master_weights.bytes(layout)),
-      moment_bytes_(place.moments.bytes(layout)),
+      master_bytes_(place.master_weights.bytes_on(Tier::kFile, layout)),
+      moment_bytes_(place.moments.bytes_on(Tier::kFile, layout)),
       ledger_(ledger) {
   ledger_.add(Category::kMasterWeights, Tier::kFile, master_bytes_);
   ledger_.add(Category::kMoments, Tier::kFile, moment_bytes_);

@@ -40,7 +40,8 @@ class SwapSpace {
   ChunkStore store_;
 };
 
-// States in swap files: number `group` of those that `space` was made for. On loan they are in memory of the host.
+// States in swap files: number `group` of those that `space` was made for, of the elements that `place` has in files.
+// On loan they are in memory of the host.
 class FileStates final : public OptimizerStates {
  public:
   // `space` and `ledger`, which counts the bytes in files, outlive the states.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "group/split_states.h"
 
 namespace zeroshard {
 namespace {
@@ -25,27 +26,34 @@ Sizes sizes_of(std::span<const UnitLayout> units, std::span<const UnitPlacement>
       const bool on_host = place.parameters.tier == Tier::kHost;
       ZS_ASSERT(on_host || place.parameters.tier == Tier::kDevice, "unit ", units[u].name);
       (on_host ? sizes.host_parameter_bytes : sizes.parameter_bytes) += place.parameters.bytes(layout);
-      if (place.state_tier() != Tier::kDevice) continue;
-      sizes.master_bytes += place.master_weights.bytes(layout);
+      sizes.master_bytes += place.master_weights.bytes_on(Tier::kDevice, layout);
       if (place.moments.extent == Extent::kNothing) continue;
       sizes.slots = place.moments.values;
-      sizes.moment_bytes += place.moments.bytes(layout) / sizes.slots;
+      sizes.moment_bytes += place.moments.bytes_on(Tier::kDevice, layout) / sizes.slots;
     }
   }
   return sizes;
 }
 
-std::unique_ptr<OptimizerStates> cut_states(const ShardLayout& layout, const GroupPlacement& place, Carver& masters,
-                                            std::vector<Carver>& moments) {
-  StateTensors tensors;
-  const auto cut = [&](Carver& from, const Held& held) { return from.take(held.dtype, held.numel(layout)); };
-  if (place.master_weights.extent != Extent::kNothing) tensors.master = cut(masters, place.master_weights);
-  if (place.moments.extent != Extent::kNothing)
-    for (Carver& slot : moments) tensors.moments.push_back(cut(slot, place.moments));
-  return std::make_unique<MemoryStates>(std::move(tensors));
-}
-
 }  // namespace
+
+// Of the device, for the states of some units.
+struct Groups::StateMemory {
+  Carver masters;
+  std::vector<Carver> moments;  // by slot
+
+  // Those of a group that lie on the device.
+  std::unique_ptr<OptimizerStates> cut(const ShardLayout& layout, const GroupPlacement& place) {
+    StateTensors tensors;
+    const auto take = [&](Carver& from, const Held& held) {
+      return from.take(held.dtype, held.numel_on(Tier::kDevice, layout));
+    };
+    if (place.master_weights.extent != Extent::kNothing) tensors.master = take(masters, place.master_weights);
+    if (place.moments.extent != Extent::kNothing)
+      for (Carver& slot : moments) tensors.moments.push_back(take(slot, place.moments));
+    return std::make_unique<MemoryStates>(std::move(tensors));
+  }
+};
 
 Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options,
                Comm& comm, Ledger& ledger)
@@ -65,9 +73,9 @@ void Groups::add(size_t count) {
     states_memory_.emplace_back(bytes, options_.device, ledger_, category);
     return Carver(states_memory_.back());
   };
-  Carver masters = allocate(sizes.master_bytes, Category::kMasterWeights);
-  std::vector<Carver> moments;
-  for (int slot = 0; slot < sizes.slots; ++slot) moments.push_back(allocate(sizes.moment_bytes, Category::kMoments));
+  StateMemory memory{allocate(sizes.master_bytes, Category::kMasterWeights), {}};
+  for (int slot = 0; slot < sizes.slots; ++slot)
+    memory.moments.push_back(allocate(sizes.moment_bytes, Category::kMoments));
   parameters_memory_.emplace_back(comm_, sizes.parameter_bytes, options_.device, ledger_, Category::kParameters,
                                   "parameters");
   Carver parameters(parameters_memory_.back());
@@ -88,14 +96,12 @@ void Groups::add(size_t count) {
       group.number = trained_.size();
       group.device = options_.device;
       const bool on_host = place.parameters.tier == Tier::kHost;
-      if (place.state_tier() == Tier::kHost && !on_host) group.copies = copies_.get();
+      if (place.updates_on_host()) group.copies = copies_.get();
       group.is_open = placements_[u].parameters != Placement::kSharded;
       for (const size_t i : flat.params)
         group.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(u).at(i));
       std::unique_ptr<OptimizerStates> states;
-      if (flat.requires_grad)
-        states = place.state_tier() != Tier::kDevice ? options_.make_states(unit, g, place)
-                                                     : cut_states(flat.layout, place, masters, moments);
+      if (flat.requires_grad) states = states_of(unit, g, place, memory);
       Carver& from = on_host ? host_parameters : parameters;
       groups_.emplace_back(unit, g, placements_[u], std::move(group),
                            from.take(flat.dtype, place.parameters.numel(flat.layout)), std::move(states));
@@ -103,6 +109,16 @@ void Groups::add(size_t count) {
     }
     first_of_.push_back(groups_.size());
   }
+}
+
+std::unique_ptr<OptimizerStates> Groups::states_of(const UnitLayout& unit, size_t group, const GroupPlacement& place,
+                                                   StateMemory& memory) const {
+  const ShardLayout& layout = unit.groups[group].layout;
+  if (place.state_tier() == Tier::kDevice) return memory.cut(layout, place);
+  std::unique_ptr<OptimizerStates> away = options_.make_states(unit, group, place);
+  if (place.states_on(Tier::kDevice, layout) == 0) return away;
+  const int64_t border = place.states_on(place.state_tier(), layout);
+  return std::make_unique<SplitStates>(std::move(away), border, memory.cut(layout, place));
 }
 
 Groups::~Groups() {

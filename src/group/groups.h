@@ -24,7 +24,8 @@ class Groups {
     // Groups get memory by add_unit(): while an engine is built, the user's tensors are freed meanwhile. Otherwise the
     // constructor adds all of them.
     bool unit_by_unit = false;
-    // Makes the states of group `group` of a unit whose placement has them on another tier than the device's.
+    // Makes the states of group `group` of a unit that its placement has on another tier than the device's. Those of
+    // the group that lie on the device are not among them.
     std::function<std::unique_ptr<OptimizerStates>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_states = {};
     // Set where some states lie on the host, and the device is another.
@@ -57,6 +58,10 @@ class Groups {
   void await_copies() const;
 
  private:
+  struct StateMemory;
+
+  std::unique_ptr<OptimizerStates> states_of(const UnitLayout& unit, size_t group, const GroupPlacement& place,
+                                             StateMemory& memory) const;
   // The next `count` units, in allocations that they share.
   void add(size_t count);
 

@@ -9,7 +9,7 @@ namespace zeroshard {
 HostStates::HostStates(const ShardLayout& layout, const GroupPlacement& place, at::Device device, bool pin,
                        Ledger& ledger) {
   const auto add = [&](const Held& held, Category category) {
-    const int64_t numel = held.numel(layout);
+    const int64_t numel = held.numel_on(Tier::kHost, layout);
     memory_.push_back(FlatBuffer::on_host(numel * element_size(held.dtype), device, pin, ledger, category));
     return memory_.back().view(to_scalar_type(held.dtype), 0, numel);
   };

@@ -14,8 +14,8 @@ namespace zeroshard {
 // writes on the host; copies of a device that it has begun may read for longer (read_until()).
 class HostStates final : public OptimizerStates {
  public:
-  // What `place` holds of the group, in memory of exactly that size. With `pin`, `device` copies to and from it by
-  // itself. `ledger` outlives the states.
+  // What `place` has of the group on the host, in memory of exactly that size. With `pin`, `device` copies to and from
+  // it by itself. `ledger` outlives the states.
   HostStates(const ShardLayout& layout, const GroupPlacement& place, at::Device device, bool pin, Ledger& ledger);
   void lend(Range range, Access access, const Borrower& use) override;
   const StateTensors* in_memory() const override { return &tensors_; }

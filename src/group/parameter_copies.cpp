@@ -40,19 +40,20 @@ struct ParameterCopies::Lent {
   StateTensors on_host(Range range) const { return states.slice(range.begin - part.begin, range.end - part.begin); }
 };
 
-void ParameterCopies::lend(ShardedGroup& group, Range range, Ways ways, const Use& use) {
+void ParameterCopies::lend(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use) {
   try {
-    lend_pieces(group, range, ways, use);
+    lend_pieces(group, range, access, ways, use);
   } catch (...) {  // whoever comes next must not meet copies that nobody knows of
     wait();
     throw;
   }
 }
 
-void ParameterCopies::lend_pieces(ShardedGroup& group, Range range, Ways ways, const Use& use) {
+void ParameterCopies::lend_pieces(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use) {
   stream_.follow();
   const bool is_master = group.flat().dtype == DType::kFloat32;
-  group.states().lend(range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& states) {
+  const bool reads = access == Access::kRead && !(is_master && ways.to_host);
+  group.states().lend(range, reads ? Access::kRead : Access::kModify, [&](Range part, const StateTensors& states) {
     const Lent lent{group, part, states, ways, is_master};
     const auto piece_at = [&](int64_t at) { return begin(lent, {at, std::min(at + options_.piece_numel, part.end)}); };
     Piece next = piece_at(part.begin);

@@ -18,7 +18,7 @@ class ShardedGroup;
 // after piece, by a stream of its own, while the host works on the pieces between.
 //
 // 16-bit parameters go through a few buffers of pinned memory. fp32 parameters are copied from and to their master
-// weights.
+// weights; where these are lent by a file, in memory that is not pinned, so that the host waits for each copy.
 class ParameterCopies {
  public:
   struct Options {
@@ -43,8 +43,9 @@ class ParameterCopies {
   using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
   // Calls `use` for consecutive parts that make up `range` of the states of `group`. Before, the parameters are copied
   // to the host, after what the current stream was given; afterwards back, for which nobody waits here: see
-  // ShardedGroup::await_copies().
-  void lend(ShardedGroup& group, Range range, Ways ways, const Use& use);
+  // ShardedGroup::await_copies(). With kRead, `use` writes to no state.
+  using Access = OptimizerStates::Access;
+  void lend(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
   // The host waits for all copies.
   void wait() const;
 
@@ -62,7 +63,7 @@ class ParameterCopies {
   };
   struct Lent;
 
-  void lend_pieces(ShardedGroup& group, Range range, Ways ways, const Use& use);
+  void lend_pieces(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
   Piece begin(const Lent& lent, Range range);
   void send(const Lent& lent, Piece& piece);
 

@@ -89,7 +89,7 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
 
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                         const ParameterCopies::Use& use) {
-  if (options_.copies) return options_.copies->lend(*this, range, ways, use);
+  if (options_.copies) return options_.copies->lend(*this, range, access, ways, use);
   const at::Tensor own = updated_parameters();
   states_->lend(range, access,
                 [&](Range part, const StateTensors& lent) { use(part, lent, own.slice(0, part.begin, part.end)); });
@@ -98,7 +98,7 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
 void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                                const MasterUse& use) {
   if (options_.copies) {
-    return options_.copies->lend(*this, range, ways,
+    return options_.copies->lend(*this, range, access, ways,
                                  [&](Range part, const StateTensors& states, const at::Tensor& params) {
                                    if (states.master.defined())
                                      use(part, states.master, params);  // else the copies are the master weights

@@ -29,7 +29,7 @@ class ShardedGroup {
     size_t number = 0;                  // among the trained groups of the run; unused for a frozen group
     bool is_open = false;               // users may write to the parameters between steps
     std::vector<int> param_group;       // of each parameter; -1: it is never updated
-    ParameterCopies* copies = nullptr;  // where the states lie on the host, and the parameters on a device
+    ParameterCopies* copies = nullptr;  // where the host updates the parameters of a device
     at::Device device = at::kCPU;       // that computes; the parameters may lie on the host beside it
   };
 
@@ -62,7 +62,7 @@ class ShardedGroup {
   at::Tensor updated_parameters() const;
   // Without that: for the copies.
   at::Tensor updated_memory() const { return parameters(updated_); }
-  // Whether the states lie on the host beside a device that has the parameters.
+  // Whether the states lie on the host, or in a file, beside a device that has the parameters.
   bool has_states_on_host() const { return options_.copies != nullptr; }
   // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
@@ -78,9 +78,9 @@ class ShardedGroup {
   OptimizerStates& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
   // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` as
-  // OptimizerStates::lend() does. Where the states lie on the host, so do `params`, which are copied there and back as
-  // `ways` says, and the states are lent to be modified: see ParameterCopies::lend(). Elsewhere they are the parameters
-  // themselves.
+  // OptimizerStates::lend() does. Where the host updates them for a device, `params` are on the host, copied there and
+  // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Elsewhere
+  // they are the parameters themselves.
   void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
   // The same for the master weights alone: other states are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;

@@ -1,5 +1,8 @@
 #include "placement/placement.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/check.h"
 #include "base/shown_text.h"
 #include "config/unit_pattern.h"
@@ -59,6 +62,22 @@ int64_t Held::bytes(const ShardLayout& layout) const {
   return element_bytes() * numel(layout);
 }
 
+int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
+  const int64_t all = numel(layout);
+  if (where != Tier::kDevice && where != tier) return 0;
+  const auto blocks = int64_t(std::ceil(share * double(all / kBlockNumel)));
+  const int64_t away = tier == Tier::kDevice ? 0 : std::min(blocks * kBlockNumel, all);
+  return where == Tier::kDevice ? all - away : away;
+}
+
+int64_t Held::bytes_on(Tier where, const ShardLayout& layout) const {
+  return element_bytes() * numel_on(where, layout);
+}
+
+int64_t GroupPlacement::states_on(Tier where, const ShardLayout& layout) const {
+  return std::max(master_weights.numel_on(where, layout), moments.numel_on(where, layout));
+}
+
 bool shards_parameters(const PlacementOptions& options) {
   return options.stage == 3 && has_shards(options);
 }
@@ -67,7 +86,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   GroupPlacement place;
   const bool can_leave = options.stage >= 1;
   const Tier gradient_tier = can_leave ? options.gradient_tier : Tier::kDevice;
-  const Tier state_tier = can_leave ? options.state_tier : Tier::kDevice;
+  const Tier state_tier = can_leave && options.state_share > 0 ? options.state_tier : Tier::kDevice;
+  const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   // Small units have their shards where they stay gathered. Trained parameters are updated where their states are.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
@@ -87,11 +107,12 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie elsewhere.
-  const bool leaves = state_tier == Tier::kHost && place.parameters.tier != Tier::kHost;
+  const bool beside = state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);
+  const bool leaves = beside && place.parameters.tier != Tier::kHost;
   if (dtype != DType::kFloat32 || leaves)
-    place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier};
+    place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
   if (options.optimizer_slots > 0)
-    place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier};
+    place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier, state_share};
   return place;
 }
 

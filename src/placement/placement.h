@@ -30,10 +30,16 @@ struct Held {
   DType dtype = DType::kFloat32;
   int values = 1;  // per element
   Tier tier = Tier::kDevice;
+  // Of the elements, the share that lies on `tier`: rounded up to whole blocks, from the first element on. Those after
+  // them lie on the device.
+  double share = 1;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
   int64_t numel(const ShardLayout& layout) const;  // elements, of which each has `values`
   int64_t bytes(const ShardLayout& layout) const;
+  // Those that lie there.
+  int64_t numel_on(Tier where, const ShardLayout& layout) const;
+  int64_t bytes_on(Tier where, const ShardLayout& layout) const;
   bool operator==(const Held&) const = default;
 };
 
@@ -47,11 +53,18 @@ struct GroupPlacement {
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
 
-  // Where master weights and moments lie: all of them on one tier. A group may have either alone; kDevice if neither.
+  // Where master weights and moments lie: on one tier, of a share below 1 the rest on the device. A group may have
+  // either alone; kDevice if neither.
   Tier state_tier() const {
     if (moments.extent != Extent::kNothing) return moments.tier;
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
   }
+  // The host updates parameters of another device.
+  bool updates_on_host() const {
+    return parameters.tier == Tier::kDevice && state_tier() != Tier::kDevice && reduced_gradients.tier == Tier::kHost;
+  }
+  // Elements whose states lie there.
+  int64_t states_on(Tier where, const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }
   // Otherwise gradients are packed in a slot of the reduce ring.
   bool keeps_packed() const { return packed_gradients.extent != Extent::kNothing; }

@@ -24,7 +24,7 @@ int64_t made_bytes(const UnitLayout& unit, const UnitPlacement& placement) {
   for (size_t g = 0; g < unit.groups.size(); ++g) {
     const GroupPlacement& place = placement.groups[g];
     for (const Held* held : {&place.parameters, &place.master_weights, &place.moments})
-      if (held->tier == Tier::kDevice) bytes += held->bytes(unit.groups[g].layout);
+      bytes += held->bytes_on(Tier::kDevice, unit.groups[g].layout);
   }
   return bytes;
 }

@@ -23,6 +23,25 @@ struct Change {
   PlanOptions options;
 };
 
+// All states go, whatever the ratio is now.
+Change with_all_states(std::string keys, PlanOptions options) {
+  if (options.state_share == 1) return {std::move(keys), options};
+  options.state_share = 1;
+  return {concat(keys, keys.empty() ? "" : " and ", "zero_optimization.offload_optimizer.ratio = 1"), options};
+}
+
+std::vector<Change> to_files(const PlanOptions& options, const std::string& key) {
+  const bool are_there = options.state_tier == Tier::kFile, is_part = options.state_share < 1;
+  const std::string keys = are_there ? "" : key + "\"nvme\" with an nvme_path";
+  PlanOptions in_file = options;
+  in_file.state_tier = Tier::kFile;
+  in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
+  std::vector<Change> changes;
+  if (!are_there && is_part && !options.on_device) changes.push_back({keys, in_file});
+  if (!are_there || is_part) changes.push_back(with_all_states(keys, in_file));
+  return changes;
+}
+
 std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
   std::vector<Change> changes;
   if (options.stage == 0) return changes;
@@ -30,14 +49,10 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
   if (options.on_device && options.state_tier == Tier::kDevice) {
     PlanOptions on_host = options;
     on_host.state_tier = on_host.gradient_tier = Tier::kHost;
-    changes.push_back({key + "\"cpu\"", on_host});
+    changes.push_back(with_all_states(key + "\"cpu\"", on_host));
   }
-  if (search.may_use_files && options.state_tier != Tier::kFile) {
-    PlanOptions in_file = options;
-    in_file.state_tier = Tier::kFile;
-    in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
-    changes.push_back({key + "\"nvme\" with an nvme_path", in_file});
-  }
+  if (search.may_use_files)
+    for (Change& change : to_files(options, key)) changes.push_back(std::move(change));
   return changes;
 }
 

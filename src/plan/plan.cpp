@@ -42,11 +42,13 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   using Device = OffloadOptimizerConfig::Device;
   PlanOptions options;
   options.on_device = on_device;
-  const Device offload = config.offload_optimizer.device;
+  options.state_share = config.offload_optimizer.ratio;
+  const Device offload = options.state_share > 0 ? config.offload_optimizer.device : Device::kNone;
   const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
   if (offload != Device::kNone) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
+  if (on_device && options.state_tier != Tier::kDevice) options.state_share = 1;  // less is refused so far
   if (config.offload_param.to_host) options.parameter_tier = beside;
   options.swap_buffers = config.offload_optimizer.buffer_count;
   options.world_size = config.world_size;
@@ -73,10 +75,10 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   const GroupPlacement place = place_group(options.compute_dtype, /*requires_grad=*/true, parameters, options);
   PlannedBytes planned;
   const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
-    double& sum = held.tier == Tier::kDevice ? device
-                  : held.tier == Tier::kHost ? planned.host.*elsewhere
-                                             : planned.file.*elsewhere;
-    sum += bytes(held);
+    const double all = bytes(held), away = held.tier == Tier::kDevice ? 0 : held.share * all;
+    device += all - away;
+    PlannedTier& there = held.tier == Tier::kFile ? planned.file : planned.host;
+    there.*elsewhere += away;
   };
   add(place.parameters, planned.parameters, &PlannedTier::parameters);
   add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
@@ -123,7 +125,8 @@ namespace {
 
 std::string describe(std::string_view extent, const Held& held) {
   const std::string what = concat(extent, " ", held.values > 1 ? concat(held.values, " x ") : "", name_of(held.dtype));
-  return held.tier == Tier::kDevice ? what : concat(what, " on ", name_of(held.tier));
+  if (held.tier == Tier::kDevice) return what;
+  return concat(what, held.share < 1 ? concat(", ", held.share, " of it") : "", " on ", name_of(held.tier));
 }
 
 std::string describe(const Held& held) {

@@ -15,7 +15,8 @@ int64_t sum_of(std::span<const RingClass> ring) {
 
 void add_group(Bytes& bytes, const FlatGroup& group, const GroupPlacement& place) {
   const auto add = [&](Category category, const Held& held) {
-    bytes.at(category, held.tier) += held.bytes(group.layout);
+    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile})
+      bytes.at(category, tier) += held.bytes_on(tier, group.layout);
   };
   add(Category::kParameters, place.parameters);
   add(Category::kGradients, place.packed_gradients);

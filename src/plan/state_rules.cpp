@@ -101,8 +101,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
-      const bool goes = place.master_weights.extent != Extent::kNothing && place.master_weights.tier == Tier::kHost &&
-                        place.parameters.tier == Tier::kDevice;
+      const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
       const int64_t numel = place.master_weights.numel(units[u].groups[g].layout);
       if (!goes || numel == 0 || place.parameters.dtype == DType::kFloat32) continue;
       const int64_t bytes = std::min(numel, kCopiedNumel) * element_size(place.parameters.dtype);
@@ -132,6 +131,8 @@ void check_plan_options(const PlanOptions& options) {
            kMaxPlannedWorldSize, ", got ", options.world_size);
   ZS_CHECK(options.stage >= 0 && options.stage <= 3, "stage must be 0, 1, 2 or 3, got ", options.stage);
   ZS_CHECK(options.optimizer_slots >= 0, "optimizer_slots must not be negative, got ", options.optimizer_slots);
+  ZS_CHECK(options.state_share >= 0 && options.state_share <= 1, "state_share must be 0 to 1, got ",
+           options.state_share);
   ZS_CHECK(options.grad_accumulation_steps >= 1, "grad_accumulation_steps must be positive, got ",
            options.grad_accumulation_steps);
   ZS_CHECK(is_floating_point(options.compute_dtype), "compute_dtype must be floating-point, got ",

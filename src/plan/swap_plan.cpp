@@ -1,7 +1,5 @@
 #include "plan/swap_plan.h"
 
-#include <algorithm>
-
 #include "base/format.h"
 
 namespace zeroshard {
@@ -16,8 +14,8 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
       int slots = 0;
       for (const Held* held : {&place.master_weights, &place.moments})
         if (held->extent != Extent::kNothing) slots += held->values;
-      groups.push_back({std::max(place.master_weights.numel(layout), place.moments.numel(layout)), slots,
-                        concat("group ", g, " of unit '", units[u].name, "'")});
+      groups.push_back(
+          {place.states_on(Tier::kFile, layout), slots, concat("group ", g, " of unit '", units[u].name, "'")});
     }
   }
   return groups;

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "base/format.h"
 #include "support/configuration.h"
 #include "zeroshard/error.h"
 
@@ -36,12 +39,26 @@ std::string refusal(const Config& config, c10::Device device, const std::string&
   return "";
 }
 
-TEST(CheckOffload, FilesAreForTheCpuAndForZeroshardsOptimizers) {
+TEST(CheckOffload, FilesAreForZeroshardsOptimizers) {
   EXPECT_EQ(refusal(in_files(), at::kCPU, ""), "");
-  EXPECT_THAT(refusal(in_files(), c10::Device(at::kCUDA, 0), ""), ::testing::HasSubstr("the ranks run on cuda:0"));
+  EXPECT_EQ(refusal(in_files(), c10::Device(at::kCUDA, 0), ""), "");
   EXPECT_THAT(refusal(in_files(), at::kCPU, "Adafactor"),
               ::testing::AllOf(::testing::HasSubstr("Adafactor"), ::testing::HasSubstr("set \"cpu\"")));
-  EXPECT_THAT(refusal(in_files(R"(, "ratio": 0.5)"), at::kCPU, ""), ::testing::HasSubstr("ratio = 0.5"));
+}
+
+TEST(CheckOffload, AShareIsForFilesOfRanksOnTheCpu) {
+  const Config half = in_files(R"(, "ratio": 0.5)"), none = in_files(R"(, "ratio": 0)");
+  EXPECT_EQ(refusal(half, at::kCPU, ""), "");
+  EXPECT_THAT(refusal(half, at::kCPU, "Adafactor"), ::testing::HasSubstr("Adafactor"));
+  EXPECT_THAT(refusal(half, c10::Device(at::kCUDA, 0), ""), ::testing::HasSubstr("the ranks run on cuda:0"));
+  for (const c10::Device device : {c10::Device(at::kCPU), c10::Device(at::kCUDA, 0)})
+    EXPECT_EQ(refusal(none, device, "Adafactor"), "") << device;  // nothing leaves
+  for (const double ratio : {-0.5, 1.5, std::nan("")}) {
+    Config wrong = half;
+    wrong.offload_optimizer.ratio = ratio;
+    EXPECT_THAT(refusal(wrong, at::kCPU, ""), ::testing::HasSubstr(concat("offload_optimizer.ratio = ", ratio,
+                                                                          ": must be at least 0 and at most 1")));
+  }
 }
 
 // A unit of two parameters, of which one may be frozen.
@@ -63,6 +80,8 @@ TEST(CheckOffload, OnOtherDevicesTrainedParametersLeaveWithTheirStates) {
   EXPECT_NO_THROW(check_offload_param(both, gpu, units(false), /*rank=*/0));
   EXPECT_NO_THROW(check_offload_param(alone, gpu, units(true), /*rank=*/0));
   EXPECT_NO_THROW(check_offload_param(alone, at::kCPU, units(false), /*rank=*/0));
+  both.offload_optimizer.ratio = 0;
+  EXPECT_THROW(check_offload_param(both, gpu, units(false), /*rank=*/0), ConfigError);
   try {
     check_offload_param(alone, gpu, units(false), /*rank=*/0);
     FAIL() << "it was accepted";
@@ -76,7 +95,8 @@ TEST(CheckOffload, AUnitsStatesLeaveTheDeviceTogether) {
   Config config = offloading("offload_optimizer");
   config.offload_optimizer.ratio = 0.5;
   EXPECT_NO_THROW(check_offload(config, at::kCPU, ""));  // nothing leaves
-  EXPECT_THROW(check_offload(config, c10::Device(at::kCUDA, 1), ""), ConfigError);
+  EXPECT_THAT(refusal(config, c10::Device(at::kCUDA, 1), ""),
+              ::testing::AllOf(::testing::HasSubstr("offload_optimizer.ratio = 0.5: "), ::testing::HasSubstr("set 1")));
 }
 
 }  // namespace

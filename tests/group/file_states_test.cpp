@@ -60,6 +60,20 @@ TEST_F(FileStatesTest, GroupsInFilesAreThoseThatAreTrained) {
   EXPECT_EQ(groups_[1].numel, 5 * kBlockNumel);
 }
 
+// Of groups with a share in files, these have blocks of that share alone.
+TEST_F(FileStatesTest, TheFilesHaveTheShareOfAGroup) {
+  for (UnitPlacement& unit : table_)
+    for (GroupPlacement& group : unit.groups) group.master_weights.share = group.moments.share = 0.5;
+  groups_ = groups_in_file(units_, table_);
+  ASSERT_EQ(groups_.size(), 3U);
+  EXPECT_EQ(groups_[0].numel, kBlockNumel);      // of two
+  EXPECT_EQ(groups_[1].numel, 3 * kBlockNumel);  // of five
+  SwapSpace space = make_space();
+  const FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
+  EXPECT_EQ(ledger_.current().at(Category::kMasterWeights, Tier::kFile), 3 * kBlockNumel * 4);
+  EXPECT_EQ(ledger_.current().at(Category::kMoments, Tier::kFile), 3 * kBlockNumel * 8);
+}
+
 TEST_F(FileStatesTest, TheLedgerHasFilesAndBuffers) {
   Bytes expected;
   {

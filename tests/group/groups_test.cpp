@@ -66,6 +66,59 @@ TEST(Groups, HoldWhatTheTableSaysAndNoMore) {
   });
 }
 
+// Of a share that lies elsewhere the first elements are made by the caller, and the others lie in the device's memory.
+TEST(Groups, KeepTheStatesThatDoNotLeave) {
+  run([](Comm& comm, int stage) {
+    if (stage == 0) return;
+    const std::vector<UnitLayout> units = make_units(comm.world_size());
+    PlacementOptions options = options_of(comm.world_size(), stage);
+    options.state_tier = Tier::kHost;
+    options.state_share = 0.4;
+    std::vector<UnitPlacement> table = place(units, options);
+    Ledger ledger;
+    Groups::Options group_options;
+    std::vector<const StateTensors*> away;
+    group_options.make_states = [&](const UnitLayout& unit, size_t group, const GroupPlacement& place) {
+      auto states = std::make_unique<HostStates>(unit.groups[group].layout, place, at::kCPU, /*pin=*/false, ledger);
+      away.push_back(states->in_memory());
+      return states;
+    };
+    Groups groups(units, table, group_options, comm, ledger);
+    int64_t here = 0, there = 0;
+    size_t number = 0;
+    for (ShardedGroup* const group : groups.trained()) {
+      const int64_t all = group->updated().size(), border = away[number++]->moments[0].numel();
+      EXPECT_EQ(border, std::min<int64_t>(all, kBlockNumel * ((all / kBlockNumel * 2 + 4) / 5)));
+      there += border;
+      here += all - border;
+      const at::Tensor values = at::arange(all, at::kFloat) / 3;
+      group->write_master(group->updated(), values);
+      EXPECT_TRUE(away[number - 1]->master.equal(values.slice(0, 0, border)));
+      group->publish_master();
+      EXPECT_TRUE(group->updated_parameters().equal(values.to(group->updated_parameters().scalar_type())));
+      group->updated_parameters().fill_(0.5);
+      group->take_parameters();
+      int64_t next = 0;
+      const auto use = [&](Range part, const StateTensors& lent) {
+        EXPECT_EQ(part.begin, next);
+        next = part.end;
+        EXPECT_TRUE(lent.master.equal(at::full({part.size()}, 0.5F)));
+        ASSERT_EQ(lent.moments.size(), 2U);
+      };
+      group->states().lend({0, all}, OptimizerStates::Access::kRead, use);
+      EXPECT_EQ(next, all);
+    }
+    const Bytes held = ledger.current();
+    EXPECT_EQ(held.at(Category::kMasterWeights, Tier::kHost), 4 * there);
+    EXPECT_EQ(held.at(Category::kMoments, Tier::kHost), 8 * there);
+    EXPECT_EQ(held.at(Category::kMasterWeights, Tier::kDevice), 4 * here);
+    EXPECT_EQ(held.at(Category::kMoments, Tier::kDevice), 8 * here);
+    groups.free_states();
+    EXPECT_EQ(ledger.current().total(Tier::kHost), 0);
+    EXPECT_EQ(ledger.current().at(Category::kMoments, Tier::kDevice), 0);
+  });
+}
+
 // States on another tier are made by the caller, and are not in the device's memory.
 TEST(Groups, TakeStatesOfOtherTiersFromTheirMaker) {
   run([](Comm& comm, int stage) {

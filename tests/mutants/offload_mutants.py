@@ -102,4 +102,61 @@ _TABLE = [
     ),
 ]
 
+_FILES = "*FileOffload.GivesTheSameBits*"
+_TABLE += [
+    (
+        "masters-stay-where-states-are-in-files",
+        "src/placement/placement.cpp",
+        "state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);",
+        "state_tier == Tier::kHost;",
+        _FILES,
+    ),
+]
+_SPLIT, _PLACE = "src/group/split_states.cpp", "src/placement/placement.cpp"
+_BLOCKS = "Place.AShareOfTheStatesLeavesInWholeBlocks"
+_SHARES = [
+    (
+        "border-one-block-too-early",
+        "src/group/groups.cpp",
+        "border = place.states_on(place.state_tier(), layout);",
+        "border = place.states_on(place.state_tier(), layout) - kBlockNumel;",
+        "group",
+        "Groups.KeepTheStatesThatDoNotLeave",
+    ),
+    (
+        "rest-begins-at-the-first-element",
+        _SPLIT,
+        "use(moved(lent, border_), tensors)",
+        "use(lent, tensors)",
+        "group",
+        "SplitStates.LookLikeStatesInOnePlace",
+    ),
+    (
+        "rest-is-not-asked",
+        _SPLIT,
+        "rest_->lend_one(part, state, access,",
+        "first_->lend_one(part, state, access,",
+        "group",
+        "SplitStates.AskEachPlaceForWhatItHas",
+    ),
+    (
+        "last-block-lost",
+        _PLACE,
+        "? all - away : away;",
+        "? std::max<int64_t>(all - away - kBlockNumel, 0) : away;",
+        "placement",
+        _BLOCKS,
+    ),
+    ("share-rounds-down", _PLACE, "std::ceil(", "std::floor(", "placement", _BLOCKS),
+    (
+        "files-for-all-states",
+        "src/plan/swap_plan.cpp",
+        "place.states_on(Tier::kFile, layout), slots",
+        "place.moments.numel(layout), slots",
+        "group",
+        "FileStatesTest.TheFilesHaveTheShareOfAGroup",
+    ),
+]
+
 MUTANTS = [Mutant(f"offload-{name}", file, old, new, "accelerator", test) for name, file, old, new, test in _TABLE]
+MUTANTS += [Mutant(f"offload-{name}", *rest) for name, *rest in _SHARES]

@@ -79,6 +79,53 @@ TEST(Place, StatesAndReducedGradientsLieWhereTheyAreAskedTo) {
   }
 }
 
+// In whole blocks, as few as make up the share; one at least. What is left lies on the device.
+TEST(Place, AShareOfTheStatesLeavesInWholeBlocks) {
+  for (const int64_t numel : {1, 700, 5'000, 40'000, 500'000}) {
+    for (const int world_size : {1, 3}) {
+      const std::vector<UnitLayout> units{unit("a", numel, world_size)};
+      const ShardLayout& layout = units[0].groups[0].layout;
+      const int64_t all = layout.shard_numel();
+      for (const double share : {0.001, 0.3, 0.5, 0.999}) {
+        SCOPED_TRACE(testing::Message() << numel << " elements, " << world_size << " ranks, share " << share);
+        PlacementOptions options;
+        options.stage = 2;
+        options.world_size = world_size;
+        options.state_tier = Tier::kFile;
+        options.state_share = share;
+        const GroupPlacement placed = place(units, options)[0].groups[0];
+        EXPECT_EQ(placed.state_tier(), Tier::kFile);
+        const int64_t away = placed.states_on(Tier::kFile, layout);
+        EXPECT_EQ(away % kBlockNumel, 0);
+        EXPECT_GE(double(away), share * double(all));
+        EXPECT_LT(double(away), share * double(all) + double(kBlockNumel));
+        EXPECT_EQ(placed.states_on(Tier::kDevice, layout), all - away);
+        EXPECT_EQ(placed.states_on(Tier::kHost, layout), 0);
+        for (const Held& held : {placed.master_weights, placed.moments}) {
+          EXPECT_EQ(held.bytes_on(Tier::kFile, layout), held.element_bytes() * away);
+          EXPECT_EQ(held.bytes_on(Tier::kDevice, layout) + held.bytes_on(Tier::kFile, layout), held.bytes(layout));
+        }
+        EXPECT_EQ(placed.parameters.bytes_on(Tier::kDevice, layout), placed.parameters.bytes(layout));
+      }
+    }
+  }
+}
+
+TEST(Place, AShareOfNoneAndOfAllAndOnTheDevice) {
+  const std::vector<UnitLayout> units{unit("a", 500'000, 3)};
+  PlacementOptions options;
+  options.stage = 1;
+  options.world_size = 3;
+  const GroupPlacement without = place(units, options)[0].groups[0];
+  options.state_share = 0.5;  // of what leaves the device: nothing
+  EXPECT_EQ(place(units, options)[0].groups[0], without);
+  options.state_tier = Tier::kFile;
+  options.state_share = 0;
+  EXPECT_EQ(place(units, options)[0].groups[0], without);
+  options.state_share = 1;
+  EXPECT_EQ(place(units, options)[0].groups[0].states_on(Tier::kDevice, units[0].groups[0].layout), 0);
+}
+
 TEST(Place, OneRankMayHaveTheShapeOfShards) {
   PlacementOptions options;
   options.shard_one_rank = true;

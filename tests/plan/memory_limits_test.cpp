@@ -61,6 +61,24 @@ TEST(MemoryLimits, OnTheCpuStatesGoToFiles) {
   EXPECT_THAT(advice(cpu, host(5e9)), HasSubstr("ranks with as much memory"));
 }
 
+// What is advised was planned with the ratio that the configuration has, or with the one that is advised.
+TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
+  PlanOptions cpu = options(1, 1, /*on_device=*/false);
+  cpu.state_share = 0.5;
+  EXPECT_THAT(advice(cpu, host(10e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.device = \"nvme\""));
+  EXPECT_THAT(advice(cpu, host(10e9), true), ::testing::Not(HasSubstr("ratio")));
+  EXPECT_THAT(advice(cpu, host(5e9), true),
+              HasSubstr("\"nvme\" with an nvme_path and zero_optimization.offload_optimizer.ratio = 1"));
+  cpu.state_tier = Tier::kFile;
+  EXPECT_THAT(advice(cpu, host(5e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1"));
+  cpu.state_share = 1;
+  EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("ranks with as much memory"));
+  PlanOptions gpu = options(1, 1);  // there a part is refused
+  gpu.state_share = 0.5;
+  EXPECT_THAT(advice(gpu, device(5e9), true),
+              HasSubstr("device = \"cpu\" and zero_optimization.offload_optimizer.ratio = 1"));
+}
+
 TEST(MemoryLimits, AdviceFitsAndOneRankLessDoesNot) {
   const MemoryLimits limits = host(1.1e9);
   const PlanOptions cpu = options(3, 8, /*on_device=*/false);

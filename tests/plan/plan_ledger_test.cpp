@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "support/random.h"
 #include "zeroshard/error.h"
 
@@ -72,6 +74,76 @@ TEST(PlanLedger, StatesThatLeaveTheDeviceAreCountedWhereTheyLie) {
   }
 }
 
+TEST(PlanLedger, AShareOfTheStatesIsCountedOnBothTiers) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const std::vector<UnitLayout> units{unit("a", kNumel, 3), unit("small", 1, 3)};
+    PlanOptions options = at(stage, 3);
+    options.state_tier = Tier::kFile;
+    const PlanReport whole = plan_ledger(units, options);
+    options.state_share = 0.3;  // of 4 blocks, and of 1: 2, and 1
+    const PlanReport report = plan_ledger(units, options);
+    EXPECT_EQ(report.bytes.at(Category::kMasterWeights, Tier::kFile), 4 * 3 * kBlockNumel);
+    EXPECT_EQ(report.bytes.at(Category::kMoments, Tier::kFile), 8 * 3 * kBlockNumel);
+    EXPECT_EQ(held(report, Category::kMasterWeights), 4 * 2 * kBlockNumel);
+    EXPECT_EQ(held(report, Category::kMoments), 8 * 2 * kBlockNumel);
+    EXPECT_LT(held(report, Category::kSwap), held(whole, Category::kSwap));
+    for (const Category category : {Category::kParameters, Category::kGradients, Category::kReduceRing})
+      EXPECT_EQ(held(report, category), held(whole, category)) << name_of(category);
+    options.state_share = 0;
+    EXPECT_EQ(plan_ledger(units, options).bytes, plan_ledger(units, at(stage, 3)).bytes);
+  }
+}
+
+// The host updates from files what a device has: fp32 parameters are not their own master weights.
+TEST(PlanLedger, FilesBesideADevice) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const std::vector<UnitLayout> units{unit("a", kNumel, 3, dtype)};
+    PlanOptions options = at(2, 3);
+    options.on_device = true;
+    options.state_tier = Tier::kFile;
+    options.gradient_tier = Tier::kHost;
+    const PlanReport report = plan_ledger(units, options);
+    EXPECT_EQ(report.bytes.at(Category::kMasterWeights, Tier::kFile), 4 * kShard);
+    EXPECT_EQ(report.bytes.at(Category::kMoments, Tier::kFile), 8 * kShard);
+    EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), element_size(dtype) * kShard);
+    EXPECT_GT(report.bytes.at(Category::kSwap, Tier::kHost), 0);
+    EXPECT_EQ(held(report, Category::kSwap), 0);
+    EXPECT_EQ(report.parameter_copies.units, dtype == DType::kBFloat16 ? 1 : 0);
+    EXPECT_TRUE(report.placements[0].groups[0].updates_on_host());
+    options.on_device = false;
+    options.gradient_tier = Tier::kDevice;
+    EXPECT_FALSE(plan_ledger(units, options).placements[0].groups[0].updates_on_host());
+  }
+}
+
+TEST(PlanLedger, TheShareIsThatOfTheConfiguration) {
+  using Device = OffloadOptimizerConfig::Device;
+  Config config;
+  config.stage = 2;
+  config.offload_optimizer.ratio = 0.25;
+  const auto options_of = [&](Device device, bool on_device = false) {
+    config.offload_optimizer.device = device;
+    return plan_options(config, on_device);
+  };
+  EXPECT_EQ(options_of(Device::kNvme).state_tier, Tier::kFile);
+  EXPECT_EQ(options_of(Device::kNvme).state_share, 0.25);
+  EXPECT_EQ(options_of(Device::kCpu).state_tier, Tier::kDevice);
+  EXPECT_EQ(options_of(Device::kNvme, /*on_device=*/true).state_share, 1);  // refused there
+  config.offload_optimizer.ratio = 0;                                       // as without offload
+  for (const Device device : {Device::kCpu, Device::kNvme}) {
+    for (const bool on_device : {false, true}) {
+      EXPECT_EQ(options_of(device, on_device).state_tier, Tier::kDevice);
+      EXPECT_EQ(options_of(device, on_device).gradient_tier, Tier::kDevice);
+    }
+  }
+  PlanOptions wrong = at(2, 3);
+  for (const double share : {-0.1, 1.1, std::nan("")}) {
+    wrong.state_share = share;
+    EXPECT_THROW(check_plan_options(wrong), ValueError) << share;
+  }
+}
+
 TEST(PlanLedger, WhereTheDeviceIsTheCpuTheHostIsTheDevice) {
   Config config;
   config.stage = 2;
@@ -96,6 +168,12 @@ TEST(PlanCount, TellsWhatLiesOnEachTier) {
   EXPECT_EQ(planned.host.total(), 14e6 / 4);
   options.state_tier = Tier::kFile;
   EXPECT_EQ(plan_count(1'000'000, options).file.total(), 12e6 / 4);
+  options.gradient_tier = Tier::kDevice;
+  options.state_share = 0.25;
+  EXPECT_EQ(plan_count(1'000'000, options).file.total(), 3e6 / 4);
+  EXPECT_EQ(plan_count(1'000'000, options).moments, 6e6 / 4);
+  EXPECT_EQ(plan_count(1'000'000, options).total(), 2e6 + 2e6 / 4 + 9e6 / 4);
+  EXPECT_EQ(plan_kinds_of_units(options)[0].moments, "sharded 2 x fp32, 0.25 of it on file");
 }
 
 TEST(PlanLedger, ParametersOnTheHostAreGatheredFromThere) {

@@ -1,5 +1,6 @@
 """Optimizer states in swap files: the same results as in memory, and what happens when the files fail."""
 
+import json
 import os
 import resource
 import time
@@ -17,10 +18,11 @@ WIDTH = 40  # so that every rank updates something of each block
 END_S = 5  # after a failure every rank has ended by then
 
 
-def configuration(stage, dtype="fp32", path=None, **blocks):
+def configuration(stage, dtype="fp32", path=None, ratio=1, **blocks):
     config = models.configuration(stage, dtype, gradient_clipping=0.05, optimizer=models.adamw(), **blocks)
     if path is not None:
-        config["zero_optimization"]["offload_optimizer"] = {"device": "nvme", "nvme_path": path, "buffer_count": 2}
+        files = {"device": "nvme", "nvme_path": path, "ratio": ratio, "buffer_count": 2}
+        config["zero_optimization"]["offload_optimizer"] = files
     return config
 
 
@@ -51,8 +53,8 @@ def states(engine):
     return found
 
 
-def compare(folder, stage, dtype):
-    plain, swapped = make(stage, dtype), make(stage, dtype, [f"{folder}/one", f"{folder}/other"])
+def compare(folder, stage, dtype, ratio):
+    plain, swapped = make(stage, dtype), make(stage, dtype, [f"{folder}/one", f"{folder}/other"], ratio=ratio)
     for engine in (plain, swapped):
         train(engine, 0, STEPS)
     assert plain.parameter_digest() == swapped.parameter_digest()
@@ -76,16 +78,93 @@ def compare(folder, stage, dtype):
     return plain.parameter_digest()
 
 
-@pytest.mark.parametrize("ranks,stage,dtype", [(1, 1, "bf16"), (2, 1, "fp32"), (2, 2, "fp16"), (3, 3, "bf16")])
-def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, stage, dtype):
+@pytest.mark.parametrize(
+    "ranks,stage,dtype,ratio",
+    [
+        (1, 1, "bf16", 1),
+        (2, 1, "fp32", 1),
+        (2, 2, "fp16", 1),
+        (3, 3, "bf16", 1),
+        (1, 3, "fp32", 0.3),
+        (2, 1, "bf16", 0.3),
+        (2, 2, "fp16", 0.5),
+        (2, 3, "bf16", 0.3),
+    ],
+)
+def test_results_checkpoints_and_states_are_those_of_memory(tmp_path, ranks, stage, dtype, ratio):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    assert len(set(world.run(ranks, compare, folder=str(tmp_path), stage=stage, dtype=dtype))) == 1
+    assert len(set(world.run(ranks, compare, folder=str(tmp_path), stage=stage, dtype=dtype, ratio=ratio))) == 1
     assert not os.listdir(tmp_path / "one")
 
 
-def save_what_was_written(folder):
-    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap")
+def states_by_tier(engine):
+    """Planned bytes of master weights and moments, which are those that were held."""
+    held = {"device": 0, "file": 0}
+    for category, tier, planned, peak in engine._run.core.memory():
+        if category in ("master weights", "moments"):
+            assert planned == peak, (category, tier)
+            held[tier] += planned
+    return held
+
+
+def tied_frozen_and_read_from_json(folder, stage, ratio):
+    """A model with a tie and frozen layers, in two param groups; the configuration is a file. Returns what it has."""
+    path = f"{folder}/ds-{ratio}-{world.rank()}.json"
+    with open(path, "w") as file:
+        json.dump(configuration(stage, "bf16", folder, ratio, accumulation=2), file)
+    model = models.tiny_llama(tied=True, layers=3)
+    for name, param in model.named_parameters():
+        param.requires_grad_("q_proj" not in name)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    groups = [{"params": trained[::2]}, {"params": trained[1::2], "weight_decay": 0.3}]
+    engine = zeroshard.initialize(model=model, model_parameters=groups, config=path)[0]
+    for step in range(3):
+        models.take_step(engine, step, accumulation=2)
+    held = states_by_tier(engine)
+    return engine.parameter_digest(), engine.get_global_grad_norm(), held["file"], held["device"]
+
+
+@pytest.mark.parametrize("ranks,stage", [(1, 2), (2, 1), (2, 3)])
+def test_a_share_of_the_states_of_a_model_with_ties_and_frozen_layers(tmp_path, ranks, stage):
+    by_ratio = {}
+    for ratio in (0, 0.3, 0.999, 1):
+        arguments = {"folder": str(tmp_path), "stage": stage, "ratio": ratio}
+        by_ratio[ratio] = world.run(ranks, tied_frozen_and_read_from_json, **arguments)
+    digests = {found[:2] for by_rank in by_ratio.values() for found in map(tuple, by_rank)}
+    assert len(digests) == 1, by_ratio
+    for rank in range(ranks):
+        in_file, in_memory = ([by_ratio[ratio][rank][part] for ratio in by_ratio] for part in (2, 3))
+        assert in_file[0] == 0 and in_memory[-1] == 0
+        assert in_file[0] < in_file[1] < in_file[2] <= in_file[3]
+        assert {a + b for a, b in zip(in_file, in_memory, strict=True)} == {in_memory[0]}
+
+
+def save_with_a_ratio(folder, stage, ratio):
+    engine = make(stage, "bf16", f"{folder}/swap", ratio=ratio)
+    train(engine, 0, 2)
+    engine.save_checkpoint(f"{folder}/saves")
+    return states(engine)
+
+
+def load_with_a_ratio(folder, stage, ratio):
+    engine = make(stage, "bf16", f"{folder}/swap", ratio=ratio)
+    train(engine, 5, 6)
+    engine.load_checkpoint(f"{folder}/saves")
+    return states(engine)
+
+
+@pytest.mark.parametrize("saved,loaded", [(0.3, 1), (1, 0.3), (0.6, 0), (0, 0.6)])
+def test_checkpoints_go_between_ratios_stages_and_numbers_of_ranks(tmp_path, saved, loaded):
+    (tmp_path / "swap").mkdir()
+    expected = world.run(2, save_with_a_ratio, folder=str(tmp_path), stage=2, ratio=saved)[0]
+    for ranks, stage in ((1, 1), (3, 3)):
+        for found in world.run(ranks, load_with_a_ratio, folder=str(tmp_path), stage=stage, ratio=loaded):
+            assert found == expected
+
+
+def save_what_was_written(folder, ratio):
+    plain, swapped = make(1, "bf16"), make(1, "bf16", f"{folder}/swap", ratio=ratio)
     for engine in (plain, swapped):
         train(engine, 0, 1)
         for param in engine.module.parameters():
@@ -101,14 +180,15 @@ def save_what_was_written(folder):
     return plain.parameter_digest() == swapped.parameter_digest()
 
 
-def test_a_save_has_what_was_written_to_parameters_before_it(tmp_path):
+@pytest.mark.parametrize("ratio", [1, 0.3])
+def test_a_save_has_what_was_written_to_parameters_before_it(tmp_path, ratio):
     (tmp_path / "swap").mkdir()
-    assert world.run(2, save_what_was_written, folder=str(tmp_path)) == [True, True]
+    assert world.run(2, save_what_was_written, folder=str(tmp_path), ratio=ratio) == [True, True]
 
 
 def take_over(folder):
     digests = []
-    for path in (None, folder):
+    for path, ratio in ((None, 1), (folder, 1), (folder, 0.3)):
         model = models.stack(width=WIDTH)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         for step in range(2):
@@ -116,15 +196,17 @@ def take_over(folder):
             x, y = models.vectors(step, 0, 2, WIDTH)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-        engine = zeroshard.initialize(model=model, optimizer=optimizer, config=configuration(2, path=path))[0]
+        engine = zeroshard.initialize(
+            model=model, optimizer=optimizer, config=configuration(2, path=path, ratio=ratio)
+        )[0]
         train(engine, 2, 4)
         digests.append(engine.parameter_digest())
     return digests
 
 
 def test_states_of_an_optimizer_before_the_engine_go_into_the_files(tmp_path):
-    for plain, swapped in world.run(2, take_over, folder=str(tmp_path)):
-        assert plain == swapped
+    for plain, swapped, part in world.run(2, take_over, folder=str(tmp_path)):
+        assert plain == swapped == part
 
 
 def refusals(folder):

@@ -74,6 +74,24 @@ TEST(MemoryLimitsOfEngines, TheAdviceIsTrue) {
   EXPECT_FALSE(::testing::Test::HasFailure());
 }
 
+// The states that a ratio below 1 leaves in memory count.
+TEST(MemoryLimitsOfEngines, AHigherRatioMayFit) {
+  const TemporaryDirectory folder;
+  Scenario part = make_scenario(2, 2);
+  part.model.ballast = 200'000;
+  part.config.offload_optimizer = {
+      .device = OffloadOptimizerConfig::Device::kNvme, .ratio = 0.5, .nvme_path = {folder.path()}, .buffer_count = 1};
+  const int64_t bytes = planned_bytes(train(part));
+  part.config.offload.host_memory = bytes;
+  train(part);
+  EXPECT_FALSE(::testing::Test::HasFailure());
+  part.config.offload.host_memory = bytes - 1;
+  EXPECT_THAT(refusals(part), Each(HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1")));
+  part.config.offload_optimizer.ratio = 1;
+  train(part);
+  EXPECT_FALSE(::testing::Test::HasFailure());
+}
+
 TEST(MemoryLimitsOfEngines, WhereNothingFitsThatIsTold) {
   Scenario scenario = make_scenario(2, 2);
   scenario.config.offload.host_memory = 1000;

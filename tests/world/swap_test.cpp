@@ -6,6 +6,7 @@
 
 #include "base/unique_fd.h"
 #include "file/support.h"
+#include "layout/shard_layout.h"
 #include "world/support.h"
 
 // Optimizer states in swap files.
@@ -14,29 +15,42 @@ namespace {
 
 using testing::TemporaryDirectory;
 
-Scenario in_files(Scenario scenario, const std::vector<std::string>& directories, int buffer_count = 2) {
-  scenario.config.offload_optimizer = {
-      .device = OffloadOptimizerConfig::Device::kNvme, .nvme_path = directories, .buffer_count = buffer_count};
+Scenario in_files(Scenario scenario, const std::vector<std::string>& directories, int buffer_count = 2,
+                  double ratio = 1) {
+  scenario.config.offload_optimizer = {.device = OffloadOptimizerConfig::Device::kNvme,
+                                       .ratio = ratio,
+                                       .nvme_path = directories,
+                                       .buffer_count = buffer_count};
   return scenario;
 }
 
-// The same bits, and as many bytes on each tier as planned.
-void expect_same(const Scenario& scenario, const Scenario& swapped, bool plan_holds = true) {
+// Held by a rank in files, or in memory.
+int64_t state_bytes(const Result& result, bool in_file) {
+  int64_t bytes = 0;
+  for (const MemoryLine& line : result.memory)
+    if ((line.category == "moments" || line.category == "master weights") && (line.tier == "file") == in_file)
+      bytes += line.measured_peak;
+  return bytes;
+}
+
+// The same bits, and as many bytes on each tier as planned. Returns the result of `swapped`.
+Result expect_same(const Scenario& scenario, const Scenario& swapped, bool plan_holds = true) {
   const Result expected = train(scenario), result = train(swapped);
-  if (::testing::Test::HasFailure()) return;
+  if (::testing::Test::HasFailure()) return result;
   EXPECT_TRUE(result.values.equal(expected.values)) << swapped.text();
   for (size_t i = 0; i < result.steps.size(); ++i) {
     EXPECT_EQ(result.steps[i].applied, expected.steps[i].applied) << swapped.text() << ", step " << i;
     const bool same_norm = result.steps[i].grad_norm == expected.steps[i].grad_norm;
     EXPECT_TRUE(!result.steps[i].applied || same_norm) << swapped.text() << ", step " << i;
   }
-  int64_t file_bytes = 0;
-  for (const MemoryLine& line : result.memory) {
-    EXPECT_TRUE(!plan_holds || line.measured_peak == line.planned) << line.category << ", " << swapped.text();
-    if (line.tier == "file") file_bytes += line.measured_peak;
-    EXPECT_TRUE(line.tier == "file" || line.category != "moments");
-  }
-  EXPECT_GT(file_bytes, 0);
+  for (const MemoryLine& line : result.memory)
+    EXPECT_TRUE(!plan_holds || line.measured_peak == line.planned)
+        << line.category << " on " << line.tier << ", " << swapped.text();
+  const double ratio = swapped.config.offload_optimizer.ratio;
+  EXPECT_EQ(state_bytes(result, /*in_file=*/true) > 0, ratio > 0);
+  EXPECT_TRUE(ratio > 0.5 || state_bytes(result, /*in_file=*/false) > 0) << swapped.text();
+  EXPECT_TRUE(ratio < 1 || state_bytes(result, /*in_file=*/false) == 0) << swapped.text();
+  return result;
 }
 
 class SwapWorlds : public ::testing::TestWithParam<int> {};
@@ -59,6 +73,32 @@ TEST_P(SwapWorlds, GiveTheSameBitsInThePlannedMemory) {
   EXPECT_TRUE(std::filesystem::is_empty(one.path()));
 }
 
+// The first blocks of each unit's states in files, the others in memory. Units of one block are in files as a whole.
+TEST_P(SwapWorlds, AShareOfTheStatesGivesTheSameBitsInThePlannedMemory) {
+  const TemporaryDirectory one, other;
+  for (const double ratio : {0.0, 0.3, 0.999}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        for (const int64_t accumulation : {1, 3}) {
+          Scenario scenario = make_scenario(GetParam(), stage);
+          scenario.config.compute_dtype = dtype;
+          scenario.config.grad_accumulation_steps = accumulation;
+          scenario.model.frozen = accumulation == 3;
+          scenario.model.ballast = 20'000;
+          scenario.steps = 3;
+          SCOPED_TRACE(ratio);
+          const Result result = expect_same(scenario, in_files(scenario, {one.path(), other.path()}, stage, ratio));
+          const auto in_file = double(state_bytes(result, true)), all = in_file + double(state_bytes(result, false));
+          const double most_more = double(kUnits * kBlockNumel) * 12 / all;  // a block of each unit
+          EXPECT_GE(in_file / all, ratio);
+          EXPECT_LT(in_file / all, ratio + most_more);
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(one.path()));
+}
+
 TEST_P(SwapWorlds, LeftOutUnitsAndUnusedParametersChangeNothing) {
   const TemporaryDirectory directory;
   for (const int stage : {1, 2, 3}) {
@@ -67,7 +107,9 @@ TEST_P(SwapWorlds, LeftOutUnitsAndUnusedParametersChangeNothing) {
     scenario.model.unused = scenario.model.frozen = true;
     scenario.steps = 6;
     scenario.skip = [](int, int step, size_t unit) { return step % 3 == 1 && unit == 2; };
-    expect_same(scenario, in_files(scenario, {directory.path()}, 3), /*plan_holds=*/false);
+    scenario.model.ballast = 20'000;
+    for (const double ratio : {0.5, 1.0})
+      expect_same(scenario, in_files(scenario, {directory.path()}, 3, ratio), /*plan_holds=*/false);
   }
 }
 
@@ -80,7 +122,8 @@ TEST_P(SwapWorlds, SkippedStepsChangeNothing) {
     scenario.config.fp16.initial_scale_power = 4;
     scenario.steps = 5;
     scenario.input_scale = [](int, int step) { return step == 1 ? 1e6F : 1.F; };  // infinite in fp16
-    expect_same(scenario, in_files(scenario, {directory.path()}));
+    scenario.model.ballast = 20'000;
+    for (const double ratio : {0.5, 1.0}) expect_same(scenario, in_files(scenario, {directory.path()}, 2, ratio));
   }
 }
 
