@@ -128,6 +128,21 @@ TEST_F(FileParametersTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) 
   }
 }
 
+// Where several elements share a value of the store.
+TEST_F(FileParametersTest, ElementsBesideWhatIsOverwrittenStay) {
+  SwapSpace space = make_space(groups_);
+  FileParameters others(space, 0, kDTypes[0], kNumel, ledger_);
+  for (size_t g = 1; g < std::size(kDTypes); ++g) {
+    FileParameters params(space, g, kDTypes[g], kNumel, ledger_);
+    params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(5); });
+    others.copy_of({0, kNumel});  // takes the buffers
+    params.lend({1, kNumel - 1}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(7); });
+    at::Tensor expected = at::full({kNumel}, 5, to_scalar_type(kDTypes[g]));
+    expected.slice(0, 1, kNumel - 1).fill_(7);
+    EXPECT_TRUE(params.copy_of({0, kNumel}).equal(expected)) << name_of(kDTypes[g]);
+  }
+}
+
 TEST_F(FileParametersTest, TheLedgerHasThem) {
   const Bytes expected;
   {

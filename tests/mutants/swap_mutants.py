@@ -36,9 +36,9 @@ _TABLE = [
         "neighbours-overwritten",
         _PARAMETERS,
         "::kOverwrite && !is_whole)",
-        "::kOverwrite && false)",
+        "::kOverwrite && !is_whole && false)",
         "group",
-        "FileParametersTest.AnyRanges*",
+        "FileParametersTest.ElementsBeside*",
     ),
     (
         "updates-not-written",
