@@ -90,7 +90,7 @@ MUTANTS = [Mutant(name, file, old, new, "file", test) for name, file, old, new, 
         "type(tensor) is not torch.Tensor or not tensor.requires_grad or",
         "type(tensor) is not torch.Tensor or",
         "python",
-        "test_a_frozen_base_is_trained_the_same_way",
+        "test_inputs_come_back_as_they_lay_and_are_kept_once",
     ),
     Mutant(
         "python-activations-of-the-engine-before",
