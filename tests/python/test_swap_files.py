@@ -301,7 +301,7 @@ def moved_by_checkpoints(folder, stage, async_):
         engine.save_checkpoint(f"{folder}/{name}")
         engine.wait_for_checkpoint()
 
-    save("before")  # afterwards nothing of the step is left to be written
+    save("before")
     shares = []
     calls = {
         "save": lambda: save("saves"),
@@ -328,7 +328,9 @@ def test_saves_read_the_files_once_and_loads_write_them_once(tmp_path, ranks, st
         # A load reads the checkpoint and, to publish them, the master weights: a third, twice where users may have
         # written to the parameters before.
         assert found["load"][0] < 1 + (2 / 3 if stage < 3 else 1 / 3) + more, found
-        assert 0.9 < found["load"][1] < 1 + more, found
+        # A save in the background leaves the last chunk of the step in its buffer: it is written when another is lent.
+        left = 1 / 6 if async_ else 0
+        assert 0.9 < found["load"][1] < 1 + left + more, found
         assert found["export"][0] < more, found
 
 
