@@ -77,8 +77,7 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   if (param == Param::kCpu && optimizer.device == Optimizer::kNone)
     inputs.notes.push_back(kTrained + "on the device, as offload_optimizer.device is \"none\"");
   if (optimizer.device == Optimizer::kCpu && optimizer.ratio > 0 && optimizer.ratio < 1)
-    inputs.notes.push_back(
-        "ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
+    inputs.notes.push_back("ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
   if (!inputs.options.on_device)
     inputs.notes.push_back("files are asked for: planned for ranks on the CPU, whose memory is the host's");
   if (inputs.options.on_device && (param == Param::kCpu || optimizer.device == Optimizer::kCpu))

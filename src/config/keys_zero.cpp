@@ -48,11 +48,12 @@ std::vector<Key> offload_optimizer() {
         value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
   };
   return {
-      zero("offload_optimizer.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
-           "stages 1 to 3. \"cpu\": master weights, moments and reduced gradients lie in host memory; on ranks whose "
-           "device is the CPU they do anyway. \"nvme\": master weights and moments lie in files. \"auto\": the first of "
-           "none, cpu and, with an nvme_path, nvme that fits into the memory of each rank",
-           set_device),
+      zero(
+          "offload_optimizer.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
+          "stages 1 to 3. \"cpu\": master weights, moments and reduced gradients lie in host memory; on ranks whose "
+          "device is the CPU they do anyway. \"nvme\": master weights and moments lie in files. \"auto\": the first of "
+          "none, cpu and, with an nvme_path, nvme that fits into the memory of each rank",
+          set_device),
       zero("cpu_offload", Bool{}, false, "true: as offload_optimizer.device = \"cpu\"", set_cpu),
       zero("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0,
            "the share of each unit's states that leaves the device, in whole blocks of 1024 elements. A share between "

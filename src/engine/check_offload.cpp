@@ -57,7 +57,7 @@ void check_offload_param(const Config& config, c10::Device device, std::span<con
   for (const UnitLayout& unit : units)
     for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
   const char* const needed = none_leave ? "1" : to_files ? "\"nvme\"" : "\"cpu\"";
-  const char* const now = none_leave                    ? "ratio is 0"
+  const char* const now = none_leave                     ? "ratio is 0"
                           : optimizer == Optimizer::kCpu ? "device is \"cpu\""
                                                          : "device is \"none\"";
   const std::string told = concat(key, "parameters that are trained lie with their optimizer states, and ",

@@ -78,7 +78,7 @@ void read_cgroups(const std::string& root, HostMemory& memory) {
     const bool counts = limit && (memory.total == 0 || *limit < memory.total);
     if (counts && *limit < memory.cgroup_limit.value_or(std::numeric_limits<int64_t>::max())) {
       memory.cgroup_limit = limit;
-      struct stat status{};
+      struct stat status {};
       memory.cgroup = ::stat(folder.c_str(), &status) == 0 ? uint64_t(status.st_ino) : 0;
       memory.cgroup_used = number_in(text_of(folder + files->used)).value_or(0) -
                            field(text_of(folder + "memory.stat"), files->cache).value_or(0);

@@ -22,8 +22,8 @@ struct HostMemory {
 // From /proc, /sys/fs/cgroup (version 1 or 2) and getrlimit. `root`: a folder that stands for "/", for tests.
 HostMemory read_host_memory(const std::string& root = "");
 
-// The same for all processes that share most(), until the machine starts anew, and for no others: those of a machine, or
-// those below the control group that limits them. Not negative. 0: unknown.
+// The same for all processes that share most(), until the machine starts anew, and for no others: those of a machine,
+// or those below the control group that limits them. Not negative. 0: unknown.
 int64_t number_of(const HostMemory& memory);
 
 }  // namespace zeroshard

@@ -69,8 +69,7 @@ TEST_F(HostFiles, ThoseBelowOneLimitShareIt) {
     return number_of(read());
   };
   const int64_t machine = number("/");
-  for (const std::string container : {"/one", "/other"})
-    write("sys/fs/cgroup" + container + "/memory.max", "500000\n");
+  for (const std::string container : {"/one", "/other"}) write("sys/fs/cgroup" + container + "/memory.max", "500000\n");
   write("sys/fs/cgroup/one/deeper/memory.max", "max\n");
   EXPECT_EQ(number("/one"), number("/one/deeper"));
   EXPECT_NE(number("/one"), number("/other"));

@@ -47,9 +47,8 @@ TEST(AutoOffload, ParametersFollowTheirStates) {
     return found;
   };
   using Pairs = std::vector<std::pair<Device, Param>>;
-  EXPECT_EQ(pairs(false), (Pairs{{Device::kNone, Param::kNone},
-                                 {Device::kNvme, Param::kNone},
-                                 {Device::kNvme, Param::kNvme}}));
+  EXPECT_EQ(pairs(false),
+            (Pairs{{Device::kNone, Param::kNone}, {Device::kNvme, Param::kNone}, {Device::kNvme, Param::kNvme}}));
   EXPECT_EQ(pairs(true), (Pairs{{Device::kNone, Param::kNone},
                                 {Device::kCpu, Param::kNone},
                                 {Device::kCpu, Param::kCpu},

@@ -77,6 +77,8 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
   gpu.state_share = 0.5;
   EXPECT_THAT(advice(gpu, device(5e9), true),
               HasSubstr("device = \"cpu\" and zero_optimization.offload_optimizer.ratio = 1"));
+}
+
 // 2 of the 4 bytes a parameter that stay are weights: they go last.
 TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
   const PlanOptions cpu = options(3, 1, /*on_device=*/false);
