@@ -17,10 +17,11 @@
 namespace zeroshard::cli {
 namespace {
 
-// What the activations are of.
+// What the activations, and the time of a step, are of.
 struct BatchArguments {
   std::optional<int> batch, sequence_length;
   bool checkpoint_activations = false;
+  RateArguments rates;
 };
 
 struct MemoryArguments {
@@ -32,7 +33,6 @@ struct Arguments {
   MemoryArguments memory;
   std::optional<int> world_size;
   BatchArguments batch;
-  RateArguments rates;
   bool json = false, list_params = false, placement = false;
 };
 
@@ -160,7 +160,7 @@ PlanInputs read_inputs(const Arguments& arguments) {
     inputs.optimizer_name = arguments.optimizer;
   }
   read_activations(arguments.batch, inputs);
-  inputs.rates = read_rates(arguments.rates, inputs);
+  inputs.rates = read_rates(arguments.batch.rates, inputs);
   read_stages(arguments.stage, inputs);
   if (!arguments.memory.device.empty())
     inputs.device_bytes = parse_device_bytes("--device-memory", arguments.memory.device);
@@ -257,7 +257,7 @@ void add_plan_command(CLI::App& app) {
           "Sequences of a micro-batch (default: that of --config, else 1)");
   plan->add_flag("--checkpoint-activations", arguments->batch.checkpoint_activations,
                  "Each layer keeps its input alone, and is computed again in the backward pass");
-  add_rate_options(*plan, arguments->rates);
+  add_rate_options(*plan, arguments->batch.rates);
   plan->add_flag("--json", arguments->json, "Print JSON");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
   plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");

@@ -21,6 +21,7 @@ OVER_THE_LIMIT = {
     "impl.h:Engine::Impl": "the parts of an engine, wired by engine/",
     "meeting_state.h:Meeting::State": "what is known of one meeting: Meeting's own functions alone see it",
     "model_shapes.cpp:Family": "constants of a family of models",
+    "plan_output.h:PlanInputs": "the parsed command line of one command, which its output shows",
     "reducer.h:Reducer": "the lists by bucket that one backward pass fills, and the order that ranks agreed on",
     "run.py:Run": "the parts of one engine and its counters, for the modules that share them",
     "shm_memory.h:ShmMemory": "segments of one rank: its own, its peers', and those it has yet to show",

@@ -1,5 +1,6 @@
-"""What could be forgotten where parameters lie in files."""
+"""What could be forgotten where parameters lie in files, and where saves read files in the background."""
 
+import hold_mutants
 from mutant import Mutant
 
 _STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_parameters.cpp"
@@ -66,4 +67,4 @@ _TABLE = [
     ),
 ]
 
-MUTANTS = [Mutant(f"swap-{name}", *rest) for name, *rest in _TABLE]
+MUTANTS = [*(Mutant(f"swap-{name}", *rest) for name, *rest in _TABLE), *hold_mutants.MUTANTS]
