@@ -107,7 +107,7 @@ TEST_P(FileOffload, OtherPlacesOfParametersAndOtherOptimizers) {
     expect_the_same_bits(plain);
     if (stage() < 3) continue;
     Scenario with_parameters = in_files(scenario(dtype));
-    with_parameters.config.offload_param.to_host = true;
+    with_parameters.config.offload_param.device = OffloadParamConfig::Device::kCpu;
     expect_bits_of(scenario(dtype), with_parameters);
   }
 }
