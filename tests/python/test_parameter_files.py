@@ -134,9 +134,9 @@ def held(folder, most):
 
 def test_parameters_leave_memory_but_for_those_that_may_stay(tmp_path):
     in_files, in_memory = (world.run(2, held, folder=str(tmp_path), most=most)[0] for most in (0, 10**9))
-    assert in_files["planned"]["parameters"] > 0
-    assert in_files["tiers"]["device"]["planned"] < in_memory["tiers"]["device"]["planned"] + 1
-    assert in_files["tiers"]["file"]["planned"] > in_memory["tiers"]["file"]["planned"]
+    # The model is so small that its buffers are as large as itself.
+    moved_away = in_files["tiers"]["file"]["planned"] - in_memory["tiers"]["file"]["planned"]
+    assert moved_away == in_files["planned"]["parameters"] == in_memory["planned"]["parameters"] > 0
 
 
 def resident():
