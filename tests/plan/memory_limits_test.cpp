@@ -72,7 +72,7 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
   cpu.state_tier = Tier::kFile;
   EXPECT_THAT(advice(cpu, host(5e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1"));
   cpu.state_share = 1;
-  EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("ranks with as much memory"));
+  EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("fits: zero_optimization.stage = 3 and "));
   PlanOptions gpu = options(1, 1);  // there a part is refused
   gpu.state_share = 0.5;
   EXPECT_THAT(advice(gpu, device(5e9), true),
