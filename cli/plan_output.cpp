@@ -41,9 +41,15 @@ bool has_swap(const PlanInputs& inputs) {
   return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 
+// Of the stage that needs most.
 double staging(const PlanInputs& inputs) {
-  return inputs.model ? checkpoint_staging_bytes(*inputs.model, inputs.options)
-                      : checkpoint_staging_bytes(double(inputs.numel()), inputs.options);
+  double bytes = 0;
+  for (const int stage : inputs.stages) {
+    const PlanOptions at = inputs.at_stage(stage);
+    bytes = std::max(bytes, inputs.model ? checkpoint_staging_bytes(*inputs.model, at)
+                                         : checkpoint_staging_bytes(double(inputs.numel()), at));
+  }
+  return bytes;
 }
 
 // The parts of the 16 (or other) bytes per parameter.
@@ -180,7 +186,9 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
-  if (staging(inputs) == 0) {
+  if (plans.back().bytes.file.parameters > 0) {
+    std::cout << "Checkpoints of parameters in files are written before save_checkpoint returns, and hold no copy.\n";
+  } else if (staging(inputs) == 0) {
     std::cout << "Checkpoints in the background read states from their files, and hold no copy.\n";
   } else {
     std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",
