@@ -197,6 +197,7 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
 # -- zeroshard train ---------------------------------------------------------------------------------------------------
 
 SIZES = {"vocab_size": 89, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 89}
 
 
