@@ -7,6 +7,7 @@
 
 #include "choices.h"
 #include "commands.h"
+#include "format.h"
 #include "numbers.h"
 #include "plan/auto_offload.h"
 #include "plan_output.h"
@@ -72,11 +73,12 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   const Param param = config.offload_param.device;
   const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
   const std::string kTrained = "trained parameters lie with their optimizer states: ";
-  if (param == Param::kNvme && optimizer.device != Optimizer::kNvme)
-    inputs.notes.push_back(kTrained + "in memory, as offload_optimizer.device is not \"nvme\"");
+  const bool stay = optimizer.device != Optimizer::kNvme && optimizer.device != Optimizer::kAuto;
+  if (param == Param::kNvme && (stay || optimizer.ratio == 0))
+    inputs.notes.push_back(kTrained + "in memory, as offload_optimizer.device is not \"nvme\", or its ratio is 0");
   if (param == Param::kCpu && optimizer.device == Optimizer::kNone)
     inputs.notes.push_back(kTrained + "on the device, as offload_optimizer.device is \"none\"");
-  if (optimizer.device == Optimizer::kCpu && optimizer.ratio > 0 && optimizer.ratio < 1)
+  if (inputs.options.on_device && optimizer.device != Optimizer::kNone && optimizer.ratio > 0 && optimizer.ratio < 1)
     inputs.notes.push_back("ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
   if (!inputs.options.on_device)
     inputs.notes.push_back("files are asked for: planned for ranks on the CPU, whose memory is the host's");
@@ -195,12 +197,14 @@ void choose_offload(PlanInputs& inputs) {
   if (!inputs.config || !has_auto_offload(*inputs.config)) return;
   const bool on_device = inputs.options.on_device;
   const std::vector<Config> choices = offload_choices(*inputs.config, on_device, /*may_use_files=*/true);
+  const int stage = inputs.stages.size() == 1 ? inputs.stages.front() : inputs.config->stage;
   const auto needs = [&](const Config& choice) {
-    return inputs.memory_needs(inputs.plan(with_tiers_of(choice, inputs.at_stage(inputs.stages.front()))));
+    return inputs.memory_needs(inputs.plan(with_tiers_of(choice, inputs.at_stage(stage))));
   };
   const OffloadChoice choice = zeroshard::choose_offload(choices, limits_of(inputs), needs, on_device);
   inputs.options = with_tiers_of(choices[choice.index], inputs.options);
-  inputs.notes.push_back(describe_choice(*inputs.config, choices[choice.index], choice.why_not_before));
+  const std::string of_stage = inputs.stages.size() == 1 ? "" : format("at stage %d ", stage);
+  inputs.notes.push_back(of_stage + describe_choice(*inputs.config, choices[choice.index], choice));
 }
 
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
@@ -226,6 +230,7 @@ void run(const Arguments& arguments) {
   if (arguments.list_params) return print_params(*inputs.model, arguments.json);
   if (arguments.placement) {
     if (!inputs.model) throw ValueError("--placement needs --model");
+    choose_offload(inputs);
     return print_placements(inputs, arguments.json);
   }
   choose_offload(inputs);

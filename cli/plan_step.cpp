@@ -34,8 +34,10 @@ PlannedStep planned(const PlanInputs& inputs, const PlanOptions& at) {
         "copies, which read and write half of it each");
   if (at.on_device && on_host && !rates.link)
     throw ValueError("the step's time needs --link: gradients and parameters go between device and host");
-  if (bytes.file.total() > 0 && !rates.disk)
-    throw ValueError("the step's time needs --disk: states lie in files. `zeroshard doctor --path DIR` measures it");
+  if ((bytes.file.total() > 0 || at.activations_in_files) && !rates.disk)
+    throw ValueError(
+        "the step's time needs --disk: states, parameters or inputs of layers lie in files. `zeroshard doctor --path "
+        "DIR` measures it");
   return plan_step(*inputs.model, at, *inputs.activations, rates);
 }
 
@@ -70,9 +72,10 @@ std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
   std::string text = format("stage %d: a step takes %.3g s: ", at.stage, step.total());
   text += format(
-      "max(forward %.3g + backward %.3g, copies %.3g) + max(update %.3g, disk %.3g); the device computes in "
+      "max(forward %.3g + backward %.3g, copies %.3g, files %.3g) + max(update %.3g, disk %.3g); the device computes "
+      "in "
       "%.0f %% of it, %.4g tokens/s a rank\n",
-      step.forward, step.backward, step.link, step.update, step.disk, 100 * step.efficiency(),
+      step.forward, step.backward, step.link, step.reads, step.update, step.disk, 100 * step.efficiency(),
       step.tokens / step.total());
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     text += format("  what would help most: %s: %.4g tokens/s\n", change->change.c_str(),
@@ -82,15 +85,11 @@ std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
 
 Json step_as_json(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
-  Json json{{"total_s", step.total()},
-            {"forward_s", step.forward},
-            {"backward_s", step.backward},
-            {"copies_s", step.link},
-            {"update_s", step.update},
-            {"disk_s", step.disk},
-            {"efficiency", step.efficiency()},
-            {"tokens", step.tokens},
-            {"tokens_per_second", step.tokens / step.total()}};
+  Json json{{"total_s", step.total()},     {"forward_s", step.forward},
+            {"backward_s", step.backward}, {"copies_s", step.link},
+            {"files_s", step.reads},       {"update_s", step.update},
+            {"disk_s", step.disk},         {"efficiency", step.efficiency()},
+            {"tokens", step.tokens},       {"tokens_per_second", step.tokens / step.total()}};
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     json["best_change"] = {{"change", change->change},
                            {"tokens_per_second", change->step.tokens / change->step.total()}};

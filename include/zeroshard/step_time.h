@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,12 +24,13 @@ struct MachineRates {
 struct PlannedStep {
   double forward = 0, backward = 0;  // of all micro-batches; layers that are computed again count in backward
   double link = 0;                   // copies between device and host: beside forward and backward
+  double reads = 0;                  // parameters and inputs of layers in files: beside forward and backward, too
   double update = 0;                 // by the CPU
   double disk = 0;                   // swap files: beside the update
   double tokens = 0;                 // of a step, on this rank
 
-  double passes() const { return forward + backward > link ? forward + backward : link; }
-  double after() const { return update > disk ? update : disk; }
+  double passes() const { return std::max({forward + backward, link, reads}); }
+  double after() const { return std::max(update, disk); }
   double total() const { return passes() + after(); }
   // The share of the step in which the device computes: what the ZeRO-Infinity paper calls efficiency.
   double efficiency() const { return (forward + backward) / total(); }

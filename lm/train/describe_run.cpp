@@ -73,6 +73,10 @@ void describe_memory(std::ostream& out, const CausalLM& model, const Config& con
   out << "\n";
 }
 
+bool all_trained(const CausalLM& model) {
+  return std::ranges::all_of(model.parameters(), [](const auto& each) { return each.requires_grad(); });
+}
+
 MemoryLimits limits_of(const Config& config, bool on_device, int ranks_of_host) {
   MemoryLimits limits = configured_limits(config.offload, on_device);
   if (!limits.host) limits.host = limit_of_host(read_host_memory(), ranks_of_host);
@@ -89,7 +93,8 @@ Config with_offload_chosen(std::ostream& out, const CausalLM& model, const Confi
   };
   const std::vector<Config> choices = offload_choices(config, on_device, /*may_use_files=*/true);
   const OffloadChoice choice = choose_offload(choices, limits, needs, on_device);
-  out << "offload     " << describe_choice(config, choices[choice.index], choice.why_not_before) << "\n";
+  out << "offload     " << (all_trained(model) ? "" : "frozen parameters counted as if they were trained: ")
+      << describe_choice(config, choices[choice.index], choice) << "\n";
   return choices[choice.index];
 }
 
@@ -100,15 +105,13 @@ void describe_limits(std::ostream& out, const CausalLM& model, const Config& con
   const auto needs = [&](const PlanOptions& options) { return memory_needs(plan_model(shapes, options), on_device); };
   const PlanOptions options = plan_options(config, on_device);
   const std::string passed = passed_limits(needs(options), limits, on_device);
-  const bool all_trained =
-      std::ranges::all_of(model.parameters(), [](const auto& each) { return each.requires_grad(); });
   out << "limits      ";
   if (passed.empty()) {
     out << "fits";
     if (limits.device) out << ", device: " << limits.device->bytes / 1e6 << " MB (" << limits.device->source << ")";
     if (limits.host) out << ", host: " << limits.host->bytes / 1e6 << " MB (" << limits.host->source << ")";
   } else {
-    out << (all_trained ? "does not fit: " : "may not fit, frozen parameters counted as if they were trained: ")
+    out << (all_trained(model) ? "does not fit: " : "may not fit, frozen parameters counted as if they were trained: ")
         << passed << ". " << advice_to_fit({options, limits, needs, /*may_use_files=*/true});
   }
   out << "\n";

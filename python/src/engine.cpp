@@ -186,7 +186,7 @@ void bind_passes(EngineClass& engine) {
       .def("slices", &Engine::slices)
       .def("finish_step", &Engine::finish_step, Release())
       .def("set_updates", &Engine::set_updates)
-      .def("set_moment", &Engine::set_moment, py::arg("param"), py::arg("slot"), py::arg("values"))
+      .def("set_moment", &Engine::set_moment, py::arg("param"), py::arg("slot"), py::arg("values"), Release())
       .def_property_readonly("has_pending_gradients", &Engine::has_pending_gradients)
       .def_property_readonly("has_plain_gradients", &Engine::has_plain_gradients,
                              "Whether some since the last step are of a loss.backward() alone.")
@@ -211,7 +211,8 @@ void bind_param_states(EngineClass& engine) {
       .def("full_grad", &Engine::full_grad, py::arg("unit"), py::arg("param"), Release())
       .def("grad_norms", &Engine::grad_norms, Release())
       .def("set_grad", &Engine::set_grad, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
-      .def("set_weights", &Engine::set_weights, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
+      .def("set_weights", &Engine::set_weights, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"),
+           Release())
       .def("updates", &Engine::updates);
 }
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint as _torch_checkpoint  # now: recompute may take its place later
 
 from . import _C
 
@@ -33,7 +33,7 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     >>> hidden = zeroshard.recompute(block, hidden, use_reentrant=False)
     """
-    return _checkpointed(_thread.keeper, torch.utils.checkpoint.checkpoint, function, args, kwargs)
+    return _checkpointed(_thread.keeper, _torch_checkpoint, function, args, kwargs)
 
 
 class Keeper:
@@ -70,12 +70,28 @@ class Keeper:
             if (function := vars(module).get("_gradient_checkpointing_func")) is not None:
                 yield module, function
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor | _C.KeptTensor:
+    def pack(self, tensor: torch.Tensor) -> _Stayed | _C.KeptTensor:
         # Parameters and tensors of other classes stay, and what many layers are given without a gradient, as masks are.
         if _thread.recomputes or type(tensor) is not torch.Tensor or not tensor.requires_grad or self._core is None:
-            return tensor
+            return _Stayed(tensor)
         kept = self._core.keep(tensor)
-        return tensor if kept is None else kept
+        return _Stayed(tensor) if kept is None else kept
+
+
+class _Stayed:
+    """A tensor that stays in memory. torch itself compares versions only of what it saves without hooks."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = tensor, tensor._version
+
+    def bring_back(self) -> torch.Tensor:
+        if self._tensor._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                f"argument of a checkpointed part, a {self._tensor.dtype} of shape {tuple(self._tensor.shape)}, is at "
+                f"version {self._tensor._version}; expected version {self._version} instead"
+            )
+        return self._tensor
 
 
 class _Checkpoint:
@@ -117,8 +133,8 @@ def _checkpointed(
         return checkpoint(_Part(function), *args, **kwargs)
 
 
-def _unpack(kept: torch.Tensor | _C.KeptTensor) -> torch.Tensor:
-    return kept.bring_back() if isinstance(kept, _C.KeptTensor) else kept
+def _unpack(kept: _Stayed | _C.KeptTensor) -> torch.Tensor:
+    return kept.bring_back()
 
 
 def _same(function: Callable) -> Callable:

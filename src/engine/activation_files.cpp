@@ -63,6 +63,7 @@ std::shared_ptr<KeptTensor> ActivationFiles::keep(const at::Tensor& tensor) {
 std::shared_ptr<ActivationFiles::Kept> ActivationFiles::find(const at::Tensor& tensor) {
   std::erase_if(known_, [](const Known& known) { return known.storage.expired() || known.kept.expired(); });
   for (const Known& known : known_) {
+    if (known.storage._unsafe_get_target() != tensor.storage().unsafeGetStorageImpl()) continue;
     if (known.data != tensor.const_data_ptr() || known.version != uint32_t(tensor._version())) continue;
     auto kept = known.kept.lock();
     if (kept && kept->lies_like(tensor)) return kept;

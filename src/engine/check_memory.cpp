@@ -82,8 +82,8 @@ Config choose_offload(const EngineOptions& options, const std::vector<UnitLayout
   OffloadChoice choice;
   together(comm.host(), "offload", [&] { choice = choose_offload(choices, limits.all, needs, on_device); });
   const auto index = size_t(all_reduce(comm, {int64_t(choice.index)}, ReduceOp::kMax, "offload")[0]);
-  if (index != choice.index) choice.why_not_before = "another rank would not fit";
-  if (comm.rank() == 0) log(LogLevel::kInfo, describe_choice(asked, choices[index], choice.why_not_before));
+  if (index != choice.index) choice = {index, "another rank would not fit", OffloadChoice::Fit::kYes};
+  if (comm.rank() == 0) log(LogLevel::kInfo, describe_choice(asked, choices[index], choice));
   return choices[index];
 }
 

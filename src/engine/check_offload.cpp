@@ -22,16 +22,16 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
+  if (!device.is_cpu() && config.offload.activations == OffloadConfig::Activations::kNvme)
+    throw ConfigError(
+        concat("zeroshard.offload.activations = \"nvme\": files are for ranks on the CPU so far, and the ",
+               "ranks run on ", device.str(), ": set \"cpu\" or \"none\""));
   if (offload.ratio == 0) return;  // nothing leaves
   if (offload.device == Device::kNvme && !external_optimizer.empty())
     throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,
                              " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
                              "one of zeroshard's optimizers"));
   if (device.is_cpu()) return;
-  if (config.offload.activations == OffloadConfig::Activations::kNvme)
-    throw ConfigError(
-        concat("zeroshard.offload.activations = \"nvme\": files are for ranks on the CPU so far, and the ",
-               "ranks run on ", device.str(), ": set \"cpu\" or \"none\""));
   if (offload.device == Device::kNone || offload.ratio == 1) return;
   throw ConfigError(concat(kRatio, offload.ratio, ": a share of a unit's states leaves the memory of ranks on the CPU ",
                            "alone so far, to files, and the ranks run on ", device.str(),

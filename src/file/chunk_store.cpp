@@ -304,7 +304,9 @@ ChunkStore::SlotBlocks ChunkStore::copy_buffered(size_t chunk, int slot, std::by
     const bool is_at_rest = buffer != nullptr && (buffer->writing || transfers_->is_idle(number(*buffer)));
     for (size_t block = 0; block < own.blocks(); ++block) {
       const size_t bit = size_t(slot) * own.blocks() + block;
-      if (!is_at_rest || !buffer->there[bit]) {
+      // What has changed is in the buffer alone, also while other blocks are read into it.
+      const bool is_here = buffer != nullptr && (buffer->changed[bit] || (is_at_rest && buffer->there[bit]));
+      if (!is_here) {
         missing.set(block);
         continue;
       }

@@ -10,6 +10,7 @@
 #include "base/align.h"
 #include "base/check.h"
 #include "file/hash.h"
+#include "zeroshard/error.h"
 
 namespace zeroshard {
 
@@ -61,7 +62,16 @@ void RecordStore::note_failure(const char* message) noexcept {
   if (on_failure_) std::exchange(on_failure_, {})(failure_);
 }
 
+// The threads and the ring behind the files are the parent's, and so may be the lock.
+void RecordStore::check_process() const {
+  if (process_.is_own()) return;
+  throw StateError(
+      "this process is a fork of a rank: what that keeps in files cannot be used here "
+      "(zeroshard.offload.activations)");
+}
+
 RecordStore::Id RecordStore::put(std::span<const std::byte> data) {
+  check_process();
   const std::lock_guard lock(mutex_);
   ZS_CHECK(!data.empty(), "a record has at least one byte");
   Id id = 0;
@@ -101,6 +111,7 @@ RecordStore::Id RecordStore::write(std::span<const std::byte> data) {
 }
 
 DirectBuffer RecordStore::get(Id id) {
+  check_process();
   const std::lock_guard lock(mutex_);
   DirectBuffer memory;
   guarded([&] {
@@ -144,11 +155,13 @@ void RecordStore::drop(Id id) noexcept {
 }
 
 void RecordStore::will_get_newest() {
+  check_process();
   const std::lock_guard lock(mutex_);
   guarded([&] { read_ahead_of(last_ + 1, nullptr); });
 }
 
 void RecordStore::forget_listener() {
+  if (!process_.is_own()) return;
   const std::lock_guard lock(mutex_);
   on_failure_ = {};
 }

@@ -96,6 +96,8 @@ class RecordStore {
     DirectBuffer memory = {};
   };
 
+  // Throws StateError in a forked child.
+  void check_process() const;
   void make_queue(Io& io, const Wrap& wrap);
   // Calls `all`; its error is that of every later call.
   template <typename Call>

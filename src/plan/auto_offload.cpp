@@ -1,5 +1,6 @@
 #include "plan/auto_offload.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/check.h"
@@ -54,7 +55,7 @@ std::vector<Param> places_of_parameters(const Config& config, Device states, boo
   const Param given = config.offload_param.device;
   if (given != Param::kAuto) return {given};
   std::vector<Param> places{Param::kNone};
-  if (on_device && states == Device::kCpu) places.push_back(Param::kCpu);
+  if (on_device && states != Device::kNone) places.push_back(Param::kCpu);
   if (!on_device && states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Param::kNvme);
   return places;
 }
@@ -62,7 +63,7 @@ std::vector<Param> places_of_parameters(const Config& config, Device states, boo
 // What is asked of parameters needs states elsewhere.
 bool can_be(Device states, Param parameters, bool on_device) {
   if (parameters == Param::kNvme) return states == Device::kNvme;
-  return parameters != Param::kCpu || !on_device || states == Device::kCpu;
+  return parameters != Param::kCpu || !on_device || states != Device::kNone;
 }
 
 }  // namespace
@@ -91,16 +92,23 @@ std::vector<Config> offload_choices(const Config& config, bool on_device, bool m
 OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLimits& limits,
                              const std::function<MemoryNeeds(const Config&)>& needs, bool on_device) {
   ZS_CHECK(!choices.empty(), "no choice of offload");
-  OffloadChoice choice;
-  for (; choice.index + 1 < choices.size(); ++choice.index) {
-    std::string passed = passed_limits(needs(choices[choice.index]), limits, on_device);
-    if (passed.empty()) break;
-    choice.why_not_before = std::move(passed);
+  if (!limits.device && !limits.host) return {0, "", OffloadChoice::Fit::kUnknown};
+  std::string before;
+  std::vector<double> of_host;
+  for (size_t index = 0; index < choices.size(); ++index) {
+    const MemoryNeeds needed = needs(choices[index]);
+    of_host.push_back(needed.host);
+    std::string passed = passed_limits(needed, limits, on_device);
+    if (passed.empty()) return {index, before, OffloadChoice::Fit::kYes};
+    before = std::move(passed);
   }
-  return choice;
+  // An engine refuses it, with what would help: from where the least is missing. Beside a device that is where most
+  // has left it.
+  const auto least = size_t(std::min_element(of_host.begin(), of_host.end()) - of_host.begin());
+  return {on_device ? choices.size() - 1 : least, "", OffloadChoice::Fit::kNo};
 }
 
-std::string describe_choice(const Config& asked, const Config& chosen, const std::string& why_not_before) {
+std::string describe_choice(const Config& asked, const Config& chosen, const OffloadChoice& choice) {
   std::string text;
   const auto tell = [&](std::string_view key, std::string_view value) {
     text += concat(text.empty() ? "" : ", ", "zero_optimization.", key, " = \"auto\" becomes \"", value, "\"");
@@ -108,7 +116,15 @@ std::string describe_choice(const Config& asked, const Config& chosen, const std
   if (asked.offload_optimizer.device == Device::kAuto)
     tell("offload_optimizer.device", name_of(chosen.offload_optimizer.device));
   if (asked.offload_param.device == Param::kAuto) tell("offload_param.device", name_of(chosen.offload_param.device));
-  return text + (why_not_before.empty() ? ": that fits" : concat(": without, ", why_not_before));
+  switch (choice.fits) {
+    case OffloadChoice::Fit::kUnknown:
+      return text + ": no limit of memory is known";
+    case OffloadChoice::Fit::kNo:
+      return text + ": nothing that it may become fits";
+    case OffloadChoice::Fit::kYes:
+      break;
+  }
+  return text + (choice.why_not_before.empty() ? ": that fits" : concat(": without, ", choice.why_not_before));
 }
 
 }  // namespace zeroshard

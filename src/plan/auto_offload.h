@@ -19,12 +19,14 @@ std::vector<Config> offload_choices(const Config& config, bool on_device, bool m
 struct OffloadChoice {
   size_t index = 0;            // in offload_choices()
   std::string why_not_before;  // the limits that the choice before it passes; "" for the first
+  enum class Fit : uint8_t { kYes, kNo, kUnknown } fits = Fit::kUnknown;
 };
-// The first choice that keeps to the limits, else the last one.
+// The first choice that keeps to the limits. Where none does: beside a device the last one, on the CPU the one that
+// needs least.
 OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLimits& limits,
                              const std::function<MemoryNeeds(const Config&)>& needs, bool on_device);
 
 // What "auto" became, and why, for a log.
-std::string describe_choice(const Config& asked, const Config& chosen, const std::string& why_not_before);
+std::string describe_choice(const Config& asked, const Config& chosen, const OffloadChoice& choice);
 
 }  // namespace zeroshard

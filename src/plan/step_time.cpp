@@ -89,7 +89,13 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.backward = step.forward * (activations.checkpointing ? 3 : 2);
   step.update = seconds(bytes.memory, rates.host, "host");
   step.link = seconds(std::max(bytes.to_host, bytes.to_device), rates.link, "link");
-  step.disk = seconds(2 * (planned.file.master_weights + planned.file.moments), rates.disk, "disk");
+  const bool own_masters = options.compute_dtype == DType::kFloat32;  // who writes them reads them first
+  const double parameters = planned.file.parameters;
+  // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read.
+  const double inputs = options.activations_in_files ? plan_activations(model, activations).elsewhere : 0;
+  step.reads = seconds(2 * batches * (parameters + inputs), rates.disk, "disk");
+  const double states = planned.file.master_weights + planned.file.moments;
+  step.disk = seconds(2 * states + (own_masters ? 2 : 1) * (states > 0 ? parameters : 0), rates.disk, "disk");
   return step;
 }
 
@@ -103,7 +109,7 @@ std::optional<StepChange> best_change(const ModelShapes& model, const PlanOption
   PlanOptions accumulating = options;
   accumulating.grad_accumulation_steps *= 2;
   add(concat("gradient_accumulation_steps = ", accumulating.grad_accumulation_steps), accumulating, rates);
-  if (options.stage > 0) {
+  if (options.stage > 0 && 2 * options.world_size <= kMaxPlannedWorldSize) {
     PlanOptions wider = options;
     wider.world_size *= 2;
     add(concat(wider.world_size, " ranks, each with as much of everything"), wider, rates);

@@ -116,6 +116,43 @@ TEST(ChunkReader, ReadsValuesWhereverTheyLie) {
   }
 }
 
+// Gives requests to the system when somebody waits for results, and not before.
+class HoldingQueue final : public BlockQueue {
+ public:
+  explicit HoldingQueue(std::unique_ptr<BlockQueue> queue) : queue_(std::move(queue)) {}
+  std::string_view name() const override { return queue_->name(); }
+  void start(std::span<const BlockRequest> requests) override {
+    held_.insert(held_.end(), requests.begin(), requests.end());
+  }
+  int collect(bool wait, std::vector<BlockResult>& results) override {
+    if (!wait) return 0;
+    if (!held_.empty()) queue_->start(std::exchange(held_, {}));
+    return queue_->collect(true, results);
+  }
+
+ private:
+  std::unique_ptr<BlockQueue> queue_;
+  std::vector<BlockRequest> held_;
+};
+
+// An update is announced right after one state of the chunk was set: the other states come into the same buffer.
+TEST(ChunkReader, ReadsWhatHasChangedWhileTheRestArrives) {
+  const TemporaryDirectory directory;
+  const auto hold = [](std::unique_ptr<BlockQueue> queue) { return std::make_unique<HoldingQueue>(std::move(queue)); };
+  ChunkStore store(kGroups, options_in(directory, /*buffer_count=*/2), posix_io(), hold);
+  const Range all{0, kSmallChunk};
+  store.lend(
+      2, all, Access::kOverwrite,
+      [](Range part, std::span<float* const> slots) { std::fill_n(slots[0], part.size(), 7.F); }, /*slot=*/0);
+  store.will_need(2, all);
+  ChunkReader reader(
+      store, [](const auto& call) { call(); }, 2, 0);
+  EXPECT_THAT(read(reader, all), ::testing::Each(7.F));
+  ChunkReader other(
+      store, [](const auto& call) { call(); }, 2, 1);
+  EXPECT_THAT(read(other, all), ::testing::Each(0.F));
+}
+
 int64_t bytes_read(const FaultyIo& io) {
   int64_t bytes = 0;
   for (const IoCall& call : io.log())

@@ -41,8 +41,8 @@ _TABLE = [
     (
         "buffers-are-not-looked-at",
         _STORE,
-        "if (!is_at_rest || !buffer->there[bit])",
-        "if (!is_at_rest || buffer->there[bit] || true)",
+        "buffer != nullptr && (buffer->changed[bit] || (is_at_rest && buffer->there[bit]))",
+        "false",
         "file",
         "ChunkReader.ReadsValuesWhereverTheyLie",
     ),

@@ -52,7 +52,8 @@ TEST(AutoOffload, ParametersFollowTheirStates) {
   EXPECT_EQ(pairs(true), (Pairs{{Device::kNone, Param::kNone},
                                 {Device::kCpu, Param::kNone},
                                 {Device::kCpu, Param::kCpu},
-                                {Device::kNvme, Param::kNone}}));
+                                {Device::kNvme, Param::kNone},
+                                {Device::kNvme, Param::kCpu}}));
   config.offload_param.device = Param::kNvme;  // as given: then states must be there, too
   EXPECT_EQ(pairs(false), (Pairs{{Device::kNvme, Param::kNvme}}));
   config.offload_param.device = Param::kAuto;
@@ -85,7 +86,7 @@ Chosen choose(std::optional<double> device_bytes, std::optional<double> host_byt
   };
   const OffloadChoice choice = choose_offload(choices, limits, needs, /*on_device=*/true);
   const Config& chosen = choices[choice.index];
-  return {chosen.offload_optimizer.device, describe_choice(config, chosen, choice.why_not_before)};
+  return {chosen.offload_optimizer.device, describe_choice(config, chosen, choice)};
 }
 
 TEST(AutoOffload, TakesTheFirstThatFits) {
@@ -101,6 +102,20 @@ TEST(AutoOffload, TakesTheFirstThatFits) {
 // The engine then refuses it, with need, have and what would fit.
 TEST(AutoOffload, WhereNothingFitsTakesTheLast) {
   EXPECT_EQ(choose(16e9 - 1, 1e9).device, Device::kCpu);
+  EXPECT_THAT(choose(16e9 - 1, 1e9).text, HasSubstr("nothing that it may become fits"));
+  EXPECT_THAT(choose({}, {}).text, HasSubstr("no limit of memory is known"));
+}
+
+// Buffers of files may need more than what they take away.
+TEST(AutoOffload, OnTheCpuWhereNothingFitsTakesWhatNeedsLeast) {
+  Config config = automatic();
+  config.offload_optimizer.nvme_path = {"/nvme"};
+  const std::vector<Config> choices = offload_choices(config, /*on_device=*/false, /*may_use_files=*/true);
+  const auto needs = [](const Config& of) {
+    return MemoryNeeds{0, of.offload_optimizer.device == Device::kNone ? 5. : 6.};
+  };
+  const MemoryLimits limits{.device = {}, .host = MemoryLimit{4, "KEY"}};
+  EXPECT_EQ(choose_offload(choices, limits, needs, /*on_device=*/false).index, 0);
 }
 
 }  // namespace

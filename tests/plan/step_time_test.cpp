@@ -88,6 +88,20 @@ TEST(StepTime, UpdateAndDiskOverlapAndTheLongerOneCounts) {
   }
 }
 
+// Each shard is read for forward and for backward of each micro-batch, and written once, with its states.
+TEST(StepTime, ParametersInFilesAreReadInEachMicroBatch) {
+  PlanOptions at = options(3, /*on_device=*/false);
+  at.shard_one_rank = true;
+  at.state_tier = at.parameter_tier = Tier::kFile;
+  at.grad_accumulation_steps = 8;
+  at.persistence_threshold = 0;
+  const PlannedStep step =
+      plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 1e30, .link = {}, .disk = 1e9});
+  EXPECT_NEAR(step.reads, 2 * 2 * 8 * double(kParams) / 1e9, 0.01 * step.reads);
+  EXPECT_NEAR(step.disk, 26 * double(kParams) / 1e9, 0.01 * step.disk);
+  EXPECT_DOUBLE_EQ(step.total(), step.reads + step.disk);
+}
+
 TEST(StepTime, RecomputationCostsAForward) {
   const MachineRates rates{.flops = 1e13, .host = {}, .link = {}, .disk = {}};
   const PlannedStep kept = plan_step(matrices(), options(), tokens(1, false), rates);

@@ -163,7 +163,7 @@ class Init:
             raise ValueError(f"deepspeed.zero.Init: dtype must be a floating-point torch.dtype, got {dtype!r}")
         if remote_device == "nvme":
             raise _C.ConfigError(
-                "deepspeed.zero.Init: remote_device is 'nvme', and zeroshard keeps parameters in memory"
+                "deepspeed.zero.Init: remote_device is 'nvme': say it by zero_optimization.offload_param.device instead"
             )
         settings = config_dict_or_path if config_dict_or_path is not None else config
         settings = _read(settings) if settings is not None and not isinstance(settings, dict) else settings or {}
