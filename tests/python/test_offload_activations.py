@@ -347,6 +347,86 @@ class Shaped(nn.Module):
         return (given.sin() * self.weight.sum() * memory.mean()).sum()
 
 
+class ChangedInPlace(nn.Module):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.first, self.second, self.use_reentrant = nn.Linear(32, 32), nn.Linear(32, 32), use_reentrant
+
+    def forward(self, x, mask):
+        def part(hidden, mask):
+            return torch.tanh(self.second(hidden * mask))
+
+        out = zeroshard.recompute(part, self.first(x), mask, use_reentrant=self.use_reentrant)
+        mask.mul_(0.5)
+        return out.sum()
+
+
+def change_an_argument(folder):
+    for use_reentrant in (False, True):
+        engine, *_ = zeroshard.initialize(model=ChangedInPlace(use_reentrant), config=configuration(0, folder))
+        loss = engine(torch.randn(512, 32), torch.ones(512, 32))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            engine.backward(loss)
+        engine.destroy()
+
+
+def test_arguments_that_were_changed_are_found_as_by_torch(tmp_path):
+    world.run(1, change_an_argument, folder=str(tmp_path))
+
+
+class Freed(nn.Module):
+    """Frees the input of a part, as keeping it allows; the next one may come to the same place."""
+
+    def __init__(self, frees):
+        super().__init__()
+        self.first, self.a, self.b, self.frees = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), frees
+
+    def forward(self, x):
+        hidden = self.first(x)
+        out = zeroshard.recompute(lambda h: torch.tanh(self.a(h)).sum(), hidden, use_reentrant=False)
+        tripled = x * 3
+        if self.frees:
+            hidden.untyped_storage().resize_(0)
+        other = self.first(tripled)
+        return out + zeroshard.recompute(lambda h: torch.tanh(self.b(h)).sum(), other, use_reentrant=False)
+
+
+def free_inputs(folder):
+    found = []
+    for path, frees in ((None, False), (folder, False), (folder, True)):
+        torch.manual_seed(0)
+        engine, *_ = zeroshard.initialize(model=Freed(frees), config=configuration(0, path))
+        engine.backward(engine(torch.ones(4096, 32)))
+        found.append([zeroshard.get_gradient(p).tolist() for p in engine.module.parameters()])
+        engine.destroy()
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_tensor_at_the_place_of_a_freed_one_is_another(tmp_path):
+    world.run(1, free_inputs, folder=str(tmp_path))
+
+
+def fork_between(folder):
+    engine = make(folder)
+    loss = loss_of(engine)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            loss.backward()
+        except zeroshard.StateError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    engine.backward(loss)
+    engine.step()
+
+
+def test_a_forked_child_leaves_the_files_to_its_parent(tmp_path):
+    world.run(1, fork_between, folder=str(tmp_path))
+
+
 def inputs_of_many_kinds(folder):
     engine = zeroshard.initialize(model=Shaped(), config=configuration(1, folder))[0]
     with counted() as kept:
