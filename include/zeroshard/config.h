@@ -116,11 +116,27 @@ struct WandbConfig {
   std::string project = "deepspeed";
 };
 
+// Where something lies in a run. A rank on the CPU has everything in host memory: there, kCpu changes nothing. kAuto:
+// an engine chooses the first of the others that fits into the limits of its ranks.
+enum class OffloadDevice : uint8_t { kNone, kCpu, kNvme, kAuto };
+
+constexpr std::string_view name_of(OffloadDevice device) {
+  switch (device) {
+    case OffloadDevice::kNone:
+      return "none";
+    case OffloadDevice::kCpu:
+      return "cpu";
+    case OffloadDevice::kNvme:
+      return "nvme";
+    case OffloadDevice::kAuto:
+      return "auto";
+  }
+  return "?";
+}
+
 // "zero_optimization.offload_optimizer": where master weights, moments and reduced gradients lie.
 struct OffloadOptimizerConfig {
-  enum class Device : uint8_t { kNone, kCpu, kNvme, kAuto };
-  // A rank on the CPU has everything in host memory: there, kCpu changes nothing. kAuto: an engine chooses the first of
-  // the others that fits into the limits of its ranks.
+  using Device = OffloadDevice;
   Device device = Device::kNone;
   double ratio = 1;                    // share of each unit's states that leaves the device
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
@@ -130,8 +146,7 @@ struct OffloadOptimizerConfig {
 
 // "zero_optimization.offload_param": where the shards of parameters lie at stage 3.
 struct OffloadParamConfig {
-  enum class Device : uint8_t { kNone, kCpu, kNvme, kAuto };
-  // A rank on the CPU has everything in host memory: there, kCpu changes nothing. kAuto: as of offload_optimizer.
+  using Device = OffloadDevice;
   Device device = Device::kNone;
   bool pin_memory = true;              // host memory that a GPU copies from by itself
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme

@@ -25,6 +25,17 @@ Key zero_unsupported(const std::string& name, Allowed neutral, Json default_valu
   return key;
 }
 
+OffloadDevice device_of(const Json& value) {
+  return value == "cpu"    ? OffloadDevice::kCpu
+         : value == "nvme" ? OffloadDevice::kNvme
+         : value == "auto" ? OffloadDevice::kAuto
+                           : OffloadDevice::kNone;
+}
+
+std::vector<std::string> paths_of(const Json& value) {
+  return value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
+}
+
 // Reads the member of OffloadOptimizerConfig.
 template <auto Member>
 void set_offload(Config& config, const Json& value) {
@@ -33,19 +44,13 @@ void set_offload(Config& config, const Json& value) {
 
 std::vector<Key> offload_optimizer() {
   using Offload = OffloadOptimizerConfig;
-  const auto set_device = [](Config& config, const Json& value) {
-    config.offload_optimizer.device = value == "cpu"    ? Offload::Device::kCpu
-                                      : value == "nvme" ? Offload::Device::kNvme
-                                      : value == "auto" ? Offload::Device::kAuto
-                                                        : Offload::Device::kNone;
-  };
+  const auto set_device = [](Config& config, const Json& value) { config.offload_optimizer.device = device_of(value); };
   const auto set_cpu = [](Config& config, const Json& value) {
     if (value == true && config.offload_optimizer.device == Offload::Device::kNone)
       config.offload_optimizer.device = Offload::Device::kCpu;
   };
   const auto set_paths = [](Config& config, const Json& value) {
-    config.offload_optimizer.nvme_path =
-        value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
+    config.offload_optimizer.nvme_path = paths_of(value);
   };
   return {
       zero(
@@ -112,20 +117,12 @@ void set_param(Config& config, const Json& value) {
 
 std::vector<Key> offload_param() {
   using Offload = OffloadParamConfig;
-  const auto set_device = [](Config& config, const Json& value) {
-    config.offload_param.device = value == "cpu"    ? Offload::Device::kCpu
-                                  : value == "nvme" ? Offload::Device::kNvme
-                                  : value == "auto" ? Offload::Device::kAuto
-                                                    : Offload::Device::kNone;
-  };
+  const auto set_device = [](Config& config, const Json& value) { config.offload_param.device = device_of(value); };
   const auto set_cpu = [](Config& config, const Json& value) {
     if (value == true && config.offload_param.device == Offload::Device::kNone)
       config.offload_param.device = Offload::Device::kCpu;
   };
-  const auto set_paths = [](Config& config, const Json& value) {
-    config.offload_param.nvme_path =
-        value.is_string() ? std::vector{value.get<std::string>()} : value.get<std::vector<std::string>>();
-  };
+  const auto set_paths = [](Config& config, const Json& value) { config.offload_param.nvme_path = paths_of(value); };
   return {
       zero("offload_param.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
            "stage 3. \"cpu\": the shards of parameters lie in host memory, trained ones with offload_optimizer.device "

@@ -257,9 +257,7 @@ class Resolver {
     using Device = OffloadOptimizerConfig::Device;
     const OffloadOptimizerConfig& offload = config().offload_optimizer;
     if (offload.device == Device::kNone) return;
-    const char* const device = offload.device == Device::kCpu    ? "cpu"
-                               : offload.device == Device::kNvme ? "nvme"
-                                                                 : "auto";
+    const std::string device(name_of(offload.device));
     if (config().stage == 0) {
       fail_value("zero_optimization.offload_optimizer.device", device,
                  "is for stages 1 to 3, where each rank updates its share; zero_optimization.stage is 0. Set stage 1, "
@@ -277,9 +275,7 @@ class Resolver {
     const char* const key = "zero_optimization.offload_param.device";
     const OffloadParamConfig& offload = config().offload_param;
     if (offload.device == Device::kNone) return;
-    const char* const device = offload.device == Device::kCpu    ? "cpu"
-                               : offload.device == Device::kNvme ? "nvme"
-                                                                 : "auto";
+    const std::string device(name_of(offload.device));
     if (config().stage != 3) {
       fail_value(key, device,
                  concat("is for stage 3, where each rank keeps a shard of the parameters; zero_optimization.stage is ",

@@ -8,6 +8,7 @@
 #include "checkpoint/agreement.h"
 #include "engine/activation_files.h"
 #include "engine/host_activations.h"
+#include "engine/swap_files.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -16,14 +17,7 @@ namespace {
 constexpr std::string_view kPathKey = "zero_optimization.offload_optimizer.nvme_path";
 
 void describe(const RecordStore& store, int rank) {
-  for (const RecordStore::File& each : store.files()) {
-    const SwapFile& file = each.swap;
-    if (file.in_memory())
-      log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and activations there ",
-                                     "save none. Set ", kPathKey, " to a directory on a disk"));
-    else if (!file.direct() && rank == 0)
-      log(LogLevel::kWarning, concat(file.path(), " goes through the page cache: its file system has no O_DIRECT"));
-  }
+  for (const RecordStore::File& file : store.files()) warn_of(file.swap, "activations", kPathKey, rank);
   if (rank == 0)
     log(LogLevel::kInfo, concat("inputs of checkpointed layers go to files, by ", store.queue_name(),
                                 store.options().verify ? "" : ", without checksums"));
@@ -32,11 +26,7 @@ void describe(const RecordStore& store, int rank) {
 RecordStore::Options store_options(const Config& config) {
   RecordStore::Options store;
   store.directories = config.offload_optimizer.nvme_path;
-  store.block_bytes = config.aio.block_size.value_or(store.block_bytes);
-  store.queue_depth = config.aio.queue_depth.value_or(store.queue_depth);
-  store.thread_count = config.aio.thread_count.value_or(store.thread_count);
-  store.verify = config.offload.verify;
-  store.ring = &kernel_ring();
+  take_keys(config, store);
   return store;
 }
 

@@ -17,7 +17,7 @@ constexpr std::string_view kAdvice =
 }  // namespace
 
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer) {
-  using Device = OffloadOptimizerConfig::Device;
+  using Device = OffloadDevice;
   const std::string optimizer = "zero_optimization.offload_optimizer.device = ";
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
@@ -39,27 +39,25 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
 }
 
 void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {
-  using Device = OffloadParamConfig::Device;
-  using Optimizer = OffloadOptimizerConfig::Device;
+  using Device = OffloadDevice;
   const bool to_files = config.offload_param.device == Device::kNvme;
-  const std::string key = concat("zero_optimization.offload_param.device = \"", to_files ? "nvme" : "cpu", "\": ");
+  const std::string key =
+      concat("zero_optimization.offload_param.device = \"", name_of(config.offload_param.device), "\": ");
   if (to_files && !device.is_cpu())
     throw ConfigError(concat(key, "files are for ranks on the CPU so far, and the ranks run on ", device.str(),
                              ": set \"cpu\" or \"none\""));
-  const Optimizer asked = config.offload_optimizer.device;
-  const bool none_leave = asked != Optimizer::kNone && config.offload_optimizer.ratio == 0;
-  const Optimizer optimizer = none_leave ? Optimizer::kNone : asked;
+  const Device asked = config.offload_optimizer.device;
+  const bool none_leave = asked != Device::kNone && config.offload_optimizer.ratio == 0;
+  const Device optimizer = none_leave ? Device::kNone : asked;
   const bool stays =
-      to_files ? optimizer != Optimizer::kNvme
-               : config.offload_param.device == Device::kCpu && optimizer == Optimizer::kNone && !device.is_cpu();
+      to_files ? optimizer != Device::kNvme
+               : config.offload_param.device == Device::kCpu && optimizer == Device::kNone && !device.is_cpu();
   if (!stays) return;
   int64_t frozen = 0, trained = 0;
   for (const UnitLayout& unit : units)
     for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
   const char* const needed = none_leave ? "1" : to_files ? "\"nvme\"" : "\"cpu\"";
-  const char* const now = none_leave                     ? "ratio is 0"
-                          : optimizer == Optimizer::kCpu ? "device is \"cpu\""
-                                                         : "device is \"none\"";
+  const std::string now = none_leave ? "ratio is 0" : concat("device is \"", name_of(optimizer), "\"");
   const std::string told = concat(key, "parameters that are trained lie with their optimizer states, and ",
                                   "zero_optimization.offload_optimizer.", now, ": ");
   if (frozen == 0)

@@ -189,10 +189,10 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   swap = make_swap_files(context, on_failure);
   parameter_swap = make_parameter_files(context, on_failure);
   activations = make_activation_keeper(options, reduce_comm, ledger, on_failure);
+  group_options.while_a_save_reads = [this] { while_a_save_reads(); };
   group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                const GroupPlacement& place) mutable {
-    return make_states(unit.groups[group].layout, place,
-                       {options, ledger, swap.get(), next_in_file, [this] { while_a_save_reads(); }});
+    return make_states(unit.groups[group].layout, place, {options, ledger, swap.get(), next_in_file});
   };
   group_options.make_parameters = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                    const GroupPlacement& place) mutable {

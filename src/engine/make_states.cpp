@@ -1,7 +1,6 @@
 #include "engine/make_states.h"
 
 #include "base/check.h"
-#include "group/held_states.h"
 #include "group/host_states.h"
 
 namespace zeroshard {
@@ -14,9 +13,7 @@ std::unique_ptr<OptimizerStates> make_states(const ShardLayout& layout, const Gr
                                           context.options.config.offload_optimizer.pin_memory, context.ledger);
     case Tier::kFile:
       ZS_ASSERT(context.swap != nullptr, "there are no swap files");
-      return std::make_unique<HeldStates>(
-          std::make_unique<FileStates>(*context.swap, context.next_in_file++, layout, place, context.ledger),
-          context.while_waiting);
+      return std::make_unique<FileStates>(*context.swap, context.next_in_file++, layout, place, context.ledger);
     case Tier::kDevice:
       break;
   }

@@ -15,7 +15,6 @@ struct StatesContext {
   Ledger& ledger;        // outlives the states
   SwapSpace* swap;       // also; null where no states are in files
   size_t& next_in_file;  // groups whose states are in files get numbers in the order in which they are made
-  WriteHold::WhileWaiting while_waiting;  // of who is to write to states that a save still reads
 };
 
 // The optimizer states of one group on the tier of its placement, where that is not the device's: Groups makes those.

@@ -33,7 +33,7 @@ class TensorData final : public SliceData {
   at::Tensor tensor_;
 };
 
-// An error of a swap file must not look like a damaged checkpoint to a load.
+// An error of a swap file must not look like one of the checkpoint's files to a save or a load.
 template <typename Call>
 void told_as_state(const Call& call) {
   try {
@@ -105,11 +105,7 @@ class HeldState final : public SliceData {
       : reader_(group.states().reader(state)), reading_(group.states().hold()->read()) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     const int64_t begin = offset / int64_t{sizeof(float)};
-    try {
-      reader_->read({begin, begin + bytes / int64_t{sizeof(float)}}, static_cast<float*>(to));
-    } catch (const IoError& error) {  // of a swap file: no error of the checkpoint's files
-      throw StateError(error.what());
-    }
+    told_as_state([&] { reader_->read({begin, begin + bytes / int64_t{sizeof(float)}}, static_cast<float*>(to)); });
   }
   void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
   bool is_held() const override { return true; }

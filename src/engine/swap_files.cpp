@@ -29,14 +29,8 @@ int depth_for(int chunks, const AioConfig& aio) {
 }
 
 void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
-  for (const SwapFile& file : store.files()) {
-    if (file.bytes() == 0) continue;  // fewer chunks than directories
-    if (file.in_memory())
-      log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and ", wanted.what,
-                                     " there save none. Set ", wanted.path_key, " to a directory on a disk"));
-    else if (!file.direct() && rank == 0)
-      log(LogLevel::kWarning, concat(file.path(), " goes through the page cache: its file system has no O_DIRECT"));
-  }
+  for (const SwapFile& file : store.files())
+    if (file.bytes() > 0) warn_of(file, wanted.what, wanted.path_key, rank);  // else fewer chunks than directories
   if (rank == 0)
     log(LogLevel::kInfo,
         concat(wanted.what, " in files: ", store.layout().total_bytes(), " bytes of each rank, by ", store.queue_name(),
@@ -49,12 +43,8 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   ChunkStore::Options store;
   store.directories = wanted.directories;
   store.buffer_count = wanted.buffer_count;
-  const AioConfig& aio = context.options.config.aio;
-  store.block_bytes = aio.block_size.value_or(store.block_bytes);
-  store.queue_depth = aio.queue_depth.value_or(wanted.queue_depth);
-  store.thread_count = aio.thread_count.value_or(store.thread_count);
-  store.verify = context.options.config.offload.verify;
-  store.ring = &kernel_ring();
+  store.queue_depth = wanted.queue_depth;
+  take_keys(context.options.config, store);
   const Tier tier = context.options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<SwapSpace> space;
   try {
@@ -70,6 +60,14 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
 }
 
 }  // namespace
+
+void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank) {
+  if (file.in_memory())
+    log(LogLevel::kWarning, concat(file.path(), " is in memory: its file system is a tmpfs, and ", what,
+                                   " there save none. Set ", path_key, " to a directory on a disk"));
+  else if (!file.direct() && rank == 0)
+    log(LogLevel::kWarning, concat(file.path(), " goes through the page cache: its file system has no O_DIRECT"));
+}
 
 std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace::OnFailure on_failure) {
   const OffloadOptimizerConfig& config = context.options.config.offload_optimizer;

@@ -9,6 +9,19 @@
 
 namespace zeroshard {
 
+// What the configuration says of files, whatever lies in them: for the options of a ChunkStore or a RecordStore.
+template <typename StoreOptions>
+void take_keys(const Config& config, StoreOptions& store) {
+  store.block_bytes = config.aio.block_size.value_or(store.block_bytes);
+  store.queue_depth = config.aio.queue_depth.value_or(store.queue_depth);
+  store.thread_count = config.aio.thread_count.value_or(store.thread_count);
+  store.verify = config.offload.verify;
+  store.ring = &kernel_ring();
+}
+// Tells where a file is in memory, and on rank 0 where it goes through the page cache. `what` lies in it, and
+// `path_key` says where.
+void warn_of(const SwapFile& file, std::string_view what, std::string_view path_key, int rank);
+
 // What the swap files of this rank are made with. All outlive the files.
 struct SwapContext {
   std::span<const UnitLayout> units;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "group/held_states.h"
 #include "group/split_states.h"
 
 namespace zeroshard {
@@ -127,9 +128,12 @@ std::unique_ptr<OptimizerStates> Groups::states_of(const UnitLayout& unit, size_
   const ShardLayout& layout = unit.groups[group].layout;
   if (place.state_tier() == Tier::kDevice) return memory.cut(layout, place);
   std::unique_ptr<OptimizerStates> away = options_.make_states(unit, group, place);
-  if (place.states_on(Tier::kDevice, layout) == 0) return away;
-  const int64_t border = place.states_on(place.state_tier(), layout);
-  return std::make_unique<SplitStates>(std::move(away), border, memory.cut(layout, place));
+  if (place.states_on(Tier::kDevice, layout) > 0) {
+    const int64_t border = place.states_on(place.state_tier(), layout);
+    away = std::make_unique<SplitStates>(std::move(away), border, memory.cut(layout, place));
+  }
+  if (place.state_tier() != Tier::kFile) return away;
+  return std::make_unique<HeldStates>(std::move(away), options_.while_a_save_reads);
 }
 
 Groups::~Groups() {

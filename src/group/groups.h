@@ -28,6 +28,8 @@ class Groups {
     // the group that lie on the device are not among them.
     std::function<std::unique_ptr<OptimizerStates>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_states = {};
+    // Called while an update waits for states in files that a save still reads.
+    WriteHold::WhileWaiting while_a_save_reads = {};
     // The parameters of such a group that its placement has in files.
     std::function<std::unique_ptr<FileParameters>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_parameters = {};

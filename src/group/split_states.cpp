@@ -44,14 +44,12 @@ SplitStates::SplitStates(std::unique_ptr<OptimizerStates> first, int64_t border,
     : first_(std::move(first)), rest_(std::move(rest)), border_(border) {}
 
 void SplitStates::lend(Range range, Access access, const Borrower& use) {
-  await_readers(access);
   if (const Range part = before(range, border_); part.size() > 0) first_->lend(part, access, use);
   if (const Range part = behind(range, border_); part.size() > 0)
     rest_->lend(part, access, [&](Range lent, const StateTensors& tensors) { use(moved(lent, border_), tensors); });
 }
 
 void SplitStates::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
-  await_readers(access);
   if (const Range part = before(range, border_); part.size() > 0) first_->lend_one(part, state, access, use);
   if (const Range part = behind(range, border_); part.size() > 0)
     rest_->lend_one(part, state, access,
@@ -63,20 +61,8 @@ void SplitStates::will_need(Range range) {
   if (const Range part = behind(range, border_); part.size() > 0) rest_->will_need(part);
 }
 
-WriteHold* SplitStates::hold() {
-  const StateTensors* const rest = rest_->in_memory();
-  const bool is_on_cpu = rest != nullptr && (rest->moments.empty() ? rest->master : rest->moments[0]).is_cpu();
-  return is_on_cpu ? first_->hold() : nullptr;
-}
-
 std::unique_ptr<StateReader> SplitStates::reader(int state) {
   return std::make_unique<SplitReader>(first_->reader(state), border_, rest_->in_memory()->at(state));
-}
-
-// The first place waits by itself, and the rest knows nothing of it.
-void SplitStates::await_readers(Access access) {
-  if (access == Access::kRead) return;
-  if (WriteHold* const held = hold()) held->await_readers();
 }
 
 }  // namespace zeroshard

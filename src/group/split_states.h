@@ -6,20 +6,16 @@
 namespace zeroshard {
 
 // States in two places: those of the elements before `border` are in `first`, and the others, counted from there on, in
-// `rest`. A save may read both while training goes on if it may read the first, and the rest is in memory of the CPU:
-// who borrows either to write waits for it.
+// `rest`. They have readers where the first has, and the rest is in memory of the CPU.
 class SplitStates final : public OptimizerStates {
  public:
   SplitStates(std::unique_ptr<OptimizerStates> first, int64_t border, std::unique_ptr<OptimizerStates> rest);
   void lend(Range range, Access access, const Borrower& use) override;
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use) override;
   void will_need(Range range) override;
-  WriteHold* hold() override;
   std::unique_ptr<StateReader> reader(int state) override;
 
  private:
-  void await_readers(Access access);
-
   std::unique_ptr<OptimizerStates> first_, rest_;
   int64_t border_;
 };

@@ -9,37 +9,7 @@
 namespace zeroshard {
 namespace {
 
-using Device = OffloadOptimizerConfig::Device;
-
-std::string_view name_of(Device device) {
-  switch (device) {
-    case Device::kNone:
-      return "none";
-    case Device::kCpu:
-      return "cpu";
-    case Device::kNvme:
-      return "nvme";
-    case Device::kAuto:
-      return "auto";
-  }
-  return "?";
-}
-
-std::string_view name_of(OffloadParamConfig::Device device) {
-  switch (device) {
-    case OffloadParamConfig::Device::kNone:
-      return "none";
-    case OffloadParamConfig::Device::kCpu:
-      return "cpu";
-    case OffloadParamConfig::Device::kNvme:
-      return "nvme";
-    case OffloadParamConfig::Device::kAuto:
-      return "auto";
-  }
-  return "?";
-}
-
-using Param = OffloadParamConfig::Device;
+using Device = OffloadDevice;
 
 std::vector<Device> places_of_states(const Config& config, bool on_device, bool may_use_files) {
   const Device given = config.offload_optimizer.device;
@@ -51,32 +21,32 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
 }
 
 // Trained parameters leave with their states alone.
-std::vector<Param> places_of_parameters(const Config& config, Device states, bool on_device) {
-  const Param given = config.offload_param.device;
-  if (given != Param::kAuto) return {given};
-  std::vector<Param> places{Param::kNone};
-  if (on_device && states != Device::kNone) places.push_back(Param::kCpu);
-  if (!on_device && states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Param::kNvme);
+std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device) {
+  const Device given = config.offload_param.device;
+  if (given != Device::kAuto) return {given};
+  std::vector<Device> places{Device::kNone};
+  if (on_device && states != Device::kNone) places.push_back(Device::kCpu);
+  if (!on_device && states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;
 }
 
 // What is asked of parameters needs states elsewhere.
-bool can_be(Device states, Param parameters, bool on_device) {
-  if (parameters == Param::kNvme) return states == Device::kNvme;
-  return parameters != Param::kCpu || !on_device || states != Device::kNone;
+bool can_be(Device states, Device parameters, bool on_device) {
+  if (parameters == Device::kNvme) return states == Device::kNvme;
+  return parameters != Device::kCpu || !on_device || states != Device::kNone;
 }
 
 }  // namespace
 
 bool has_auto_offload(const Config& config) {
-  return config.offload_optimizer.device == Device::kAuto || config.offload_param.device == Param::kAuto;
+  return config.offload_optimizer.device == Device::kAuto || config.offload_param.device == Device::kAuto;
 }
 
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files) {
   std::vector<Config> choices;
   const std::vector<Device> places = places_of_states(config, on_device, may_use_files);
   for (const Device states : places) {
-    for (const Param parameters : places_of_parameters(config, states, on_device)) {
+    for (const Device parameters : places_of_parameters(config, states, on_device)) {
       if (places.size() > 1 && !can_be(states, parameters, on_device)) continue;
       choices.push_back(config);
       choices.back().offload_optimizer.device = states;
@@ -115,7 +85,7 @@ std::string describe_choice(const Config& asked, const Config& chosen, const Off
   };
   if (asked.offload_optimizer.device == Device::kAuto)
     tell("offload_optimizer.device", name_of(chosen.offload_optimizer.device));
-  if (asked.offload_param.device == Param::kAuto) tell("offload_param.device", name_of(chosen.offload_param.device));
+  if (asked.offload_param.device == Device::kAuto) tell("offload_param.device", name_of(chosen.offload_param.device));
   switch (choice.fits) {
     case OffloadChoice::Fit::kUnknown:
       return text + ": no limit of memory is known";

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "placement/placement.h"
 
 // Note [Step time]
 // A token costs 2 operations per parameter of a matrix in the forward pass, and 4 h L more for attention over L keys
@@ -52,9 +53,9 @@ struct UpdateBytes {
 UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const bool is_wide = options.compute_dtype == DType::kFloat32;
   const double e = double(element_size(options.compute_dtype)), batches = double(options.grad_accumulation_steps);
-  const DType wire = options.wire_dtype.value_or(options.compute_dtype);
-  const DType reduced = options.grad_dtype.value_or(batches > 1 ? DType::kFloat32 : wire);
-  const double gradient = double(element_size(reduced));
+  const GroupPlacement place =
+      place_group(options.compute_dtype, /*requires_grad=*/true, Placement::kReplicated, options);
+  const double gradient = double(element_size(place.grad_dtype));
   UpdateBytes bytes;
   if (options.on_device && options.state_tier == Tier::kDevice) return bytes;  // by the device, in no time
   bytes.memory = updated * (8. * (1 + options.optimizer_slots) + gradient + (is_wide ? 0 : e));

@@ -80,19 +80,7 @@ TEST_P(FileOffload, GivesTheSameBitsInThePlannedMemory) {
 }
 
 TEST_P(FileOffload, SkipsStepsThatOverflow) {
-  Scenario overflowing = scenario(DType::kFloat16);
-  overflowing.config.fp16.enabled = true;
-  overflowing.config.fp16.initial_scale_power = 4;
-  overflowing.config.fp16.hysteresis = 1;
-  overflowing.input_scale = [](int rank, int step) {
-    return rank == 0 && step == 1 ? std::numeric_limits<float>::infinity() : 1;
-  };
-  // The simulated device lacks an operator that names the gradient: this is compared with the CPU alone.
-  const Result expected = test::train(overflowing), result = test::train(in_files(overflowing));
-  ASSERT_FALSE(HasFailure());
-  EXPECT_FALSE(result.steps[1].applied);
-  EXPECT_TRUE(result.values.equal(expected.values));
-  expect_no_race(overflowing);
+  expect_skipped_steps(scenario(DType::kFloat16), [&](const Scenario& of) { return in_files(of); });
 }
 
 // With the shards of parameters on the host, too, at stage 3; units that stay whole; no moments.
@@ -139,28 +127,7 @@ TEST_P(FileOffload, WritesOfUsersCount) {
 }
 
 TEST_P(FileOffload, AnEngineMayGoAtAnyTime) {
-  for (const int end : {0, 1, 2}) {  // after a step, within a forward that gathers ahead, after a backward
-    const int64_t pinned = pinned_bytes(), allocated = allocated_bytes(0);
-    {
-      test::ThreadWorld world(in_files(scenario(DType::kBFloat16)));
-      const auto errors = world.run([end](test::Rank& rank) {
-        at::set_num_threads(1);
-        rank.make_engine();
-        for (int step = 0; step < 2; ++step) rank.train_step(step);
-        if (end > 0) rank.engine->begin_forward(/*training=*/true);
-        if (end == 1) rank.engine->unit(0, [&] { return at::zeros({1}); });
-        if (end == 2) {
-          rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get()));
-        }
-        rank.engine.reset();
-      });
-      ASSERT_THAT(errors, Each(""));
-    }
-    for (int i = 0; i < std::get<1>(GetParam()); ++i) Streams::get().wait_for_device(i);
-    EXPECT_EQ(pinned_bytes(), pinned);
-    EXPECT_EQ(allocated_bytes(0), allocated);
-  }
-  expect_no_race(scenario());
+  expect_an_engine_may_go(in_files(scenario(DType::kBFloat16)));
 }
 
 // Saved from files and loaded on the device, and the other way round: at another stage.

@@ -1,6 +1,7 @@
 #pragma once
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,49 @@ inline at::Tensor values_of_an_optimizer_outside(const test::Scenario& scenario,
   });
   EXPECT_THAT(errors, ::testing::Each(""));
   return world.rank(0).result.values;
+}
+
+// A step in fp16 that is infinite on one rank is skipped, with and without offload, which `offloads` adds.
+template <typename Offloads>
+void expect_skipped_steps(test::Scenario overflowing, const Offloads& offloads) {
+  overflowing.config.fp16.enabled = true;
+  overflowing.config.fp16.initial_scale_power = 4;
+  overflowing.config.fp16.hysteresis = 1;
+  overflowing.input_scale = [](int rank, int step) {
+    return rank == 0 && step == 1 ? std::numeric_limits<float>::infinity() : 1;
+  };
+  // The simulated device lacks an operator that names the gradient: this is compared with the CPU alone.
+  const test::Result expected = test::train(overflowing), result = test::train(offloads(overflowing));
+  ASSERT_FALSE(::testing::Test::HasFailure());
+  EXPECT_FALSE(result.steps[1].applied);
+  EXPECT_TRUE(result.values.equal(expected.values));
+  expect_no_race(overflowing);
+}
+
+// The memory of an engine, pinned or not, is given back, whatever is under way.
+inline void expect_an_engine_may_go(const test::Scenario& scenario) {
+  for (const int end : {0, 1, 2}) {  // after a step, within a forward that gathers ahead, after a backward
+    const int64_t pinned = pinned_bytes(), allocated = allocated_bytes(0);
+    {
+      test::ThreadWorld world(scenario);
+      const auto errors = world.run([end](test::Rank& rank) {
+        at::set_num_threads(1);
+        rank.make_engine();
+        for (int step = 0; step < 2; ++step) rank.train_step(step);
+        if (end > 0) rank.engine->begin_forward(/*training=*/true);
+        if (end == 1) rank.engine->unit(0, [&] { return at::zeros({1}); });
+        if (end == 2) {
+          rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get()));
+        }
+        rank.engine.reset();
+      });
+      ASSERT_THAT(errors, ::testing::Each(""));
+    }
+    for (int i = 0; i < scenario.world_size; ++i) Streams::get().wait_for_device(i);
+    EXPECT_EQ(pinned_bytes(), pinned);
+    EXPECT_EQ(allocated_bytes(0), allocated);
+  }
+  expect_no_race(scenario);
 }
 
 struct SavedRun {

@@ -84,19 +84,7 @@ TEST_P(Offload, AccumulatesOnTheHost) {
 }
 
 TEST_P(Offload, SkipsStepsThatOverflow) {
-  Scenario overflowing = scenario(DType::kFloat16);
-  overflowing.config.fp16.enabled = true;
-  overflowing.config.fp16.initial_scale_power = 4;
-  overflowing.config.fp16.hysteresis = 1;
-  overflowing.input_scale = [](int rank, int step) {
-    return rank == 0 && step == 1 ? std::numeric_limits<float>::infinity() : 1;
-  };
-  // The simulated device lacks an operator that names the gradient: this is compared with the CPU alone.
-  const Result expected = test::train(overflowing), result = test::train(offloading(overflowing));
-  ASSERT_FALSE(HasFailure());
-  EXPECT_FALSE(result.steps[1].applied);
-  EXPECT_TRUE(result.values.equal(expected.values));
-  expect_no_race(overflowing);
+  expect_skipped_steps(scenario(DType::kFloat16), [&](const Scenario& of) { return offloading(of); });
 }
 
 TEST_P(Offload, UnitsThatStayWholeAndOneRankInTheShapeOfShards) {
@@ -213,30 +201,8 @@ TEST_P(Offload, TheHostDoesNotWaitBeforeTheRanksHaveAgreed) {
   EXPECT_EQ(agreements, (std::vector<int64_t>{1, 1}));
 }
 
-// Its memory, pinned or not, is given back, whatever is under way.
 TEST_P(Offload, AnEngineMayGoAtAnyTime) {
-  for (const int end : {0, 1, 2}) {  // after a step, within a forward that gathers ahead, after a backward
-    const int64_t pinned = pinned_bytes(), allocated = allocated_bytes(0);
-    {
-      test::ThreadWorld world(offloading(scenario(DType::kBFloat16)));
-      const auto errors = world.run([end](test::Rank& rank) {
-        at::set_num_threads(1);
-        rank.make_engine();
-        for (int step = 0; step < 2; ++step) rank.train_step(step);
-        if (end > 0) rank.engine->begin_forward(/*training=*/true);
-        if (end == 1) rank.engine->unit(0, [&] { return at::zeros({1}); });
-        if (end == 2) {
-          rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get()));
-        }
-        rank.engine.reset();
-      });
-      ASSERT_THAT(errors, Each(""));
-    }
-    for (int i = 0; i < std::get<1>(GetParam()); ++i) Streams::get().wait_for_device(i);
-    EXPECT_EQ(pinned_bytes(), pinned);
-    EXPECT_EQ(allocated_bytes(0), allocated);
-  }
-  expect_no_race(scenario());
+  expect_an_engine_may_go(offloading(scenario(DType::kBFloat16)));
 }
 
 // A backward that fails on one rank is discarded, with what it has already sent to the host.

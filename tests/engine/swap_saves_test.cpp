@@ -1,5 +1,4 @@
 #include <ATen/ops/full.h>
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,8 +11,8 @@
 #include <thread>
 
 #include "base/interrupt.h"
-#include "base/unique_fd.h"
 #include "engine/support.h"
+#include "file/open_swap_files.h"
 #include "file/support.h"
 #include "support/forwarding_comm.h"
 #include "support/random.h"
@@ -31,6 +30,7 @@ using test::Scenario;
 using testing::contents_of;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::swap_files_in;
 using testing::TemporaryDirectory;
 
 Scenario in_files(int world_size, int stage, const TemporaryDirectory& directory) {
@@ -276,17 +276,6 @@ TEST(SwapSave, WhoSetsStatesWaitsForIt) {
     EXPECT_THAT(errors, Each(""));
   }
   expect_same_files(now / "a", later / "a", 2);
-}
-
-std::vector<UniqueFd> swap_files_in(const std::string& directory) {
-  std::vector<UniqueFd> files;
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = fs::read_symlink(entry.path(), gone).string();
-    if (!gone && target.starts_with(directory + "/"))
-      files.emplace_back(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
-  }
-  return files;
 }
 
 // The file of one rank is lost when the save reads it: the save fails, and so does every rank's next step, soon.

@@ -48,6 +48,36 @@ def attached(thread, calls, *options):
                 lines += [line for line in trace.read().splitlines() if re.match(r"\w+\(", line)]
 
 
+def ends_after_failing_ring(trained, go, error, first):
+    """How the ranks of a world.World end when calls of io_uring of its rank 1 fail from number `first` on.
+
+    They go on when the file `go` is there. None where there are no so many calls.
+    """
+    try:
+        trained.wait_for("ready.")
+        fault = f"inject=io_uring_enter:error={error}:when={first}+"
+        with attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
+            go.touch()
+            ends = trained.results()
+    finally:
+        trained.kill()
+    if not calls():
+        pytest.skip("the system refuses io_uring")
+    return ends if any(f"= -1 {error}" in call for call in calls()) else None
+
+
+def check_ends_of_failed_swap(ends, swap, end_s):
+    """Both ranks said within `end_s` that rank 1 cannot use its file in `swap`; nothing is left. Gives the digest."""
+    for end in ends:
+        digest, said, seconds = end.value
+        assert f"the swap file in {swap}" in said, end
+        assert seconds < end_s
+    assert "IoError" in ends[1].value[1] and "CommError" in ends[0].value[1]
+    assert "rank 1" in ends[0].value[1]
+    assert not os.listdir(swap)
+    return digest
+
+
 def wait_for_attachment(tracer, said):
     deadline = time.monotonic() + 10
     while True:

@@ -177,18 +177,10 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
         folder = tmp_path / str(nth)
         folder.mkdir()
         trained = world.World(2, train_to_an_end, folder=str(folder), stage=stage, how="calls")
-        try:
-            trained.wait_for("ready.")
-            fault = f"inject=io_uring_enter:error=EIO:when={1 + nth * (1 if release else 3)}+"
-            with strace.attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
-                (folder / "go").touch()
-                ends = trained.results()
-        finally:
-            trained.kill()
-        if not calls():
-            pytest.skip("the system refuses io_uring")
-        if not any("= -1 EIO" in call for call in calls()):
-            continue  # so many calls there are not
+        first = 1 + nth * (1 if release else 3)
+        ends = strace.ends_after_failing_ring(trained, folder / "go", "EIO", first)
+        if ends is None:
+            continue
         hit += 1
         check_ends([end.value for end in ends], folder)
     assert hit

@@ -505,26 +505,12 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
         swap, saves = tmp_path / f"swap-{nth}", tmp_path / f"saves-{nth}"
         swap.mkdir()
         trained = world.World(2, go_on_when_told, swap=str(swap), saves=str(saves), stage=stage)
-        try:
-            trained.wait_for("ready.")
-            fault = f"inject=io_uring_enter:error={error}:when={1 + nth * (1 if release else 4)}+"
-            with strace.attached(trained.pids[1], "io_uring_enter", "-e", fault) as calls:
-                (saves / "go").touch()
-                ends = trained.results()
-        finally:
-            trained.kill()
-        if not calls():
-            pytest.skip("the system refuses io_uring")
-        if not any(f"= -1 {error}" in call for call in calls()):
-            continue  # so many calls there are not
+        first = 1 + nth * (1 if release else 4)
+        ends = strace.ends_after_failing_ring(trained, saves / "go", error, first)
+        if ends is None:
+            continue
         hit += 1
-        for end in ends:
-            digest, said, seconds = end.value
-            assert f"the swap file in {swap}" in said, end
-            assert seconds < END_S
-        assert "IoError" in ends[1].value[1] and "CommError" in ends[0].value[1]
-        assert "rank 1" in ends[0].value[1]
-        assert not os.listdir(swap)
+        digest = strace.check_ends_of_failed_swap(ends, swap, END_S)
         assert world.run(2, load, saves=str(saves), stage=stage) == [digest] * 2
     assert hit
 

@@ -1,12 +1,11 @@
 #include <ATen/ops/arange.h>
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "base/align.h"
-#include "base/unique_fd.h"
+#include "file/open_swap_files.h"
 #include "file/support.h"
 #include "layout/shard_layout.h"
 #include "world/support.h"
@@ -17,7 +16,9 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
+using testing::flip_bits;
 using ::testing::HasSubstr;
+using testing::swap_files_in;
 using testing::TemporaryDirectory;
 
 struct Files {
@@ -195,26 +196,6 @@ TEST_P(ParameterFiles, TakeWhatUsersWrite) {
     }
     ASSERT_TRUE(values[0].defined() && values[1].defined());
     EXPECT_TRUE(values[0].equal(values[1])) << name_of(dtype);
-  }
-}
-
-// The swap files that this process has open in the directory, by /proc.
-std::vector<UniqueFd> swap_files_in(const std::string& directory) {
-  std::vector<UniqueFd> files;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    if (!gone && target.starts_with(directory + "/"))
-      files.emplace_back(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
-  }
-  return files;
-}
-
-void flip_bits(int fd) {
-  char byte = 0;
-  for (int64_t at = 100; ::pread(fd, &byte, 1, at) == 1; at += 4096) {
-    byte = char(byte ^ 1);
-    ASSERT_EQ(::pwrite(fd, &byte, 1, at), 1);
   }
 }
 

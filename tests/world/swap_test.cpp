@@ -1,10 +1,9 @@
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "base/unique_fd.h"
+#include "file/open_swap_files.h"
 #include "file/support.h"
 #include "layout/shard_layout.h"
 #include "world/support.h"
@@ -13,6 +12,8 @@
 namespace zeroshard::test {
 namespace {
 
+using testing::flip_bits;
+using testing::swap_files_in;
 using testing::TemporaryDirectory;
 
 Scenario in_files(Scenario scenario, const std::vector<std::string>& directories, int buffer_count = 2,
@@ -124,26 +125,6 @@ TEST_P(SwapWorlds, SkippedStepsChangeNothing) {
     scenario.input_scale = [](int, int step) { return step == 1 ? 1e6F : 1.F; };  // infinite in fp16
     scenario.model.ballast = 20'000;
     for (const double ratio : {0.5, 1.0}) expect_same(scenario, in_files(scenario, {directory.path()}, 2, ratio));
-  }
-}
-
-// The swap files that this process has open in the directory, by /proc.
-std::vector<UniqueFd> swap_files_in(const std::string& directory) {
-  std::vector<UniqueFd> files;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    if (!gone && target.starts_with(directory + "/"))
-      files.emplace_back(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
-  }
-  return files;
-}
-
-void flip_bits(int fd) {
-  char byte = 0;
-  for (int64_t at = 100; ::pread(fd, &byte, 1, at) == 1; at += 4096) {
-    byte = char(byte ^ 1);
-    ASSERT_EQ(::pwrite(fd, &byte, 1, at), 1);
   }
 }
 
