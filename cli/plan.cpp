@@ -68,21 +68,20 @@ Tier tier_of_checkpoints(const Config& config, bool on_device) {
 }
 
 void note_offload(const Config& config, PlanInputs& inputs) {
-  using Param = OffloadParamConfig::Device;
-  using Optimizer = OffloadOptimizerConfig::Device;
-  const Param param = config.offload_param.device;
+  using Device = OffloadDevice;
+  const Device param = config.offload_param.device;
   const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
   const std::string kTrained = "trained parameters lie with their optimizer states: ";
-  const bool stay = optimizer.device != Optimizer::kNvme && optimizer.device != Optimizer::kAuto;
-  if (param == Param::kNvme && (stay || optimizer.ratio == 0))
+  const bool stay = optimizer.device != Device::kNvme && optimizer.device != Device::kAuto;
+  if (param == Device::kNvme && (stay || optimizer.ratio == 0))
     inputs.notes.push_back(kTrained + "in memory, as offload_optimizer.device is not \"nvme\", or its ratio is 0");
-  if (param == Param::kCpu && optimizer.device == Optimizer::kNone)
+  if (param == Device::kCpu && optimizer.device == Device::kNone)
     inputs.notes.push_back(kTrained + "on the device, as offload_optimizer.device is \"none\"");
-  if (inputs.options.on_device && optimizer.device != Optimizer::kNone && optimizer.ratio > 0 && optimizer.ratio < 1)
+  if (inputs.options.on_device && optimizer.device != Device::kNone && optimizer.ratio > 0 && optimizer.ratio < 1)
     inputs.notes.push_back("ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
   if (!inputs.options.on_device)
     inputs.notes.push_back("files are asked for: planned for ranks on the CPU, whose memory is the host's");
-  if (inputs.options.on_device && (param == Param::kCpu || optimizer.device == Optimizer::kCpu))
+  if (inputs.options.on_device && (param == Device::kCpu || optimizer.device == Device::kCpu))
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
 
@@ -228,12 +227,9 @@ std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
 void run(const Arguments& arguments) {
   PlanInputs inputs = read_inputs(arguments);
   if (arguments.list_params) return print_params(*inputs.model, arguments.json);
-  if (arguments.placement) {
-    if (!inputs.model) throw ValueError("--placement needs --model");
-    choose_offload(inputs);
-    return print_placements(inputs, arguments.json);
-  }
+  if (arguments.placement && !inputs.model) throw ValueError("--placement needs --model");
   choose_offload(inputs);
+  if (arguments.placement) return print_placements(inputs, arguments.json);
   const std::vector<StagePlan> plans = plan_stages(inputs);
   arguments.json ? print_plan_json(inputs, plans) : print_plan_table(inputs, plans);
 }
