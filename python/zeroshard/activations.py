@@ -100,10 +100,10 @@ class _Checkpoint:
     def __init__(self, keeper: Keeper, inner: Callable) -> None:
         functools.update_wrapper(self, inner, updated=())
         self.keeper, self.inner = weakref.ref(keeper), inner  # the model may outlive the engine
+        self._checkpointed = torch.compiler.disable(_checkpointed)  # here: torch imports its compiler for it
 
-    @torch.compiler.disable
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return _checkpointed(self.keeper(), self.inner, function, args, kwargs)
+        return self._checkpointed(self.keeper(), self.inner, function, args, kwargs)
 
     def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
         return _same, (self.inner,)
