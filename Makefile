@@ -66,7 +66,7 @@ build: $(DEPS)
 
 test: build
 	$(CTEST) --test-dir $(BUILD)
-	$(BIN)/python -m pytest --again=$(AGAIN)
+	$(BIN)/python -m pytest --again=$(AGAIN) --numprocesses=$(JOBS) --dist=worksteal
 
 test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure

@@ -49,11 +49,13 @@ std::vector<Key> aio_keys() {
   using Effect = Key::Effect;
   return {
       {"aio.block_size", Integer{.min = 4096, .max = int64_t{1} << 30}, nullptr,
-       "bytes of a request to a swap file, a multiple of 4096; unset: 1 MiB", Effect::kYes,
-       [](Config& config, const Json& value) { config.aio.block_size = value.get<int64_t>(); }},
+       "bytes of a request to a swap file, a multiple of 4096; unset: what suits the disk, 1 MiB for small files",
+       Effect::kYes, [](Config& config, const Json& value) { config.aio.block_size = value.get<int64_t>(); }},
       {"aio.queue_depth", Integer{.min = 1, .max = 4096}, nullptr,
-       "requests under way at most; unset: 32, and for parameters as many as their buffers have blocks", Effect::kYes,
-       [](Config& config, const Json& value) { config.aio.queue_depth = value.get<int>(); }},
+       "requests under way at most; unset: what suits the disk, 32 for small files, and for parameters at least as "
+       "many as "
+       "their buffers have blocks",
+       Effect::kYes, [](Config& config, const Json& value) { config.aio.queue_depth = value.get<int>(); }},
       {.path = "aio.thread_count",
        .allowed = Integer{.min = 1, .max = 256},
        .default_value = nullptr,

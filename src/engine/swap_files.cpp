@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/agreement.h"
+#include "file/request_sizes.h"
 #include "plan/swap_plan.h"
 #include "zeroshard/error.h"
 
@@ -18,14 +19,40 @@ struct Wanted {
   std::vector<ChunkGroup> groups;
   const std::vector<std::string>& directories;
   int buffer_count;
-  int queue_depth;  // unless the configuration says it
+  int chunks_at_once;  // that are asked for before anybody takes results; 0: the next few
 };
 
-// Nobody takes results while a unit computes: as many requests as there are blocks in the buffers go on meanwhile.
-int depth_for(int chunks, const AioConfig& aio) {
-  constexpr int64_t kLeast = 32, kMost = 1024;
-  const int64_t block_bytes = aio.block_size.value_or(ChunkStore::Options().block_bytes);
-  return int(std::clamp(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kLeast, kMost));
+// As many requests as there are blocks in so many chunks.
+int depth_for(int chunks, int64_t block_bytes) {
+  constexpr int64_t kMost = 1024;
+  return int(std::min(chunks * kChunkNumel * int64_t{sizeof(float)} / block_bytes, kMost));
+}
+
+int64_t bytes_of(std::span<const ChunkGroup> groups) {
+  int64_t bytes = 0;
+  for (const ChunkGroup& group : groups) bytes += group.numel * group.slots * int64_t{sizeof(float)};
+  return bytes;
+}
+
+// What the configuration does not say: what suits the disk. Of several directories the first is measured.
+void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
+  constexpr int64_t kLeastBytes = int64_t{256} << 20;  // less is read and written faster than a disk is measured
+  const AioConfig& aio = context.options.config.aio;
+  RequestSizes sizes{store.block_bytes, store.queue_depth};
+  if (!aio.block_size && !aio.queue_depth && bytes_of(wanted.groups) >= kLeastBytes) {
+    try {
+      RequestSizesOptions options;
+      options.cache = cache_directory();
+      options.usual = sizes;
+      options.thread_count = aio.thread_count.value_or(store.thread_count);
+      options.ring = &kernel_ring();
+      sizes = measured_sizes(wanted.directories.at(0), options, posix_io());
+    } catch (const IoError& error) {
+      log(LogLevel::kInfo, concat("requests to swap files have their usual sizes: ", error.what()));
+    }
+  }
+  store.block_bytes = aio.block_size.value_or(sizes.block_bytes);
+  store.queue_depth = std::max(sizes.queue_depth, depth_for(wanted.chunks_at_once, store.block_bytes));
 }
 
 void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
@@ -43,7 +70,7 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   ChunkStore::Options store;
   store.directories = wanted.directories;
   store.buffer_count = wanted.buffer_count;
-  store.queue_depth = wanted.queue_depth;
+  choose_sizes(context, wanted, store);
   take_keys(context.options.config, store);
   const Tier tier = context.options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<SwapSpace> space;
@@ -76,7 +103,7 @@ std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace
                       groups_in_file(context.units, context.placements),
                       config.nvme_path,
                       config.buffer_count,
-                      ChunkStore::Options().queue_depth};
+                      /*chunks_at_once=*/0};
   return make(context, wanted, std::move(on_failure));
 }
 
@@ -88,7 +115,7 @@ std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, Swap
                       parameters_in_file(context.units, context.placements),
                       config.nvme_path,
                       std::max(chunks, 1),
-                      depth_for(chunks, context.options.config.aio)};
+                      chunks};
   if (wanted.groups.empty() && config.device == OffloadParamConfig::Device::kNvme && context.comm.rank() == 0)
     log(LogLevel::kInfo, concat("no parameters are in files: zero_optimization.offload_param.max_in_cpu is ",
                                 config.max_in_memory, " elements, and what is gathered has no more on each rank"));

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -49,29 +50,51 @@ class Probe {
   }
   const SwapFile& file() const { return file_; }
 
-  // Bytes a second. Until `seconds` are over, or with 0 until each record was written once and none read.
+  // Writes records once, from the first on: all, or those that `seconds` suffice for, and kLeastBytes at least. Only
+  // these are measured: what was only reserved is slow, see ChunkStore. Returns their bytes.
+  int64_t fill(double seconds, DiskReport& report) {
+    const auto all = size_t(file_.bytes() / kRecordBytes), least = size_t(kLeastBytes / kRecordBytes);
+    move(kBlocks[1], kDepths[1], report, [&](size_t next, double elapsed) -> std::optional<Next> {
+      if (next == all || (next >= least && elapsed >= seconds)) return std::nullopt;
+      records_ = next + 1;
+      return Next{Kind::kWrite, next};
+    });
+    return int64_t(records_) * kRecordBytes;
+  }
+  // Bytes a second, until `seconds` are over.
   DiskReport::Rate measure(int64_t block_bytes, int depth, double seconds, DiskReport& report) {
-    TransferQueue transfers(make_queue(depth, report), io_, {{file_.fd(), file_.path(), file_.direct()}}, kBuffers,
-                            depth, block_bytes);
-    const bool fills = seconds == 0;
-    const auto records = size_t(file_.bytes() / kRecordBytes);
-    const Clock::time_point begin = Clock::now();
-    const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
-    for (size_t next = 0; fills ? next < records : elapsed() < seconds; ++next) {
-      const size_t owner = next % kBuffers;
-      while (!transfers.is_idle(owner)) transfers.advance(/*wait=*/true);
+    const double rate = move(block_bytes, depth, report, [&](size_t next, double elapsed) -> std::optional<Next> {
+      if (elapsed >= seconds) return std::nullopt;
       // Those that are read lie half a file ahead of those that are written.
-      const bool reads = !fills && next % 2 == 0;
-      const size_t record = (fills ? next : next / 2 + (reads ? records / 2 : 0)) % records;
-      transfers.begin({reads ? Kind::kRead : Kind::kWrite, 0, buffers_[owner].get(), kRecordBytes,
-                       int64_t(record) * kRecordBytes, owner});
-    }
-    while (!transfers.is_idle()) transfers.advance(/*wait=*/true);
-    const auto moved = double(transfers.bytes_moved(Kind::kRead) + transfers.bytes_moved(Kind::kWrite));
-    return {block_bytes, depth, moved / elapsed()};
+      const bool reads = next % 2 == 0;
+      return Next{reads ? Kind::kRead : Kind::kWrite, (next / 2 + (reads ? records_ / 2 : 0)) % records_};
+    });
+    return {block_bytes, depth, rate};
   }
 
  private:
+  struct Next {
+    Kind kind = Kind::kRead;
+    size_t record = 0;
+  };
+
+  // Reads and writes what `choose` returns for the number of records before it and the seconds since the first, until
+  // it returns nothing. Returns bytes a second.
+  template <typename Choose>
+  double move(int64_t block_bytes, int depth, DiskReport& report, const Choose& choose) {
+    TransferQueue transfers(make_queue(depth, report), io_, {{file_.fd(), file_.path(), file_.direct()}}, kBuffers,
+                            depth, block_bytes);
+    const Clock::time_point begin = Clock::now();
+    const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+    for (size_t count = 0; const std::optional<Next> next = choose(count, elapsed()); ++count) {
+      const size_t owner = count % kBuffers;
+      while (!transfers.is_idle(owner)) transfers.advance(/*wait=*/true);
+      transfers.begin(
+          {next->kind, 0, buffers_[owner].get(), kRecordBytes, int64_t(next->record) * kRecordBytes, owner});
+    }
+    while (!transfers.is_idle()) transfers.advance(/*wait=*/true);
+    return double(transfers.bytes_moved(Kind::kRead) + transfers.bytes_moved(Kind::kWrite)) / elapsed();
+  }
   std::unique_ptr<BlockQueue> make_queue(int depth, DiskReport& report) {
     QueueFiles shared{{file_.fd()}, {}, depth};
     for (const DirectBuffer& buffer : buffers_) shared.buffers.push_back({buffer.get(), size_t(kRecordBytes)});
@@ -88,6 +111,7 @@ class Probe {
   Io& io_;
   SwapFile file_;
   DirectBuffer buffers_[kBuffers];
+  size_t records_ = 0;  // that were written
 };
 
 }  // namespace
@@ -109,10 +133,9 @@ DiskReport probe_disk(const std::string& directory, const DiskProbeOptions& opti
   if (report.free_bytes >= 0) bytes = std::min(bytes, report.free_bytes / 4);
   bytes = std::max(bytes, kLeastBytes) / kRecordBytes * kRecordBytes;
   Probe probe(directory, options, bytes, io);
-  report.file_bytes = bytes;
   report.direct = probe.file().direct();
   report.in_memory = probe.file().in_memory();
-  probe.measure(kBlocks[1], kDepths[1], /*seconds=*/0, report);  // see ChunkStore: what was only reserved is slow
+  report.file_bytes = probe.fill(options.seconds, report);
   const double each = options.seconds / double(std::size(kBlocks) * std::size(kDepths));
   for (const int64_t block_bytes : kBlocks)
     for (const int depth : kDepths) report.rates.push_back(probe.measure(block_bytes, depth, each, report));

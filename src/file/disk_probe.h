@@ -10,7 +10,7 @@ namespace zeroshard {
 
 struct DiskProbeOptions {
   int64_t file_bytes = int64_t{512} << 20;  // at most; a quarter of what is free, where that is less
-  double seconds = 2;                       // of all measurements together, about
+  double seconds = 2;                       // of all measurements together, about; and at most, to write the file first
   int thread_count = 4;                     // where io_uring is refused
   RingSystem* ring = nullptr;               // null: threads alone
 };

@@ -1,11 +1,14 @@
 """A plugin of pytest, `--again N`: a test that failed is run again, alone, in a process of its own, up to N times.
 
-One that passes then is printed as "FLAKY name" and does not fail the run.
+One that passes then is printed as "FLAKY name" and does not fail the run. Workers of pytest-xdist wait meanwhile.
 """
 
+import fcntl
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -24,10 +27,13 @@ def pytest_runtest_protocol(item, nextitem):
     if times == 0 or item.session.testsfailed >= MOST_FAILED:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    with _turn(item, fcntl.LOCK_SH):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
     if failed := [report for report in reports if report.failed]:
         outputs = []
-        if _passes(item, times, outputs):
+        with _turn(item, fcntl.LOCK_EX):
+            passes = _passes(item, times, outputs)
+        if passes:
             reports = [_flaky(item, failed)]
         else:
             failed[-1].sections += [(f"run {number}, alone", text) for number, text in enumerate(outputs, 2)]
@@ -35,6 +41,23 @@ def pytest_runtest_protocol(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+@contextmanager
+def _turn(item, how):
+    """LOCK_EX: no other worker runs a test meanwhile. LOCK_SH: any may, but for those that wait for LOCK_EX."""
+    if not hasattr(item.config, "workerinput"):
+        yield
+        return
+    folder = Path(item.config.option.basetemp).parent  # which all workers have
+    with open(folder / "again.next", "w") as first, open(folder / "again.turn", "w") as turn:
+        fcntl.flock(first, fcntl.LOCK_EX)  # else who waits for LOCK_EX might wait for ever
+        fcntl.flock(turn, how)
+        fcntl.flock(first, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)  # forked children have it open, too
 
 
 def _passes(item, times, outputs):

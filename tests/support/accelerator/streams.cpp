@@ -76,10 +76,19 @@ void Streams::set_schedule(Schedule schedule, uint64_t seed) {
 }
 
 StreamKey Streams::make_stream(int device, bool eager) {
+  // As a pool of CUDA's streams: these in turn. A stream for each engine of a thousand tests would be a thread each,
+  // and a clock with a time of each other one.
+  constexpr size_t kPooled = 32;
+  static std::map<std::pair<int, bool>, std::deque<StreamKey>> pools;  // under the mutex
   StreamKey key{device, 0};
   {
     const std::scoped_lock lock(mutex_);
-    key.id = next_id_++;
+    std::deque<StreamKey>& pool = pools[{device, eager}];
+    const bool full = pool.size() == kPooled;
+    key.id = full ? pool.front().id : next_id_++;
+    if (full) pool.pop_front();
+    pool.push_back(key);
+    if (full) return key;
   }
   queue(key).eager = eager;  // nobody else knows it yet
   return key;

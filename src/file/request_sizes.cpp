@@ -1,0 +1,135 @@
+#include "file/request_sizes.h"
+
+#include <cstdlib>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "base/boot_id.h"
+#include "base/format.h"
+#include "file/disk_probe.h"
+#include "file/durable.h"
+#include "zeroshard/error.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr const char* kKnown = "disks";      // a line for each disk: boot, device, block, depth
+constexpr const char* kLock = "disks.lock";  // locked by who measures
+constexpr int64_t kMostBytes = 64 << 10;     // of kKnown
+constexpr int64_t kProbeBytes = int64_t{128} << 20;
+constexpr double kProbeSeconds = 1;  // and at most as long to write the file first
+constexpr double kGain = 1.1;        // two measurements of the same sizes differ by less
+constexpr std::chrono::milliseconds kPoll{20};
+
+// Of one start of a machine; numbers of devices change with the next.
+struct Disk {
+  std::string boot;
+  uint64_t device = 0;
+
+  bool operator==(const Disk&) const = default;
+};
+
+Disk disk_of(const std::string& directory, Io& io) {
+  const Directory opened = Directory::open(io, directory);
+  FileStatus status;
+  check_io(io.fstat(opened.fd(), status), "look at", directory);
+  const std::string boot = boot_id();
+  return {boot.empty() ? "unknown" : boot, status.device};
+}
+
+struct Known {
+  Disk disk;
+  RequestSizes sizes;
+};
+
+// Nothing of a line that no measurement has written.
+std::optional<Known> parse(const std::string& line) {
+  std::istringstream words(line);
+  Known known;
+  words >> known.disk.boot >> known.disk.device >> known.sizes.block_bytes >> known.sizes.queue_depth;
+  const bool valid = words && known.sizes.block_bytes > 0 && known.sizes.block_bytes % 4096 == 0 &&
+                     known.sizes.block_bytes <= kProbeBytes && known.sizes.queue_depth > 0 &&
+                     known.sizes.queue_depth <= 4096;
+  return valid ? std::optional(known) : std::nullopt;
+}
+
+std::vector<Known> read_known(const Directory& cache) {
+  std::vector<Known> all;
+  if (!cache.exists(kKnown)) return all;
+  std::istringstream lines(read_small_file(cache, kKnown, kMostBytes));
+  for (std::string line; std::getline(lines, line);)
+    if (const std::optional<Known> known = parse(line)) all.push_back(*known);
+  return all;
+}
+
+std::optional<RequestSizes> find(const Directory& cache, const Disk& disk) {
+  for (const Known& known : read_known(cache))
+    if (known.disk == disk) return known.sizes;
+  return std::nullopt;
+}
+
+void keep(Directory& cache, const Known& measured) {
+  std::string text;
+  const auto append = [&](const Known& known) {
+    text += concat(known.disk.boot, " ", known.disk.device, " ", known.sizes.block_bytes, " ", known.sizes.queue_depth,
+                   "\n");
+  };
+  for (const Known& known : read_known(cache))
+    if (known.disk.boot == measured.disk.boot && known.disk != measured.disk) append(known);
+  append(measured);
+  write_small_file(cache, kKnown, text);
+}
+
+RequestSizes measure(const std::string& directory, const RequestSizesOptions& options, Io& io) {
+  DiskProbeOptions probe;
+  probe.file_bytes = kProbeBytes;
+  probe.seconds = kProbeSeconds;
+  probe.thread_count = options.thread_count;
+  probe.ring = options.ring;
+  const DiskReport report = probe_disk(directory, probe, io);
+  const DiskReport::Rate best = report.best();
+  for (const DiskReport::Rate& rate : report.rates)
+    if (RequestSizes{rate.block_bytes, rate.queue_depth} == options.usual &&
+        best.bytes_per_second < kGain * rate.bytes_per_second)
+      return options.usual;
+  return {best.block_bytes, best.queue_depth};
+}
+
+}  // namespace
+
+std::string cache_directory() {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value != nullptr && value[0] == '/' ? value : "");
+  };
+  if (const std::string cache = variable("XDG_CACHE_HOME"); !cache.empty()) return cache + "/zeroshard";
+  const std::string home = variable("HOME");
+  return home.empty() ? "" : home + "/.cache/zeroshard";
+}
+
+RequestSizes measured_sizes(const std::string& directory, const RequestSizesOptions& options, Io& io) {
+  if (options.cache.empty()) throw IoError("neither XDG_CACHE_HOME nor HOME says where to keep what was measured");
+  const Disk disk = disk_of(directory, io);
+  Directory cache = Directory::create(io, options.cache);
+  const std::string lock_path = cache.path_of(kLock);
+  const OpenFd lock(io, io.open_or_create_at(cache.fd(), kLock));
+  check_io(lock.get(), "open", lock_path);
+  const auto end = std::chrono::steady_clock::now() + options.patience;
+  while (true) {
+    if (const std::optional<RequestSizes> known = find(cache, disk)) return *known;
+    const int result = retry_interrupted([&] { return io.lock(lock.get()); });
+    if (result == 0) break;
+    if (result != -EAGAIN) throw_io_error("lock", lock_path, result);
+    if (std::chrono::steady_clock::now() >= end)
+      throw IoError(concat("another process has measured the disk of ", directory, " for more than ",
+                           options.patience.count(), " ms: it has locked ", lock_path));
+    std::this_thread::sleep_for(kPoll);
+  }
+  if (const std::optional<RequestSizes> known = find(cache, disk)) return *known;  // between the look and the lock
+  const RequestSizes sizes = measure(directory, options, io);
+  keep(cache, {disk, sizes});
+  return sizes;
+}
+
+}  // namespace zeroshard
