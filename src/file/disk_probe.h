@@ -20,7 +20,8 @@ struct DiskReport {
   struct Rate {
     int64_t block_bytes = 0;
     int queue_depth = 0;
-    double bytes_per_second = 0;  // read and written at once, together
+    double bytes_per_second = 0;    // read and written at once, together: the mean of two measurements
+    double least = 0, highest = 0;  // of these
   };
 
   std::string file_system;

@@ -1,5 +1,6 @@
 #include "file/request_sizes.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <sstream>
@@ -19,7 +20,7 @@ constexpr const char* kLock = "disks.lock";  // locked by who measures
 constexpr int64_t kMostBytes = 64 << 10;     // of kKnown
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
 constexpr double kProbeSeconds = 1;  // and at most as long to write the file first
-constexpr double kGain = 1.1;        // two measurements of the same sizes differ by less
+constexpr double kGain = 1.1;        // each measurement of other sizes is so much faster, or the usual ones stay
 constexpr std::chrono::milliseconds kPoll{20};
 
 // Of one start of a machine; numbers of devices change with the next.
@@ -88,11 +89,12 @@ RequestSizes measure(const std::string& directory, const RequestSizesOptions& op
   probe.thread_count = options.thread_count;
   probe.ring = options.ring;
   const DiskReport report = probe_disk(directory, probe, io);
+  const auto is_usual = [&](const DiskReport::Rate& rate) {
+    return RequestSizes{rate.block_bytes, rate.queue_depth} == options.usual;
+  };
+  const auto usual = std::find_if(report.rates.begin(), report.rates.end(), is_usual);
   const DiskReport::Rate best = report.best();
-  for (const DiskReport::Rate& rate : report.rates)
-    if (RequestSizes{rate.block_bytes, rate.queue_depth} == options.usual &&
-        best.bytes_per_second < kGain * rate.bytes_per_second)
-      return options.usual;
+  if (usual != report.rates.end() && best.least < kGain * usual->highest) return options.usual;
   return {best.block_bytes, best.queue_depth};
 }
 

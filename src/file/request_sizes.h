@@ -17,10 +17,10 @@ struct RequestSizes {
 };
 
 struct RequestSizesOptions {
-  std::string cache;           // a directory, created if missing
-  RequestSizes usual;          // kept unless others are faster by more than a measurement errs
-  int thread_count = 4;        // where io_uring is refused
-  RingSystem* ring = nullptr;  // null: threads alone
+  std::string cache;                                              // a directory, created if missing
+  RequestSizes usual;                                             // kept unless others are clearly faster
+  int thread_count = 4;                                           // where io_uring is refused
+  RingSystem* ring = nullptr;                                     // null: threads alone
   std::chrono::milliseconds patience = std::chrono::seconds(15);  // with another process that measures
 };
 
