@@ -69,6 +69,7 @@ class HostActivations::Copies {
     Ahead copy = ahead_ && ahead_->id == id ? std::move(*ahead_) : begin_copy(id);
     if (ahead_ && ahead_->id == id) ahead_.reset();
     current_stream_waits(copy.done, device_);
+    outlive_current_stream(copy.tensor);  // another one may have been current when it was made
     begin_next(id);
     return copy.tensor;
   }
@@ -142,7 +143,8 @@ class HostActivations::Copies {
 
   // There is one: no block is free.
   void move_oldest_to_files() {
-    const auto oldest = std::find_if(records_.begin(), records_.end(), [](const auto& r) { return r.second.block; });
+    const auto oldest =
+        std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
     Record& record = oldest->second;
     record.block->copied->synchronize();
     record.in_file = files_->put({record.block->memory.get(), size_t(record.lay.bytes)});

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "accelerator/offload_support.h"
+#include "base/align.h"
 #include "engine/host_activations.h"
 #include "file/support.h"
 #include "support/accelerator/operators.h"
@@ -74,7 +75,7 @@ TEST_P(DeviceActivations, ComeBackAsTheyWereInAnyOrder) {
         move_to(streams[random() % 2]);
         if (const uint64_t what = random() % 8; what < 4 || kept.empty()) {
           const int64_t numel = random.between(1024, what == 0 ? 600'000 : 9'000);
-          longest = std::max(longest, numel * 4);
+          longest = std::max(longest, align_up(numel * 4, 512));  // as the device's allocator does
           const at::Tensor tensor = filled(numel, step);
           kept[step] = {step, keeper.keep(tensor)};
           ASSERT_NE(kept[step].second, nullptr);
@@ -124,7 +125,7 @@ TEST_P(DeviceActivations, ComeBackAsTheyLay) {
 
 // The bound on what the host holds, and when anybody waits: never for the tensor that was made last.
 TEST_P(DeviceActivations, PassThroughAFewBlocksAndTheHostRunsAhead) {
-  constexpr int64_t kNumel = 10'000, kBytes = kNumel * 4;
+  constexpr int64_t kNumel = 10'240, kBytes = kNumel * 4;
   HostActivations keeper(device(0), files());
   EXPECT_EQ(ledger_.current().at(Category::kSwap, Tier::kHost), kRecordStagingBytes);
   std::vector<std::shared_ptr<KeptTensor>> kept;
@@ -149,7 +150,7 @@ TEST_P(DeviceActivations, PassThroughAFewBlocksAndTheHostRunsAhead) {
     EXPECT_EQ(back.cpu().sub(i).abs().sum().item<float>(), 0);
   }
   EXPECT_EQ(store_->num_records(), 0);
-  EXPECT_EQ(store_->bytes_read(), 5 * 40'960);  // those that lay in blocks did not leave memory
+  EXPECT_EQ(store_->bytes_read(), 5 * kBytes);  // those that lay in blocks did not leave memory
   EXPECT_EQ(pinned(), kHostBlocks * kBytes);
   for (int i = 0; i < 8; ++i) kept.push_back(keeper.keep(filled(2 * kNumel, i)));  // longer ones take their place
   EXPECT_EQ(pinned(), 2 * kHostBlocks * kBytes);
