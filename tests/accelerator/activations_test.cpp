@@ -183,12 +183,16 @@ TEST_P(DeviceActivations, ATensorAtThePlaceOfAFreedOneIsAnother) {
   for (const bool to_files : {false, true}) {
     HostActivations keeper(device(0), to_files ? files() : nullptr);
     std::vector<std::shared_ptr<KeptTensor>> kept;
+    std::vector<at::Tensor> without_memory;
     std::set<const void*> places;
     for (int i = 0; i < 12; ++i) {
       at::Tensor tensor = filled(5000, i);
       places.insert(tensor.const_data_ptr());
       kept.push_back(keeper.keep(tensor));
-      if (i % 2 == 0) resize_storage(tensor.storage(), 0);  // the tensor is there, its memory is not
+      if (i % 2 == 0) {  // the tensor is there, its memory is not
+        resize_storage(tensor.storage(), 0);
+        without_memory.push_back(tensor);
+      }
       tensor.reset();
       Streams::get().wait_for_device(0);  // so that the memory is lent again
     }

@@ -123,7 +123,7 @@ def loss_on_device(engine, step, micro):
 
 @pytest.mark.parametrize("on", [simulated.case("lazy"), simulated.case("late")])
 def test_several_micro_batches_may_be_under_way_on_a_device(tmp_path, on):
-    assert world.run(2, several_at_once, folder=str(tmp_path), on=on, timeout_s=120) == [(3, 1)] * 2
+    assert world.run(2, several_at_once, folder=str(tmp_path), on=on, timeout_s=120) == [[3, 1]] * 2
 
 
 def fail_on_a_device(folder):
