@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <set>
 
@@ -130,14 +132,19 @@ TEST_P(DeviceActivations, PassThroughAFewBlocksAndTheHostRunsAhead) {
   EXPECT_EQ(ledger_.current().at(Category::kSwap, Tier::kHost), kRecordStagingBytes);
   std::vector<std::shared_ptr<KeptTensor>> kept;
   for (int i = 0; i < 8; ++i) {
-    const at::Tensor tensor = filled(kNumel, i);
-    const Mark made = Streams::get().record(current_stream(0));
-    const int64_t waits = Streams::host_waits_of_this_thread();
-    kept.push_back(keeper.keep(tensor));
-    EXPECT_EQ(Streams::host_waits_of_this_thread() - waits, i < kHostBlocks ? 0 : 1) << i;
-    if (GetParam() == Schedule::kLazy) {
-      EXPECT_FALSE(Streams::get().is_done(made)) << i;
-    }
+    const StreamKey behind = Streams::get().make_stream(0);
+    Streams::get().hold(behind);  // it has not made the tensor when that is kept
+    auto keeping = std::async(std::launch::async, [&] {
+      set_current_device(0);
+      const c10::StreamGuard guard(to_stream(behind));
+      const at::Tensor tensor = filled(kNumel, i);
+      const int64_t waits = Streams::host_waits_of_this_thread();
+      kept.push_back(keeper.keep(tensor));
+      return Streams::host_waits_of_this_thread() - waits;
+    });
+    EXPECT_EQ(keeping.wait_for(std::chrono::seconds(20)), std::future_status::ready) << i;
+    Streams::get().release(behind);
+    EXPECT_EQ(keeping.get(), i < kHostBlocks ? 0 : 1) << i;
     EXPECT_EQ(pinned(), std::min(i + 1, kHostBlocks) * kBytes);
     EXPECT_EQ(store_->num_records(), std::max(0, i + 1 - kHostBlocks));
   }
