@@ -163,8 +163,8 @@ struct OffloadConfig {
   // the host has is the limit of its ranks together.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // what is read from swap files is compared with its checksums
-  // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in offload_optimizer.nvme_path. A
-  // rank on the CPU has everything in host memory: there, kCpu changes nothing.
+  // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in the nvme_path of
+  // offload_optimizer, or else of offload_param. On the CPU all is in host memory: there, kCpu changes nothing.
   Activations activations = Activations::kNone;
 };
 

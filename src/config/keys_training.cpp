@@ -165,7 +165,8 @@ std::vector<Key> own_keys() {
        Effect::kYes, [](Config& config, const Json& value) { config.offload.verify = value.get<bool>(); }},
       {"zeroshard.offload.activations", Choice{{"none", "cpu", "nvme"}}, "none",
        "where the inputs of checkpointed layers lie from forward to backward. \"nvme\": in files in "
-       "zero_optimization.offload_optimizer.nvme_path; \"cpu\": in host memory, as on ranks whose device is the CPU "
+       "zero_optimization.offload_optimizer.nvme_path, or that of offload_param where it is absent; \"cpu\": in host "
+       "memory, as on ranks whose device is the CPU "
        "they "
        "do anyway",
        Effect::kYes,

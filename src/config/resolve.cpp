@@ -290,10 +290,10 @@ class Resolver {
 
   void check_activations() {
     if (config().offload.activations != OffloadConfig::Activations::kNvme) return;
-    if (!config().offload_optimizer.nvme_path.empty()) return;
+    if (!config().offload_optimizer.nvme_path.empty() || !config().offload_param.nvme_path.empty()) return;
     fail_value("zeroshard.offload.activations", "nvme",
-               "needs zero_optimization.offload_optimizer.nvme_path, a directory on the disk that is to be used, or a "
-               "list of such; offload_optimizer.device may be \"none\"");
+               "needs zero_optimization.offload_optimizer.nvme_path, or that of offload_param: a directory on the disk "
+               "that is to be used, or a list of such; device may be \"none\"");
   }
 
   // Checks that involve more than one key.

@@ -1,7 +1,9 @@
 #include "engine/activation_keeper.h"
 
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -14,20 +16,42 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::string_view kPathKey = "zero_optimization.offload_optimizer.nvme_path";
+// Where the files lie, and the key that says it.
+struct Directories {
+  const std::vector<std::string>& paths;
+  std::string_view key;
+};
 
-void describe(const RecordStore& store, int rank) {
-  for (const RecordStore::File& file : store.files()) warn_of(file.swap, "activations", kPathKey, rank);
+Directories directories_of(const Config& config) {
+  if (!config.offload_optimizer.nvme_path.empty())
+    return {config.offload_optimizer.nvme_path, "zero_optimization.offload_optimizer.nvme_path"};
+  return {config.offload_param.nvme_path, "zero_optimization.offload_param.nvme_path"};
+}
+
+void describe(const RecordStore& store, std::string_view path_key, int rank) {
+  for (const RecordStore::File& file : store.files()) warn_of(file.swap, "activations", path_key, rank);
   if (rank == 0)
     log(LogLevel::kInfo, concat("inputs of checkpointed layers go to files, by ", store.queue_name(),
                                 store.options().verify ? "" : ", without checksums"));
 }
 
-RecordStore::Options store_options(const Config& config) {
+std::unique_ptr<CountedRecords> make_files(const EngineOptions& options, Comm& comm, Ledger& ledger,
+                                           RecordStore::OnFailure on_failure) {
+  const Directories directories = directories_of(options.config);
   RecordStore::Options store;
-  store.directories = config.offload_optimizer.nvme_path;
-  take_keys(config, store);
-  return store;
+  store.directories = directories.paths;
+  take_keys(options.config, store);
+  const Tier tier = options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
+  std::unique_ptr<CountedRecords> files;
+  try {
+    together(comm, "activation files", [&] {
+      files = std::make_unique<CountedRecords>(std::move(store), posix_io(), ledger, tier, std::move(on_failure));
+    });
+  } catch (const IoError& error) {
+    throw ConfigError(concat(directories.key, ": ", error.what()));
+  }
+  describe(*files->store(), directories.key, comm.rank());
+  return files;
 }
 
 }  // namespace
@@ -35,20 +59,20 @@ RecordStore::Options store_options(const Config& config) {
 std::unique_ptr<ActivationKeeper> make_activation_keeper(const EngineOptions& options, Comm& comm, Ledger& ledger,
                                                          std::function<void(const std::string& message)> on_failure) {
   using Activations = OffloadConfig::Activations;
-  const Activations where = options.config.offload.activations;
-  if (where == Activations::kCpu && !options.device.is_cpu()) return std::make_unique<HostActivations>(options.device);
-  if (where != Activations::kNvme) return nullptr;
-  std::unique_ptr<ActivationFiles> files;
-  try {
-    together(comm, "activation files", [&] {
-      files =
-          std::make_unique<ActivationFiles>(store_options(options.config), posix_io(), ledger, std::move(on_failure));
-    });
-  } catch (const IoError& error) {
-    throw ConfigError(concat(kPathKey, ": ", error.what()));
+  const bool on_cpu = options.device.is_cpu();
+  std::unique_ptr<CountedRecords> files;
+  switch (options.config.offload.activations) {
+    case Activations::kNone:
+      return nullptr;
+    case Activations::kCpu:
+      if (on_cpu) return nullptr;
+      break;
+    case Activations::kNvme:
+      files = make_files(options, comm.host(), ledger, std::move(on_failure));
+      if (on_cpu) return std::make_unique<ActivationFiles>(std::move(files));
+      break;
   }
-  describe(files->store(), comm.rank());
-  return files;
+  return std::make_unique<HostActivations>(options.device, std::move(files));
 }
 
 }  // namespace zeroshard

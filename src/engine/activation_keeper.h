@@ -20,12 +20,15 @@ class ActivationKeeper {
 };
 
 inline constexpr int64_t kLeastKeptBytes = 4096;  // what is smaller takes a block of a file anyway
+inline constexpr uintptr_t kKeptAlignment = 64;
 
-// Whether the bytes say all of a tensor of `device`, and are worth the way.
+// Whether the bytes say all of a tensor of `device`, are worth the way, and come back to memory that begins as torch's
+// own: kernels may sum in another order where it begins elsewhere.
 inline bool can_leave(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() == device && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference() &&
-         int64_t(tensor.nbytes()) >= kLeastKeptBytes && tensor.is_non_overlapping_and_dense();
+         int64_t(tensor.nbytes()) >= kLeastKeptBytes && tensor.is_non_overlapping_and_dense() &&
+         reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kKeptAlignment == 0;
 }
 
 // As zeroshard.offload.activations says; null where tensors stay. Collective over `comm`: where a rank cannot have its

@@ -22,10 +22,6 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
-  if (!device.is_cpu() && config.offload.activations == OffloadConfig::Activations::kNvme)
-    throw ConfigError(
-        concat("zeroshard.offload.activations = \"nvme\": files are for ranks on the CPU so far, and the ",
-               "ranks run on ", device.str(), ": set \"cpu\" or \"none\""));
   if (offload.ratio == 0) return;  // nothing leaves
   if (offload.device == Device::kNvme && !external_optimizer.empty())
     throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,

@@ -1,9 +1,10 @@
 #include "engine/host_activations.h"
 
-#include <ATen/ops/empty_strided.h>
+#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -21,26 +22,22 @@ namespace zeroshard {
 namespace {
 
 struct Block {
-  std::shared_ptr<std::byte> memory = nullptr;
-  int64_t bytes = 0;
-};
-
-// How a tensor lay on the device.
-struct Lay {
-  std::vector<int64_t> sizes, strides;
-  at::ScalarType type;
+  std::shared_ptr<std::byte> memory;
   int64_t bytes;
+  std::optional<c10::Event> copied = std::nullopt;  // the last copy to it or from it
 };
 
 }  // namespace
 
 // Who waits for whom: the stream of copies follows what the current stream was given, and the current stream waits for
-// the copy of the tensor that it is given. One stream makes all copies, so a block may be lent again at once.
+// the copy of the tensor that it is given. One stream makes all copies, so a block may be lent again at once, except to
+// the host: it waits for the last copy before it reads a block, or fills it.
 class HostActivations::Copies {
  public:
   using Id = uint64_t;
 
-  explicit Copies(c10::Device device) : device_(device), stream_(device) {}
+  Copies(c10::Device device, std::shared_ptr<RecordStore> files)
+      : device_(device), files_(std::move(files)), stream_(device) {}
   ~Copies() {
     if (process_.is_own()) wait();
   }
@@ -48,29 +45,39 @@ class HostActivations::Copies {
   c10::Device device() const { return device_; }
 
   Id take(const at::Tensor& tensor, const Lay& lay) {
+    check_process();
     const std::lock_guard lock(mutex_);
-    Block block = take_block(lay.bytes);
+    const size_t free = free_block(lay.bytes);
+    Block& block = free_[free];
     stream_.follow();
     {
       const SideStream::Scope scope(stream_);
       begin_copy_to_host(block.memory.get(), tensor.const_data_ptr(), lay.bytes, device_);
       outlive_current_stream(tensor);
     }
-    records_.emplace(++last_, Record{std::move(block), lay});
+    block.copied = stream_.record();
+    const auto record = records_.emplace(last_ + 1, Record{lay, std::nullopt}).first;
+    record->second.block = std::move(block);
+    ++last_;
+    free_.erase(free_.begin() + std::ptrdiff_t(free));
     return last_;
   }
 
   at::Tensor bring_back(Id id) {
+    check_process();
     const std::lock_guard lock(mutex_);
     Ahead copy = ahead_ && ahead_->id == id ? std::move(*ahead_) : begin_copy(id);
     if (ahead_ && ahead_->id == id) ahead_.reset();
     current_stream_waits(copy.done, device_);
+    outlive_current_stream(copy.tensor);  // another one may have been current when it was made
     begin_next(id);
     return copy.tensor;
   }
 
   void begin_newest() {
+    check_process();
     const std::lock_guard lock(mutex_);
+    if (files_) files_->will_get_newest();  // of those that have gone there
     begin_next(last_ + 1);
   }
 
@@ -79,14 +86,18 @@ class HostActivations::Copies {
     const std::lock_guard lock(mutex_);
     if (ahead_ && ahead_->id == id) ahead_.reset();
     const auto found = records_.find(id);
-    free_.push_back(std::move(found->second.block));
+    if (found->second.block)
+      free_.push_back(std::move(*found->second.block));
+    else
+      files_->drop(found->second.in_file);
     records_.erase(found);
   }
 
  private:
   struct Record {
-    Block block;
     Lay lay;
+    std::optional<Block> block;  // none: it lies in the files
+    RecordStore::Id in_file = 0;
   };
   struct Ahead {
     Id id;
@@ -95,35 +106,75 @@ class HostActivations::Copies {
   };
 
   void wait() { stream_.record().synchronize(); }
+  void check_process() const {
+    if (!process_.is_own())
+      throw StateError(
+          "this process is a fork of a rank: what that keeps beside its device cannot be used here "
+          "(zeroshard.offload.activations)");
+  }
 
-  // The shortest that is long enough; else a new one, in place of the longest of those that are free.
-  Block take_block(int64_t bytes) {
-    const auto by_bytes = [](const Block& a, const Block& b) { return a.bytes < b.bytes; };
-    std::sort(free_.begin(), free_.end(), by_bytes);
-    const auto found = std::lower_bound(free_.begin(), free_.end(), Block{nullptr, bytes}, by_bytes);
-    if (found != free_.end()) {
-      Block block = std::move(*found);
-      free_.erase(found);
-      return block;
+  // The number of a free block that is long enough: of the shortest the one that is free for longest. Else of a new
+  // one, in place of the longest that is free.
+  size_t free_block(int64_t bytes) {
+    if (const std::optional<size_t> found = find_free(bytes)) return *found;
+    if (files_ && free_.empty() && num_blocks_ >= kHostBlocks) {
+      move_oldest_to_files();
+      if (const std::optional<size_t> found = find_free(bytes)) return *found;
     }
     if (!free_.empty()) {
-      wait();  // it may still be copied from
-      free_.pop_back();
+      const auto longest = std::max_element(free_.begin(), free_.end(), is_shorter);
+      if (longest->copied) longest->copied->synchronize();
+      free_.erase(longest);
+      --num_blocks_;
     }
-    return {pinned_memory(bytes, device_), bytes};
+    free_.push_back({pinned_memory(bytes, device_), bytes});
+    ++num_blocks_;
+    return free_.size() - 1;
+  }
+
+  std::optional<size_t> find_free(int64_t bytes) const {
+    std::optional<size_t> best;
+    for (size_t i = 0; i < free_.size(); ++i)
+      if (free_[i].bytes >= bytes && (!best || is_shorter(free_[i], free_[*best]))) best = i;
+    return best;
+  }
+
+  static bool is_shorter(const Block& a, const Block& b) { return a.bytes < b.bytes; }
+
+  // There is one: no block is free.
+  void move_oldest_to_files() {
+    const auto oldest =
+        std::find_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.block.has_value(); });
+    Record& record = oldest->second;
+    record.block->copied->synchronize();
+    record.in_file = files_->put({record.block->memory.get(), size_t(record.lay.bytes)});
+    free_.push_back(std::move(*record.block));
+    record.block.reset();
   }
 
   Ahead begin_copy(Id id) {
-    const Record& record = records_.at(id);
-    at::Tensor tensor = at::empty_strided(record.lay.sizes, record.lay.strides,
-                                          at::TensorOptions().dtype(record.lay.type).device(device_));
+    Record& record = records_.at(id);
+    at::Tensor tensor = record.lay.empty_on(device_);
+    Block& block = record.block ? *record.block : read(record);
     stream_.follow();
     {
       const SideStream::Scope scope(stream_);
-      begin_copy_from_host(tensor.mutable_data_ptr(), record.block.memory.get(), record.lay.bytes, device_);
+      begin_copy_from_host(tensor.mutable_data_ptr(), block.memory.get(), record.lay.bytes, device_);
       outlive_current_stream(tensor);
     }
+    block.copied = stream_.record();
     return {id, std::move(tensor), stream_.record()};
+  }
+
+  // The record's bytes, in a block that stays free: the next copy to it is made by the same stream.
+  Block& read(const Record& record) {
+    const DirectBuffer memory = files_->get(record.in_file);
+    const auto free = free_.begin() + std::ptrdiff_t(free_block(record.lay.bytes));
+    std::rotate(free, free + 1, free_.end());
+    Block& block = free_.back();
+    if (block.copied) block.copied->synchronize();
+    std::memcpy(block.memory.get(), memory.get(), size_t(record.lay.bytes));
+    return block;
   }
 
   // The youngest record that is older than `id`, if the device has memory for it already.
@@ -141,8 +192,10 @@ class HostActivations::Copies {
 
   ProcessMark process_;
   c10::Device device_;
-  std::mutex mutex_;
-  std::vector<Block> free_;
+  std::shared_ptr<RecordStore> files_;  // null: everything stays in memory
+  std::mutex mutex_;                    // of all that follows
+  std::vector<Block> free_;             // the one that is free for longest first
+  int num_blocks_ = 0;                  // those of records, too
   std::map<Id, Record> records_;
   Id last_ = 0;
   SideStream stream_;  // after the memory that it copies
@@ -155,8 +208,8 @@ class HostActivations::Kept final : public KeptTensor {
       : copies_(std::move(copies)),
         version_(tensor.unsafeGetTensorImpl()->version_counter()),
         kept_version_(version_.current_version()),
-        id_(copies_->take(
-            tensor, {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), int64_t(tensor.nbytes())})) {}
+        lay_(tensor),
+        id_(copies_->take(tensor, lay_)) {}
   ~Kept() override { copies_->drop(id_); }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
@@ -169,21 +222,28 @@ class HostActivations::Kept final : public KeptTensor {
           "(zeroshard.offload.activations) cannot be used. Change a copy of it");
     return copies_->bring_back(id_);
   }
+  bool lies_like(const at::Tensor& tensor) const { return lay_.is_of(tensor); }
 
  private:
   std::shared_ptr<Copies> copies_;
   c10::VariableVersion version_;
   uint32_t kept_version_;
+  Lay lay_;
   Copies::Id id_;
 };
 
-HostActivations::HostActivations(c10::Device device) : copies_(std::make_shared<Copies>(device)) {}
+HostActivations::HostActivations(c10::Device device, std::unique_ptr<CountedRecords> files)
+    : files_(std::move(files)), copies_(std::make_shared<Copies>(device, files_ ? files_->store() : nullptr)) {}
 
 HostActivations::~HostActivations() = default;
 
 std::shared_ptr<KeptTensor> HostActivations::keep(const at::Tensor& tensor) {
   if (!can_leave(tensor, copies_->device())) return nullptr;
-  return std::make_shared<Kept>(copies_, tensor);
+  const std::lock_guard lock(mutex_);
+  if (auto known = known_.find(tensor)) return known;
+  auto kept = std::make_shared<Kept>(copies_, tensor);
+  known_.add(tensor, kept);
+  return kept;
 }
 
 void HostActivations::begin_backward() {

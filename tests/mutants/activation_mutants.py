@@ -3,6 +3,7 @@
 from mutant import Mutant
 
 _STORE, _SPACE, _HOST = "src/file/record_store.cpp", "src/file/free_space.cpp", "src/engine/host_activations.cpp"
+_KNOWN = "src/engine/kept_tensors.h"
 _PYTHON, _RECOMPUTE = "python/zeroshard/activations.py", "lm/ops/recompute.cpp"
 _ORDER, _STEPS = "RecordStore.GivesBackWhatWasPut", "RecordStore.TheFileDoesNotGrowFromStepToStep"
 
@@ -67,7 +68,63 @@ RECORDS = [
     ),
 ]
 
-MUTANTS = [Mutant(name, file, old, new, "file", test) for name, file, old, new, test in RECORDS] + [
+# Beside devices. (name, file, old, new, gtest filter)
+DEVICES = [
+    (
+        "kept-block-read-before-the-copy",
+        _HOST,
+        "    record.block->copied->synchronize();\n",
+        "",
+        "*DeviceActivations.ComeBackAsTheyWere*",
+    ),
+    (
+        "kept-block-filled-while-copied",
+        _HOST,
+        "    if (block.copied) block.copied->synchronize();\n",
+        "",
+        "*DeviceActivations.ComeBackAsTheyWere*",
+    ),
+    (
+        "kept-though-changed",
+        _HOST,
+        "if (version_.current_version() != kept_version_)",
+        "if (false)",
+        "*DeviceActivations.AreKeptOnce*",
+    ),
+    (
+        "kept-under-an-old-version",
+        _KNOWN,
+        " || known.version != uint32_t(tensor._version())",
+        "",
+        "*DeviceActivations.AreKeptOnce*",
+    ),
+    (
+        "kept-of-a-freed-tensor",
+        _KNOWN,
+        "      if (known.storage._unsafe_get_target() != tensor.storage().unsafeGetStorageImpl()) continue;\n",
+        "",
+        "*DeviceActivations.ATensorAtThePlace*",
+    ),
+    (
+        "kept-in-more-and-more-blocks",
+        _HOST,
+        "num_blocks_ >= kHostBlocks",
+        "num_blocks_ >= 1000",
+        "*DeviceActivations.PassThroughAFew*",
+    ),
+    ("kept-not-copied-ahead", _HOST, "    begin_next(id);\n", "", "*DeviceActivations.PassThroughAFew*"),
+    (
+        "kept-used-by-a-child",
+        _HOST,
+        "    if (!process_.is_own())\n      throw",
+        "    if (false)\n      throw",
+        "*DeviceActivations.AForkedChild*",
+    ),
+]
+
+MUTANTS = [Mutant(name, file, old, new, "file", test) for name, file, old, new, test in RECORDS]
+MUTANTS += [Mutant(name, file, old, new, "accelerator", test) for name, file, old, new, test in DEVICES]
+MUTANTS += [
     Mutant(
         "recompute-input-kept-on",
         _RECOMPUTE,

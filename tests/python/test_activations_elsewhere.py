@@ -1,4 +1,4 @@
-"""Inputs of checkpointed layers on the host beside devices, in files that fail, and in runs without Python."""
+"""Inputs of checkpointed layers on the host and in files beside devices, in files that fail, and without Python."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ import resource
 import subprocess
 import time
 
+import models
 import numpy
 import pytest
 import simulated
@@ -16,20 +17,28 @@ import transformers
 import world
 import zeroshard
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
-from test_offload_activations import ROWS, WIDTH, Recomputed, configuration, counted, loss_of, make
+from test_offload_activations import ROWS, WIDTH, Freed, Recomputed, configuration, counted, file_sizes, loss_of, make
 
 END_S = 5  # after a failure every rank has ended by then
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 
-def train_on_a_device(stage, where, reentrant):
-    """The digest, and the device's peak in a step."""
-    torch.manual_seed(0)
-    config = configuration(stage, bf16={"enabled": True})
+def on_a_device(where, folder, stage, **blocks):
+    """A configuration, with the directory under each of the keys."""
+    config = configuration(stage, **blocks)
     config["zeroshard"]["offload"] = {"activations": where}
+    if where == "nvme":
+        key = "offload_param" if stage % 2 else "offload_optimizer"
+        config["zero_optimization"][key] = {"device": "none", "nvme_path": folder}
+    return config
+
+
+def train_on_a_device(folder, stage, where, reentrant):
+    """The digest, the device's peak in a step, and the sizes of files."""
+    torch.manual_seed(0)
     model = Recomputed(layers=12, reentrant=reentrant).to(world.device())
-    engine, *_ = zeroshard.initialize(model=model, config=config)
+    engine, *_ = zeroshard.initialize(model=model, config=on_a_device(where, folder, stage, bf16={"enabled": True}))
     own_peak = 0
     with counted() as kept:
         for step in range(4):
@@ -47,10 +56,10 @@ def train_on_a_device(stage, where, reentrant):
                 own_peak = simulated.peak_bytes(world.device())
             engine.step()
             del loss
-        assert (kept() > 0) == (where == "cpu")
-    digest = engine.parameter_digest()
+        assert (kept() > 0) == (where != "none")
+    digest, sizes = engine.parameter_digest(), file_sizes(folder)
     engine.destroy()
-    return digest, own_peak
+    return digest, own_peak, sizes
 
 
 @pytest.mark.parametrize(
@@ -63,28 +72,84 @@ def train_on_a_device(stage, where, reentrant):
         simulated.case(2, 1, False, "eager"),
     ],
 )
-def test_inputs_lie_on_the_host_beside_a_device(ranks, stage, reentrant, on):
+def test_inputs_lie_on_the_host_or_in_files_beside_a_device(ranks, stage, reentrant, on, tmp_path):
     """The simulated device finds streams that race, and calls that make the host wait."""
-    plain, kept = (
-        world.run(ranks, train_on_a_device, stage=stage, where=where, reentrant=reentrant, on=on, timeout_s=120)
-        for where in ("none", "cpu")
+    options = {"folder": str(tmp_path), "stage": stage, "reentrant": reentrant, "on": on, "timeout_s": 120}
+    plain, host, files = (
+        world.run(ranks, train_on_a_device, where=where, **options) for where in ("none", "cpu", "nvme")
     )
-    assert {digest for digest, _ in plain} == {digest for digest, _ in kept} and len({d for d, _ in plain}) == 1
-    inputs = 12 * 4 * ROWS * WIDTH * 2
-    for (_, most), (_, less) in zip(plain, kept, strict=True):
-        assert most - less > 0.6 * inputs, (most, less)
+    assert len({digest for digest, _, _ in plain + host + files}) == 1
+    one = 4 * ROWS * WIDTH * 2
+    for (_, most, _), (_, less, _), (_, least, sizes) in zip(plain, host, files, strict=True):
+        assert most - less > 0.6 * 12 * one, (most, less)
+        assert most - least > 0.6 * 12 * one, (most, least)
+        # All but those in the three blocks on the host; a graph that is dropped is there beside the next one.
+        assert (12 - 3) * one <= sum(sizes) <= 2 * 12 * one, sizes
+    assert not os.listdir(tmp_path)
 
 
-def refused_on_a_device(folder):
-    with pytest.raises(zeroshard.ConfigError) as error:
-        zeroshard.initialize(model=Recomputed().to(world.device()), config=configuration(2, folder))
-    return str(error.value)
+def several_at_once(folder):
+    """Micro-batches whose forwards all come before their backwards; a tensor that is freed."""
+    digests = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        for where in ("none", "nvme"):
+            torch.manual_seed(0)
+            model = Recomputed(layers=5).to(world.device())
+            engine, *_ = zeroshard.initialize(model=model, config=on_a_device(where, folder, 2))
+            for step in range(2):
+                losses = [loss_on_device(engine, step, micro) for micro in range(3)]
+                for each in order:
+                    engine.backward(losses[each])
+                engine.step()
+            digests.append((order, engine.parameter_digest()))
+            engine.destroy()
+    found = []
+    for where, frees in (("none", False), ("nvme", False), ("nvme", True)):
+        torch.manual_seed(0)
+        engine, *_ = zeroshard.initialize(model=Freed(frees).to(world.device()), config=on_a_device(where, folder, 0))
+        for _ in range(3):
+            engine.backward(engine(torch.ones(4096, 32, device=world.device())))
+            engine.step()
+        found.append(engine.parameter_digest())
+        engine.destroy()
+    return len(set(digests)), len(set(found))
+
+
+def loss_on_device(engine, step, micro):
+    x, y = models.vectors(step, micro, ROWS * world.size(), WIDTH)
+    x, y = (models.share(each, world.rank(), world.size()).to(world.device()) for each in (x, y))
+    return (engine(x.requires_grad_(True)) - y).square().mean()
+
+
+@pytest.mark.parametrize("on", [simulated.case("lazy"), simulated.case("late")])
+def test_several_micro_batches_may_be_under_way_on_a_device(tmp_path, on):
+    assert world.run(2, several_at_once, folder=str(tmp_path), on=on, timeout_s=120) == [[3, 1]] * 2
+
+
+def fail_on_a_device(folder):
+    """Rank 1's file is damaged in a backward: what both ranks say, and how long that took."""
+    torch.manual_seed(0)
+    model = Recomputed(layers=8).to(world.device())
+    engine, *_ = zeroshard.initialize(model=model, config=on_a_device("nvme", folder, 3))
+    engine.backward(loss_on_device(engine, 0, 0))
+    engine.step()
+    begun, said = time.monotonic(), ""
+    try:
+        for _ in range(3):
+            loss = loss_on_device(engine, 1, 0)
+            if world.rank() == 1:
+                damage_own_file(folder)
+            engine.backward(loss)
+            engine.step()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, time.monotonic() - begun
 
 
 @simulated.needed
-def test_files_beside_a_device_are_refused(tmp_path):
-    for said in world.run(2, refused_on_a_device, folder=str(tmp_path), on="late"):
-        assert 'zeroshard.offload.activations = "nvme": files are for ranks on the CPU so far' in said
+def test_a_file_that_fails_beside_a_device_ends_every_rank(tmp_path):
+    check_ends(world.run(2, fail_on_a_device, folder=str(tmp_path), on="late"), tmp_path)
+    assert not os.listdir(tmp_path)
 
 
 # -- what cannot work --------------------------------------------------------------------------------------------------
@@ -92,9 +157,11 @@ def test_files_beside_a_device_are_refused(tmp_path):
 
 def refusals(folder):
     said = []
-    for change in ({"nvme_path": f"{folder}/missing"}, {}):
+    for key in ("offload_optimizer", "offload_param", "none"):
         config = configuration(2, folder)
-        config["zero_optimization"]["offload_optimizer"] = change
+        del config["zero_optimization"]["offload_optimizer"]
+        if key != "none":
+            config["zero_optimization"][key] = {"nvme_path": f"{folder}/missing"}
         with pytest.raises(zeroshard.ConfigError) as error:
             zeroshard.initialize(model=Recomputed(), config=config)
         said.append(str(error.value))
@@ -108,9 +175,10 @@ def refusals(folder):
 
 
 def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
-    for missing, none, compiled in world.run(2, refusals, folder=str(tmp_path)):
+    for missing, of_parameters, none, compiled in world.run(2, refusals, folder=str(tmp_path)):
         assert f"offload_optimizer.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in missing
-        assert 'zeroshard.offload.activations = "nvme": needs zero_optimization.offload_optimizer.nvme_path' in none
+        assert f"offload_param.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in of_parameters
+        assert 'zeroshard.offload.activations = "nvme": needs zero_optimization.offload_optimizer.nvme_path, or' in none
         assert "zeroshard.offload.activations" in compiled
 
 

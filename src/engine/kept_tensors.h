@@ -1,0 +1,62 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/StorageImpl.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace zeroshard {
+
+// How a tensor lies in its memory, which it fills.
+struct Lay {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type;
+  int64_t bytes;
+
+  explicit Lay(const at::Tensor& tensor)
+      : sizes(tensor.sizes().vec()),
+        strides(tensor.strides().vec()),
+        type(tensor.scalar_type()),
+        bytes(int64_t(tensor.nbytes())) {}
+  bool is_of(const at::Tensor& tensor) const {
+    return tensor.scalar_type() == type && tensor.sizes() == sizes && tensor.strides() == strides;
+  }
+  at::Tensor empty_on(c10::Device device) const {
+    return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type).device(device));
+  }
+};
+
+// Finds what was kept of a tensor, so that one that several parts of a model are given is kept once. `Kept` says by
+// lies_like() whether it is of a tensor of that kind. Not thread-safe.
+template <typename Kept>
+class KeptTensors {
+ public:
+  // Of a tensor whose memory was freed there may be another one at its place; of one that was changed, another value.
+  std::shared_ptr<Kept> find(const at::Tensor& tensor) {
+    std::erase_if(known_, [](const Known& known) { return known.storage.expired() || known.kept.expired(); });
+    for (const Known& known : known_) {
+      if (known.storage._unsafe_get_target() != tensor.storage().unsafeGetStorageImpl()) continue;
+      if (known.data != tensor.const_data_ptr() || known.version != uint32_t(tensor._version())) continue;
+      auto kept = known.kept.lock();
+      if (kept && kept->lies_like(tensor)) return kept;
+    }
+    return nullptr;
+  }
+  void add(const at::Tensor& tensor, const std::shared_ptr<Kept>& kept) {
+    known_.push_back(
+        {tensor.storage().getWeakStorageImpl(), tensor.const_data_ptr(), uint32_t(tensor._version()), kept});
+  }
+
+ private:
+  struct Known {  // a tensor that is kept and may still be in memory
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void* data;
+    uint32_t version;
+    std::weak_ptr<Kept> kept;
+  };
+  std::vector<Known> known_;
+};
+
+}  // namespace zeroshard
