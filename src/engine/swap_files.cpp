@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/agreement.h"
+#include "device/pinned_memory.h"
 #include "plan/swap_plan.h"
 #include "zeroshard/error.h"
 
@@ -19,6 +20,7 @@ struct Wanted {
   const std::vector<std::string>& directories;
   int buffer_count;
   int queue_depth;  // unless the configuration says it
+  bool pin;         // beside a device, which copies from the buffers
 };
 
 // Nobody takes results while a unit computes: as many requests as there are blocks in the buffers go on meanwhile.
@@ -45,7 +47,9 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   store.buffer_count = wanted.buffer_count;
   store.queue_depth = wanted.queue_depth;
   take_keys(context.options.config, store);
-  const Tier tier = context.options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
+  const c10::Device device = context.options.device;
+  if (wanted.pin && !device.is_cpu()) store.allocate = [device](int64_t bytes) { return pinned_memory(bytes, device); };
+  const Tier tier = device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<SwapSpace> space;
   try {
     together(context.comm.host(), "swap files", [&] {
@@ -76,7 +80,8 @@ std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace
                       groups_in_file(context.units, context.placements),
                       config.nvme_path,
                       config.buffer_count,
-                      ChunkStore::Options().queue_depth};
+                      ChunkStore::Options().queue_depth,
+                      /*pin=*/false};
   return make(context, wanted, std::move(on_failure));
 }
 
@@ -88,7 +93,8 @@ std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, Swap
                       parameters_in_file(context.units, context.placements),
                       config.nvme_path,
                       std::max(chunks, 1),
-                      depth_for(chunks, context.options.config.aio)};
+                      depth_for(chunks, context.options.config.aio),
+                      config.pin_memory};
   if (wanted.groups.empty() && config.device == OffloadParamConfig::Device::kNvme && context.comm.rank() == 0)
     log(LogLevel::kInfo, concat("no parameters are in files: zero_optimization.offload_param.max_in_cpu is ",
                                 config.max_in_memory, " elements, and what is gathered has no more on each rank"));

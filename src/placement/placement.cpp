@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/shown_text.h"
 #include "config/unit_pattern.h"
+#include "placement/keep_in_memory.h"
 
 namespace zeroshard {
 namespace {
@@ -27,22 +28,20 @@ std::vector<std::string> names_of(std::span<const UnitLayout> units) {
   return names;
 }
 
-// Of the parameters that would lie in files, in the order of the units, as many as may stay.
-void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& options,
-                    std::vector<UnitPlacement>& table) {
-  int64_t left = options.parameters_in_memory;
+}  // namespace
+
+void keep_in_memory(std::span<const UnitLayout> units, int64_t numel, Tier tier, std::vector<UnitPlacement>& table) {
+  int64_t left = numel;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       Held& parameters = table[u].groups[g].parameters;
-      const int64_t numel = parameters.numel(units[u].groups[g].layout);
-      if (parameters.tier != Tier::kFile || numel > left) continue;
-      parameters.tier = Tier::kDevice;
-      left -= numel;
+      const int64_t of_group = parameters.numel(units[u].groups[g].layout);
+      if (parameters.tier != Tier::kFile || of_group > left) continue;
+      parameters.tier = tier;
+      left -= of_group;
     }
   }
 }
-
-}  // namespace
 
 std::string_view name_of(Placement placement) {
   switch (placement) {
@@ -121,9 +120,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
-  // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie elsewhere.
+  // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
   const bool beside = state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);
-  const bool leaves = beside && place.parameters.tier != Tier::kHost;
+  const bool leaves = beside && place.parameters.tier == Tier::kDevice;
   if (dtype != DType::kFloat32 || leaves)
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
   if (options.optimizer_slots > 0)
@@ -154,7 +153,7 @@ std::vector<UnitPlacement> place(std::span<const UnitLayout> units, const Placem
       place.groups.push_back(place_group(group.dtype, group.requires_grad, place.parameters, options));
     table.push_back(std::move(place));
   }
-  keep_in_memory(units, options, table);
+  keep_in_memory(units, options.parameters_in_memory, Tier::kDevice, table);
   for (size_t i = 0; i < used.size(); ++i)
     ZS_CHECK(used[i], "zeroshard.placement[", i, "].units is '", options.rules[i].units,
              "', which names no unit of the model; its units are ", some_of(names_of(units)));

@@ -6,6 +6,7 @@
 #include "placement/placement.h"
 #include "plan/device_memory.h"
 #include "plan/plan_ledger.h"
+#include "plan/planned_placements.h"
 #include "plan/smallest_world_size.h"
 #include "plan/state_rules.h"
 
@@ -90,8 +91,9 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   add(place.parameters, planned.parameters, &PlannedTier::parameters);
   if (place.parameters.tier == Tier::kFile) {
     const double stay = double(options.parameters_in_memory) * double(place.parameters.element_bytes());
-    planned.parameters += std::min(stay, planned.file.parameters);
-    planned.file.parameters -= planned.parameters;
+    const double kept = std::min(stay, planned.file.parameters);
+    (options.on_device ? planned.host.parameters : planned.parameters) += kept;
+    planned.file.parameters -= kept;
   }
   add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.reduced_gradients, planned.gradients, &PlannedTier::gradients);
@@ -171,7 +173,7 @@ PlannedUnit describe(const UnitLayout& unit, const UnitPlacement& placement) {
 std::vector<PlannedUnit> plan_units(const ModelShapes& model, const PlanOptions& options) {
   check_plan_options(options);
   const std::vector<UnitLayout> units = make_unit_layouts(model, options);
-  const std::vector<UnitPlacement> table = place(units, options);
+  const std::vector<UnitPlacement> table = planned_placements(units, options);
   std::vector<PlannedUnit> planned;
   for (size_t u = 0; u < units.size(); ++u) planned.push_back(describe(units[u], table[u]));
   return planned;

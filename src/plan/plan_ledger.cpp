@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "file/record_store.h"
 #include "plan/device_memory.h"
+#include "plan/planned_placements.h"
 #include "plan/swap_plan.h"
 
 namespace zeroshard {
@@ -31,7 +32,7 @@ void add_group(Bytes& bytes, const FlatGroup& group, const GroupPlacement& place
 PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& options) {
   check_plan_options(options);
   PlanReport report;
-  report.placements = place(units, options);
+  report.placements = planned_placements(units, options);
   for (size_t u = 0; u < units.size(); ++u) {
     const UnitLayout& unit = units[u];
     for (size_t g = 0; g < unit.groups.size(); ++g) {

@@ -5,6 +5,7 @@
 
 #include "base/align.h"
 #include "base/check.h"
+#include "plan/planned_placements.h"
 
 namespace zeroshard {
 namespace {
@@ -115,7 +116,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
-  const std::vector<UnitPlacement> table = place(units, options);
+  const std::vector<UnitPlacement> table = planned_placements(units, options);
   for (const UnitPlacement& unit : table)
     for (const GroupPlacement& group : unit.groups)
       if (group.parameters.tier == Tier::kFile) return 0;

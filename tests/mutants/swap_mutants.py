@@ -5,6 +5,7 @@ from mutant import Mutant
 
 _STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_parameters.cpp"
 _GROUP, _UNIT, _PLACEMENT = "src/group/sharded_group.cpp", "src/unit/unit.cpp", "src/placement/placement.cpp"
+_STORE_H, _DEVICE = "src/file/chunk_store.h", "*ParamFileOffload.GivesTheSameBits*"
 _LATE, _BITS = "UnitsInFiles.Gather*", "*ParameterFiles.GiveTheSameBits*"
 
 _TABLE = [
@@ -20,8 +21,8 @@ _TABLE = [
     (
         "shard-at-the-wrong-place",
         _UNIT,
-        "group.in_file()->read({0, group.mine().size()}, place);",
-        "group.in_file()->read({0, group.mine().size()}, full.data);",
+        "group.begin_copy_of_shard(place, ",
+        "group.begin_copy_of_shard(full.data, ",
         "world",
         _BITS,
     ),
@@ -60,10 +61,51 @@ _TABLE = [
     (
         "none-stay-in-memory",
         _PLACEMENT,
-        "  keep_in_memory(units, options, table);\n",
+        "  keep_in_memory(units, options.parameters_in_memory, Tier::kDevice, table);\n",
         "",
         "placement",
         "Place.ParametersInFiles",
+    ),
+    (
+        "kept-on-the-device",
+        "src/plan/planned_placements.cpp",
+        "options.on_device ? Tier::kHost : Tier::kDevice",
+        "Tier::kDevice",
+        "plan",
+        "PlanLedger.ParametersInFilesBesideADevice",
+    ),
+    ("buffer-filled-while-it-is-copied", _STORE_H, "      await_readers();\n", "", "accelerator", _DEVICE),
+    (
+        "written-while-it-is-copied",
+        _STORE,
+        "        buffer->await_readers();\n",
+        "",
+        "accelerator",
+        "*ParamFileOffload.APassHas*",
+    ),
+    (
+        "freed-while-it-is-copied",
+        _STORE,
+        "      buffer.await_readers();\n    } catch",
+        "    } catch",
+        "accelerator",
+        "*ParamFileOffload.AnEngineMayGo*",
+    ),
+    (
+        "gather-before-the-copy",
+        _PARAMETERS,
+        "  const SideStream::Scope scope(stream);\n",
+        "",
+        "accelerator",
+        _DEVICE,
+    ),
+    (
+        "read-ahead-waits-for-copies",
+        _STORE,
+        " &&\n               !each.is_read();\n",
+        ";\n",
+        "file",
+        "ChunkStore.NobodyWaits*",
     ),
 ]
 
