@@ -243,7 +243,7 @@ TEST(PlanLedger, ParametersInFilesBesideADevice) {
     config.compute_dtype = dtype;
     config.persistence_threshold = 0;
     config.offload_param.device = config.offload_optimizer.device = OffloadDevice::kNvme;
-    config.offload_param.max_in_memory = 5000;
+    config.offload_param.max_in_memory = 4000;
     const PlanOptions options = plan_options(config, /*on_device=*/true);
     std::vector<UnitLayout> units;
     for (const int64_t numel : {kNumel, int64_t{9000}})
@@ -258,8 +258,8 @@ TEST(PlanLedger, ParametersInFilesBesideADevice) {
     EXPECT_EQ(report.parameter_copies.units, 0);
     EXPECT_EQ(held(report, Category::kSwap), 0);
     EXPECT_GT(report.bytes.at(Category::kSwap, Tier::kHost), 0);
-    EXPECT_EQ(plan_count(60'000, options).host.parameters, 5000. * double(element_size(dtype)));
-    EXPECT_EQ(plan_count(60'000, options).file.parameters, 15'000. * double(element_size(dtype)));
+    EXPECT_EQ(plan_count(60'000, options).host.parameters, 4000. * double(element_size(dtype)));
+    EXPECT_EQ(plan_count(60'000, options).file.parameters, 16'000. * double(element_size(dtype)));
     EXPECT_EQ(plan_count(60'000, options).parameters, 0);
   }
 }
