@@ -107,11 +107,11 @@ class ChunkStore {
   using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // of a record: slot after slot
   struct Buffer {
     std::shared_ptr<std::byte> memory;
-    std::optional<size_t> chunk;  // empty: the buffer is free
-    Blocks there;                 // blocks that it has, or that are being read
-    Blocks unchecked;             // of these: read, but not compared with their checksums
-    Blocks changed;               // not in the file yet
-    bool writing = false;         // else reading, where its transfers are not done
+    std::optional<size_t> chunk;                   // empty: the buffer is free
+    Blocks there;                                  // blocks that it has, or that are being read
+    Blocks unchecked;                              // of these: read, but not compared with their checksums
+    Blocks changed;                                // not in the file yet
+    bool writing = false;                          // else reading, where its transfers are not done
     std::vector<std::shared_ptr<Reader>> readers;  // some may be done
 
     // Waits for its readers.

@@ -233,6 +233,11 @@ TEST_P(ParamFileOffload, StreamsOfTheUsersGiveTheSameBits) {
   expect_no_race(on_streams);
 }
 
+// As long as there are buffers.
+TEST_P(ParamFileOffload, TheHostWaitsForTheAgreementAlone) {
+  expect_a_wait_for_the_agreement_alone(in_files(scenario(DType::kBFloat16), {.buffer_count = 5}));
+}
+
 TEST_P(ParamFileOffload, AnEngineMayGoAtAnyTime) {
   for (const int buffer_count : {1, 5})
     expect_an_engine_may_go(in_files(scenario(DType::kBFloat16), {.buffer_count = buffer_count}));

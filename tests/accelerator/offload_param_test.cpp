@@ -146,21 +146,24 @@ TEST_P(ParamOffload, SlotsAreUsedAgain) {
 
 TEST_P(ParamOffload, WeightsThatAreSetWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), [](test::Rank& rank, int pass) {
-      const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
-      for (const size_t unit : {kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
-    });
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)),
+                                 [](test::Rank& rank, int pass) {
+                                   const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
+                                   for (const size_t unit : {kUnits - 2, size_t{1}})
+                                     rank.engine->set_weights(unit, 0, 0, weight);
+                                 });
   }
 }
 
 TEST_P(ParamOffload, WritesOfGatheredUnitsWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), [](test::Rank& rank, int pass) {
-      const at::NoGradGuard no_grad;
-      rank.engine->gather({1, 2}, /*to_modify=*/true);
-      rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
-      rank.engine->release({1, 2}, /*modify_rank=*/0);
-    });
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)),
+                                 [](test::Rank& rank, int pass) {
+                                   const at::NoGradGuard no_grad;
+                                   rank.engine->gather({1, 2}, /*to_modify=*/true);
+                                   rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
+                                   rank.engine->release({1, 2}, /*modify_rank=*/0);
+                                 });
   }
 }
 
@@ -185,28 +188,8 @@ TEST_P(ParamOffload, StreamsOfTheUsersGiveTheSameBits) {
   expect_no_race(on_streams);
 }
 
-// From the first forward to the agreement on the step the host waits for nothing; from there to the next forward,
-// neither: each update writes where nobody reads any more.
 TEST_P(ParamOffload, TheHostWaitsForTheAgreementAlone) {
-  Scenario accumulating = scenario(DType::kBFloat16);
-  accumulating.config.grad_accumulation_steps = 2;
-  test::ThreadWorld world(offloading(accumulating));
-  const auto errors = world.run([&](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
-    for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
-    const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 2, 0);
-    const int64_t before = Streams::host_waits_of_this_thread();
-    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-      rank.engine->begin_forward(/*training=*/true);
-      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, batch, rank.engine.get()));
-    }
-    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 0);
-    const StepResult result = rank.engine->prepare_step();
-    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 1);
-    EXPECT_TRUE(result.applied);
-  });
-  EXPECT_THAT(errors, Each(""));
+  expect_a_wait_for_the_agreement_alone(offloading(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamOffload, AnEngineMayGoAtAnyTime) {

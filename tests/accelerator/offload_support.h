@@ -172,6 +172,29 @@ inline void expect_old_weights_in_passes(const test::Scenario& scenario, const t
   expect_no_race(scenario);
 }
 
+// From the first forward to the agreement on the step the host waits for nothing; from there to the next forward,
+// neither: each update writes where nobody reads any more.
+inline void expect_a_wait_for_the_agreement_alone(test::Scenario accumulating) {
+  accumulating.config.grad_accumulation_steps = 2;
+  test::ThreadWorld world(accumulating);
+  const auto errors = world.run([&](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
+    const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 2, 0);
+    const int64_t before = Streams::host_waits_of_this_thread();
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, batch, rank.engine.get()));
+    }
+    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 0);
+    const StepResult result = rank.engine->prepare_step();
+    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 1);
+    EXPECT_TRUE(result.applied);
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
 struct SavedRun {
   at::Tensor saved, end;  // values at the checkpoint, and two steps later
 };
