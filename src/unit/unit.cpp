@@ -191,7 +191,8 @@ void Unit::start_gather(char* memory) {
   state_ = std::move(pending);
 }
 
-// A shard that lies elsewhere comes to its place in `full`, by the stream of gathers, and the gather goes on from there.
+// A shard that lies elsewhere comes to its place in `full`, by the stream of gathers, and the gather goes on from
+// there.
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (!group.is_on_host() && !group.in_file()) return group.my_shard().const_data_ptr();
