@@ -27,6 +27,7 @@ struct BatchArguments {
 
 struct MemoryArguments {
   std::string device, device_overhead, host;
+  bool gpu = false;  // also where the configuration asks for files
 };
 
 struct Arguments {
@@ -80,7 +81,8 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   if (inputs.options.on_device && optimizer.device != Device::kNone && optimizer.ratio > 0 && optimizer.ratio < 1)
     inputs.notes.push_back("ranks on GPUs refuse an offload_optimizer.ratio between 0 and 1: planned as if it were 1");
   if (!inputs.options.on_device)
-    inputs.notes.push_back("files are asked for: planned for ranks on the CPU, whose memory is the host's");
+    inputs.notes.push_back(
+        "files are asked for: planned for ranks on the CPU, whose memory is the host's; --gpu plans for GPUs");
   if (inputs.options.on_device && (param == Device::kCpu || optimizer.device == Device::kCpu))
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
@@ -91,7 +93,7 @@ void read_config(const Arguments& arguments, PlanInputs& inputs) {
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config, context);
   const Config& config = parsed.config;
-  inputs.options = plan_options(config, is_for_device(config));
+  inputs.options = plan_options(config, arguments.memory.gpu || is_for_device(config));
   inputs.config = config;
   inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;
@@ -247,6 +249,7 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--optimizer", arguments->optimizer,
                    "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
   plan->add_option("--config", arguments->config, "Training config, JSON as DeepSpeed's");
+  plan->add_flag("--gpu", arguments->memory.gpu, "Plan for ranks on GPUs, also where --config asks for files");
   plan->add_option("--device-memory", arguments->memory.device, "Memory of one device: 24GB, 24e9, 22.5GiB");
   plan->add_option("--host-memory", arguments->memory.host,
                    "Memory of the host for each rank (both: default: what --config says under zeroshard.offload)");

@@ -38,6 +38,7 @@ std::string describe_activations(const ActivationOptions& options) {
 
 bool has_swap(const PlanInputs& inputs) {
   const PlanOptions& options = inputs.options;
+  if (options.on_device) return false;  // among what lies on the host
   return options.state_tier == Tier::kFile || options.parameter_tier == Tier::kFile || options.activations_in_files;
 }
 

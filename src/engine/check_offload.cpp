@@ -39,9 +39,6 @@ void check_offload_param(const Config& config, c10::Device device, std::span<con
   const bool to_files = config.offload_param.device == Device::kNvme;
   const std::string key =
       concat("zero_optimization.offload_param.device = \"", name_of(config.offload_param.device), "\": ");
-  if (to_files && !device.is_cpu())
-    throw ConfigError(concat(key, "files are for ranks on the CPU so far, and the ranks run on ", device.str(),
-                             ": set \"cpu\" or \"none\""));
   const Device asked = config.offload_optimizer.device;
   const bool none_leave = asked != Device::kNone && config.offload_optimizer.ratio == 0;
   const Device optimizer = none_leave ? Device::kNone : asked;

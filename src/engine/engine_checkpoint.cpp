@@ -388,9 +388,10 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   Impl& impl = *impl_;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool beside_device = impl.swap && !impl.options.device.is_cpu();
-  const bool async = wants_async && !beside_device && !impl.parameter_swap && impl.has_room_for_staging(staging);
-  const bool staged = async || (!impl.options.device.is_cpu() && !impl.swap);
+  const bool on_device = !impl.options.device.is_cpu(), in_files = impl.swap || impl.parameter_swap;
+  const bool at_once = impl.parameter_swap || (on_device && in_files);
+  const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
+  const bool staged = async || (on_device && !in_files);
   // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
   // may be writing again by then.
   const auto of_master = staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory;

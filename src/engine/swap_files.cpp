@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/agreement.h"
+#include "device/pinned_memory.h"
 #include "file/request_sizes.h"
 #include "plan/swap_plan.h"
 #include "zeroshard/error.h"
@@ -20,6 +21,7 @@ struct Wanted {
   const std::vector<std::string>& directories;
   int buffer_count;
   int chunks_at_once;  // that are asked for before anybody takes results; 0: the next few
+  bool pin;            // beside a device, which copies from the buffers
 };
 
 // As many requests as there are blocks in so many chunks.
@@ -72,7 +74,9 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   store.buffer_count = wanted.buffer_count;
   choose_sizes(context, wanted, store);
   take_keys(context.options.config, store);
-  const Tier tier = context.options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
+  const c10::Device device = context.options.device;
+  if (wanted.pin && !device.is_cpu()) store.allocate = [device](int64_t bytes) { return pinned_memory(bytes, device); };
+  const Tier tier = device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<SwapSpace> space;
   try {
     together(context.comm.host(), "swap files", [&] {
@@ -103,7 +107,8 @@ std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace
                       groups_in_file(context.units, context.placements),
                       config.nvme_path,
                       config.buffer_count,
-                      /*chunks_at_once=*/0};
+                      /*chunks_at_once=*/0,
+                      /*pin=*/false};
   return make(context, wanted, std::move(on_failure));
 }
 
@@ -115,7 +120,8 @@ std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, Swap
                       parameters_in_file(context.units, context.placements),
                       config.nvme_path,
                       std::max(chunks, 1),
-                      chunks};
+                      chunks,
+                      config.pin_memory};
   if (wanted.groups.empty() && config.device == OffloadParamConfig::Device::kNvme && context.comm.rank() == 0)
     log(LogLevel::kInfo, concat("no parameters are in files: zero_optimization.offload_param.max_in_cpu is ",
                                 config.max_in_memory, " elements, and what is gathered has no more on each rank"));

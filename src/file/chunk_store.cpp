@@ -29,12 +29,22 @@ ChunkStore::ChunkStore(std::span<const ChunkGroup> groups, Options options, Io& 
     files_.emplace_back(io, options_.directories[file], layout_.file_bytes(file));
   sums_.resize(layout_.totals().num_sums);
   buffers_.resize(size_t(layout_.totals().num_buffers(options_.buffer_count)));
-  for (Buffer& buffer : buffers_) buffer.memory = allocate_direct(layout_.totals().record_bytes);
+  for (Buffer& buffer : buffers_) {
+    const int64_t bytes = layout_.totals().record_bytes;
+    buffer.memory = options_.allocate ? options_.allocate(bytes) : allocate_direct(bytes);
+  }
   make_queue(wrap);
   fill_files();
 }
 
-ChunkStore::~ChunkStore() = default;
+ChunkStore::~ChunkStore() {
+  for (Buffer& buffer : buffers_) {
+    try {
+      buffer.await_readers();
+    } catch (const std::exception&) {  // who reads has failed, and reads nothing more
+    }
+  }
+}
 
 void ChunkStore::make_queue(const Wrap& wrap) {
   QueueFiles shared;
@@ -121,7 +131,10 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use, 
     guarded([&] {
       buffer = &bring(part);
       if (!plan_.empty() && plan_.front().chunk == part.chunk) plan_.pop_front();
-      if (access != Access::kRead && buffer->writing) wait_for(*buffer);
+      if (access != Access::kRead) {
+        if (buffer->writing) wait_for(*buffer);
+        buffer->await_readers();
+      }
       transfers_->advance(/*wait=*/false);
       read_ahead();
     });
@@ -134,6 +147,12 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use, 
     if (access != Access::kRead) buffer->changed |= part.blocks;
     use(lent, slots);
   }
+}
+
+void ChunkStore::read_on(std::shared_ptr<Reader> reader) {
+  ZS_ASSERT(current_ != nullptr, "nothing is lent");
+  std::erase_if(current_->readers, [](const auto& each) { return each->is_done(); });
+  current_->readers.push_back(std::move(reader));
 }
 
 void ChunkStore::will_need(size_t group, Range range) {
@@ -210,11 +229,12 @@ bool ChunkStore::is_planned(size_t chunk) const {
   return std::any_of(plan_.begin(), end, [&](const Planned& each) { return each.chunk == chunk; });
 }
 
-// Its transfers may still be under way.
+// Its transfers may still be under way, and its readers.
 ChunkStore::Buffer& ChunkStore::least_needed() {
   const auto rank = [&](const Buffer& buffer) {
     if (!buffer.chunk) return 0;
-    return 1 + (transfers_->is_idle(number(buffer)) ? 0 : 1) + (is_planned(*buffer.chunk) ? 2 : 0);
+    const bool at_rest = transfers_->is_idle(number(buffer)) && !buffer.is_read();
+    return 1 + (at_rest ? 0 : 1) + (is_planned(*buffer.chunk) ? 2 : 0);
   };
   Buffer& least = *std::min_element(buffers_.begin(), buffers_.end(),
                                     [&](const Buffer& a, const Buffer& b) { return rank(a) < rank(b); });
@@ -229,7 +249,8 @@ void ChunkStore::read_ahead() {
     Buffer* buffer = find(next.chunk);
     if (buffer == nullptr) {
       const auto is_free = [&](const Buffer& each) {
-        return &each != current_ && transfers_->is_idle(number(each)) && !(each.chunk && is_planned(*each.chunk));
+        return &each != current_ && transfers_->is_idle(number(each)) && !(each.chunk && is_planned(*each.chunk)) &&
+               !each.is_read();
       };
       const auto found = std::find_if(buffers_.begin(), buffers_.end(), is_free);
       if (found == buffers_.end()) return;

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <bitset>
 #include <deque>
 #include <functional>
@@ -37,12 +38,21 @@ class ChunkStore {
     int thread_count = 4;                    // where io_uring is refused
     bool verify = true;                      // checksums are checked when values are read
     RingSystem* ring = nullptr;              // null: threads alone
+    // Makes the memory of a buffer, aligned for O_DIRECT. Null: allocate_direct().
+    std::function<std::shared_ptr<std::byte>(int64_t bytes)> allocate = {};
   };
   // kOverwrite: `use` writes all values, and what was there before is not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
   // `values`: by slot, those of the first element of `part`; where one slot is lent, of that alone. Valid during the
   // call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
+  // Reads what was lent after the call that lent it, as a copy to a device does.
+  class Reader {
+   public:
+    virtual ~Reader() = default;
+    virtual bool is_done() = 0;
+    virtual void await() = 0;
+  };
   // For tests: makes another queue of the one that the store would use.
   using Wrap = std::function<std::unique_ptr<BlockQueue>(std::unique_ptr<BlockQueue>)>;
 
@@ -58,6 +68,9 @@ class ChunkStore {
   // when it throws; with kOverwrite, the values of that part are then undefined. `use` must not call the store. Of
   // other slots than `slot`, if that is given, nothing is read or written.
   void lend(size_t group, Range range, Access access, const Use& use, std::optional<int> slot = std::nullopt);
+  // Called by `use`, the one call that it may make: `reader` reads the part until it is done. Before that its values
+  // stay as they are: who borrows them to write waits, and so does who needs the buffer.
+  void read_on(std::shared_ptr<Reader> reader);
   // lend() will be called for this, after what was announced before: it is read ahead. Another order costs time alone.
   void will_need(size_t group, Range range);
   // The same for all of `next`, one after another, in place of whatever was announced before.
@@ -93,16 +106,26 @@ class ChunkStore {
  private:
   using Blocks = std::bitset<kMaxSlots * size_t(kChunkNumel / kSumNumel)>;  // of a record: slot after slot
   struct Buffer {
-    DirectBuffer memory;
-    std::optional<size_t> chunk;  // empty: the buffer is free
-    Blocks there;                 // blocks that it has, or that are being read
-    Blocks unchecked;             // of these: read, but not compared with their checksums
-    Blocks changed;               // not in the file yet
-    bool writing = false;         // else reading, where its transfers are not done
+    std::shared_ptr<std::byte> memory;
+    std::optional<size_t> chunk;                   // empty: the buffer is free
+    Blocks there;                                  // blocks that it has, or that are being read
+    Blocks unchecked;                              // of these: read, but not compared with their checksums
+    Blocks changed;                                // not in the file yet
+    bool writing = false;                          // else reading, where its transfers are not done
+    std::vector<std::shared_ptr<Reader>> readers;  // some may be done
 
+    // Waits for its readers.
     void reset(size_t of_chunk) {
+      await_readers();
       chunk = of_chunk;
       there = unchecked = changed = {};
+    }
+    bool is_read() const {
+      return std::any_of(readers.begin(), readers.end(), [](const auto& reader) { return !reader->is_done(); });
+    }
+    void await_readers() {
+      for (const auto& reader : readers) reader->await();
+      readers.clear();
     }
   };
   struct Planned {

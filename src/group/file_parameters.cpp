@@ -3,15 +3,28 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "base/align.h"
 #include "device/dtype.h"
 #include "device/flat_buffer.h"
+#include "device/host_copy.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int64_t kValueBytes = sizeof(float);  // of the store
+
+class CopyToDevice final : public ChunkStore::Reader {
+ public:
+  explicit CopyToDevice(c10::Event end) : end_(std::move(end)) {}
+  bool is_done() override { return end_.query(); }
+  void await() override { end_.synchronize(); }
+
+ private:
+  c10::Event end_;
+};
 
 }  // namespace
 
@@ -53,6 +66,16 @@ void FileParameters::read(Range range, void* to) {
   lend(range, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& params) {
     auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * element_size(dtype_);
     std::memcpy(at, params.const_data_ptr(), size_t(params.nbytes()));
+  });
+}
+
+void FileParameters::begin_read(Range range, void* to, at::Device device, const SideStream& stream) {
+  if (device.is_cpu()) return read(range, to);
+  const SideStream::Scope scope(stream);
+  lend(range, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& params) {
+    auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * element_size(dtype_);
+    begin_copy_from_host(at, params.const_data_ptr(), int64_t(params.nbytes()), device);
+    space_.read_on(std::make_shared<CopyToDevice>(stream.record()));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "device/streams.h"
 #include "group/file_states.h"
 #include "group/optimizer_states.h"
 #include "memory/ledger.h"
@@ -27,6 +28,9 @@ class FileParameters {
   void lend(Range range, OptimizerStates::Access access, const Borrower& use);
   // Copies `range` to `to`, memory of the host.
   void read(Range range, void* to);
+  // Copies `range` to `to`, memory of `device`, by `stream`: for the file alone the host waits here. Who writes to the
+  // parameters later waits for the copy. On the CPU it is done when this returns.
+  void begin_read(Range range, void* to, at::Device device, const SideStream& stream);
   at::Tensor copy_of(Range range);
   // The place of `range` in the files, for SwapSpace::will_need_next().
   ChunkStore::Announced place_of(Range range) const { return {group_, values_of(range)}; }

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "file/chunk_reader.h"
 #include "file/chunk_store.h"
@@ -31,6 +32,8 @@ class SwapSpace {
   const ChunkStore& store() const { return store_; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
+  // As ChunkStore::read_on(): called by `use`.
+  void read_on(std::shared_ptr<ChunkStore::Reader> reader) { store_.read_on(std::move(reader)); }
   void will_need(size_t group, Range range);
   // For a thread beside those that lend.
   ChunkReader reader(size_t group, int slot);

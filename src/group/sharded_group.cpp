@@ -51,6 +51,7 @@ void ShardedGroup::await_copies() const {
 }
 
 void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
+  if (in_file()) return in_file()->begin_read({0, mine().size()}, to, options_.device, stream);
   ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
   const at::Tensor shard = parameters(mine());
   const SideStream::Scope scope(stream);
@@ -84,6 +85,8 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, kept_);
   if (both.size() == 0) return;
   at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
+  // As it is: a conversion on the device would need memory there.
+  if (is_on_host() || in_file()) from = from.cpu();
   if (in_file()) {
     const int64_t first = both.begin - kept_.begin;
     return in_file()->lend({first, first + both.size()}, OptimizerStates::Access::kOverwrite,
@@ -91,7 +94,6 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
                              params.copy_(from.slice(0, part.begin - first, part.end - first));
                            });
   }
-  if (is_on_host()) from = from.cpu();  // as it is: a conversion on the device would need memory there
   if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
   await_copies();
   parameters(both).copy_(from);

@@ -71,7 +71,7 @@ class ShardedGroup {
   FileParameters* in_file() const { return options_.in_file.get(); }
   // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
-  // Gives `stream` a copy of this rank's shard, which lies on the host, to `to`, memory of the device.
+  // Gives `stream` a copy of this rank's shard, which lies on the host or in a file, to `to`, memory of the device.
   void begin_copy_of_shard(void* to, const SideStream& stream);
   // The parameters of this group that were sent to the device are there after `event`.
   void uploaded(c10::Event event) { uploaded_ = std::move(event); }

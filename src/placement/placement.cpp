@@ -36,7 +36,7 @@ void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& o
       Held& parameters = table[u].groups[g].parameters;
       const int64_t numel = parameters.numel(units[u].groups[g].layout);
       if (parameters.tier != Tier::kFile || numel > left) continue;
-      parameters.tier = Tier::kDevice;
+      parameters.tier = options.on_device ? Tier::kHost : Tier::kDevice;
       left -= numel;
     }
   }
@@ -121,9 +121,9 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
-  // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie elsewhere.
+  // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
   const bool beside = state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);
-  const bool leaves = beside && place.parameters.tier != Tier::kHost;
+  const bool leaves = beside && place.parameters.tier == Tier::kDevice;
   if (dtype != DType::kFloat32 || leaves)
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
   if (options.optimizer_slots > 0)

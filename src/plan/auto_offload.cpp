@@ -26,7 +26,7 @@ std::vector<Device> places_of_parameters(const Config& config, Device states, bo
   if (given != Device::kAuto) return {given};
   std::vector<Device> places{Device::kNone};
   if (on_device && states != Device::kNone) places.push_back(Device::kCpu);
-  if (!on_device && states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Device::kNvme);
+  if (states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;
 }
 

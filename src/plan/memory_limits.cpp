@@ -54,7 +54,7 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
   if (!search.may_use_files) return changes;
   for (Change& change : to_files(options, key)) changes.push_back(std::move(change));
   const bool are_in_files = options.parameter_tier == Tier::kFile;
-  if (options.on_device || options.stage != 3 || (are_in_files && options.parameters_in_memory == 0)) return changes;
+  if (options.stage != 3 || (are_in_files && options.parameters_in_memory == 0)) return changes;
   Change more = changes.empty() ? Change{"", options} : changes.back();
   if (!more.keys.empty()) more.keys += " and ";
   more.keys += are_in_files ? "zero_optimization.offload_param.max_in_cpu = 0"

@@ -90,8 +90,9 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   add(place.parameters, planned.parameters, &PlannedTier::parameters);
   if (place.parameters.tier == Tier::kFile) {
     const double stay = double(options.parameters_in_memory) * double(place.parameters.element_bytes());
-    planned.parameters += std::min(stay, planned.file.parameters);
-    planned.file.parameters -= planned.parameters;
+    const double kept = std::min(stay, planned.file.parameters);
+    (options.on_device ? planned.host.parameters : planned.parameters) += kept;
+    planned.file.parameters -= kept;
   }
   add(place.packed_gradients, planned.gradients, &PlannedTier::gradients);
   add(place.reduced_gradients, planned.gradients, &PlannedTier::gradients);

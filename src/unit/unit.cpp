@@ -191,17 +191,13 @@ void Unit::start_gather(char* memory) {
   state_ = std::move(pending);
 }
 
-// A shard that lies elsewhere comes to its place in `full`, and the gather goes on from there: from the host by the
-// stream of gathers, from a file before this returns.
+// A shard that lies elsewhere comes to its place in `full`, by the stream of gathers, and the gather goes on from
+// there.
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
   if (!group.is_on_host() && !group.in_file()) return group.my_shard().const_data_ptr();
   char* const place = static_cast<char*>(full.data) + group.mine().begin * element_size(full.dtype);
-  if (group.in_file()) {
-    group.in_file()->read({0, group.mine().size()}, place);
-  } else {
-    group.begin_copy_of_shard(place, gathers_.side);
-  }
+  group.begin_copy_of_shard(place, gathers_.side);
   return place;
 }
 

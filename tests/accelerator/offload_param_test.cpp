@@ -28,12 +28,6 @@ Scenario offloading(Scenario scenario) {
   return on_devices(std::move(scenario));
 }
 
-int64_t planned(const Result& result, const std::string& category, const std::string& tier) {
-  for (const MemoryLine& line : result.memory)
-    if (line.category == category && line.tier == tier) return line.planned;
-  return 0;
-}
-
 class ParamOffload : public ::testing::TestWithParam<std::tuple<Schedule, int>> {
  protected:
   void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/4); }
@@ -150,64 +144,32 @@ TEST_P(ParamOffload, SlotsAreUsedAgain) {
   }
 }
 
-// The weights of a rank change while a pass that needs the old ones is under way: on the host at once, if that did not
-// wait for the copies from there.
-void expect_old_weights_in_passes(const Scenario& scenario, const std::function<void(test::Rank&, int)>& change) {
-  std::vector<std::vector<at::Tensor>> seen;
-  for (const bool offloads : {false, true}) {
-    std::vector<at::Tensor>& of_rank_0 = seen.emplace_back();
-    test::ThreadWorld world(offloads ? offloading(scenario) : on_devices(scenario));
-    const auto errors = world.run([&](test::Rank& rank) {
-      at::set_num_threads(1);
-      rank.make_engine();
-      std::vector<at::Tensor> losses;
-      const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 0, /*micro_batch=*/0);
-      rank.train_step(0);
-      const auto evaluate = [&] {
-        const at::NoGradGuard no_grad;
-        rank.engine->begin_forward(/*training=*/false);
-        return test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 0, batch, rank.engine.get());
-      };
-      for (int pass = 0; pass < 3; ++pass) {
-        losses.push_back(evaluate());
-        change(rank, pass);
-      }
-      for (const at::Tensor& loss : losses)
-        if (rank.gather.rank() == 0) of_rank_0.push_back(loss.cpu());
-      rank.finish();
-    });
-    ASSERT_THAT(errors, Each(""));
-    of_rank_0.push_back(world.rank(0).result.values);
-  }
-  ASSERT_EQ(seen[0].size(), seen[1].size());
-  for (size_t i = 0; i < seen[0].size(); ++i) EXPECT_TRUE(seen[0][i].equal(seen[1][i])) << i << ", " << scenario.text();
-  EXPECT_FALSE(seen[1][0].equal(seen[1][1])) << scenario.text();
-  expect_no_race(scenario);
-}
-
 TEST_P(ParamOffload, WeightsThatAreSetWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(scenario(dtype), [](test::Rank& rank, int pass) {
-      const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
-      for (const size_t unit : {kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
-    });
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)),
+                                 [](test::Rank& rank, int pass) {
+                                   const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
+                                   for (const size_t unit : {kUnits - 2, size_t{1}})
+                                     rank.engine->set_weights(unit, 0, 0, weight);
+                                 });
   }
 }
 
 TEST_P(ParamOffload, WritesOfGatheredUnitsWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(scenario(dtype), [](test::Rank& rank, int pass) {
-      const at::NoGradGuard no_grad;
-      rank.engine->gather({1, 2}, /*to_modify=*/true);
-      rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
-      rank.engine->release({1, 2}, /*modify_rank=*/0);
-    });
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)),
+                                 [](test::Rank& rank, int pass) {
+                                   const at::NoGradGuard no_grad;
+                                   rank.engine->gather({1, 2}, /*to_modify=*/true);
+                                   rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
+                                   rank.engine->release({1, 2}, /*modify_rank=*/0);
+                                 });
   }
 }
 
 // Passes of evaluation before, between and after; their losses are those without offload.
 TEST_P(ParamOffload, StepsBetweenPassesOfEvaluation) {
-  expect_old_weights_in_passes(scenario(DType::kBFloat16),
+  expect_old_weights_in_passes(on_devices(scenario(DType::kBFloat16)), offloading(scenario(DType::kBFloat16)),
                                [](test::Rank& rank, int pass) { rank.train_step(pass + 1); });
 }
 
@@ -226,28 +188,8 @@ TEST_P(ParamOffload, StreamsOfTheUsersGiveTheSameBits) {
   expect_no_race(on_streams);
 }
 
-// From the first forward to the agreement on the step the host waits for nothing; from there to the next forward,
-// neither: each update writes where nobody reads any more.
 TEST_P(ParamOffload, TheHostWaitsForTheAgreementAlone) {
-  Scenario accumulating = scenario(DType::kBFloat16);
-  accumulating.config.grad_accumulation_steps = 2;
-  test::ThreadWorld world(offloading(accumulating));
-  const auto errors = world.run([&](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
-    for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
-    const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 2, 0);
-    const int64_t before = Streams::host_waits_of_this_thread();
-    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-      rank.engine->begin_forward(/*training=*/true);
-      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, batch, rank.engine.get()));
-    }
-    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 0);
-    const StepResult result = rank.engine->prepare_step();
-    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 1);
-    EXPECT_TRUE(result.applied);
-  });
-  EXPECT_THAT(errors, Each(""));
+  expect_a_wait_for_the_agreement_alone(offloading(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamOffload, AnEngineMayGoAtAnyTime) {

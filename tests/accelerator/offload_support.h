@@ -1,6 +1,7 @@
 #pragma once
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -24,6 +25,12 @@ inline void expect_as_planned(const test::Scenario& scenario, const test::Result
     if (line.category == "temporaries" || is_more) continue;
     EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier << ", " << scenario.text();
   }
+}
+
+inline int64_t planned(const test::Result& result, const std::string& category, const std::string& tier) {
+  for (const MemoryLine& line : result.memory)
+    if (line.category == category && line.tier == tier) return line.planned;
+  return 0;
 }
 
 // `offloads` trains as `scenario` does on the CPU and on the device, down to the norms, in the planned memory. Returns
@@ -127,6 +134,65 @@ inline void expect_an_engine_may_go(const test::Scenario& scenario) {
     EXPECT_EQ(allocated_bytes(0), allocated);
   }
   expect_no_race(scenario);
+}
+
+// The weights of a rank change while a pass that needs the old ones is under way: on the host at once, if that did not
+// wait for the copies from there.
+inline void expect_old_weights_in_passes(const test::Scenario& scenario, const test::Scenario& offloads,
+                                         const std::function<void(test::Rank&, int)>& change) {
+  std::vector<std::vector<at::Tensor>> seen;
+  for (const test::Scenario* const each : {&scenario, &offloads}) {
+    std::vector<at::Tensor>& of_rank_0 = seen.emplace_back();
+    test::ThreadWorld world(*each);
+    const auto errors = world.run([&](test::Rank& rank) {
+      at::set_num_threads(1);
+      rank.make_engine();
+      std::vector<at::Tensor> losses;
+      const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 0, /*micro_batch=*/0);
+      rank.train_step(0);
+      const auto evaluate = [&] {
+        const at::NoGradGuard no_grad;
+        rank.engine->begin_forward(/*training=*/false);
+        return test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 0, batch, rank.engine.get());
+      };
+      for (int pass = 0; pass < 3; ++pass) {
+        losses.push_back(evaluate());
+        change(rank, pass);
+      }
+      for (const at::Tensor& loss : losses)
+        if (rank.gather.rank() == 0) of_rank_0.push_back(loss.cpu());
+      rank.finish();
+    });
+    ASSERT_THAT(errors, ::testing::Each(""));
+    of_rank_0.push_back(world.rank(0).result.values);
+  }
+  ASSERT_EQ(seen[0].size(), seen[1].size());
+  for (size_t i = 0; i < seen[0].size(); ++i) EXPECT_TRUE(seen[0][i].equal(seen[1][i])) << i << ", " << scenario.text();
+  EXPECT_FALSE(seen[1][0].equal(seen[1][1])) << scenario.text();
+  expect_no_race(scenario);
+}
+
+// From the first forward to the agreement on the step the host waits for nothing; from there to the next forward,
+// neither: each update writes where nobody reads any more.
+inline void expect_a_wait_for_the_agreement_alone(test::Scenario accumulating) {
+  accumulating.config.grad_accumulation_steps = 2;
+  test::ThreadWorld world(accumulating);
+  const auto errors = world.run([&](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int warm = 0; warm < 2; ++warm) rank.train_step(warm);
+    const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), 2, 0);
+    const int64_t before = Streams::host_waits_of_this_thread();
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, batch, rank.engine.get()));
+    }
+    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 0);
+    const StepResult result = rank.engine->prepare_step();
+    EXPECT_EQ(Streams::host_waits_of_this_thread() - before, 1);
+    EXPECT_TRUE(result.applied);
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
 }
 
 struct SavedRun {

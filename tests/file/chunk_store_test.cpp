@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "file/support.h"
 #include "support/faulty_queue.h"
@@ -130,6 +132,81 @@ TEST(ChunkStore, LendsWhatWasWritten) {
       }
     }
   }
+}
+
+// A copy that runs when the test lets it, or when it is awaited.
+class LateReader final : public ChunkStore::Reader {
+ public:
+  LateReader(Range part, const float* from) : from_(from, from + part.size()), expected_(from_.begin(), from_.end()) {}
+  bool is_done() override { return done_; }
+  void await() override {
+    if (!done_) ++awaited;
+    finish();
+  }
+  void finish() {
+    if (!std::exchange(done_, true)) same = std::equal(from_.begin(), from_.end(), expected_.begin());
+  }
+
+  int awaited = 0;
+  bool same = false;
+
+ private:
+  std::span<const float> from_;
+  std::vector<float> expected_;
+  bool done_ = false;
+};
+
+TEST(ChunkStore, WhatIsReadOnStaysAsItIsUntilThen) {
+  using Access = ChunkStore::Access;
+  const TemporaryDirectory directory;
+  const std::vector<ChunkGroup> groups = {{3 * kSmallChunk + kBlockNumel, 1}, {2 * kSmallChunk, 1}};
+  for (const int buffer_count : {1, 2, 5}) {
+    for (const uint64_t seed : testing::seeds(3)) {
+      SCOPED_TRACE(concat("buffers ", buffer_count, ", seed ", seed));
+      testing::SeededRandom random(seed);
+      std::vector<std::shared_ptr<LateReader>> readers;
+      {
+        ChunkStore store(groups, options_in(directory, buffer_count), posix_io());
+        for (int step = 0; step < 80; ++step) {
+          const size_t group = random() % groups.size();
+          const int64_t begin = int64_t(random() % uint64_t(groups[group].numel));
+          const Range range{begin, begin + 1 + int64_t(random() % uint64_t(groups[group].numel - begin))};
+          if (random() % 3 == 0) store.will_need(random() % groups.size(), {0, kBlockNumel});
+          const auto access = std::array{Access::kRead, Access::kModify, Access::kOverwrite}[random() % 3];
+          store.lend(group, range, access, [&](Range part, std::span<float* const> slots) {
+            if (access != Access::kRead) std::fill_n(slots[0], part.size(), float(random() % 1000));
+            readers.push_back(std::make_shared<LateReader>(part, slots[0]));
+            store.read_on(readers.back());
+          });
+          if (random() % 4 == 0) readers[random() % readers.size()]->finish();
+        }
+      }
+      for (const auto& reader : readers) ASSERT_TRUE(reader->is_done() && reader->same);
+    }
+  }
+}
+
+// Reading ahead takes other buffers.
+TEST(ChunkStore, NobodyWaitsForReadersAsLongAsThereAreOtherBuffers) {
+  const TemporaryDirectory directory;
+  const std::vector<ChunkGroup> groups = {{6 * kSmallChunk, 1}};
+  ChunkStore store(groups, options_in(directory, 4), posix_io());
+  std::vector<std::shared_ptr<LateReader>> readers;
+  const auto read = [&](int64_t chunk) {
+    const Range range{chunk * kSmallChunk, (chunk + 1) * kSmallChunk};
+    store.lend(0, range, ChunkStore::Access::kRead, [&](Range part, std::span<float* const> slots) {
+      readers.push_back(std::make_shared<LateReader>(part, slots[0]));
+      store.read_on(readers.back());
+    });
+  };
+  store.will_need(0, {0, 6 * kSmallChunk});
+  for (const int64_t chunk : {0, 1, 2, 3}) read(chunk);
+  for (const auto& reader : readers) EXPECT_FALSE(reader->is_done());
+  readers[2]->finish();
+  read(4);  // in its buffer
+  EXPECT_TRUE(std::all_of(readers.begin(), readers.end(), [](const auto& reader) { return reader->awaited == 0; }));
+  read(5);
+  EXPECT_EQ(std::count_if(readers.begin(), readers.end(), [](const auto& reader) { return reader->awaited == 1; }), 1);
 }
 
 TEST(ChunkStore, ReadsAndWritesNoMoreThanWasLent) {

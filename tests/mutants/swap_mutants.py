@@ -5,6 +5,7 @@ from mutant import Mutant
 
 _STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_parameters.cpp"
 _GROUP, _UNIT, _PLACEMENT = "src/group/sharded_group.cpp", "src/unit/unit.cpp", "src/placement/placement.cpp"
+_STORE_H, _DEVICE = "src/file/chunk_store.h", "*ParamFileOffload.GivesTheSameBits*"
 _LATE, _BITS = "UnitsInFiles.Gather*", "*ParameterFiles.GiveTheSameBits*"
 
 _TABLE = [
@@ -20,8 +21,8 @@ _TABLE = [
     (
         "shard-at-the-wrong-place",
         _UNIT,
-        "group.in_file()->read({0, group.mine().size()}, place);",
-        "group.in_file()->read({0, group.mine().size()}, full.data);",
+        "group.begin_copy_of_shard(place, ",
+        "group.begin_copy_of_shard(full.data, ",
         "world",
         _BITS,
     ),
@@ -64,6 +65,47 @@ _TABLE = [
         "",
         "placement",
         "Place.ParametersInFiles",
+    ),
+    (
+        "kept-on-the-device",
+        _PLACEMENT,
+        "options.on_device ? Tier::kHost : Tier::kDevice",
+        "Tier::kDevice",
+        "plan",
+        "PlanLedger.ParametersInFilesBesideADevice",
+    ),
+    ("buffer-filled-while-it-is-copied", _STORE_H, "      await_readers();\n", "", "file", "ChunkStore.WhatIsReadOn*"),
+    (
+        "copies-untold",
+        _PARAMETERS,
+        "    space_.read_on(std::make_shared<CopyToDevice>(stream.record()));\n",
+        "",
+        "accelerator",
+        _DEVICE,
+    ),
+    (
+        "written-while-it-is-copied",
+        _STORE,
+        "        buffer->await_readers();\n",
+        "",
+        "accelerator",
+        "*ParamFileOffload.CheckpointsGo*",
+    ),
+    (
+        "freed-while-it-is-copied",
+        _STORE,
+        "      buffer.await_readers();\n    } catch",
+        "      buffer.readers.clear();\n    } catch",
+        "accelerator",
+        "*ParamFileOffload.AnEngineMayGo*",
+    ),
+    (
+        "read-ahead-waits-for-copies",
+        _STORE,
+        " &&\n               !each.is_read();\n",
+        ";\n",
+        "file",
+        "ChunkStore.NobodyWaits*",
     ),
 ]
 

@@ -53,7 +53,8 @@ TEST(AutoOffload, ParametersFollowTheirStates) {
                                 {Device::kCpu, Param::kNone},
                                 {Device::kCpu, Param::kCpu},
                                 {Device::kNvme, Param::kNone},
-                                {Device::kNvme, Param::kCpu}}));
+                                {Device::kNvme, Param::kCpu},
+                                {Device::kNvme, Param::kNvme}}));
   config.offload_param.device = Param::kNvme;  // as given: then states must be there, too
   EXPECT_EQ(pairs(false), (Pairs{{Device::kNvme, Param::kNvme}}));
   config.offload_param.device = Param::kAuto;

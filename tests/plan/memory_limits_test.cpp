@@ -93,6 +93,12 @@ TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
               HasSubstr("fits: zero_optimization.offload_param.max_in_cpu = 0"));
 }
 
+TEST(MemoryLimits, BesideADeviceParametersGoToFilesWithTheirStates) {
+  EXPECT_THAT(advice(options(3, 1), device(1e9), /*may_use_files=*/true),
+              HasSubstr("offload_optimizer.device = \"nvme\" with an nvme_path and "
+                        "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0"));
+}
+
 TEST(MemoryLimits, AdviceFitsAndOneRankLessDoesNot) {
   const MemoryLimits limits = host(1.1e9);
   const PlanOptions cpu = options(3, 8, /*on_device=*/false);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/align.h"
+#include "base/format.h"
 #include "plan/swap_plan.h"
 #include "support/random.h"
 #include "zeroshard/error.h"
@@ -231,6 +232,35 @@ TEST(PlanLedger, ParametersInFilesPassThroughBuffersOfShards) {
     options.parameters_in_memory = 100;
     EXPECT_EQ(plan_count(kNumel, options).parameters, 200);
     EXPECT_EQ(plan_count(kNumel, options).file.parameters, 2. * kNumel / ranks - 200);
+  }
+}
+
+// Beside a device, too: what stays in memory, and the buffers, lie on the host.
+TEST(PlanLedger, ParametersInFilesBesideADevice) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Config config;
+    config.stage = config.world_size = 3;
+    config.compute_dtype = dtype;
+    config.persistence_threshold = 0;
+    config.offload_param.device = config.offload_optimizer.device = OffloadDevice::kNvme;
+    config.offload_param.max_in_memory = 4000;
+    const PlanOptions options = plan_options(config, /*on_device=*/true);
+    std::vector<UnitLayout> units;
+    for (const int64_t numel : {kNumel, int64_t{9000}})
+      units.push_back(make_unit_layout(concat(numel), {{{concat(numel)}, {numel}, dtype, true}}, /*world_size=*/3));
+    const PlanReport report = plan_ledger(units, options);
+    const auto shard = [&](size_t unit) { return units[unit].groups[0].layout.shard_numel(); };
+    EXPECT_EQ(held(report, Category::kParameters), 0);
+    EXPECT_EQ(report.bytes.at(Category::kParameters, Tier::kFile), shard(0) * element_size(dtype));
+    EXPECT_EQ(report.bytes.at(Category::kParameters, Tier::kHost), shard(1) * element_size(dtype));
+    EXPECT_EQ(report.bytes.at(Category::kMasterWeights, Tier::kFile),
+              dtype == DType::kFloat32 ? 0 : (shard(0) + shard(1)) * 4);
+    EXPECT_EQ(report.parameter_copies.units, 0);
+    EXPECT_EQ(held(report, Category::kSwap), 0);
+    EXPECT_GT(report.bytes.at(Category::kSwap, Tier::kHost), 0);
+    EXPECT_EQ(plan_count(60'000, options).host.parameters, 4000. * double(element_size(dtype)));
+    EXPECT_EQ(plan_count(60'000, options).file.parameters, 16'000. * double(element_size(dtype)));
+    EXPECT_EQ(plan_count(60'000, options).parameters, 0);
   }
 }
 

@@ -223,6 +223,21 @@ def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
     assert re.search(r"file: total +5\.25\n", run(*arguments).stdout)
 
 
+def test_files_beside_gpus_are_planned_when_asked_for(tmp_path):
+    config = tmp_path / "ds.json"
+    file = {"device": "nvme", "nvme_path": "/nvme"}
+    zero = {"stage": 3, "offload_optimizer": file, "offload_param": file | {"max_in_cpu": 5e8}}
+    config.write_text(json.dumps({"train_batch_size": 4, "bf16": {"enabled": True}, "zero_optimization": zero}))
+    arguments = ["--params", "7e9", "--world-size", 4, "--config", config]
+    planned = plan(*arguments, "--gpu")
+    assert planned["total_bytes_per_rank"] == 0 and "swap" not in planned["breakdown"]
+    host, file = planned["host"], planned["file"]
+    assert (host["parameters"], host["gradients"]) == (1e9, 2 * 7e9 / 4)
+    assert (file["parameters"], file["moments"]) == (2 * 7e9 / 4 - 1e9, 8 * 7e9 / 4)
+    assert not any("ranks on the CPU" in note for note in planned["notes"])
+    assert any("--gpu" in note for note in plan(*arguments)["notes"])
+
+
 def limits_of(tmp_path, limits, offload=None, stage=2):
     config = tmp_path / "limits.json"
     config.write_text(json.dumps({

@@ -17,6 +17,7 @@ namespace zeroshard::accelerator {
 namespace {
 
 constexpr size_t kAlign = 512;
+constexpr size_t kPage = 4096;  // as memory that CUDA pins
 
 struct Block {
   size_t bytes = 0;
@@ -156,7 +157,8 @@ class PinnedAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
     const size_t size = (bytes + kAlign - 1) / kAlign * kAlign;
-    void* data = std::aligned_alloc(kAlign, size);
+    void* data = nullptr;
+    if (::posix_memalign(&data, kPage, size) != 0) data = nullptr;
     PinnedMemory& all = PinnedMemory::get();
     if (all.refuses) std::free(std::exchange(data, nullptr));
     TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr, "no memory to pin");
