@@ -49,12 +49,13 @@ std::vector<Key> aio_keys() {
   using Effect = Key::Effect;
   return {
       {"aio.block_size", Integer{.min = 4096, .max = int64_t{1} << 30}, nullptr,
-       "bytes of a request to a swap file, a multiple of 4096; unset: what suits the disk, 1 MiB for small files",
+       "bytes of a request to a swap file, a multiple of 4096; unset: what suits the disk, or 1 MiB where queue_depth "
+       "is "
+       "set or files are small",
        Effect::kYes, [](Config& config, const Json& value) { config.aio.block_size = value.get<int64_t>(); }},
       {"aio.queue_depth", Integer{.min = 1, .max = 4096}, nullptr,
-       "requests under way at most; unset: what suits the disk, 32 for small files, and for parameters at least as "
-       "many as "
-       "their buffers have blocks",
+       "requests under way at most; unset: what suits the disk, or 32 where block_size is set or files are small; for "
+       "parameters at least as many as their buffers have blocks",
        Effect::kYes, [](Config& config, const Json& value) { config.aio.queue_depth = value.get<int>(); }},
       {.path = "aio.thread_count",
        .allowed = Integer{.min = 1, .max = 256},

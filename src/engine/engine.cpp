@@ -123,7 +123,11 @@ void Engine::begin_forward(bool training) {
 }
 
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
-  return impl_->activations ? impl_->activations->keep(tensor) : nullptr;
+  if (!impl_->activations) return nullptr;
+  // Views of parameters stay: updates and gathers write to them, which no version tells.
+  for (size_t u = 0; u < impl_->executor->size(); ++u)
+    if (impl_->executor->unit(u).owns(tensor)) return nullptr;
+  return impl_->activations->keep(tensor);
 }
 
 bool Engine::keeps_tensors() const {
@@ -147,7 +151,9 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
         });
   }
   const Unit& own = impl_->executor->unit(unit);
-  const bool is_own = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
+  // What comes and goes with the unit's memory.
+  const bool is_own = own.placement() == Placement::kSharded &&
+                      std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) { return own.owns(output); });
   if (!is_own) impl_->executor->post_forward(unit, zeroshard::in_backward());
   return is_own;
 }

@@ -39,7 +39,11 @@ class HostActivations::Copies {
   Copies(c10::Device device, std::shared_ptr<RecordStore> files)
       : device_(device), files_(std::move(files)), stream_(device) {}
   ~Copies() {
-    if (process_.is_own()) wait();
+    if (!process_.is_own()) return;
+    try {
+      wait();
+    } catch (const std::exception&) {  // the device has failed, and does no more work
+    }
   }
 
   c10::Device device() const { return device_; }

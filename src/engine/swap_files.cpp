@@ -50,7 +50,9 @@ void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::
       options.ring = &kernel_ring();
       sizes = measured_sizes(wanted.directories.at(0), options, posix_io());
     } catch (const IoError& error) {
-      log(LogLevel::kInfo, concat("requests to swap files have their usual sizes: ", error.what()));
+      if (context.comm.rank() == 0)
+        log(LogLevel::kInfo, concat("requests to swap files have their usual sizes: ", error.what()));
+    } catch (const std::bad_alloc&) {  // the store says what is missing
     }
   }
   store.block_bytes = aio.block_size.value_or(sizes.block_bytes);

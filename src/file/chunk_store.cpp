@@ -151,8 +151,10 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use, 
 
 void ChunkStore::read_on(std::shared_ptr<Reader> reader) {
   ZS_ASSERT(current_ != nullptr, "nothing is lent");
-  std::erase_if(current_->readers, [](const auto& each) { return each->is_done(); });
-  current_->readers.push_back(std::move(reader));
+  std::vector<std::shared_ptr<Reader>> reading{std::move(reader)};
+  for (const auto& each : current_->readers)
+    if (!each->is_done()) reading.push_back(each);
+  current_->readers = std::move(reading);
 }
 
 void ChunkStore::will_need(size_t group, Range range) {

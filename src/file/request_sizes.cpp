@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "base/boot_id.h"
 #include "base/format.h"
+#include "base/interrupt.h"
 #include "file/disk_probe.h"
 #include "file/durable.h"
 #include "zeroshard/error.h"
@@ -15,9 +18,11 @@
 namespace zeroshard {
 namespace {
 
-constexpr const char* kKnown = "disks";      // a line for each disk: boot, device, block, depth
+constexpr const char* kKnown = "disks";  // a line for each disk
+constexpr const char* kHeader = "# start of a machine, device, bytes of a request, requests at once\n";
 constexpr const char* kLock = "disks.lock";  // locked by who measures
 constexpr int64_t kMostBytes = 64 << 10;     // of kKnown
+constexpr size_t kMostKnown = 200;           // disks, the latest; machines may share a home
 constexpr int64_t kProbeBytes = int64_t{128} << 20;
 constexpr double kProbeSeconds = 1;  // and at most as long to write the file first
 constexpr double kGain = 1.1;        // each measurement of other sizes is so much faster, or the usual ones stay
@@ -70,15 +75,11 @@ std::optional<RequestSizes> find(const Directory& cache, const Disk& disk) {
   return std::nullopt;
 }
 
-void keep(Directory& cache, const Known& measured) {
-  std::string text;
-  const auto append = [&](const Known& known) {
+void write_known(Directory& cache, std::span<const Known> all) {
+  std::string text = kHeader;
+  for (const Known& known : all.last(std::min(all.size(), kMostKnown)))
     text += concat(known.disk.boot, " ", known.disk.device, " ", known.sizes.block_bytes, " ", known.sizes.queue_depth,
                    "\n");
-  };
-  for (const Known& known : read_known(cache))
-    if (known.disk.boot == measured.disk.boot && known.disk != measured.disk) append(known);
-  append(measured);
   write_small_file(cache, kKnown, text);
 }
 
@@ -126,12 +127,15 @@ RequestSizes measured_sizes(const std::string& directory, const RequestSizesOpti
     if (std::chrono::steady_clock::now() >= end)
       throw IoError(concat("another process has measured the disk of ", directory, " for more than ",
                            options.patience.count(), " ms: it has locked ", lock_path));
+    check_interrupt();
     std::this_thread::sleep_for(kPoll);
   }
   if (const std::optional<RequestSizes> known = find(cache, disk)) return *known;  // between the look and the lock
-  const RequestSizes sizes = measure(directory, options, io);
-  keep(cache, {disk, sizes});
-  return sizes;
+  std::vector<Known> all = read_known(cache);
+  write_known(cache, all);  // where that fails, a measurement would be lost
+  all.push_back({disk, measure(directory, options, io)});
+  write_known(cache, all);
+  return all.back().sizes;
 }
 
 }  // namespace zeroshard

@@ -28,8 +28,9 @@ struct RequestSizesOptions {
 std::string cache_directory();
 
 // The sizes that suit the disk of `directory`. They are measured once for each disk until the machine starts anew, in
-// about two seconds, and kept in the cache for all processes of this user: one measures, the others wait for it. Throws
-// IoError where `directory` or the cache cannot be used, or another process takes too long.
+// about two seconds (ten at 30 MB/s), and kept in the cache for all processes of this user, on any machine: one
+// measures, the others wait for it. Throws IoError where `directory` or the cache cannot be used, or another process
+// takes too long.
 RequestSizes measured_sizes(const std::string& directory, const RequestSizesOptions& options, Io& io);
 
 }  // namespace zeroshard

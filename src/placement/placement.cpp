@@ -106,8 +106,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   // Small units have their shards where they stay gathered. Trained parameters are updated where their states are.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
-  const bool follows_states = requires_grad && state_tier == Tier::kDevice;
-  if (is_gathered && !follows_states) place.parameters.tier = options.parameter_tier;
+  const bool follows_states = requires_grad && (state_tier == Tier::kDevice || options.parameter_tier == Tier::kFile);
+  if (is_gathered) place.parameters.tier = follows_states ? state_tier : options.parameter_tier;
   if (!requires_grad) return place;
   // Optimizer states are sharded from stage 1 on.
   place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;

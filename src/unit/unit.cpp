@@ -277,7 +277,7 @@ at::Tensor Unit::full(size_t g) const {
 }
 
 bool Unit::owns(const at::Tensor& tensor) const {
-  if (placement_ != Placement::kSharded || !tensor.has_storage()) return false;
+  if (!tensor.has_storage()) return false;
   return std::any_of(full_.begin(), full_.end(),
                      [&](const c10::Storage& storage) { return storage.is_alias_of(tensor.storage()); });
 }

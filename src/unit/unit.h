@@ -73,7 +73,7 @@ class Unit {
   std::span<ShardedGroup> groups() const { return groups_; }
   // All padded_numel elements. Only while unsharded.
   at::Tensor full(size_t group) const;
-  // Whether the memory of `tensor` comes and goes with the unit's: one of its parameters, or a view of one.
+  // Whether the memory of `tensor` is the unit's: one of its parameters, or a view of one.
   bool owns(const at::Tensor& tensor) const;
   // The tensors of parameter `index`, the first being the one users know.
   const std::vector<at::Tensor>& tensors(size_t index) const { return tensors_.at(index); }

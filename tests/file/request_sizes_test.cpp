@@ -36,6 +36,12 @@ class RequestSizesTest : public ::testing::Test {
   std::string line(const std::string& boot, uint64_t device, const RequestSizes& sizes) {
     return concat(boot, " ", device, " ", sizes.block_bytes, " ", sizes.queue_depth, "\n");
   }
+  // What is known, without the header.
+  std::string known() {
+    const std::string text = contents_of(options_.cache + "/disks");
+    EXPECT_TRUE(text.starts_with("# ")) << text;
+    return text.substr(text.find('\n') + 1);
+  }
   void know(const std::string& text) {
     std::filesystem::create_directories(options_.cache);
     put(options_.cache + "/disks", text);
@@ -58,7 +64,7 @@ TEST_F(RequestSizesTest, AreMeasuredOnceForEachDisk) {
   const RequestSizes first = sizes();
   EXPECT_GT(first.block_bytes, 0);
   EXPECT_GT(first.queue_depth, 0);
-  EXPECT_EQ(contents_of(options_.cache + "/disks"), line(boot_id(), device(), first));
+  EXPECT_EQ(known(), line(boot_id(), device(), first));
   EXPECT_TRUE(testing::swap_files_in(disk_.path()).empty());
   EXPECT_TRUE(std::filesystem::is_empty(disk_.path()));
   FaultyIo io(posix_io());
@@ -71,12 +77,22 @@ TEST_F(RequestSizesTest, AreThoseThatAreKnown) {
   EXPECT_EQ(sizes(), kKept);
 }
 
-TEST_F(RequestSizesTest, OfAnotherStartAreDroppedAndOfAnotherDiskKept) {
-  const std::string other = line(boot_id(), device() + 1, kKept);
-  know(line("another", device(), kKept) + other);
+TEST_F(RequestSizesTest, OfOtherMachinesAndDisksAreKept) {
+  const std::string other = line("another", device(), kKept) + line(boot_id(), device() + 1, kKept);
+  know(other);
   const RequestSizes measured = sizes();
   EXPECT_NE(measured, kKept);
-  EXPECT_EQ(contents_of(options_.cache + "/disks"), other + line(boot_id(), device(), measured));
+  EXPECT_EQ(known(), other + line(boot_id(), device(), measured));
+}
+
+TEST_F(RequestSizesTest, OfTheLatestDisksAreKept) {
+  std::string many;
+  for (int i = 0; i < 250; ++i) many += line(concat("boot", i), 1, kKept);
+  know(many);
+  const RequestSizes measured = sizes();
+  const std::string kept = known();
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 200);
+  EXPECT_TRUE(kept.ends_with(line("boot249", 1, kKept) + line(boot_id(), device(), measured)));
 }
 
 TEST_F(RequestSizesTest, ThatMakeNoSenseAreMeasuredAgain) {
@@ -84,7 +100,7 @@ TEST_F(RequestSizesTest, ThatMakeNoSenseAreMeasuredAgain) {
   know("\n\n" + disk + "\n" + disk + "4095 8\n" + disk + "4096 0\n" + disk + "-4096 8\n" + disk + "x 8\n" + disk +
        "99999999999999999999 8\n" + std::string("\0\xff\n", 3));
   const RequestSizes measured = sizes();
-  EXPECT_EQ(contents_of(options_.cache + "/disks"), line(boot_id(), device(), measured));
+  EXPECT_EQ(known(), line(boot_id(), device(), measured));
 }
 
 TEST_F(RequestSizesTest, WaitForAnotherProcessThatMeasures) {
@@ -110,6 +126,7 @@ TEST_F(RequestSizesTest, AnErrorNamesThePathAndLeavesTheLock) {
   FaultyIo io(posix_io());
   io.fail({.op = IoOp::kWrite, .nth = 1, .sticky = true});
   EXPECT_THROW(sizes(io), IoError);
+  EXPECT_EQ(io.calls(IoOp::kAllocate), 0);  // it has not measured what it could not keep
   EXPECT_FALSE(std::filesystem::exists(options_.cache + "/disks"));
   EXPECT_EQ(sizes(), sizes());  // another attempt may measure
 }

@@ -53,8 +53,8 @@ _TABLE = [
     (
         "trained-parameters-leave-their-states",
         _PLACEMENT,
-        "const bool follows_states = requires_grad && state_tier == Tier::kDevice;",
-        "const bool follows_states = requires_grad && state_tier == Tier::kHost;",
+        "requires_grad && (state_tier == Tier::kDevice || options.parameter_tier == Tier::kFile)",
+        "requires_grad && state_tier == Tier::kHost",
         "placement",
         "Place.ParametersInFiles",
     ),

@@ -161,6 +161,8 @@ TEST(Place, ParametersInFiles) {
     constexpr Tier kMemory = Tier::kDevice, kFile = Tier::kFile;
     using Tiers = std::vector<Tier>;
     EXPECT_EQ(tiers(), (Tiers{kMemory, kFile, kMemory, kFile, kMemory, kFile, kMemory, kMemory}));
+    options.state_tier = Tier::kHost;  // beside a device, where trained parameters lie with their states
+    EXPECT_EQ(tiers(), (Tiers{Tier::kHost, kFile, Tier::kHost, kFile, Tier::kHost, kFile, kMemory, kMemory}));
     options.state_tier = Tier::kFile;
     EXPECT_EQ(tiers(), (Tiers{kFile, kFile, kFile, kFile, kFile, kFile, kMemory, kMemory}));
     const int64_t shard = units[0].groups[0].layout.shard_numel();

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
-MOST_FAILED = 5  # so many tests that failed each time say that something is broken: no other is run again
+MOST_FAILED = 5  # so many tests of a worker that failed each time say that something is broken: no other is run again
+MOST_SECONDS = 900  # of a test that is run again
 KEPT = 4000  # characters of what a failed run printed
 
 
@@ -24,12 +25,13 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
     times = item.config.getoption("--again")
-    if times == 0 or item.session.testsfailed >= MOST_FAILED:
+    if times == 0:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     with _turn(item, fcntl.LOCK_SH):
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    if failed := [report for report in reports if report.failed]:
+    failed = [report for report in reports if report.failed]
+    if failed and item.session.testsfailed < MOST_FAILED:
         outputs = []
         with _turn(item, fcntl.LOCK_EX):
             passes = _passes(item, times, outputs)
@@ -50,14 +52,11 @@ def _turn(item, how):
         yield
         return
     folder = Path(item.config.option.basetemp).parent  # which all workers have
-    with open(folder / "again.next", "w") as first, open(folder / "again.turn", "w") as turn:
-        fcntl.flock(first, fcntl.LOCK_EX)  # else who waits for LOCK_EX might wait for ever
-        fcntl.flock(turn, how)
-        fcntl.flock(first, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(turn, fcntl.LOCK_UN)  # forked children have it open, too
+    with open(folder / "again.next", "a+") as first, open(folder / "again.turn", "a+") as turn:
+        fcntl.lockf(first, fcntl.LOCK_EX)  # else who waits for LOCK_EX might wait for ever
+        fcntl.lockf(turn, how)
+        fcntl.lockf(first, fcntl.LOCK_UN)
+        yield
 
 
 def _passes(item, times, outputs):
@@ -69,7 +68,18 @@ def _passes(item, times, outputs):
             options += [option, value]
     for _ in range(times):
         command = [sys.executable, "-m", "pytest", *options, item.nodeid]
-        done = subprocess.run(command, cwd=item.config.rootpath, capture_output=True, text=True, errors="replace")
+        try:
+            done = subprocess.run(
+                command,
+                cwd=item.config.rootpath,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=MOST_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            outputs.append(f"not done within {MOST_SECONDS} s")
+            continue
         if done.returncode == 0 and re.search(r"\b1 passed\b", done.stdout):
             return True
         outputs.append((done.stdout + done.stderr)[-KEPT:])

@@ -27,7 +27,7 @@ def test_sizes_of_requests_are_measured_once_and_kept(tmp_path):
     assert " in requests of 65536 bytes, up to 7 at once" in told(block_size=65536, queue_depth=7)
     assert not known.exists()
     first = told()
-    boot, device, block, depth = known.read_text().split()
+    boot, device, block, depth = known.read_text().splitlines()[-1].split()
     assert f" in requests of {block} bytes, up to {depth} at once" in first
     known.write_text(f"{boot} {device} 131072 9\n")
     assert " in requests of 131072 bytes, up to 9 at once" in told()

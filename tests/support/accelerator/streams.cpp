@@ -88,9 +88,13 @@ StreamKey Streams::make_stream(int device, bool eager) {
     key.id = full ? pool.front().id : next_id_++;
     if (full) pool.pop_front();
     pool.push_back(key);
-    if (full) return key;
   }
-  queue(key).eager = eager;  // nobody else knows it yet
+  Queue& own = queue(key);
+  const std::scoped_lock lock(own.mutex);
+  own.eager = eager;
+  own.held = false;  // by a test before
+  own.error = nullptr;
+  own.work_came.notify_one();
   return key;
 }
 
