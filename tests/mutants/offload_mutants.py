@@ -96,8 +96,8 @@ _TABLE = [
     (
         "trained-parameters-leave-their-states",
         "src/placement/placement.cpp",
-        "if (is_gathered && !follows_states)",
-        "if (is_gathered && (!follows_states || requires_grad))",
+        "requires_grad && (state_tier == Tier::kDevice || options.parameter_tier == Tier::kFile)",
+        "requires_grad && options.parameter_tier == Tier::kFile",
         "*ParamOffload.FrozenParametersLeaveAlone*",
     ),
 ]
