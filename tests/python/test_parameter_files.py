@@ -285,15 +285,15 @@ def test_damage_is_told_with_the_unit(tmp_path):
         assert "the swap file in" in said and "parameters of group" in said and "of unit 'model" in said, said
 
 
-def train_beside_states_on_the_host(folder, place, own_optimizer):
-    """The digest before and after, and what is told of parameters in files."""
+def train_beside_states(folder, states, place, own_optimizer):
+    """The digest before and after, and the bytes in files."""
     model = without_base(models.tiny_llama()).to(world.device())
     trained = [p for p in model.parameters() if p.requires_grad]
     config = configuration("fp32", folder, states=False)
     zero = config["zero_optimization"]
     zero["stage3_param_persistence_threshold"] = 0
     zero["offload_param"]["device"] = place
-    zero["offload_optimizer"] = {"device": "cpu"}
+    zero["offload_optimizer"] = {"device": states}
     optimizer = None
     if own_optimizer:
         del config["optimizer"]
@@ -304,17 +304,18 @@ def train_beside_states_on_the_host(folder, place, own_optimizer):
     digests = [engine.parameter_digest()]
     train(engine, 0, 2)
     digests.append(engine.parameter_digest())
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) * 4
     engine.destroy()
-    return digests, in_files, frozen
+    return digests, in_files
 
 
 @pytest.mark.parametrize("own_optimizer", [False, True], ids=["adamw", "own optimizer"])
 @pytest.mark.parametrize("ranks,on", [simulated.case(1, "late"), simulated.case(2, "lazy")])
 def test_trained_parameters_lie_with_states_on_the_host(tmp_path, ranks, on, own_optimizer):
     options = {"folder": str(tmp_path), "own_optimizer": own_optimizer, "on": on}
-    host = world.run(ranks, train_beside_states_on_the_host, place="cpu", **options)
-    files = world.run(ranks, train_beside_states_on_the_host, place="nvme", **options)
-    for (digests, none, _), (same, in_files, frozen) in zip(host, files, strict=True):
+    host, files, frozen_alone = (
+        world.run(ranks, train_beside_states, states=states, place=place, **options)
+        for states, place in (("cpu", "cpu"), ("cpu", "nvme"), ("none", "nvme"))
+    )
+    for (digests, _), (same, in_files), (_, of_frozen) in zip(host, files, frozen_alone, strict=True):
         assert digests == same and digests[0] != digests[1]
-        assert none == 0 and 0 < in_files <= 1.2 * frozen / ranks + 4096 * 20
+        assert in_files == of_frozen > 0
