@@ -32,11 +32,7 @@ class ActivationFiles::Kept final : public KeptTensor {
 
 std::shared_ptr<KeptTensor> ActivationFiles::keep(const at::Tensor& tensor) {
   if (!can_leave(tensor, at::kCPU)) return nullptr;
-  const std::lock_guard lock(mutex_);
-  if (auto known = known_.find(tensor)) return known;
-  auto kept = std::make_shared<Kept>(files_->store(), tensor);
-  known_.add(tensor, kept);
-  return kept;
+  return known_.of(tensor, [&] { return std::make_shared<Kept>(files_->store(), tensor); });
 }
 
 }  // namespace zeroshard

@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 
 #include "engine/activation_keeper.h"
 #include "engine/counted_records.h"
@@ -22,7 +21,6 @@ class ActivationFiles final : public ActivationKeeper {
   class Kept;
 
   std::unique_ptr<CountedRecords> files_;
-  std::mutex mutex_;
   KeptTensors<Kept> known_;
 };
 

@@ -243,11 +243,7 @@ HostActivations::~HostActivations() = default;
 
 std::shared_ptr<KeptTensor> HostActivations::keep(const at::Tensor& tensor) {
   if (!can_leave(tensor, copies_->device())) return nullptr;
-  const std::lock_guard lock(mutex_);
-  if (auto known = known_.find(tensor)) return known;
-  auto kept = std::make_shared<Kept>(copies_, tensor);
-  known_.add(tensor, kept);
-  return kept;
+  return known_.of(tensor, [&] { return std::make_shared<Kept>(copies_, tensor); });
 }
 
 void HostActivations::begin_backward() {

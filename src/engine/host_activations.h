@@ -2,7 +2,6 @@
 #include <c10/core/Device.h>
 
 #include <memory>
-#include <mutex>
 
 #include "engine/activation_keeper.h"
 #include "engine/counted_records.h"
@@ -36,7 +35,6 @@ class HostActivations final : public ActivationKeeper {
 
   std::unique_ptr<CountedRecords> files_;
   std::shared_ptr<Copies> copies_;  // which what is kept has, too
-  std::mutex mutex_;
   KeptTensors<Kept> known_;
 };
 

@@ -4,6 +4,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -29,10 +30,29 @@ struct Lay {
 };
 
 // Finds what was kept of a tensor, so that one that several parts of a model are given is kept once. `Kept` says by
-// lies_like() whether it is of a tensor of that kind. Not thread-safe.
+// lies_like() whether it is of a tensor of that kind. Thread-safe.
 template <typename Kept>
 class KeptTensors {
  public:
+  // What was kept of `tensor`, or else what `make` returns.
+  template <typename Make>
+  std::shared_ptr<Kept> of(const at::Tensor& tensor, const Make& make) {
+    const std::lock_guard lock(mutex_);
+    if (auto known = find(tensor)) return known;
+    std::shared_ptr<Kept> kept = make();
+    known_.push_back(
+        {tensor.storage().getWeakStorageImpl(), tensor.const_data_ptr(), uint32_t(tensor._version()), kept});
+    return kept;
+  }
+
+ private:
+  struct Known {  // a tensor that is kept and may still be in memory
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void* data;
+    uint32_t version;
+    std::weak_ptr<Kept> kept;
+  };
+
   // Of a tensor whose memory was freed there may be another one at its place; of one that was changed, another value.
   std::shared_ptr<Kept> find(const at::Tensor& tensor) {
     std::erase_if(known_, [](const Known& known) { return known.storage.expired() || known.kept.expired(); });
@@ -44,18 +64,8 @@ class KeptTensors {
     }
     return nullptr;
   }
-  void add(const at::Tensor& tensor, const std::shared_ptr<Kept>& kept) {
-    known_.push_back(
-        {tensor.storage().getWeakStorageImpl(), tensor.const_data_ptr(), uint32_t(tensor._version()), kept});
-  }
 
- private:
-  struct Known {  // a tensor that is kept and may still be in memory
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    const void* data;
-    uint32_t version;
-    std::weak_ptr<Kept> kept;
-  };
+  std::mutex mutex_;
   std::vector<Known> known_;
 };
 

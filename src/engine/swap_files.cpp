@@ -40,23 +40,24 @@ int64_t bytes_of(std::span<const ChunkGroup> groups) {
 void choose_sizes(const SwapContext& context, const Wanted& wanted, ChunkStore::Options& store) {
   constexpr int64_t kLeastBytes = int64_t{256} << 20;  // less is read and written faster than a disk is measured
   const AioConfig& aio = context.options.config.aio;
-  RequestSizes sizes{store.block_bytes, store.queue_depth};
-  if (!aio.block_size && !aio.queue_depth && bytes_of(wanted.groups) >= kLeastBytes) {
+  if (aio.queue_depth) return;
+  if (!aio.block_size && bytes_of(wanted.groups) >= kLeastBytes) {
     try {
       RequestSizesOptions options;
       options.cache = cache_directory();
-      options.usual = sizes;
-      options.thread_count = aio.thread_count.value_or(store.thread_count);
-      options.ring = &kernel_ring();
-      sizes = measured_sizes(wanted.directories.at(0), options, posix_io());
+      options.usual = {store.block_bytes, store.queue_depth};
+      options.thread_count = store.thread_count;
+      options.ring = store.ring;
+      const RequestSizes sizes = measured_sizes(store.directories.at(0), options, posix_io());
+      store.block_bytes = sizes.block_bytes;
+      store.queue_depth = sizes.queue_depth;
     } catch (const IoError& error) {
       if (context.comm.rank() == 0)
         log(LogLevel::kInfo, concat("requests to swap files have their usual sizes: ", error.what()));
     } catch (const std::bad_alloc&) {  // the store says what is missing
     }
   }
-  store.block_bytes = aio.block_size.value_or(sizes.block_bytes);
-  store.queue_depth = std::max(sizes.queue_depth, depth_for(wanted.chunks_at_once, store.block_bytes));
+  store.queue_depth = std::max(store.queue_depth, depth_for(wanted.chunks_at_once, store.block_bytes));
 }
 
 void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
@@ -74,8 +75,8 @@ std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted
   ChunkStore::Options store;
   store.directories = wanted.directories;
   store.buffer_count = wanted.buffer_count;
-  choose_sizes(context, wanted, store);
   take_keys(context.options.config, store);
+  choose_sizes(context, wanted, store);
   const c10::Device device = context.options.device;
   if (wanted.pin && !device.is_cpu()) store.allocate = [device](int64_t bytes) { return pinned_memory(bytes, device); };
   const Tier tier = device.is_cpu() ? Tier::kDevice : Tier::kHost;

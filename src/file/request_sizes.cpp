@@ -120,8 +120,8 @@ RequestSizes measured_sizes(const std::string& directory, const RequestSizesOpti
   check_io(lock.get(), "open", lock_path);
   const auto end = std::chrono::steady_clock::now() + options.patience;
   while (true) {
-    if (const std::optional<RequestSizes> known = find(cache, disk)) return *known;
     const int result = retry_interrupted([&] { return io.lock(lock.get()); });
+    if (const std::optional<RequestSizes> known = find(cache, disk)) return *known;
     if (result == 0) break;
     if (result != -EAGAIN) throw_io_error("lock", lock_path, result);
     if (std::chrono::steady_clock::now() >= end)
@@ -130,7 +130,6 @@ RequestSizes measured_sizes(const std::string& directory, const RequestSizesOpti
     check_interrupt();
     std::this_thread::sleep_for(kPoll);
   }
-  if (const std::optional<RequestSizes> known = find(cache, disk)) return *known;  // between the look and the lock
   std::vector<Known> all = read_known(cache);
   write_known(cache, all);  // where that fails, a measurement would be lost
   all.push_back({disk, measure(directory, options, io)});
