@@ -9,15 +9,11 @@
 #include "base/align.h"
 #include "file/open_swap_files.h"
 #include "file/support.h"
-#include "support/release.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::accelerator {
 namespace {
 
-using test::kBlocks;
-using test::kUnits;
-using test::kWidth;
 using test::Result;
 using test::Scenario;
 using ::testing::AllOf;
@@ -61,16 +57,9 @@ class ParamFileOffload : public ::testing::TestWithParam<std::tuple<Schedule, in
   TemporaryDirectory one_, other_;
 };
 
-// Schedule and ranks.
-std::vector<std::tuple<Schedule, int>> cases() {
-  if (!testing::release()) return {{Schedule::kLazy, 1}, {Schedule::kLazy, 2}, {Schedule::kLate, 2}};
-  std::vector<std::tuple<Schedule, int>> all;
-  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
-    for (const int ranks : {1, 2, 3}) all.emplace_back(schedule, ranks);
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Schedules, ParamFileOffload, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, ParamFileOffload,
+    ::testing::ValuesIn(cases_of_one_stage({{Schedule::kLazy, 1}, {Schedule::kLazy, 2}, {Schedule::kLate, 2}})));
 
 TEST_P(ParamFileOffload, GivesTheSameBitsInThePlannedMemory) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -202,35 +191,14 @@ TEST_P(ParamFileOffload, UnitsThatRanksLeaveOut) {
 // The weights of a rank change while a pass that needs the old ones is under way.
 TEST_P(ParamFileOffload, APassHasTheWeightsThatItBeganWith) {
   using Change = std::function<void(test::Rank&, int)>;
-  const Change sets = [](test::Rank& rank, int pass) {
-    const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
-    for (const size_t unit : {kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
-  };
-  const Change writes = [](test::Rank& rank, int pass) {
-    const at::NoGradGuard no_grad;
-    rank.engine->gather({1, 2}, /*to_modify=*/true);
-    rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
-    rank.engine->release({1, 2}, /*modify_rank=*/0);
-  };
   const Change steps = [](test::Rank& rank, int pass) { rank.train_step(pass + 1); };
-  for (const Change& change : {sets, writes, steps})
+  for (const Change& change : {Change(set_weights), Change(write_gathered_units), steps})
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
       expect_old_weights_in_passes(on_devices(scenario(dtype)), in_files(scenario(dtype), {.buffer_count = 5}), change);
 }
 
 TEST_P(ParamFileOffload, StreamsOfTheUsersGiveTheSameBits) {
-  const Scenario on_streams = in_files(scenario(DType::kBFloat16));
-  const Result expected = test::train(on_streams);
-  test::ThreadWorld world(on_streams);
-  const auto errors = world.run([](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
-    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
-    rank.finish();
-  });
-  ASSERT_THAT(errors, Each(""));
-  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
-  expect_no_race(on_streams);
+  expect_the_same_bits_on_own_streams(in_files(scenario(DType::kBFloat16)));
 }
 
 // As long as there are buffers.
@@ -244,20 +212,7 @@ TEST_P(ParamFileOffload, AnEngineMayGoAtAnyTime) {
 }
 
 TEST_P(ParamFileOffload, ReturnsItsUnits) {
-  const Scenario made = in_files(scenario(DType::kBFloat16));
-  const Result expected = test::train(made);
-  test::ThreadWorld world(made);
-  const auto errors = world.run([&](test::Rank& rank) {
-    rank.train();
-    for (size_t unit = 0; unit < kUnits; ++unit) rank.engine->return_unit(unit);
-    rank.engine.reset();
-    std::vector<at::Tensor> values;
-    for (const auto& unit : rank.model.params())
-      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}).cpu());
-    EXPECT_TRUE(at::cat(values).equal(expected.values));
-  });
-  EXPECT_THAT(errors, Each(""));
-  expect_no_race(made);
+  expect_returned_units(in_files(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamFileOffload, MemoryThatCannotBePinnedGivesTheSameBits) {
@@ -281,25 +236,8 @@ TEST_P(ParamFileOffload, CheckpointsGoBetweenTiers) {
         const Scenario in_all_buffers = in_files(made, {.buffer_count = 5});  // what a pass copies stays in them
         const Scenario saving = saves_from_files ? in_files(made) : other;
         const Scenario loading = saves_from_files ? other : in_all_buffers;
-        const auto [saved, end] = train_and_save(saving, root.path(), {.async = true});
-        EXPECT_THAT(run_saving(
-                        loading,
-                        [&, saved = saved, end = end](test::SavingRank& rank) {
-                          rank.train_step(loading, 0);
-                          const auto loss = [&] {
-                            const at::NoGradGuard no_grad;
-                            rank.engine->begin_forward(/*training=*/false);
-                            return test::loss_of(*rank.model, loading, rank.rank, 0, 0, rank.engine.get());
-                          };
-                          const at::Tensor expected = loss().cpu(), under_way = loss();
-                          EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-                          EXPECT_TRUE(under_way.cpu().equal(expected));
-                          EXPECT_TRUE(rank.values().equal(saved));
-                          for (const int step : {2, 3}) rank.train_step(loading, step);
-                          EXPECT_TRUE(rank.values().equal(end));
-                        },
-                        /*first_seed=*/7),
-                    Each(""));
+        const SavedRun run = train_and_save(saving, root.path(), {.async = true});
+        expect_same_end(loading, run, [&](test::SavingRank& rank) { load_under_a_pass(rank, loading, root.path()); });
       }
     }
   }
@@ -312,17 +250,9 @@ TEST_P(ParamFileOffload, CheckpointsHaveFrozenParametersOfFiles) {
   Scenario made = scenario(DType::kBFloat16);
   made.model.frozen_ballast = true;
   const Scenario alone = in_files(made, {.states = false});
-  const auto [saved, end] = train_and_save(alone, root.path(), {.async = true});
-  EXPECT_THAT(run_saving(
-                  alone,
-                  [&, saved = saved, end = end](test::SavingRank& rank) {
-                    EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-                    EXPECT_TRUE(rank.values().equal(saved));
-                    for (const int step : {2, 3}) rank.train_step(alone, step);
-                    EXPECT_TRUE(rank.values().equal(end));
-                  },
-                  /*first_seed=*/7),
-              Each(""));
+  const SavedRun run = train_and_save(alone, root.path(), {.async = true});
+  expect_same_end(alone, run,
+                  [&](test::SavingRank& rank) { EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt); });
   expect_no_race(alone);
 }
 

@@ -2,24 +2,17 @@
 // and no wait that is missing.
 #include <gmock/gmock.h>
 
-#include <limits>
-
 #include "accelerator/offload_support.h"
 #include "file/support.h"
-#include "support/release.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::accelerator {
 namespace {
 
-using test::kBlocks;
 using test::kUnits;
-using test::kWidth;
 using test::Result;
 using test::Scenario;
 using ::testing::Each;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::TemporaryDirectory;
 
 Scenario offloading(Scenario scenario) {
@@ -40,16 +33,8 @@ class ParamOffload : public ::testing::TestWithParam<std::tuple<Schedule, int>> 
   }
 };
 
-// Schedule and ranks.
-std::vector<std::tuple<Schedule, int>> cases() {
-  if (!testing::release()) return {{Schedule::kLazy, 1}, {Schedule::kLazy, 2}};
-  std::vector<std::tuple<Schedule, int>> all;
-  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
-    for (const int ranks : {1, 2, 3}) all.emplace_back(schedule, ranks);
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Schedules, ParamOffload, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Schedules, ParamOffload,
+                         ::testing::ValuesIn(cases_of_one_stage({{Schedule::kLazy, 1}, {Schedule::kLazy, 2}})));
 
 Result expect_the_same_bits(const Scenario& scenario) {
   return expect_bits_of(scenario, offloading(scenario));
@@ -146,24 +131,13 @@ TEST_P(ParamOffload, SlotsAreUsedAgain) {
 
 TEST_P(ParamOffload, WeightsThatAreSetWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)),
-                                 [](test::Rank& rank, int pass) {
-                                   const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (pass + 1), at::kFloat);
-                                   for (const size_t unit : {kUnits - 2, size_t{1}})
-                                     rank.engine->set_weights(unit, 0, 0, weight);
-                                 });
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), set_weights);
   }
 }
 
 TEST_P(ParamOffload, WritesOfGatheredUnitsWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)),
-                                 [](test::Rank& rank, int pass) {
-                                   const at::NoGradGuard no_grad;
-                                   rank.engine->gather({1, 2}, /*to_modify=*/true);
-                                   rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
-                                   rank.engine->release({1, 2}, /*modify_rank=*/0);
-                                 });
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), write_gathered_units);
   }
 }
 
@@ -174,18 +148,7 @@ TEST_P(ParamOffload, StepsBetweenPassesOfEvaluation) {
 }
 
 TEST_P(ParamOffload, StreamsOfTheUsersGiveTheSameBits) {
-  const Scenario on_streams = offloading(scenario(DType::kBFloat16));
-  const Result expected = test::train(on_streams);
-  test::ThreadWorld world(on_streams);
-  const auto errors = world.run([](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
-    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
-    rank.finish();
-  });
-  ASSERT_THAT(errors, Each(""));
-  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
-  expect_no_race(on_streams);
+  expect_the_same_bits_on_own_streams(offloading(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamOffload, TheHostWaitsForTheAgreementAlone) {
@@ -196,22 +159,8 @@ TEST_P(ParamOffload, AnEngineMayGoAtAnyTime) {
   expect_an_engine_may_go(offloading(scenario(DType::kBFloat16)));
 }
 
-// Units that are returned have the values; the model is the user's again.
 TEST_P(ParamOffload, ReturnsItsUnits) {
-  const Scenario made = offloading(scenario(DType::kBFloat16));
-  const Result expected = test::train(made);
-  test::ThreadWorld world(made);
-  const auto errors = world.run([&](test::Rank& rank) {
-    rank.train();
-    for (size_t unit = 0; unit < kUnits; ++unit) rank.engine->return_unit(unit);
-    rank.engine.reset();
-    std::vector<at::Tensor> values;
-    for (const auto& unit : rank.model.params())
-      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}).cpu());
-    EXPECT_TRUE(at::cat(values).equal(expected.values));
-  });
-  EXPECT_THAT(errors, Each(""));
-  expect_no_race(made);
+  expect_returned_units(offloading(scenario(DType::kBFloat16)));
 }
 
 // Ranks that read their shards themselves never have the model whole on the device.
@@ -271,25 +220,8 @@ TEST_P(ParamOffload, CheckpointsGoBetweenTiers) {
       (saves_from_host ? other : made).config.stage = 2;
       const Scenario saving = saves_from_host ? offloading(made) : on_devices(made);
       const Scenario loading = saves_from_host ? on_devices(other) : offloading(other);
-      const auto [saved, end] = train_and_save(saving, root.path(), {.async = dtype == DType::kFloat32});
-      EXPECT_THAT(run_saving(
-                      loading,
-                      [&, saved = saved, end = end](test::SavingRank& rank) {
-                        rank.train_step(loading, 0);
-                        const auto loss = [&] {
-                          const at::NoGradGuard no_grad;
-                          rank.engine->begin_forward(/*training=*/false);
-                          return test::loss_of(*rank.model, loading, rank.rank, 0, 0, rank.engine.get());
-                        };
-                        const at::Tensor expected = loss().cpu(), under_way = loss();
-                        EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-                        EXPECT_TRUE(under_way.cpu().equal(expected));
-                        EXPECT_TRUE(rank.values().equal(saved));
-                        for (const int step : {2, 3}) rank.train_step(loading, step);
-                        EXPECT_TRUE(rank.values().equal(end));
-                      },
-                      /*first_seed=*/7),
-                  Each(""));
+      const SavedRun run = train_and_save(saving, root.path(), {.async = dtype == DType::kFloat32});
+      expect_same_end(loading, run, [&](test::SavingRank& rank) { load_under_a_pass(rank, loading, root.path()); });
     }
   }
   expect_no_race(scenario());

@@ -4,13 +4,41 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "accelerator/support.h"
 #include "engine/support.h"
+#include "support/release.h"
 
 // What holds for every run on devices that offloads to the host.
 namespace zeroshard::accelerator {
+
+// Schedule, ranks and stage: the tests of every stage.
+inline std::vector<std::tuple<Schedule, int, int>> cases_of_all_stages() {
+  if (!testing::release()) {
+    return {{Schedule::kLazy, 1, 2},
+            {Schedule::kLate, 1, 3},
+            {Schedule::kLazy, 2, 1},
+            {Schedule::kLate, 2, 2},
+            {Schedule::kLazy, 2, 3}};
+  }
+  std::vector<std::tuple<Schedule, int, int>> all;
+  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
+    for (const int ranks : {1, 2, 3})
+      for (const int stage : {1, 2, 3}) all.emplace_back(schedule, ranks, stage);
+  return all;
+}
+
+// Schedule and ranks: the tests of one stage. `sample`: where they are not those of a release.
+inline std::vector<std::tuple<Schedule, int>> cases_of_one_stage(std::vector<std::tuple<Schedule, int>> sample) {
+  if (!testing::release()) return sample;
+  std::vector<std::tuple<Schedule, int>> all;
+  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
+    for (const int ranks : {1, 2, 3}) all.emplace_back(schedule, ranks);
+  return all;
+}
 
 inline void expect_no_race(const test::Scenario& scenario) {
   EXPECT_THAT(Streams::get().races().found(), ::testing::IsEmpty()) << scenario.text();
@@ -172,6 +200,51 @@ inline void expect_old_weights_in_passes(const test::Scenario& scenario, const t
   expect_no_race(scenario);
 }
 
+// What a rank changes in expect_old_weights_in_passes(), and after a step: whole parameters of two units by their
+// numbers, and one through its tensor while two units are gathered.
+inline void set_weights(test::Rank& rank, int pass) {
+  const at::Tensor weight = at::full({test::kWidth * test::kWidth}, 0.01 * (pass + 1), at::kFloat);
+  for (const size_t unit : {test::kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
+}
+inline void write_gathered_units(test::Rank& rank, int pass) {
+  const at::NoGradGuard no_grad;
+  rank.engine->gather({1, 2}, /*to_modify=*/true);
+  rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
+  rank.engine->release({1, 2}, /*modify_rank=*/0);
+}
+
+// Streams of the user's for forward, backward and step change no bit.
+inline void expect_the_same_bits_on_own_streams(const test::Scenario& scenario) {
+  const test::Result expected = test::train(scenario);
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
+    rank.finish();
+  });
+  ASSERT_THAT(errors, ::testing::Each(""));
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  expect_no_race(scenario);
+}
+
+// Units that are returned have the values; the model is the user's again.
+inline void expect_returned_units(const test::Scenario& scenario) {
+  const test::Result expected = test::train(scenario);
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([&](test::Rank& rank) {
+    rank.train();
+    for (size_t unit = 0; unit < test::kUnits; ++unit) rank.engine->return_unit(unit);
+    rank.engine.reset();
+    std::vector<at::Tensor> values;
+    for (const auto& unit : rank.model.params())
+      for (const at::Tensor& param : unit) values.push_back(param.detach().to(at::kFloat).reshape({-1}).cpu());
+    EXPECT_TRUE(at::cat(values).equal(expected.values));
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+  expect_no_race(scenario);
+}
+
 // From the first forward to the agreement on the step the host waits for nothing; from there to the next forward,
 // neither: each update writes where nobody reads any more.
 inline void expect_a_wait_for_the_agreement_alone(test::Scenario accumulating) {
@@ -210,6 +283,34 @@ inline SavedRun train_and_save(const test::Scenario& saving, const std::string& 
   });
   EXPECT_THAT(errors, ::testing::Each(""));
   return run;
+}
+
+// `loading` goes on from the checkpoint of `run` to the same end. `load` is called on each rank to load it.
+inline void expect_same_end(const test::Scenario& loading, const SavedRun& run,
+                            const std::function<void(test::SavingRank&)>& load) {
+  EXPECT_THAT(run_saving(
+                  loading,
+                  [&](test::SavingRank& rank) {
+                    load(rank);
+                    EXPECT_TRUE(rank.values().equal(run.saved));
+                    for (const int step : {2, 3}) rank.train_step(loading, step);
+                    EXPECT_TRUE(rank.values().equal(run.end));
+                  },
+                  /*first_seed=*/7),
+              ::testing::Each(""));
+}
+
+// While a pass of evaluation is under way, whose gathers the load must not change.
+inline void load_under_a_pass(test::SavingRank& rank, const test::Scenario& loading, const std::string& root) {
+  rank.train_step(loading, 0);
+  const auto loss = [&] {
+    const at::NoGradGuard no_grad;
+    rank.engine->begin_forward(/*training=*/false);
+    return test::loss_of(*rank.model, loading, rank.rank, 0, 0, rank.engine.get());
+  };
+  const at::Tensor expected = loss().cpu(), under_way = loss();
+  EXPECT_NE(rank.engine->load_checkpoint(root), std::nullopt);
+  EXPECT_TRUE(under_way.cpu().equal(expected));
 }
 
 }  // namespace zeroshard::accelerator

@@ -2,17 +2,12 @@
 // memory of the device, and no wait that is missing.
 #include <gmock/gmock.h>
 
-#include <limits>
-
 #include "accelerator/offload_support.h"
 #include "file/support.h"
-#include "support/release.h"
 
 namespace zeroshard::accelerator {
 namespace {
 
-using test::kUnits;
-using test::kWidth;
 using test::Result;
 using test::Scenario;
 using ::testing::Each;
@@ -35,23 +30,7 @@ class Offload : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> 
   }
 };
 
-// Schedule, ranks and stage.
-std::vector<std::tuple<Schedule, int, int>> cases() {
-  if (!testing::release()) {
-    return {{Schedule::kLazy, 1, 2},
-            {Schedule::kLate, 1, 3},
-            {Schedule::kLazy, 2, 1},
-            {Schedule::kLate, 2, 2},
-            {Schedule::kLazy, 2, 3}};
-  }
-  std::vector<std::tuple<Schedule, int, int>> all;
-  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
-    for (const int ranks : {1, 2, 3})
-      for (const int stage : {1, 2, 3}) all.emplace_back(schedule, ranks, stage);
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Schedules, Offload, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Schedules, Offload, ::testing::ValuesIn(cases_of_all_stages()));
 
 void expect_the_same_bits(const Scenario& scenario) {
   for (const MemoryLine& line : expect_bits_of(scenario, offloading(scenario)).memory) {
@@ -143,26 +122,12 @@ TEST_P(Offload, WritesOfUsersCount) {
 // Right after a step, whose copies to the device are under way, and of the whole unit.
 TEST_P(Offload, WeightsThatAreSetFollowTheCopiesOfTheStep) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_the_same_without_waits(scenario(dtype), [](test::Rank& rank, int step) {
-      const at::Tensor weight = at::full({kWidth * kWidth}, 0.01 * (step + 1), at::kFloat);
-      for (const size_t unit : {kUnits - 2, size_t{1}}) rank.engine->set_weights(unit, 0, 0, weight);
-    });
+    expect_the_same_without_waits(scenario(dtype), set_weights);
   }
 }
 
 TEST_P(Offload, StreamsOfTheUsersGiveTheSameBits) {
-  const Scenario on_streams = offloading(scenario(DType::kBFloat16));
-  const Result expected = test::train(on_streams);
-  test::ThreadWorld world(on_streams);
-  const auto errors = world.run([](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
-    for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
-    rank.finish();
-  });
-  ASSERT_THAT(errors, Each(""));
-  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
-  expect_no_race(on_streams);
+  expect_the_same_bits_on_own_streams(offloading(scenario(DType::kBFloat16)));
 }
 
 // From the first forward to the agreement on the step the host waits for nothing that it does not wait for without
@@ -327,21 +292,14 @@ TEST_P(Offload, CheckpointsGoBetweenTiers) {
         return offloads ? offloading(made) : on_devices(made);
       };
       const Scenario saving = place(scenario(dtype), saves_from_host);
-      const auto [saved, end] = train_and_save(saving, root.path());
+      const SavedRun run = train_and_save(saving, root.path());
       Scenario other = scenario(dtype);
       other.config.stage = saving.config.stage % 3 + 1;
       const Scenario loading = place(other, !saves_from_host);
-      EXPECT_THAT(run_saving(
-                      loading,
-                      [&, saved = saved, end = end](test::SavingRank& rank) {
-                        rank.train_step(loading, 0);
-                        EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-                        EXPECT_TRUE(rank.values().equal(saved));
-                        for (const int step : {2, 3}) rank.train_step(loading, step);
-                        EXPECT_TRUE(rank.values().equal(end));
-                      },
-                      /*first_seed=*/7),
-                  Each(""));
+      expect_same_end(loading, run, [&](test::SavingRank& rank) {
+        rank.train_step(loading, 0);
+        EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+      });
     }
   }
   expect_no_race(scenario());

@@ -126,6 +126,18 @@ def test_several_micro_batches_may_be_under_way_on_a_device(tmp_path, on):
     assert world.run(2, several_at_once, folder=str(tmp_path), on=on, timeout_s=120) == [[3, 1]] * 2
 
 
+def failure_of_steps(engine, steps, loss_of_step):
+    """What ended one of so many steps, and after how many seconds."""
+    begun, said = time.monotonic(), ""
+    try:
+        for _ in range(steps):
+            engine.backward(loss_of_step())
+            engine.step()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, time.monotonic() - begun
+
+
 def fail_on_a_device(folder):
     """Rank 1's file is damaged in a backward: what both ranks say, and how long that took."""
     torch.manual_seed(0)
@@ -133,17 +145,14 @@ def fail_on_a_device(folder):
     engine, *_ = zeroshard.initialize(model=model, config=on_a_device("nvme", folder, 3))
     engine.backward(loss_on_device(engine, 0, 0))
     engine.step()
-    begun, said = time.monotonic(), ""
-    try:
-        for _ in range(3):
-            loss = loss_on_device(engine, 1, 0)
-            if world.rank() == 1:
-                damage_own_file(folder)
-            engine.backward(loss)
-            engine.step()
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    return said, time.monotonic() - begun
+
+    def loss_of_damaged():
+        loss = loss_on_device(engine, 1, 0)
+        if world.rank() == 1:
+            damage_own_file(folder)
+        return loss
+
+    return failure_of_steps(engine, 3, loss_of_damaged)
 
 
 @simulated.needed
@@ -193,20 +202,17 @@ def train_to_an_end(folder, stage, how):
     print("ready.", flush=True)
     while not os.path.exists(f"{folder}/go"):
         time.sleep(0.005)
-    begun, said = time.monotonic(), ""
-    try:
-        for _ in range(6):
-            if world.rank() == 1 and how == "full":  # longer inputs need more space, and there is none
-                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-            rows = ROWS * (4 if how == "full" else 1)
-            loss = engine(torch.ones(rows, WIDTH, requires_grad=True)).square().mean()
-            if world.rank() == 1 and how == "damaged":
-                damage_own_file(folder)
-            engine.backward(loss)
-            engine.step()
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    return said, time.monotonic() - begun
+
+    def loss_of_failing():
+        if world.rank() == 1 and how == "full":  # longer inputs need more space, and there is none
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        rows = ROWS * (4 if how == "full" else 1)
+        loss = engine(torch.ones(rows, WIDTH, requires_grad=True)).square().mean()
+        if world.rank() == 1 and how == "damaged":
+            damage_own_file(folder)
+        return loss
+
+    return failure_of_steps(engine, 6, loss_of_failing)
 
 
 def damage_own_file(folder):
