@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv-peers: the libraries that bench/step.py and bench/train.py compare zeroshard with, at fixed versions.
 # Usage: bench/setup_peers.sh [python]   (default: python3; needs 2 GB of disk, no GPU)
+# bench/offload_peers.py compiles two ops of DeepSpeed at its first run (4 minutes) and needs the package libaio-dev.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${1:-python3}"
