@@ -138,7 +138,8 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
                         .sequence_length = *arguments.sequence_length,
                         .compute_dtype = inputs.options.compute_dtype,
                         .checkpointing = arguments.checkpoint_activations,
-                        .checkpoints = inputs.checkpoints};
+                        .checkpoints = inputs.checkpoints,
+                        .on_device = inputs.options.on_device};
 }
 
 PlanInputs read_inputs(const Arguments& arguments) {

@@ -175,6 +175,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
     const std::string name = inputs.checkpoints == Tier::kFile ? "file: activations" : "host: activations";
     print_row(name.c_str(), plans, [bytes](const PlannedBytes&) { return bytes; });
   }
+  if (const double bytes = inputs.planned_activations().on_the_way; bytes > 0)
+    print_row("host: on their way", plans, [bytes](const PlannedBytes&) { return bytes; });
   if (inputs.model) {
     print_row("GPU: temporaries", plans, [](const PlannedBytes& bytes) { return bytes.temporaries; });
     print_row("GPU: start at most", plans, [](const PlannedBytes& bytes) { return bytes.init_peak; });
@@ -286,6 +288,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
                            {"total_bytes", number(planned.total())}};
     if (planned.elsewhere > 0)
       json["activations"][inputs.checkpoints == Tier::kFile ? "file_bytes" : "host_bytes"] = number(planned.elsewhere);
+    if (planned.on_the_way > 0) json["activations"]["host_bytes"] = number(planned.on_the_way);
   } else {
     json["not_counted"].insert(json["not_counted"].begin(), "activations");
   }

@@ -43,7 +43,9 @@ struct PlanInputs {
   MemoryNeeds memory_needs(const PlannedBytes& planned) const {
     MemoryNeeds needs = zeroshard::memory_needs(planned, options.on_device);
     (options.on_device ? needs.device : needs.host) += besides();
-    if (checkpoints == Tier::kHost) needs.host += planned_activations().elsewhere;
+    const PlannedActivations planned_inputs = planned_activations();
+    needs.host += checkpoints == Tier::kHost ? planned_inputs.elsewhere : planned_inputs.on_the_way;
+    needs.with_activations = activations.has_value();
     return needs;
   }
   // What must fit on a device.

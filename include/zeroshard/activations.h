@@ -14,6 +14,7 @@ struct ActivationOptions {
   DType compute_dtype = DType::kBFloat16;
   bool checkpointing = false;  // each decoder layer keeps its input alone, and is computed again in the backward pass
   Tier checkpoints = Tier::kDevice;  // where these inputs lie: zeroshard.offload.activations
+  bool on_device = true;             // ranks run on a GPU or the like, beside the host
 };
 
 // What lies on the device when most of it is in use.
@@ -21,7 +22,9 @@ struct PlannedActivations {
   double layers = 0;     // what autograd keeps of the decoder layers
   double ends = 0;       // of the embedding and the final norm
   double at_most = 0;    // besides: the logits and the loss with its gradients, or the layer that is computed again
-  double elsewhere = 0;  // not in the total: inputs of layers on the tier of the options
+  // Not in the total: inputs of layers on the tier of the options, and of these what the host holds at most on its way
+  // between a device and files.
+  double elsewhere = 0, on_the_way = 0;
 
   double total() const { return layers + ends + at_most; }
 };

@@ -181,7 +181,7 @@ class HostActivations::Copies {
     return block;
   }
 
-  // The youngest record that is older than `id`, if the device has memory for it already.
+  // The youngest record that is older than `id`. What fails here is tried again, and told, when that is asked for.
   void begin_next(Id id) {
     const auto next = records_.lower_bound(id);
     if (next == records_.begin()) return;
@@ -190,7 +190,7 @@ class HostActivations::Copies {
     ahead_.reset();
     try {
       ahead_.emplace(begin_copy(wanted));
-    } catch (const c10::OutOfMemoryError&) {
+    } catch (const std::exception&) {
     }
   }
 

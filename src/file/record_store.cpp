@@ -113,15 +113,15 @@ RecordStore::Id RecordStore::write(std::span<const std::byte> data) {
 DirectBuffer RecordStore::get(Id id) {
   check_process();
   const std::lock_guard lock(mutex_);
+  const auto found = records_.find(id);
+  ZS_ASSERT(found != records_.end(), "a record is asked for that was dropped");
+  Slot* slot = nullptr;
+  guarded([&] { slot = &slot_for(id); });
+  // Where there is no memory for it, nothing has begun: no failure of the files.
+  if (!slot->record) slot->memory = allocate_direct(found->second.padded());
   DirectBuffer memory;
   guarded([&] {
-    const auto found = records_.find(id);
-    ZS_ASSERT(found != records_.end(), "a record is asked for that was dropped");
-    auto* slot = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& each) { return each.record == id; });
-    if (slot == slots_.end()) {
-      slot = &free_slot();
-      begin_read(*slot, id);
-    }
+    if (!slot->record) begin_read(*slot, id);
     read_ahead_of(id, slot);
     wait_for(owner(*slot));
     check(found->second, slot->memory.get());
@@ -175,11 +175,10 @@ void RecordStore::wait_for_writes(Id id) {
     if (buffer.record == id) wait_for(owner(buffer));
 }
 
-// As many requests as can be under way at once: nobody starts others while the caller computes.
+// To the slot's memory. As many requests as can be under way at once: nobody starts others while the caller computes.
 void RecordStore::begin_read(Slot& slot, Id id) {
   const Record& record = records_.at(id);
   wait_for_writes(id);
-  slot.memory = allocate_direct(record.padded());
   slot.record = id;
   const int64_t part = align_up(ceil_div(record.padded(), options_.queue_depth), kDirectAlignment);
   Transfer transfer{BlockRequest::Kind::kRead, record.file,   slot.memory.get(),
@@ -188,7 +187,10 @@ void RecordStore::begin_read(Slot& slot, Id id) {
   transfers_->begin(transfer);
 }
 
-RecordStore::Slot& RecordStore::free_slot() {
+// The one that the record is read to, or one that is free.
+RecordStore::Slot& RecordStore::slot_for(Id id) {
+  for (Slot& slot : slots_)
+    if (slot.record == id) return slot;
   const auto rank = [&](const Slot& slot) { return !slot.record ? 0 : transfers_->is_idle(owner(slot)) ? 1 : 2; };
   Slot& slot =
       *std::min_element(slots_.begin(), slots_.end(), [&](const Slot& a, const Slot& b) { return rank(a) < rank(b); });
@@ -208,10 +210,11 @@ void RecordStore::read_ahead_of(Id id, const Slot* used) {
     if (&slot == used || !transfers_->is_idle(owner(slot))) continue;
     slot = Slot();
     try {
-      begin_read(slot, wanted);
+      slot.memory = allocate_direct(records_.at(wanted).padded());
     } catch (const std::bad_alloc&) {
-      slot = Slot();
+      return;
     }
+    begin_read(slot, wanted);
     return;
   }
 }

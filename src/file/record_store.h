@@ -56,7 +56,7 @@ class RecordStore {
 
   // `data`, which is not empty, may change as soon as this returns.
   Id put(std::span<const std::byte> data);
-  // The record, in memory of its own; it may be asked for again until it is dropped.
+  // The record, in memory of its own; it may be asked for again until it is dropped, also after std::bad_alloc.
   DirectBuffer get(Id id);
   // Its space is free. Errors come out at the next call.
   void drop(Id id) noexcept;
@@ -108,7 +108,7 @@ class RecordStore {
   void wait_for(size_t owner);
   void wait_for_writes(Id id);
   void begin_read(Slot& slot, Id id);
-  Slot& free_slot();
+  Slot& slot_for(Id id);
   void read_ahead_of(Id id, const Slot* used);
   void check(const Record& record, const std::byte* data) const;
   size_t owner(const Buffer& buffer) const { return size_t(&buffer - buffers_.data()); }

@@ -53,6 +53,9 @@ Counted gpt2(const ModelShapes& model, double e) {
   return counted;
 }
 
+// One in each block of HostActivations, and the two that a RecordStore reads.
+constexpr double kInputsOnTheWay = 5;
+
 }  // namespace
 
 PlannedActivations plan_activations(const ModelShapes& model, const ActivationOptions& options) {
@@ -72,6 +75,8 @@ PlannedActivations plan_activations(const ModelShapes& model, const ActivationOp
     // Those that leave: the input that is used, and the next one, which is brought back meanwhile.
     planned.layers = (stay ? num_layers : std::min(num_layers, 2.0)) * input;
     if (!stay) planned.elsewhere = num_layers * input;
+    if (options.on_device && options.checkpoints == Tier::kFile)
+      planned.on_the_way = std::min(num_layers, kInputsOnTheWay) * input;
     // Its own gradients come on top: at most one of the MLP's size at a time.
     planned.at_most = std::max(planned.at_most, layer + e * double(model.sizes.intermediate) * tokens);
   }

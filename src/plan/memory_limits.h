@@ -25,6 +25,7 @@ struct MemoryLimits {
 
 struct MemoryNeeds {
   double device = 0, host = 0;
+  bool with_activations = false;  // they are among these
 };
 // Where the device is the CPU, all is the host's.
 MemoryNeeds memory_needs(const PlannedBytes& planned, bool on_device);

@@ -9,12 +9,16 @@
 #include <cstring>
 #include <latch>
 #include <new>
+#include <span>
+#include <utility>
 
 #include "base/format.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/async_saver.h"
 #include "checkpoint/versions.h"
 #include "file/read_ahead.h"
+#include "file/record_store.h"
+#include "file/support.h"
 #include "memory/block_cache.h"
 #include "support/around_io.h"
 #include "support/model_disk.h"
@@ -277,6 +281,44 @@ TEST(NoMemory, Files) {
       if (!allocations.has_failed()) break;
     }
   }
+}
+
+// No memory for a record that is asked for: std::bad_alloc, and no failure of the files. Asked again, it is there.
+TEST(NoMemory, ARecordThatIsAskedFor) {
+  const testing::TemporaryDirectory directory;
+  testing::Random random(1);
+  int failures = 0, thrown = 0;
+  RecordStore::Options options;
+  options.directories = {directory.path()};
+  options.thread_count = 1;
+  RecordStore store(options, posix_io(), [&](const std::string&) { ++failures; });
+  constexpr int64_t kBytes = 100'000;
+  std::vector<std::pair<RecordStore::Id, std::string>> records;
+  for (int i = 0; i < 4; ++i) {
+    const std::string bytes = testing::random_bytes(random, kBytes);
+    records.emplace_back(store.put(std::as_bytes(std::span(bytes))), bytes);
+  }
+  for (const bool sticky : {false, true}) {
+    for (int64_t n = 1; n <= 5; ++n) {
+      Allocations::counted = true;
+      allocations.arm(n, sticky, /*all_threads=*/false, kBytes);
+      for (auto record = records.rbegin(); record != records.rend(); ++record) {
+        DirectBuffer memory;
+        try {
+          memory = store.get(record->first);
+        } catch (const std::bad_alloc&) {
+          ++thrown;
+          allocations.disarm();
+          memory = store.get(record->first);
+        }
+        EXPECT_TRUE(std::memcmp(memory.get(), record->second.data(), size_t(kBytes)) == 0);
+      }
+      allocations.disarm();
+      Allocations::counted = false;
+    }
+  }
+  EXPECT_GE(thrown, 4);
+  EXPECT_EQ(failures, 0);
 }
 
 // A rank has an error to tell, and no memory for its text; or none to hear of it.

@@ -567,6 +567,17 @@ def test_the_plan_counts_inputs_of_layers_in_files(tmp_path):
     assert kept["activations"]["layers_bytes"] == 2 * one and kept["activations"]["file_bytes"] == 6 * one
     assert host["activations"]["layers_bytes"] == 2 * one and host["activations"]["host_bytes"] == 6 * one
     assert kept["breakdown"]["swap"] == 8 << 20
+    assert "host_bytes" not in kept["activations"]
+    beside = plan("nvme", recomputed, "--gpu")  # five of them lie on the host on their way
+    assert beside["activations"]["file_bytes"] == 6 * one and beside["activations"]["host_bytes"] == 5 * one
+    need = 5 * one + (8 << 20)
+    fits, too_small = (
+        plan("nvme", recomputed, "--gpu", "--device-memory=80GB", f"--host-memory={bytes}B")
+        for bytes in (need, need - 1)
+    )
+    assert fits["limits"]["fits"]
+    assert f"needs {need} bytes" in too_small["limits"]["problem"]
+    assert "of the host's memory, activations included" in too_small["limits"]["problem"]
     assert kept["activations"]["total_bytes"] == plain["activations"]["total_bytes"] - 4 * one
     text = plan("nvme", recomputed, as_json=False)
     assert "file: activations" in text and "its input elsewhere" in text
