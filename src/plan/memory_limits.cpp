@@ -138,7 +138,8 @@ std::string passed_limits(const MemoryNeeds& needs, const MemoryLimits& limits, 
   const auto add = [&](double need, const std::optional<MemoryLimit>& limit, const char* what) {
     if (!limit || need <= limit->bytes) return;
     text += concat(text.empty() ? "each rank needs " : ", and ", bytes_text(need), " of ", what,
-                   needs.with_activations ? ", activations included, and has " : ", activations aside, and has ", bytes_text(limit->bytes), ": ", limit->source);
+                   needs.with_activations ? ", activations included, and has " : ", activations aside, and has ",
+                   bytes_text(limit->bytes), ": ", limit->source);
   };
   add(needs.device, limits.device, "the device's memory");
   add(needs.host, limits.host, on_device ? "the host's memory" : "memory");

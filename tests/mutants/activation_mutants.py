@@ -9,7 +9,7 @@ _ORDER, _STEPS = "RecordStore.GivesBackWhatWasPut", "RecordStore.TheFileDoesNotG
 
 RECORDS = [
     ("records-dropped-while-written", _STORE, "      wait_for_writes(id);\n      for", "      for", _ORDER),
-    ("records-read-before-written", _STORE, "  wait_for_writes(id);\n  slot.memory", "  slot.memory", _ORDER),
+    ("records-read-before-written", _STORE, "  wait_for_writes(id);\n  slot.record", "  slot.record", _ORDER),
     (
         "records-buffer-filled-while-written",
         _STORE,
