@@ -18,6 +18,10 @@ void add_supervisor_options(CLI::App& app, LaunchOptions& options) {
           "How often a job that fails or hangs starts again, all ranks anew (default: 0)");
   add_int(app, "--min-ranks,--min_ranks", {.min = 1}, options.min_ranks,
           "With how few ranks it may start again, when one keeps failing (default: as many as before)");
+  const auto bind = [&options](const std::string& how) { options.bind_numa = how == "node"; };
+  app.add_option_function<std::string>("--numa-binding,--numa_binding", bind,
+                                       "node: of several NUMA nodes each rank runs on that of its GPU (default); none")
+      ->check(CLI::IsMember({"node", "none"}));
   app.add_option("--log-dir,--log_dir", options.log_dir, "Folder for rank-N.log, all that each rank writes");
 }
 

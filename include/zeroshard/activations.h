@@ -19,9 +19,9 @@ struct ActivationOptions {
 
 // What lies on the device when most of it is in use.
 struct PlannedActivations {
-  double layers = 0;     // what autograd keeps of the decoder layers
-  double ends = 0;       // of the embedding and the final norm
-  double at_most = 0;    // besides: the logits and the loss with its gradients, or the layer that is computed again
+  double layers = 0;   // what autograd keeps of the decoder layers
+  double ends = 0;     // of the embedding and the final norm
+  double at_most = 0;  // besides: the logits and the loss with its gradients, or the layer that is computed again
   // Not in the total: inputs of layers on the tier of the options, and of these what the host holds at most on its way
   // between a device and files.
   double elsewhere = 0, on_the_way = 0;

@@ -21,6 +21,8 @@ struct LaunchOptions {
   std::vector<std::string> argv;  // of every rank; argv[0] is the path of the program
   int local_rank_at = 0;          // where in argv each rank gets "--local_rank=N", as from DeepSpeed; 0: nowhere
   std::vector<int> cores;  // CPUs that the ranks divide among themselves, each bound to its part; empty: all share
+  bool bind_numa = true;   // without `cores`: each of several ranks runs on one NUMA node, that of its GPU
+  std::string system_root = "/";   // below which /sys and /proc tell of NUMA nodes and GPUs; another one in tests
   bool signal_whole_group = true;  // signals go to all processes of a rank, not only to its first
 };
 

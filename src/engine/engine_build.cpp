@@ -14,6 +14,7 @@
 #include "engine/agreement.h"
 #include "engine/check_memory.h"
 #include "engine/check_offload.h"
+#include "engine/host_threads.h"
 #include "engine/impl.h"
 #include "engine/make_states.h"
 #include "engine/memory_needs.h"
@@ -58,6 +59,12 @@ NamedValues describe(const std::vector<UnitLayout>& layouts) {
     }
   }
   return values;
+}
+
+bool keeps_states_elsewhere(const std::vector<UnitPlacement>& placements) {
+  const auto leaves = [](const GroupPlacement& group) { return group.state_tier() != Tier::kDevice; };
+  return std::ranges::any_of(placements,
+                             [&](const UnitPlacement& unit) { return std::ranges::any_of(unit.groups, leaves); });
 }
 
 NamedValues describe(const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
@@ -159,6 +166,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   check_memory({layouts, plan, planned, model_bytes}, limits, options, reduce);
   ledger.set_limits(limits.configured.of_tiers(plan.on_device));
   placements = report.placements;
+  if (plan.on_device && keeps_states_elsewhere(placements)) warn_of_few_threads(limits.ranks_of_host, reduce.rank());
   const auto build = [&] {
     make_groups(units, report);
     make_units(units);

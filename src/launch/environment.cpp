@@ -7,6 +7,7 @@
 #include <map>
 #include <string_view>
 
+#include "launch/cpu_places.h"
 #include "launch/heartbeat_layout.h"
 #include "launch/stack_dump.h"
 
@@ -49,9 +50,7 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
 }  // namespace
 
 int omp_num_threads(const LaunchOptions& options) {
-  if ((options.nproc == 1 && options.cores.empty()) || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-  const int cpus = options.cores.empty() ? count_cpus() : static_cast<int>(options.cores.size());
-  return std::max(1, cpus / options.nproc);
+  return std::getenv("OMP_NUM_THREADS") != nullptr ? 0 : cpu_places(options).threads;
 }
 
 std::vector<std::string> environment_of(const LaunchOptions& options, int local_rank, const Start& start) {

@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "launch/cpu_places.h"
 #include "launch/descendants.h"
 #include "launch/environment.h"
 #include "launch/limits.h"
@@ -252,6 +253,8 @@ int launch(const LaunchOptions& options) {
     log(LogLevel::kInfo, concat("OMP_NUM_THREADS=", threads, " for each of ", options.nproc, " ranks (", count_cpus(),
                                 " CPUs); set it to choose another"));
   }
+  if (const std::string numa = cpu_places(options).numa; !numa.empty())
+    log(LogLevel::kInfo, numa + "; --numa-binding none leaves all CPUs to all ranks");
   const TakenSignals signals;
   LaunchOptions current = options;
   Attempt attempt{.nproc = options.nproc, .last_failure = {}};

@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 
+#include "launch/cpu_places.h"
 #include "launch/descendants.h"
 
 namespace zeroshard {
@@ -25,13 +26,12 @@ std::vector<std::string> argv_of(const LaunchOptions& options, int local_rank) {
   return argv;
 }
 
-// This rank's part of the cores: equal parts, what is left over stays unused.
 std::optional<cpu_set_t> cpus_of(const LaunchOptions& options, int local_rank) {
-  if (options.cores.empty()) return {};
-  const size_t each = options.cores.size() / size_t(options.nproc);
+  const CpuPlaces places = cpu_places(options);
+  if (places.cpus.empty()) return {};
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (size_t i = 0; i < each; ++i) CPU_SET(size_t(options.cores[size_t(local_rank) * each + i]), &set);
+  for (const int cpu : places.cpus[size_t(local_rank)]) CPU_SET(size_t(cpu), &set);
   return set;
 }
 
