@@ -89,7 +89,9 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.forward = forward_flops(model, activations) * batches / rates.flops;
   step.backward = step.forward * (activations.checkpointing ? 3 : 2);
   step.update = seconds(bytes.memory, rates.host, "host");
-  step.link = seconds(std::max(bytes.to_host, bytes.to_device), rates.link, "link");
+  // Inputs of checkpointed layers that leave the device go and come back.
+  const double left = activations.on_device ? plan_activations(model, activations).elsewhere * batches : 0;
+  step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
   const bool own_masters = options.compute_dtype == DType::kFloat32;  // who writes them reads them first
   const double parameters = planned.file.parameters;
   // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read.

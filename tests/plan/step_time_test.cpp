@@ -112,6 +112,23 @@ TEST(StepTime, RecomputationCostsAForward) {
   EXPECT_DOUBLE_EQ(kept.efficiency(), 1);
 }
 
+TEST(StepTime, InputsOfLayersThatLeaveTheDeviceCrossTheLink) {
+  const MachineRates rates{.flops = 1e13, .host = {}, .link = 1e9, .disk = 1e9};
+  PlanOptions at = options();
+  at.grad_accumulation_steps = 3;
+  ActivationOptions inputs = tokens(1, true);
+  EXPECT_EQ(plan_step(matrices(), at, inputs, rates).link, 0);
+  for (const Tier tier : {Tier::kHost, Tier::kFile}) {
+    inputs.checkpoints = tier;
+    inputs.on_device = true;
+    const double left = plan_activations(matrices(), inputs).elsewhere;
+    EXPECT_GT(left, 0);
+    EXPECT_DOUBLE_EQ(plan_step(matrices(), at, inputs, rates).link, 3 * left / 1e9);
+    inputs.on_device = false;
+    EXPECT_EQ(plan_step(matrices(), at, inputs, rates).link, 0);
+  }
+}
+
 // 6 P + 12 L h s operations a token, P without the embeddings that are looked up: Llama 3 8B as torchtitan counts it.
 TEST(StepTime, OperationsOfLlama) {
   const ModelShapes model = parse_model_shapes(
