@@ -10,19 +10,18 @@ DeepSpeed needs as many buffers as its pipeline has tensors on their way; zerosh
 """
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from machine import cpu_name
+from turns import answer_steps, take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 2048
@@ -75,62 +74,46 @@ def make_engine(arguments, model):
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=configuration(arguments))[0]
 
 
-def work(arguments):
-    """For each line of its input: trains one step, and prints its loss and times in seconds."""
+def begin(arguments):
+    """In one library's process. A step returns its loss and times in seconds."""
     import torch
 
-    # What libraries print goes elsewhere.
-    answers, sys.stdout = sys.stdout, sys.stderr
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(arguments.layers)))
     engine = make_engine(arguments, model)
     dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
-    for step, _ in enumerate(sys.stdin):
-        torch.manual_seed(step)
+
+    def step(number):
+        torch.manual_seed(number)
         rows = torch.randn(arguments.rows, WIDTH, dtype=dtype)
-        begin = time.perf_counter()
+        at_start = time.perf_counter()
         loss = engine(rows).float().square().mean()
         engine.backward(loss)
         middle = time.perf_counter()
         engine.step()
         end = time.perf_counter()
-        print(json.dumps({"loss": loss.item(), "update": end - middle, "step": end - begin}), file=answers, flush=True)
+        return {"loss": loss.item(), "update": end - middle, "step": end - at_start}
+
+    return step
 
 
-@contextlib.contextmanager
-def workers(arguments, dtype, directory):
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())}
-    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
-    environment |= {"MASTER_ADDR": "127.0.0.1"}
-    with contextlib.ExitStack() as stack:
-        processes = {}
-        for number, arm in enumerate(ARMS):
-            python = sys.executable if arm == "zeroshard" else arguments.peers_python
-            swap = Path(directory) / f"{dtype}-{number}"
-            swap.mkdir()
-            command = [python, __file__, "--worker", arm, "--dtype", dtype, "--dir", str(swap)]
-            command += ["--layers", str(arguments.layers), "--rows", str(arguments.rows)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-            own = environment | {"MASTER_PORT": str(29640 + number)}
-            processes[arm] = stack.enter_context(subprocess.Popen(command, env=own, **pipes))
-        yield processes
-
-
-def step_of(process):
-    process.stdin.write("step\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"{' '.join(process.args)} ended with {process.wait()}")
-    return json.loads(line)
+def commands(arguments, dtype, directory):
+    common = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count()), "MASTER_ADDR": "127.0.0.1"}
+    common |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
+    by_arm = {}
+    for number, arm in enumerate(ARMS):
+        python = sys.executable if arm == "zeroshard" else arguments.peers_python
+        swap = Path(directory) / f"{dtype}-{number}"
+        swap.mkdir()
+        command = [python, __file__, "--worker", arm, "--dtype", dtype, "--dir", str(swap)]
+        command += ["--layers", str(arguments.layers), "--rows", str(arguments.rows)]
+        by_arm[arm] = command, common | {"MASTER_PORT": str(29640 + number)}
+    return by_arm
 
 
 def measure(arguments, dtype, directory):
     """By arm, a list with the loss and the times of each round."""
-    with workers(arguments, dtype, directory) as processes:
-        rounds = [{arm: step_of(each) for arm, each in processes.items()} for _ in range(WARM_UP + arguments.rounds)]
-        for process in processes.values():
-            process.stdin.close()
+    rounds = take_turns(commands(arguments, dtype, directory), WARM_UP + arguments.rounds)
     for number, steps in enumerate(rounds):
         losses = [each["loss"] for each in steps.values()]
         assert max(losses) - min(losses) <= 0.02 * max(losses), f"losses of round {number} differ: {losses}"
@@ -160,7 +143,7 @@ def table(dtype, measured):
 def main():
     arguments = parse_arguments()
     if arguments.worker:
-        work(arguments)
+        answer_steps(lambda: begin(arguments))
         return
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="zeroshard-bench-") as directory:
         measured = {dtype: measure(arguments, dtype, directory) for dtype in ("bf16", "fp32")}
