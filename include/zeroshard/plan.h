@@ -24,6 +24,7 @@ struct PlanOptions : PlacementOptions {
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
   bool activations_in_files = false;  // activation checkpoints lie in files
+  bool gradients_stay = false;        // reduced gradients are to stay on the device where states leave it
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.

@@ -14,6 +14,18 @@ constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio =
 constexpr std::string_view kAdvice =
     "`zeroshard plan` says which stage and how many ranks fit into the device's memory";
 
+// Gradients leave a device with the states alone.
+void check_gradients(const Config& config) {
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (config.offload.gradients != OffloadConfig::Gradients::kCpu) return;
+  if (offload.device != OffloadDevice::kNone && offload.ratio > 0) return;
+  const bool is_none = offload.device == OffloadDevice::kNone;
+  throw ConfigError(concat("zeroshard.offload.gradients = \"cpu\": reduced gradients lie on the host where the optimizer "
+                           "states do, or with states in files, and zero_optimization.offload_optimizer.",
+                           is_none ? "device is \"none\": set that to \"cpu\" or \"nvme\"" : "ratio is 0: set that to 1",
+                           ", or zeroshard.offload.gradients to \"auto\""));
+}
+
 }  // namespace
 
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer) {
@@ -22,6 +34,7 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
+  if (!device.is_cpu()) check_gradients(config);
   if (offload.ratio == 0) return;  // nothing leaves
   if (offload.device == Device::kNvme && !external_optimizer.empty())
     throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,

@@ -122,9 +122,8 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
-  const bool beside = state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);
-  const bool leaves = beside && place.parameters.tier == Tier::kDevice;
-  if (dtype != DType::kFloat32 || leaves)
+  place.host_updates = state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device);
+  if (dtype != DType::kFloat32 || place.updates_on_host())
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier, state_share};

@@ -52,6 +52,7 @@ struct GroupPlacement {
   DType wire_dtype = DType::kFloat32;  // of gradients that travel
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
+  bool host_updates = false;           // beside a device: the states have left it, and the host updates
 
   // Where master weights and moments lie: on one tier, of a share below 1 the rest on the device. A group may have
   // either alone; kDevice if neither.
@@ -60,9 +61,9 @@ struct GroupPlacement {
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
   }
   // The host updates parameters of another device.
-  bool updates_on_host() const {
-    return parameters.tier == Tier::kDevice && state_tier() != Tier::kDevice && reduced_gradients.tier == Tier::kHost;
-  }
+  bool updates_on_host() const { return host_updates && parameters.tier == Tier::kDevice; }
+  // The host updates with gradients that lie on a device.
+  bool fetches_gradients() const { return host_updates && reduced_gradients.tier == Tier::kDevice; }
   // Elements whose states lie there.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }

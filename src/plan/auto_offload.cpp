@@ -14,7 +14,9 @@ using Device = OffloadDevice;
 std::vector<Device> places_of_states(const Config& config, bool on_device, bool may_use_files) {
   const Device given = config.offload_optimizer.device;
   if (given != Device::kAuto) return {given};
-  std::vector<Device> places{Device::kNone};
+  std::vector<Device> places;
+  // Gradients are on the host with the states alone.
+  if (!on_device || config.offload.gradients != OffloadConfig::Gradients::kCpu) places.push_back(Device::kNone);
   if (on_device) places.push_back(Device::kCpu);
   if (may_use_files && !config.offload_optimizer.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;

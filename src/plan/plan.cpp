@@ -47,7 +47,9 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.state_share = config.offload_optimizer.ratio;
   const Device offload = options.state_share > 0 ? config.offload_optimizer.device : Device::kNone;
   const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
-  if (offload == Device::kCpu || offload == Device::kNvme) options.gradient_tier = beside;
+  options.gradients_stay = config.offload.gradients == OffloadConfig::Gradients::kDevice;
+  const bool leave = offload == Device::kCpu || offload == Device::kNvme;
+  if (leave && !options.gradients_stay) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
   if (on_device && options.state_tier != Tier::kDevice) options.state_share = 1;  // less is refused so far

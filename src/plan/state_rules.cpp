@@ -114,6 +114,26 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
   return copies;
 }
 
+RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table) {
+  constexpr int64_t kMost = 2;
+  int64_t pieces = 0;
+  RingClass fetch;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GroupPlacement& place = table[u].groups[g];
+      const ShardLayout& layout = units[u].groups[g].layout;
+      const int64_t numel = place.updates_whole() ? layout.padded_numel() : layout.shard_numel();
+      if (!place.fetches_gradients() || numel == 0) continue;
+      const int64_t bytes = std::min(numel, kFetchedNumel) * element_size(place.grad_dtype);
+      fetch.slot_bytes = std::max(fetch.slot_bytes, bytes);
+      pieces += ceil_div(numel, kFetchedNumel);
+      ++fetch.units;
+    }
+  }
+  fetch.slots = int(std::min(kMost, pieces));
+  return fetch;
+}
+
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
   const std::vector<UnitPlacement> table = place(units, options);
   for (const UnitPlacement& unit : table)
