@@ -138,7 +138,7 @@ constexpr std::string_view name_of(OffloadDevice device) {
 struct OffloadOptimizerConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
-  double ratio = 1;                    // share of each unit's states that leaves the device
+  double ratio = 1;                    // share of each unit's states that leaves the device, which updates the rest
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
   int buffer_count = 4;                // chunks of states in memory at a time, with kNvme
   bool pin_memory = true;              // host memory that a GPU copies to and from by itself

@@ -33,6 +33,11 @@ int optimizer_slots(const OptimizerConfig& config);
 // The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the
 // host's. No optimizer in the config counts as AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
+// Beside a device: whether reduced gradients go to the host with states that leave it. Where a part of these stays, all
+// gradients do.
+inline bool gradients_leave(const PlanOptions& options) {
+  return !options.gradients_stay && options.state_share == 1;
+}
 // Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files.
 bool is_for_device(const Config& config);
 

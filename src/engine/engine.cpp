@@ -412,8 +412,9 @@ void Engine::Impl::announce_gradients() {
   for (const size_t unit : reducer->order_of_forward()) {
     for (const ShardedGroup& group : groups->of_unit(unit)) {
       if (!group.is_trained() || !group.place().fetches_gradients()) continue;
+      const int64_t end = group.place().numel_of_host(group.layout());
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()]))
-        gradient_fetch->will_need(reduced_gradients(group), range);
+        gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
     }
   }
 }

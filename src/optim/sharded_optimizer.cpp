@@ -185,8 +185,7 @@ void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
 void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
                                   const Update& update) const {
   const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    if (!params.is_cpu())
-      return update_on_device({lent.master, params, cut(grads.values, part), lent.moments}, update);
+    if (!params.is_cpu()) return update_on_device({lent.master, params, cut(grads.values, part), lent.moments}, update);
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here{piece.begin - part.begin, piece.end - part.begin};
       const StateTensors states = lent.slice(here.begin, here.end);
@@ -198,7 +197,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
 
 void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
   const int64_t numel = tensors.param.numel();
-  if (update.is_open) take_written_on_device(tensors.master, tensors.param);
+  if (update.is_open && tensors.master.defined()) take_written_on_device(tensors.master, tensors.param);
   const DeviceKernels* const own = device_kernels(device_.type());
   if (!own) {
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
@@ -252,7 +251,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   // What lies elsewhere is written where users have written alone: in most runs nowhere.
   std::vector<Range> written;
   lend(all, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
-    if (is_written(master, params)) written.push_back(part);
+    if (!params.is_cpu() || is_written(master, params)) written.push_back(part);
   });
   for (const Range part : written) lend(part, OptimizerStates::Access::kModify, take);
 }

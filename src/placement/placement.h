@@ -31,8 +31,9 @@ struct Held {
   int values = 1;  // per element
   Tier tier = Tier::kDevice;
   // Of the elements, the share that lies on `tier`: rounded up to whole blocks, from the first element on. Those after
-  // them lie on the device.
+  // them lie on the device, or, without a rest, nowhere.
   double share = 1;
+  bool has_rest = true;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
   int64_t numel(const ShardLayout& layout) const;  // elements, of which each has `values`
@@ -66,6 +67,8 @@ struct GroupPlacement {
   bool fetches_gradients() const { return host_updates && reduced_gradients.tier == Tier::kDevice; }
   // Elements whose states lie there.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
+  // Elements that the host updates beside a device, from this rank's first on. The device updates those behind them.
+  int64_t numel_of_host(const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }
   // Otherwise gradients are packed in a slot of the reduce ring.
   bool keeps_packed() const { return packed_gradients.extent != Extent::kNothing; }

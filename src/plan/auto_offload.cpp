@@ -27,6 +27,7 @@ std::vector<Device> places_of_parameters(const Config& config, Device states, bo
   const Device given = config.offload_param.device;
   if (given != Device::kAuto) return {given};
   std::vector<Device> places{Device::kNone};
+  if (on_device && config.offload_optimizer.ratio < 1) return places;  // of part of the states none leave
   if (on_device && states != Device::kNone) places.push_back(Device::kCpu);
   if (states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;

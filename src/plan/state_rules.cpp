@@ -102,7 +102,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
       const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
-      const int64_t numel = place.master_weights.numel(units[u].groups[g].layout);
+      const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
       if (!goes || numel == 0 || place.parameters.dtype == DType::kFloat32) continue;
       const int64_t bytes = std::min(numel, kCopiedNumel) * element_size(place.parameters.dtype);
       copies.slot_bytes = std::max(copies.slot_bytes, bytes);
@@ -121,8 +121,7 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
-      const ShardLayout& layout = units[u].groups[g].layout;
-      const int64_t numel = place.updates_whole() ? layout.padded_numel() : layout.shard_numel();
+      const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
       if (!place.fetches_gradients() || numel == 0) continue;
       const int64_t bytes = std::min(numel, kFetchedNumel) * element_size(place.grad_dtype);
       fetch.slot_bytes = std::max(fetch.slot_bytes, bytes);

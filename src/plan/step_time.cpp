@@ -58,6 +58,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const double gradient = double(element_size(place.grad_dtype));
   UpdateBytes bytes;
   if (options.on_device && options.state_tier == Tier::kDevice) return bytes;  // by the device, in no time
+  if (options.on_device) updated *= options.state_share;
   bytes.memory = updated * (8. * (1 + options.optimizer_slots) + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier == Tier::kHost) {
