@@ -138,7 +138,7 @@ constexpr std::string_view name_of(OffloadDevice device) {
 struct OffloadOptimizerConfig {
   using Device = OffloadDevice;
   Device device = Device::kNone;
-  double ratio = 1;                    // share of each unit's states that leaves the device
+  double ratio = 1;                    // share of each unit's states that leaves the device, which updates the rest
   std::vector<std::string> nvme_path;  // directories of swap files; not empty with kNvme
   int buffer_count = 4;                // chunks of states in memory at a time, with kNvme
   bool pin_memory = true;              // host memory that a GPU copies to and from by itself
@@ -156,13 +156,17 @@ struct OffloadParamConfig {
   int64_t max_in_memory = 1'000'000'000;  // elements of a rank's parameters that stay in memory, with kNvme
 };
 
-// "zeroshard.offload": what one rank may hold, in bytes, and where activation checkpoints lie.
+// "zeroshard.offload": what one rank may hold, in bytes, and where reduced gradients and activation checkpoints lie.
 struct OffloadConfig {
+  enum class Gradients : uint8_t { kAuto, kDevice, kCpu };
   enum class Activations : uint8_t { kNone, kCpu, kNvme };
   // Where the device is the CPU its memory is the host's: both keys limit that, and the smaller one counts. Unset: what
   // the host has is the limit of its ranks together.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // what is read from swap files is compared with its checksums
+  // Where reduced gradients lie, beside a device: kAuto: on the host once the states have left the device. On the CPU
+  // all is in host memory.
+  Gradients gradients = Gradients::kAuto;
   // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in the nvme_path of
   // offload_optimizer, or else of offload_param. On the CPU all is in host memory: there, kCpu changes nothing.
   Activations activations = Activations::kNone;

@@ -190,7 +190,9 @@ Json check_value(const Key& key, const Json& value) {
   if (key.effect == Key::Effect::kUnsupported) {
     fail_value(key.path, value, concat(key.help, "; allowed: ", describe(key.allowed)));
   }
-  fail_value(key.path, value, "must be " + describe(key.allowed));
+  const Choice* const choice = std::get_if<Choice>(&key.allowed);
+  const std::string hint = choice && !choice->hint.empty() ? "; " + choice->hint : "";
+  fail_value(key.path, value, concat("must be ", describe(key.allowed), hint));
 }
 
 void fail_value(const std::string& path, const Json& value, const std::string& problem) {

@@ -25,6 +25,7 @@ struct Number {
 };
 struct Choice {
   std::vector<std::string> names;  // compared without case
+  std::string hint = "";           // added to the error for another value
 };
 struct Only {  // false, or another single value: the one that has no effect
   Json value;

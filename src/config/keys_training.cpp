@@ -163,6 +163,18 @@ std::vector<Key> own_keys() {
        [](Config& config, const Json& value) { config.offload.host_memory = value.get<int64_t>(); }},
       {"zeroshard.offload.verify", Bool{}, true, "what is read from swap files is compared with checksums",
        Effect::kYes, [](Config& config, const Json& value) { config.offload.verify = value.get<bool>(); }},
+      {"zeroshard.offload.gradients",
+       Choice{{"auto", "device", "cpu"}, "in files there are none: \"cpu\" keeps them in host memory"}, "auto",
+       "where reduced gradients, and their sums over micro-batches, lie beside a device. \"auto\": in host memory once "
+       "the states have left the device; \"device\": they stay there, and the update fetches them; \"cpu\": as auto, "
+       "but an error where the states stay. On ranks whose device is the CPU all is in host memory",
+       Effect::kYes,
+       [](Config& config, const Json& value) {
+         using Gradients = OffloadConfig::Gradients;
+         config.offload.gradients = value == "device" ? Gradients::kDevice
+                                    : value == "cpu"  ? Gradients::kCpu
+                                                      : Gradients::kAuto;
+       }},
       {"zeroshard.offload.activations", Choice{{"none", "cpu", "nvme"}}, "none",
        "where the inputs of checkpointed layers lie from forward to backward. \"nvme\": in files in "
        "zero_optimization.offload_optimizer.nvme_path, or that of offload_param where it is absent; \"cpu\": in host "

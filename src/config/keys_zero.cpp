@@ -61,8 +61,9 @@ std::vector<Key> offload_optimizer() {
           set_device),
       zero("cpu_offload", Bool{}, false, "true: as offload_optimizer.device = \"cpu\"", set_cpu),
       zero("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0,
-           "the share of each unit's states that leaves the device, in whole blocks of 1024 elements. A share between "
-           "0 and 1 is for \"nvme\" on ranks whose device is the CPU",
+           "the share of each unit's states that leaves the device, in whole blocks of 1024 elements; the device "
+           "updates "
+           "the rest. On ranks whose device is the CPU a share between 0 and 1 is for \"nvme\"",
            set_offload<&Offload::ratio>),
       zero("offload_optimizer.nvme_path", Paths{}, nullptr,
            "the directory, or directories, of the files; required with \"nvme\"", set_paths),

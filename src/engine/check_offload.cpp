@@ -11,8 +11,36 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio = ";
-constexpr std::string_view kAdvice =
-    "`zeroshard plan` says which stage and how many ranks fit into the device's memory";
+
+// Gradients leave a device with the states alone.
+void check_gradients(const Config& config) {
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (config.offload.gradients != OffloadConfig::Gradients::kCpu) return;
+  if (offload.device != OffloadDevice::kNone && offload.ratio > 0) return;
+  const bool is_none = offload.device == OffloadDevice::kNone;
+  throw ConfigError(
+      concat("zeroshard.offload.gradients = \"cpu\": reduced gradients lie on the host where the optimizer "
+             "states do, or with states in files, and zero_optimization.offload_optimizer.",
+             is_none ? "device is \"none\": set that to \"cpu\" or \"nvme\"" : "ratio is 0: set that to 1",
+             ", or zeroshard.offload.gradients to \"auto\""));
+}
+
+// A part of each unit's states leaves a device, which updates the rest with its own gradients and parameters.
+void check_share(const Config& config, const std::string& external_optimizer) {
+  const double ratio = config.offload_optimizer.ratio;
+  if (config.offload_param.device != OffloadDevice::kNone)
+    throw ConfigError(concat(kRatio, ratio, ": the device updates the rest of the states, and its parameters cannot ",
+                             "leave it: zero_optimization.offload_param.device is \"",
+                             name_of(config.offload_param.device), "\". Set that to \"none\", or ratio to 1"));
+  if (config.offload.gradients == OffloadConfig::Gradients::kCpu)
+    throw ConfigError(concat("zeroshard.offload.gradients = \"cpu\": zero_optimization.offload_optimizer.ratio is ",
+                             ratio,
+                             ", and the device updates the rest of the states with gradients that lie there: set ",
+                             "\"auto\" or \"device\", or ratio to 1"));
+  if (!external_optimizer.empty())
+    throw ConfigError(concat(kRatio, ratio, ": ", external_optimizer, " is an optimizer of your own, which needs the ",
+                             "states of a parameter in one place: set 1 or 0, or use one of zeroshard's optimizers"));
+}
 
 }  // namespace
 
@@ -22,16 +50,13 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
+  if (!device.is_cpu()) check_gradients(config);
   if (offload.ratio == 0) return;  // nothing leaves
   if (offload.device == Device::kNvme && !external_optimizer.empty())
     throw ConfigError(concat(optimizer, "\"nvme\": ", external_optimizer,
                              " is an optimizer of your own, which needs its states in memory: set \"cpu\", or use ",
                              "one of zeroshard's optimizers"));
-  if (device.is_cpu()) return;
-  if (offload.device == Device::kNone || offload.ratio == 1) return;
-  throw ConfigError(concat(kRatio, offload.ratio, ": a share of a unit's states leaves the memory of ranks on the CPU ",
-                           "alone so far, to files, and the ranks run on ", device.str(),
-                           ": set 1, or the device \"none\". ", kAdvice));
+  if (!device.is_cpu() && offload.device != Device::kNone && offload.ratio < 1) check_share(config, external_optimizer);
 }
 
 void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {

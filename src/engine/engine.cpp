@@ -226,10 +226,18 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   const StepResult result = prepare_step();
   if (result.applied) ShardedOptimizer::check(impl.groups->trained(), groups);
-  impl.finish_step(result, [&](ShardedGroup& group) {
-    impl.optimizer.update(group, impl.reduced_gradients(group), groups, impl.consensus.has_grad[group.number()],
-                          impl.grad_scale);
-  });
+  GradientFetch* const fetch = impl.gradient_fetch.get();
+  const auto update = [&](ShardedGroup& group) {
+    impl.optimizer.update(group, {impl.reduced_gradients(group), fetch}, groups,
+                          impl.consensus.has_grad[group.number()], impl.grad_scale);
+  };
+  try {
+    if (result.applied) impl.announce_gradients();
+    impl.finish_step(result, update);
+  } catch (...) {  // the next gradients must not meet copies of these
+    if (fetch) fetch->end();
+    throw;
+  }
   return result;
 }
 
@@ -247,7 +255,8 @@ std::vector<OptimizerSlice> Engine::slices() {
           param.name(), group->param_group(slice.index), slice.master, false, {}, slice.moments, param.shape,
           slice.begin};
       out.has_grad = !impl.consensus.has_grad.empty() && impl.consensus.has_grad[group->number()][slice.index];
-      if (out.has_grad) out.grad = slice.grad.to(at::kFloat).mul(impl.grad_scale);
+      // Where the optimizer updates, and converted there: a device may have no memory to spare.
+      if (out.has_grad) out.grad = slice.grad.to(slice.master.device()).to(at::kFloat).mul(impl.grad_scale);
       result.push_back(std::move(out));
     }
   }
@@ -396,6 +405,18 @@ void Engine::Impl::announce_update() {
     }
   }
   if (parameter_swap) parameter_swap->will_need_next(parameters);
+}
+
+void Engine::Impl::announce_gradients() {
+  if (!gradient_fetch) return;
+  for (const size_t unit : reducer->order_of_forward()) {
+    for (const ShardedGroup& group : groups->of_unit(unit)) {
+      if (!group.is_trained() || !group.place().fetches_gradients()) continue;
+      const int64_t end = group.place().numel_of_host(group.layout());
+      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()]))
+        gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
+    }
+  }
 }
 
 void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {

@@ -172,7 +172,7 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
     make_units(units);
     share_buffers(gather, options.buffers);
     options.buffers.clear();  // they are the model's
-    make_reducer();
+    make_reducer(report);
     watch = std::make_unique<WriteWatch>(*executor);
     held = std::make_unique<HeldValues>(*executor);
   };
@@ -185,7 +185,10 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
   // freed by then. The CPU has no memory behind zeros until they are written.
   Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
-  if (report.parameter_copies.units > 0 || report.gradient_exit.units > 0) {
+  const auto updates_on_host = [](const UnitPlacement& unit) {
+    return std::ranges::any_of(unit.groups, &GroupPlacement::updates_on_host);
+  };
+  if (std::ranges::any_of(placements, updates_on_host)) {
     group_options.copies = {options.device, report.parameter_copies.slot_bytes, report.parameter_copies.slots,
                             kCopiedNumel, options.config.offload_optimizer.pin_memory};
   }
@@ -254,7 +257,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   executor = std::make_unique<Executor>(std::move(units), parents, depth, std::move(callbacks));
 }
 
-void Engine::Impl::make_reducer() {
+void Engine::Impl::make_reducer(const PlanReport& report) {
   Reducer::Options reduce;
   static_cast<ReduceOptions&>(reduce) = reduce_options(options, reduce_comm.world_size());
   reduce.overlap = options.config.overlap_comm;
@@ -263,6 +266,10 @@ void Engine::Impl::make_reducer() {
   reduce.pin = options.config.offload_optimizer.pin_memory;
   reduce.scratch = exchange_scratch(layouts, placements, plan);
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
+  const RingClass& fetch = report.gradient_fetch;
+  if (fetch.units == 0) return;
+  const GradientFetch::Options fetch_options{options.device, fetch.slot_bytes, fetch.slots, kFetchedNumel, reduce.pin};
+  gradient_fetch = std::make_unique<GradientFetch>(fetch_options, ledger);
 }
 
 void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {

@@ -157,7 +157,9 @@ class Engine::Impl::States {
     return purpose_ == Purpose::kSaveHeld && group.is_trained() && group.states().hold() != nullptr;
   }
   std::shared_ptr<SliceData> data_of(const ShardedGroup& group, int state) const {
-    return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines());
+    // Parameters that are their own master weights: users write to them, and do not wait.
+    const bool are_parameters = state == kMasterWeights && !group.place().master_weights.has_rest;
+    return is_held(group) ? held_data(group, state) : state_data(group, state, is_engines() && !are_parameters);
   }
 
   // An optimizer outside the engine writes to what it was given once.

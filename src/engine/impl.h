@@ -19,6 +19,7 @@
 #include "engine/step_progress.h"
 #include "engine/write_watch.h"
 #include "group/file_states.h"
+#include "group/gradient_fetch.h"
 #include "group/groups.h"
 #include "hooks/autograd_hooks.h"
 #include "memory/ledger.h"
@@ -42,7 +43,7 @@ struct Engine::Impl {
 
   void make_groups(const std::vector<UnitDefinition>& units, const PlanReport& report);
   void make_units(const std::vector<UnitDefinition>& units);
-  void make_reducer();
+  void make_reducer(const PlanReport& report);
   void install_hooks(const std::vector<UnitDefinition>& units);
   void renew_hooks(size_t unit) const;
   const at::Tensor& reduced_gradients(const ShardedGroup& group) const {
@@ -77,6 +78,8 @@ struct Engine::Impl {
   std::pair<ShardedGroup*, size_t> find_trained(const std::string& name) const;
   // Tells states and parameters that are fetched what the update of this step will ask for.
   void announce_update();
+  // Tells the same to what fetches gradients, if anything does.
+  void announce_gradients();
   // Begins to read the parameters of the units that are gathered next, as far as there are buffers for them.
   void read_parameters_ahead(std::span<const size_t> units);
   // The states are lost on this rank: collectives of the engine fail on every rank with this reason.
@@ -129,6 +132,7 @@ struct Engine::Impl {
   std::unique_ptr<SlotRing> gather_ring;
   ShardedOptimizer optimizer;
   std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<GradientFetch> gradient_fetch;  // null where gradients lie where they are updated with
   std::unique_ptr<Executor> executor;
   std::unique_ptr<WriteWatch> watch;
   std::unique_ptr<HeldValues> held;

@@ -44,13 +44,16 @@ struct Groups::StateMemory {
   Carver masters;
   std::vector<Carver> moments;  // by slot
 
-  // Those of a group that lie on the device.
-  std::unique_ptr<OptimizerStates> cut(const ShardLayout& layout, const GroupPlacement& place) {
-    StateTensors tensors;
+  // Those of a group that lie on the device. `master`: the parameters, where they are their own master weights beside
+  // others on the host.
+  std::unique_ptr<OptimizerStates> cut(const ShardLayout& layout, const GroupPlacement& place,
+                                       const at::Tensor& master = {}) {
+    StateTensors tensors{master, {}};
     const auto take = [&](Carver& from, const Held& held) {
       return from.take(held.dtype, held.numel_on(Tier::kDevice, layout));
     };
-    if (place.master_weights.extent != Extent::kNothing) tensors.master = take(masters, place.master_weights);
+    if (place.master_weights.extent != Extent::kNothing && place.master_weights.has_rest)
+      tensors.master = take(masters, place.master_weights);
     if (place.moments.extent != Extent::kNothing)
       for (Carver& slot : moments) tensors.moments.push_back(take(slot, place.moments));
     return std::make_unique<MemoryStates>(std::move(tensors));
@@ -107,8 +110,6 @@ void Groups::add(size_t count) {
       const FlatGroup& flat = unit.groups[g];
       const GroupPlacement& place = placements_[u].groups[g];
       ShardedGroup::Options group = options_of(u, g);
-      std::unique_ptr<OptimizerStates> states;
-      if (flat.requires_grad) states = states_of(unit, g, place, memory);
       at::Tensor values;
       if (place.parameters.tier == Tier::kFile) {
         group.in_file = options_.make_parameters(unit, g, place);
@@ -116,6 +117,8 @@ void Groups::add(size_t count) {
         Carver& from = place.parameters.tier == Tier::kHost ? host_parameters : parameters;
         values = from.take(flat.dtype, place.parameters.numel(flat.layout));
       }
+      std::unique_ptr<OptimizerStates> states;
+      if (flat.requires_grad) states = states_of(unit, g, place, memory, values);
       groups_.emplace_back(unit, g, placements_[u], std::move(group), std::move(values), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());
     }
@@ -124,13 +127,19 @@ void Groups::add(size_t count) {
 }
 
 std::unique_ptr<OptimizerStates> Groups::states_of(const UnitLayout& unit, size_t group, const GroupPlacement& place,
-                                                   StateMemory& memory) const {
+                                                   StateMemory& memory, const at::Tensor& parameters) const {
   const ShardLayout& layout = unit.groups[group].layout;
   if (place.state_tier() == Tier::kDevice) return memory.cut(layout, place);
   std::unique_ptr<OptimizerStates> away = options_.make_states(unit, group, place);
-  if (place.states_on(Tier::kDevice, layout) > 0) {
-    const int64_t border = place.states_on(place.state_tier(), layout);
-    away = std::make_unique<SplitStates>(std::move(away), border, memory.cut(layout, place));
+  const int64_t all = layout.shard_numel();
+  const int64_t border = place.states_on(place.state_tier(), layout);
+  if (border < all) {
+    at::Tensor master;
+    if (!place.master_weights.has_rest) {
+      const int64_t first = place.parameters.extent == Extent::kWhole ? layout.shard(comm_.rank()).begin : 0;
+      master = parameters.slice(0, first + border, first + all);
+    }
+    away = std::make_unique<SplitStates>(std::move(away), border, memory.cut(layout, place, master));
   }
   if (place.state_tier() != Tier::kFile) return away;
   return std::make_unique<HeldStates>(std::move(away), options_.while_a_save_reads);

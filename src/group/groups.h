@@ -66,7 +66,7 @@ class Groups {
   struct StateMemory;
 
   std::unique_ptr<OptimizerStates> states_of(const UnitLayout& unit, size_t group, const GroupPlacement& place,
-                                             StateMemory& memory) const;
+                                             StateMemory& memory, const at::Tensor& parameters) const;
   // The next `count` units, in allocations that they share.
   void add(size_t count);
   // Of the group that is made next.

@@ -1,5 +1,6 @@
 #include "group/sharded_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -106,9 +107,28 @@ OptimizerStates::Access ShardedGroup::access_to_file(ParameterCopies::Ways ways)
   return ways.to_host || !has_master() ? Access::kModify : Access::kOverwrite;
 }
 
+// The device works on its part while the host waits for its own.
+Range ShardedGroup::lend_rest(Range range, OptimizerStates::Access access, const ParameterCopies::Use& use) {
+  const int64_t border = place_.numel_of_host(layout());
+  const Range rest{std::max(range.begin, border), std::max(range.end, border)};
+  if (rest.size() > 0) {
+    const at::Tensor own = updated_memory();  // the copies are of the other elements
+    states_->lend(rest, access, [&](Range part, const StateTensors& lent) {
+      StateTensors states = lent;
+      if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
+      use(part, states, own.slice(0, part.begin, part.end));
+    });
+  }
+  return {std::min(range.begin, border), std::min(range.end, border)};
+}
+
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                         const ParameterCopies::Use& use) {
-  if (options_.copies) return options_.copies->lend(*this, range, access, ways, use);
+  if (options_.copies) {
+    const Range of_host = lend_rest(range, access, use);
+    if (of_host.size() > 0) options_.copies->lend(*this, of_host, access, ways, use);
+    return;
+  }
   if (in_file()) {
     return states_->lend(range, access, [&](Range lent, const StateTensors& states) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
@@ -124,11 +144,9 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
 void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                                const MasterUse& use) {
   if (options_.copies) {
-    return options_.copies->lend(*this, range, access, ways,
-                                 [&](Range part, const StateTensors& states, const at::Tensor& params) {
-                                   if (states.master.defined())
-                                     use(part, states.master, params);  // else the copies are the master weights
-                                 });
+    return lend(range, access, ways, [&](Range part, const StateTensors& states, const at::Tensor& params) {
+      if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
+    });
   }
   if (in_file()) {
     return states_->lend_one(range, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {

@@ -85,7 +85,8 @@ class ShardedGroup {
   // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` as
   // OptimizerStates::lend() does. Where the host updates them for a device, `params` are on the host, copied there and
   // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Where they
-  // lie in files they come from there and go back. Elsewhere they are the parameters themselves.
+  // lie in files they come from there and go back. Elsewhere they are the parameters themselves, as they are for
+  // elements that the device updates beside the host; those are lent first.
   void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
   // The same for the master weights alone: other states are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
@@ -107,6 +108,8 @@ class ShardedGroup {
 
  private:
   at::Tensor parameters(Range positions) const;
+  // Of `range`, what the device updates beside the host, lent as elsewhere, and what is left.
+  Range lend_rest(Range range, OptimizerStates::Access access, const ParameterCopies::Use& use);
   // What a loan of parameters in files is for: `ways` says whether they are read and written.
   OptimizerStates::Access access_to_file(ParameterCopies::Ways ways) const;
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <utility>
 
 #include "group/optimizer_states.h"
 
@@ -14,6 +15,8 @@ class SplitStates final : public OptimizerStates {
   void lend_one(Range range, int state, Access access, const BorrowerOfOne& use) override;
   void will_need(Range range) override;
   std::unique_ptr<StateReader> reader(int state) override;
+  // Of the first: copies of a device read those alone.
+  void read_until(c10::Event event) override { first_->read_until(std::move(event)); }
 
  private:
   std::unique_ptr<OptimizerStates> first_, rest_;

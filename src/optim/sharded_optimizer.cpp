@@ -57,6 +57,11 @@ kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int
   return buffers;
 }
 
+// From element `begin` on; null without that moment.
+float* moment_of(const UpdateTensors& tensors, size_t slot, int64_t begin) {
+  return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
+}
+
 void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
                 float* first, float* second, const ParamGroupOptions& o, int64_t step) {
   using Type = OptimizerConfig::Type;
@@ -156,46 +161,67 @@ void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<co
   }
 }
 
-void ShardedOptimizer::update(ShardedGroup& group, const at::Tensor& grads, std::span<const ParamGroupOptions> options,
-                              const std::vector<bool>& has_grad, float grad_scale) const {
-  for (const Run& run : runs(group, has_grad))
-    update_run(group, grads, run, options[size_t(run.param_group)], grad_scale);
+void UpdateGradients::lend_on_host(Range range, const GradientFetch::Use& use) const {
+  if (values.is_cpu()) return use(range, cut(values, range));
+  ZS_ASSERT(fetch != nullptr, "the host updates, and nobody brings gradients from ", values.device().str());
+  fetch->lend(values, range, use);
 }
 
-void ShardedOptimizer::update_run(ShardedGroup& group, const at::Tensor& grads, const Run& run,
-                                  const ParamGroupOptions& options, float grad_scale) const {
-  const bool open = group.is_open() && group.has_master();
-  const auto update_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
-    const UpdateTensors tensors{lent.master, params, cut(grads, part), lent.moments};
-    const auto moment = [&](size_t slot, int64_t begin) {
-      return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
-    };
-    if (!params.is_cpu()) {
-      if (open) take_written_on_device(tensors.master, tensors.param);
-      const DeviceKernels* const own = device_kernels(device_.type());
-      if (!own) {
-        for (int64_t begin = 0; begin < part.size(); begin += kAtenPiece)
-          aten_step(type_, tensors.slice(begin, std::min(begin + kAtenPiece, part.size())), options, run.step,
-                    grad_scale);
-        return;
-      }
-      const c10::OptionalDeviceGuard guard(tensors.param.device());
-      return run_kernel(*own->table, type_, buffers_of(tensors, 0, part.size(), grad_scale), moment(0, 0), moment(1, 0),
-                        options, run.step);
-    }
-    const bool takes = open && tensors.master.defined();
-    at::parallel_for(0, part.size(), kGrain, [&](int64_t begin, int64_t end) {
-      // A piece at a time, what is compared first is in the processor's cache for the update.
-      const int64_t piece = takes ? kPiece : end - begin;
-      for (int64_t from = begin; from < end; from += piece) {
-        const int64_t to = std::min(from + piece, end);
-        if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
-        run_kernel(kernels::active_table(), type_, buffers_of(tensors, from, to, grad_scale), moment(0, from),
-                   moment(1, from), options, run.step);
-      }
+struct ShardedOptimizer::Update {
+  const ParamGroupOptions& options;
+  int64_t step;
+  float grad_scale;
+  bool is_open;  // users may have written to the parameters since the last step
+};
+
+void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
+                              std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
+                              float grad_scale) const {
+  const bool is_open = group.is_open() && group.has_master();
+  for (const Run& run : runs(group, has_grad))
+    update_run(group, grads, run.range, {options[size_t(run.param_group)], run.step, grad_scale, is_open});
+}
+
+void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
+                                  const Update& update) const {
+  const auto on_part = [&](Range part, const StateTensors& lent, const at::Tensor& params) {
+    if (!params.is_cpu()) return update_on_device({lent.master, params, cut(grads.values, part), lent.moments}, update);
+    grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
+      const Range here{piece.begin - part.begin, piece.end - part.begin};
+      const StateTensors states = lent.slice(here.begin, here.end);
+      update_on_host({states.master, cut(params, here), values, states.moments}, update);
     });
   };
-  group.lend(run.range, OptimizerStates::Access::kModify, {.to_host = open, .to_device = true}, update_part);
+  group.lend(range, OptimizerStates::Access::kModify, {.to_host = update.is_open, .to_device = true}, on_part);
+}
+
+void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
+  const int64_t numel = tensors.param.numel();
+  if (update.is_open && tensors.master.defined()) take_written_on_device(tensors.master, tensors.param);
+  const DeviceKernels* const own = device_kernels(device_.type());
+  if (!own) {
+    for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
+      aten_step(type_, tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.step,
+                update.grad_scale);
+    return;
+  }
+  const c10::OptionalDeviceGuard guard(tensors.param.device());
+  run_kernel(*own->table, type_, buffers_of(tensors, 0, numel, update.grad_scale), moment_of(tensors, 0, 0),
+             moment_of(tensors, 1, 0), update.options, update.step);
+}
+
+void ShardedOptimizer::update_on_host(const UpdateTensors& tensors, const Update& update) const {
+  const bool takes = update.is_open && tensors.master.defined();
+  at::parallel_for(0, tensors.param.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    // A piece at a time, what is compared first is in the processor's cache for the update.
+    const int64_t piece = takes ? kPiece : end - begin;
+    for (int64_t from = begin; from < end; from += piece) {
+      const int64_t to = std::min(from + piece, end);
+      if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
+      run_kernel(kernels::active_table(), type_, buffers_of(tensors, from, to, update.grad_scale),
+                 moment_of(tensors, 0, from), moment_of(tensors, 1, from), update.options, update.step);
+    }
+  });
 }
 
 // A piece at a time: bounds the temporary memory.
@@ -225,7 +251,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
   // What lies elsewhere is written where users have written alone: in most runs nowhere.
   std::vector<Range> written;
   lend(all, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
-    if (is_written(master, params)) written.push_back(part);
+    if (!params.is_cpu() || is_written(master, params)) written.push_back(part);
   });
   for (const Range part : written) lend(part, OptimizerStates::Access::kModify, take);
 }

@@ -3,13 +3,30 @@
 
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "group/gradient_fetch.h"
 #include "group/sharded_group.h"
 #include "memory/ledger.h"
 #include "zeroshard/optimizer.h"
 
 namespace zeroshard {
+
+struct UpdateTensors;
+
+// Reduced gradients of the elements that this rank updates, 1-D. `fetch` brings them where they lie on a device and the
+// host updates.
+struct UpdateGradients {
+  UpdateGradients(at::Tensor of_group, GradientFetch* fetched_by = nullptr)
+      : values(std::move(of_group)), fetch(fetched_by) {}
+
+  // Calls `use` for consecutive parts that make up `range`, with gradients on the host.
+  void lend_on_host(Range range, const GradientFetch::Use& use) const;
+
+  at::Tensor values;
+  GradientFetch* fetch;
+};
 
 // A stretch of one parameter that this rank updates, with tensors over exactly these elements, for an optimizer
 // outside.
@@ -34,21 +51,21 @@ class ShardedOptimizer {
   static void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options);
   // What update() will borrow of the group's states.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  // `grads`: 1-D, of the elements that this rank updates. They are multiplied by `grad_scale` first. `has_grad[j]`:
-  // parameter j of the group got a gradient on some rank.
-  void update(ShardedGroup& group, const at::Tensor& grads, std::span<const ParamGroupOptions> options,
+  // `grads` are multiplied by `grad_scale` first. `has_grad[j]`: parameter j of the group got a gradient on some rank.
+  void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
   // Master weights take over what users have written to the parameters of an open group: see written.h. update() does
   // so for what it updates.
   void take_writes(ShardedGroup& group) const;
 
  private:
-  struct Run;  // adjacent elements with the same hyper-parameters and step count
+  struct Run;     // adjacent elements with the same hyper-parameters and step count
+  struct Update;  // how one is updated
 
   static std::vector<Run> runs(ShardedGroup& group, const std::vector<bool>& has_grad);
-  void update_run(ShardedGroup& group, const at::Tensor& grads, const Run& run, const ParamGroupOptions& options,
-                  float grad_scale) const;
-
+  void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
+  void update_on_device(const UpdateTensors& tensors, const Update& update) const;
+  void update_on_host(const UpdateTensors& tensors, const Update& update) const;
   void take_written_on_device(const at::Tensor& master, const at::Tensor& param) const;
 
   OptimizerConfig::Type type_;

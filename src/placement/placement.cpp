@@ -74,7 +74,8 @@ int64_t Held::numel(const ShardLayout& layout) const {
 }
 
 int64_t Held::bytes(const ShardLayout& layout) const {
-  return element_bytes() * numel(layout);
+  const int64_t away = tier == Tier::kDevice ? 0 : bytes_on(tier, layout);
+  return away + bytes_on(Tier::kDevice, layout);
 }
 
 int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
@@ -82,7 +83,8 @@ int64_t Held::numel_on(Tier where, const ShardLayout& layout) const {
   if (where != Tier::kDevice && where != tier) return 0;
   const auto blocks = int64_t(std::ceil(share * double(all / kBlockNumel)));
   const int64_t away = tier == Tier::kDevice ? 0 : std::min(blocks * kBlockNumel, all);
-  return where == Tier::kDevice ? all - away : away;
+  if (where != Tier::kDevice) return away;
+  return has_rest || tier == Tier::kDevice ? all - away : 0;
 }
 
 int64_t Held::bytes_on(Tier where, const ShardLayout& layout) const {
@@ -91,6 +93,13 @@ int64_t Held::bytes_on(Tier where, const ShardLayout& layout) const {
 
 int64_t GroupPlacement::states_on(Tier where, const ShardLayout& layout) const {
   return std::max(master_weights.numel_on(where, layout), moments.numel_on(where, layout));
+}
+
+int64_t GroupPlacement::numel_of_host(const ShardLayout& layout) const {
+  if (!host_updates) return 0;
+  const Held& states = moments.extent != Extent::kNothing ? moments : master_weights;
+  if (states.extent != Extent::kNothing) return states.numel_on(states.tier, layout);
+  return updates_whole() ? layout.padded_numel() : layout.shard_numel();
 }
 
 bool shards_parameters(const PlacementOptions& options) {
@@ -122,10 +131,11 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
-  const bool beside = state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);
-  const bool leaves = beside && place.parameters.tier == Tier::kDevice;
-  if (dtype != DType::kFloat32 || leaves)
+  place.host_updates = state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device);
+  if (dtype != DType::kFloat32 || place.updates_on_host()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
+    place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
+  }
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier, state_share};
   return place;

@@ -31,8 +31,9 @@ struct Held {
   int values = 1;  // per element
   Tier tier = Tier::kDevice;
   // Of the elements, the share that lies on `tier`: rounded up to whole blocks, from the first element on. Those after
-  // them lie on the device.
+  // them lie on the device, or, without a rest, nowhere.
   double share = 1;
+  bool has_rest = true;
 
   int64_t element_bytes() const { return extent == Extent::kNothing ? 0 : element_size(dtype) * values; }
   int64_t numel(const ShardLayout& layout) const;  // elements, of which each has `values`
@@ -52,6 +53,7 @@ struct GroupPlacement {
   DType wire_dtype = DType::kFloat32;  // of gradients that travel
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
+  bool host_updates = false;           // beside a device: the states have left it, and the host updates
 
   // Where master weights and moments lie: on one tier, of a share below 1 the rest on the device. A group may have
   // either alone; kDevice if neither.
@@ -60,11 +62,13 @@ struct GroupPlacement {
     return master_weights.extent != Extent::kNothing ? master_weights.tier : Tier::kDevice;
   }
   // The host updates parameters of another device.
-  bool updates_on_host() const {
-    return parameters.tier == Tier::kDevice && state_tier() != Tier::kDevice && reduced_gradients.tier == Tier::kHost;
-  }
+  bool updates_on_host() const { return host_updates && parameters.tier == Tier::kDevice; }
+  // The host updates with gradients that lie on a device.
+  bool fetches_gradients() const { return host_updates && reduced_gradients.tier == Tier::kDevice; }
   // Elements whose states lie there.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
+  // Elements that the host updates beside a device, from this rank's first on. The device updates those behind them.
+  int64_t numel_of_host(const ShardLayout& layout) const;
   bool updates_whole() const { return updated == Extent::kWhole; }
   // Otherwise gradients are packed in a slot of the reduce ring.
   bool keeps_packed() const { return packed_gradients.extent != Extent::kNothing; }

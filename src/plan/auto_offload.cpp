@@ -14,7 +14,9 @@ using Device = OffloadDevice;
 std::vector<Device> places_of_states(const Config& config, bool on_device, bool may_use_files) {
   const Device given = config.offload_optimizer.device;
   if (given != Device::kAuto) return {given};
-  std::vector<Device> places{Device::kNone};
+  std::vector<Device> places;
+  // Gradients are on the host with the states alone.
+  if (!on_device || config.offload.gradients != OffloadConfig::Gradients::kCpu) places.push_back(Device::kNone);
   if (on_device) places.push_back(Device::kCpu);
   if (may_use_files && !config.offload_optimizer.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;
@@ -25,6 +27,7 @@ std::vector<Device> places_of_parameters(const Config& config, Device states, bo
   const Device given = config.offload_param.device;
   if (given != Device::kAuto) return {given};
   std::vector<Device> places{Device::kNone};
+  if (on_device && config.offload_optimizer.ratio < 1) return places;  // of part of the states none leave
   if (on_device && states != Device::kNone) places.push_back(Device::kCpu);
   if (states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;

@@ -42,10 +42,9 @@ int64_t step_temporaries(std::span<const UnitLayout> units, PlacementTable table
       const FlatGroup& group = units[u].groups[g];
       if (!group.requires_grad) continue;
       most = std::max({most, kSquaresBytes, waiting_bytes(units[u], group)});
-      const Held& master = table[u].groups[g].master_weights;
-      const bool on_device = master.extent != Extent::kNothing && master.tier == Tier::kDevice;
-      if (table[u].parameters == Placement::kSharded || !on_device) continue;
-      const int64_t updated = std::min(master.numel(group.layout), group.layout.numel());
+      const int64_t masters = table[u].groups[g].master_weights.numel_on(Tier::kDevice, group.layout);
+      if (table[u].parameters == Placement::kSharded || masters == 0) continue;
+      const int64_t updated = std::min(masters, group.layout.numel());
       most = std::max(most, compare_bytes(std::min(updated, kComparedNumel)));
     }
   }

@@ -23,36 +23,39 @@ struct Change {
   PlanOptions options;
 };
 
+void place_gradients(PlanOptions& options) {
+  const bool leave = options.on_device && options.state_tier != Tier::kDevice && gradients_leave(options);
+  options.gradient_tier = leave ? Tier::kHost : Tier::kDevice;
+}
+
 // All states go, whatever the ratio is now.
 Change with_all_states(std::string keys, PlanOptions options) {
   if (options.state_share == 1) return {std::move(keys), options};
   options.state_share = 1;
+  place_gradients(options);
   return {concat(keys, keys.empty() ? "" : " and ", "zero_optimization.offload_optimizer.ratio = 1"), options};
 }
 
-std::vector<Change> to_files(const PlanOptions& options, const std::string& key) {
-  const bool are_there = options.state_tier == Tier::kFile, is_part = options.state_share < 1;
-  const std::string keys = are_there ? "" : key + "\"nvme\" with an nvme_path";
-  PlanOptions in_file = options;
-  in_file.state_tier = Tier::kFile;
-  in_file.gradient_tier = options.on_device ? Tier::kHost : Tier::kDevice;
+// States go to the tier, as many as the ratio says, and all of them. `keys` are for states that are elsewhere.
+std::vector<Change> to_tier(Tier tier, std::string keys, PlanOptions options) {
+  const bool are_there = options.state_tier == tier, is_part = options.state_share < 1;
+  if (are_there) keys = "";
+  options.state_tier = tier;
+  place_gradients(options);
   std::vector<Change> changes;
-  if (!are_there && is_part && !options.on_device) changes.push_back({keys, in_file});
-  if (!are_there || is_part) changes.push_back(with_all_states(keys, in_file));
+  if (!are_there && is_part) changes.push_back({keys, options});
+  if (!are_there || is_part) changes.push_back(with_all_states(keys, options));
   return changes;
 }
 
-std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
+std::vector<Change> offloads_of_state(const FitSearch& search, const PlanOptions& options) {
   std::vector<Change> changes;
   if (options.stage == 0) return changes;
   const std::string key = "zero_optimization.offload_optimizer.device = ";
-  if (options.on_device && options.state_tier == Tier::kDevice) {
-    PlanOptions on_host = options;
-    on_host.state_tier = on_host.gradient_tier = Tier::kHost;
-    changes.push_back(with_all_states(key + "\"cpu\"", on_host));
-  }
+  if (options.on_device && options.state_tier != Tier::kFile) changes = to_tier(Tier::kHost, key + "\"cpu\"", options);
   if (!search.may_use_files) return changes;
-  for (Change& change : to_files(options, key)) changes.push_back(std::move(change));
+  for (Change& change : to_tier(Tier::kFile, key + "\"nvme\" with an nvme_path", options))
+    changes.push_back(std::move(change));
   const bool are_in_files = options.parameter_tier == Tier::kFile;
   if (options.stage != 3 || (are_in_files && options.parameters_in_memory == 0)) return changes;
   Change more = changes.empty() ? Change{"", options} : changes.back();
@@ -63,6 +66,25 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
   more.options.parameters_in_memory = 0;
   changes.push_back(std::move(more));
   return changes;
+}
+
+// Where gradients are to stay on the device, each is followed by the same with gradients that leave it, too.
+std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
+  std::vector<Change> changes = offloads_of_state(search, options);
+  if (!options.gradients_stay || !options.on_device || options.stage == 0) return changes;
+  std::vector<Change> all;
+  const auto add_with_gradients = [&](Change change) {
+    change.keys += concat(change.keys.empty() ? "" : " and ", "zeroshard.offload.gradients = \"auto\"");
+    change.options.gradients_stay = false;
+    place_gradients(change.options);
+    all.push_back(std::move(change));
+  };
+  if (options.state_tier != Tier::kDevice) add_with_gradients({"", options});
+  for (Change& change : changes) {
+    all.push_back(change);
+    add_with_gradients(std::move(change));
+  }
+  return all;
 }
 
 // Of one key each, then of two. A rank alone has nobody to share with: there a stage only allows offload.

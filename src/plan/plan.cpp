@@ -47,10 +47,11 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.state_share = config.offload_optimizer.ratio;
   const Device offload = options.state_share > 0 ? config.offload_optimizer.device : Device::kNone;
   const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
-  if (offload == Device::kCpu || offload == Device::kNvme) options.gradient_tier = beside;
+  options.gradients_stay = config.offload.gradients == OffloadConfig::Gradients::kDevice;
+  const bool leave = offload == Device::kCpu || offload == Device::kNvme;
+  if (leave && gradients_leave(options)) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
-  if (on_device && options.state_tier != Tier::kDevice) options.state_share = 1;  // less is refused so far
   if (config.offload_param.device == OffloadParamConfig::Device::kCpu) options.parameter_tier = beside;
   if (config.offload_param.device == OffloadParamConfig::Device::kNvme) options.parameter_tier = Tier::kFile;
   options.parameters_in_memory = config.offload_param.max_in_memory;
@@ -83,7 +84,7 @@ PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {
   PlannedBytes planned;
   const auto add = [&](const Held& held, double& device, double PlannedTier::*elsewhere) {
     const double all = bytes(held), away = held.tier == Tier::kDevice ? 0 : held.share * all;
-    device += all - away;
+    if (held.has_rest) device += all - away;
     PlannedTier& there = held.tier == Tier::kFile ? planned.file : planned.host;
     there.*elsewhere += away;
   };

@@ -15,9 +15,10 @@ struct PlanReport {
   Bytes bytes;                            // what Ledger::current() shows between steps
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<RingClass> gather_ring, reduce_ring;
-  int64_t persistent_bytes = 0;               // full buffers of persistent units, counted in kGatherRing
-  int64_t exchange_scratch_bytes = 0;         // counted in kReduceRing
-  RingClass gradient_exit, parameter_copies;  // in kReduceRing, with the squares of each bucket; in kPinned
+  int64_t persistent_bytes = 0;                // full buffers of persistent units, counted in kGatherRing
+  int64_t exchange_scratch_bytes = 0;          // counted in kReduceRing
+  RingClass gradient_exit;                     // in kReduceRing, with the squares of each bucket
+  RingClass parameter_copies, gradient_fetch;  // in kPinned
 };
 
 // The bytes that the runtime holds for these units. The layouts must have been made for options.world_size. Their own

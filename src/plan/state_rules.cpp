@@ -102,7 +102,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
       const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
-      const int64_t numel = place.master_weights.numel(units[u].groups[g].layout);
+      const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
       if (!goes || numel == 0 || place.parameters.dtype == DType::kFloat32) continue;
       const int64_t bytes = std::min(numel, kCopiedNumel) * element_size(place.parameters.dtype);
       copies.slot_bytes = std::max(copies.slot_bytes, bytes);
@@ -112,6 +112,25 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
   }
   copies.slots = int(std::min(kMost, pieces));
   return copies;
+}
+
+RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table) {
+  constexpr int64_t kMost = 2;
+  int64_t pieces = 0;
+  RingClass fetch;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GroupPlacement& place = table[u].groups[g];
+      const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
+      if (!place.fetches_gradients() || numel == 0) continue;
+      const int64_t bytes = std::min(numel, kFetchedNumel) * element_size(place.grad_dtype);
+      fetch.slot_bytes = std::max(fetch.slot_bytes, bytes);
+      pieces += ceil_div(numel, kFetchedNumel);
+      ++fetch.units;
+    }
+  }
+  fetch.slots = int(std::min(kMost, pieces));
+  return fetch;
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {

@@ -54,6 +54,11 @@ inline constexpr int64_t kCopiedNumel = 1 << 22;
 // being sent back.
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table);
 
+// Elements of reduced gradients that come to the host at a time, where the host updates and they stay on a device.
+inline constexpr int64_t kFetchedNumel = 1 << 20;
+// The buffers of host memory through which they come: one is in use while the next is filled.
+RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table);
+
 // Held on the host from the first asynchronous save on: a copy of what a rank saves. That is its shard of the weights
 // (fp32 if they are trained) and of the optimizer's states, at every stage. Of groups whose states lie in files there
 // is no copy, but of whole fp32 parameters, to which users may write. Buffers of the model are not counted.

@@ -58,10 +58,15 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const double gradient = double(element_size(place.grad_dtype));
   UpdateBytes bytes;
   if (options.on_device && options.state_tier == Tier::kDevice) return bytes;  // by the device, in no time
+  if (options.on_device) updated *= options.state_share;
   bytes.memory = updated * (8. * (1 + options.optimizer_slots) + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
-  bytes.to_host = updated * gradient * batches;
-  bytes.to_device = updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
+  if (options.gradient_tier == Tier::kHost) {
+    bytes.to_host = updated * gradient * batches;
+    bytes.to_device = updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
+  } else {
+    bytes.to_host = updated * gradient;  // once, for the update
+  }
   if (options.parameter_tier == Tier::kDevice) {
     bytes.to_host += updated * e;  // what users may have written
     bytes.to_device += updated * e;

@@ -121,6 +121,42 @@ inline at::Tensor values_of_an_optimizer_outside(const test::Scenario& scenario,
   return world.rank(0).result.values;
 }
 
+// What rank 0 reads of gradients in two steps, and the values at the end: between backward and step, after it, and of
+// those that the user sets.
+inline std::vector<at::Tensor> gradients_read_and_set(const test::Scenario& scenario) {
+  std::vector<at::Tensor> values;
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([&values](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    const auto see = [&](const std::optional<at::Tensor>& grad) {
+      ASSERT_TRUE(grad.has_value());
+      EXPECT_FALSE(grad->is_cpu());
+      if (rank.gather.rank() == 0) values.push_back(grad->cpu());
+    };
+    for (int step = 0; step < 2; ++step) {
+      rank.engine->begin_forward(/*training=*/true);
+      rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
+      see(rank.engine->full_grad(1, 0));
+      see(rank.engine->local_grad(2, 0));
+      rank.engine->set_grad(3, 0, 0, rank.engine->full_grad(3, 0)->mul(0.25));
+      see(rank.engine->full_grad(3, 0));
+      rank.result.steps.push_back(rank.engine->step());
+      see(rank.engine->full_grad(3, 0));
+      if (rank.gather.rank() == 0) values.push_back(at::full({}, rank.result.steps.back().grad_norm, at::kDouble));
+    }
+    rank.finish();
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+  values.push_back(world.rank(0).result.values);
+  return values;
+}
+inline void expect_the_same_gradients(const test::Scenario& without, const test::Scenario& offloads) {
+  const std::vector<at::Tensor> seen = gradients_read_and_set(without), same = gradients_read_and_set(offloads);
+  ASSERT_EQ(seen.size(), same.size());
+  for (size_t i = 0; i < seen.size(); ++i) EXPECT_TRUE(seen[i].equal(same[i])) << i << ", " << without.text();
+}
+
 // A step in fp16 that is infinite on one rank is skipped, with and without offload, which `offloads` adds.
 template <typename Offloads>
 void expect_skipped_steps(test::Scenario overflowing, const Offloads& offloads) {

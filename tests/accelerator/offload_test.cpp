@@ -236,41 +236,9 @@ TEST_P(Offload, MemoryThatCannotBePinnedGivesTheSameBits) {
   expect_bits_without_pinning(made, pageable);
 }
 
-// Gradients between backward and step, and after it; those that the user sets.
 TEST_P(Offload, GradientsAreReadAndSet) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    std::vector<std::vector<at::Tensor>> seen;
-    for (const bool offloads : {false, true}) {
-      std::vector<at::Tensor>& values = seen.emplace_back();
-      test::ThreadWorld world(offloads ? offloading(scenario(dtype)) : on_devices(scenario(dtype)));
-      const auto errors = world.run([&values](test::Rank& rank) {
-        at::set_num_threads(1);
-        rank.make_engine();
-        const auto see = [&](const std::optional<at::Tensor>& grad) {
-          ASSERT_TRUE(grad.has_value());
-          EXPECT_FALSE(grad->is_cpu());
-          if (rank.gather.rank() == 0) values.push_back(grad->cpu());
-        };
-        for (int step = 0; step < 2; ++step) {
-          rank.engine->begin_forward(/*training=*/true);
-          rank.engine->backward(
-              test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, 0, rank.engine.get()));
-          see(rank.engine->full_grad(1, 0));
-          see(rank.engine->local_grad(2, 0));
-          rank.engine->set_grad(3, 0, 0, rank.engine->full_grad(3, 0)->mul(0.25));
-          see(rank.engine->full_grad(3, 0));
-          rank.result.steps.push_back(rank.engine->step());
-          see(rank.engine->full_grad(3, 0));
-          if (rank.gather.rank() == 0) values.push_back(at::full({}, rank.result.steps.back().grad_norm, at::kDouble));
-        }
-        rank.finish();
-      });
-      ASSERT_THAT(errors, Each(""));
-      values.push_back(world.rank(0).result.values);
-    }
-    ASSERT_EQ(seen[0].size(), seen[1].size());
-    for (size_t i = 0; i < seen[0].size(); ++i) EXPECT_TRUE(seen[0][i].equal(seen[1][i])) << i;
-  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+    expect_the_same_gradients(on_devices(scenario(dtype)), offloading(scenario(dtype)));
   expect_no_race(scenario());
 }
 

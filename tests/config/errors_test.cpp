@@ -232,6 +232,19 @@ TEST(ConfigErrors, OffloadThatCannotBe) {
   expect_error(offload(2, R"("buffer_count": 0)"), {path + "buffer_count = 0", "from 1 to"});
 }
 
+TEST(ConfigErrors, GradientsAreInMemory) {
+  const auto gradients = [](const std::string& place) {
+    return concat(R"({"zeroshard": {"offload": {"gradients": )", place, "}}}");
+  };
+  for (const auto& [place, is] : {std::pair{"auto", OffloadConfig::Gradients::kAuto},
+                                  {"device", OffloadConfig::Gradients::kDevice},
+                                  {"CPU", OffloadConfig::Gradients::kCpu}})
+    EXPECT_EQ(configuration(gradients(concat('"', place, '"'))).config.offload.gradients, is) << place;
+  for (const char* const place : {R"("nvme")", R"("none")", "true"})
+    expect_error(gradients(place), {concat("zeroshard.offload.gradients = ", place),
+                                    R"(must be one of auto, device, cpu; in files there are none: "cpu" keeps)"});
+}
+
 TEST(ConfigErrors, ParametersThatCannotLieInFiles) {
   const auto offload = [](int stage, const std::string& keys) {
     return concat(R"({"zero_optimization": {"stage": )", stage, R"(, "offload_param": {"device": "nvme")", keys, "}}}");

@@ -107,9 +107,44 @@ _TABLE += [
     (
         "masters-stay-where-states-are-in-files",
         "src/placement/placement.cpp",
-        "state_tier == Tier::kHost || (state_tier == Tier::kFile && gradient_tier == Tier::kHost);",
+        "state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device);",
         "state_tier == Tier::kHost;",
         _FILES,
+    ),
+]
+_FETCH, _LENDS = "src/group/gradient_fetch.cpp", "*GradientFetchTest.LendsWhatWas*"
+_SHARE = "*ShareOffload.GivesTheSameBits*"
+_TABLE += [
+    ("piece-used-before-it-arrived", _FETCH, "  piece.arrived.synchronize();\n  return piece;\n", "  return piece;\n", _LENDS),
+    ("piece-copied-over-one-in-use", _FETCH, "under_way_.size() < slots_.size()", "under_way_.size() <= slots_.size()", _LENDS),
+    ("fetched-before-the-sums", _FETCH, "  stream_.follow();\n", "", _LENDS),
+    (
+        "written-while-they-are-fetched",
+        _FETCH,
+        "  for (Piece& piece : under_way_) piece.arrived.synchronize();\n",
+        "",
+        "*GradientFetchTest.EndsBefore*",
+    ),
+    (
+        "gradients-of-the-rest-are-fetched",
+        "src/engine/engine.cpp",
+        "intersect(range, {0, end})",
+        "range",
+        _SHARE,
+    ),
+    (
+        "rest-of-fp32-has-other-masters",
+        "src/group/groups.cpp",
+        "parameters.slice(0, first + border, first + all)",
+        "parameters.slice(0, first + border, first + all).clone()",
+        "*ShareOffload.CheckpointsGo*",
+    ),
+    (
+        "users-write-while-a-rest-is-saved",
+        "src/engine/engine_checkpoint.cpp",
+        "is_engines() && !are_parameters",
+        "is_engines()",
+        "*ShareOffload.SavesHaveWhatTheStateWas*",
     ),
 ]
 _SPLIT, _PLACE = "src/group/split_states.cpp", "src/placement/placement.cpp"
@@ -142,8 +177,8 @@ _SHARES = [
     (
         "last-block-lost",
         _PLACE,
-        "? all - away : away;",
-        "? std::max<int64_t>(all - away - kBlockNumel, 0) : away;",
+        "? all - away : 0;",
+        "? std::max<int64_t>(all - away - kBlockNumel, 0) : 0;",
         "placement",
         _BLOCKS,
     ),

@@ -173,17 +173,16 @@ MUTANTS = [
     Mutant(
         "borrowed-for-reading",
         "src/optim/sharded_optimizer.cpp",
-        "lend(run.range, OptimizerStates::Access::kModify",
-        "lend(run.range, OptimizerStates::Access::kRead",
+        "group.lend(range, OptimizerStates::Access::kModify",
+        "group.lend(range, OptimizerStates::Access::kRead",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),
     Mutant(
         "every-part-is-the-first",
         "src/optim/sharded_optimizer.cpp",
-        "const UpdateTensors tensors{lent.master, params, cut(grads, part), lent.moments};",
-        "const Range first{0, part.size()};\n"
-        "    const UpdateTensors tensors{lent.master, params, cut(grads, first), lent.moments};",
+        "return use(range, cut(values, range));",
+        "return use(range, cut(values, {0, range.size()}));",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),

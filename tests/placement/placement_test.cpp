@@ -65,6 +65,7 @@ TEST(Place, StatesAndReducedGradientsLieWhereTheyAreAskedTo) {
           expected.reduced_gradients = {Extent::kShard, dtype, 1, Tier::kHost};
           expected.master_weights = {Extent::kShard, DType::kFloat32, 1, Tier::kHost};
           expected.moments.tier = Tier::kHost;
+          expected.host_updates = true;
         }
         EXPECT_EQ(place(units, options)[0].groups[0], expected);
         // Parameters of a rank on the CPU stay the master weights, if they are fp32.

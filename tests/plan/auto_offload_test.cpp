@@ -34,6 +34,19 @@ TEST(AutoOffload, EachChoiceMovesMoreThanTheOneBefore) {
   EXPECT_EQ(devices(offload_choices(config, true, false)), (std::vector{Device::kNone, Device::kCpu}));
 }
 
+// Gradients are on the host with the states, and parameters leave with all of these.
+TEST(AutoOffload, WhatIsAskedOfGradientsAndSharesRulesOutSome) {
+  Config config = automatic(3);
+  config.offload.gradients = OffloadConfig::Gradients::kCpu;
+  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kCpu}));
+  EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone}));
+  config.offload.gradients = OffloadConfig::Gradients::kAuto;
+  config.offload_param.device = Device::kAuto;
+  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu, Device::kCpu}));
+  config.offload_optimizer.ratio = 0.5;
+  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu}));
+}
+
 // Parameters move in each micro-batch: they go after their states, and to where these are.
 TEST(AutoOffload, ParametersFollowTheirStates) {
   using Param = OffloadParamConfig::Device;

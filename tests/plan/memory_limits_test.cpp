@@ -73,10 +73,30 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
   EXPECT_THAT(advice(cpu, host(5e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1"));
   cpu.state_share = 1;
   EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("fits: zero_optimization.stage = 3 and "));
-  PlanOptions gpu = options(1, 1);  // there a part is refused
+  PlanOptions gpu = options(1, 1);
   gpu.state_share = 0.5;
   EXPECT_THAT(advice(gpu, device(5e9), true),
               HasSubstr("device = \"cpu\" and zero_optimization.offload_optimizer.ratio = 1"));
+  EXPECT_THAT(advice(gpu, device(11e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.device = \"cpu\""));
+  EXPECT_THAT(advice(gpu, device(11e9), true), ::testing::Not(HasSubstr("ratio")));
+  gpu.state_tier = Tier::kHost;
+  EXPECT_THAT(advice(gpu, device(5e9)), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1"));
+}
+
+// 2 bytes a parameter are weights, and 2 gradients.
+TEST(MemoryLimits, GradientsThatAreToStayAreAmongTheChanges) {
+  PlanOptions gpu = options(2, 1);
+  gpu.gradients_stay = true;
+  EXPECT_THAT(advice(gpu, device(4.1e9)), HasSubstr("fits: zero_optimization.offload_optimizer.device = \"cpu\""));
+  EXPECT_THAT(advice(gpu, device(4.1e9)), ::testing::Not(HasSubstr("gradients")));
+  EXPECT_THAT(advice(gpu, device(2.1e9)),
+              HasSubstr("fits: zero_optimization.offload_optimizer.device = \"cpu\" and zeroshard.offload.gradients = "
+                        "\"auto\""));
+  gpu.state_tier = Tier::kHost;
+  EXPECT_THAT(advice(gpu, device(2.1e9)), HasSubstr("fits: zeroshard.offload.gradients = \"auto\""));
+  gpu.state_share = 0.5;  // with the states that stay
+  EXPECT_THAT(advice(gpu, device(2.1e9)), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1 and "
+                                                    "zeroshard.offload.gradients = \"auto\""));
 }
 
 // 2 of the 4 bytes a parameter that stay are weights: they go last.

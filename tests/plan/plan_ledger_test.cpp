@@ -132,8 +132,11 @@ TEST(PlanLedger, TheShareIsThatOfTheConfiguration) {
   EXPECT_EQ(options_of(Device::kNvme).state_tier, Tier::kFile);
   EXPECT_EQ(options_of(Device::kNvme).state_share, 0.25);
   EXPECT_EQ(options_of(Device::kCpu).state_tier, Tier::kDevice);
-  EXPECT_EQ(options_of(Device::kNvme, /*on_device=*/true).state_share, 1);  // refused there
-  config.offload_optimizer.ratio = 0;                                       // as without offload
+  for (const Device device : {Device::kCpu, Device::kNvme}) {
+    EXPECT_EQ(options_of(device, /*on_device=*/true).state_share, 0.25);
+    EXPECT_EQ(options_of(device, /*on_device=*/true).gradient_tier, Tier::kDevice);  // with the states that stay
+  }
+  config.offload_optimizer.ratio = 0;  // as without offload
   for (const Device device : {Device::kCpu, Device::kNvme}) {
     for (const bool on_device : {false, true}) {
       EXPECT_EQ(options_of(device, on_device).state_tier, Tier::kDevice);

@@ -67,6 +67,23 @@ TEST(StepTime, TheUpdateReads28BytesOfAParameter) {
   }
 }
 
+// Gradients that stay cross the link once a step; of a share all counts as much less.
+TEST(StepTime, GradientsThatStayAreCopiedOnceAStep) {
+  const MachineRates rates{.flops = 1e30, .host = 28e9, .link = 1e9, .disk = {}};
+  PlanOptions at = options(2);
+  at.grad_accumulation_steps = 8;
+  at.state_tier = Tier::kHost;
+  const PlannedStep stay = plan_step(matrices(), at, tokens(1, false), rates);
+  EXPECT_NEAR(stay.link, 6 * double(kParams) / 1e9, 1e-3 * stay.link);  // a gradient in fp32, and the parameter
+  at.state_share = 0.25;
+  const PlannedStep part = plan_step(matrices(), at, tokens(1, false), rates);
+  EXPECT_NEAR(part.link, stay.link / 4, 1e-6 * stay.link);
+  EXPECT_NEAR(part.update, stay.update / 4, 1e-6 * stay.update);
+  at.state_share = 1;
+  at.gradient_tier = Tier::kHost;
+  EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).link, 34 * double(kParams) / 1e9, 1e-3 * 34e9);
+}
+
 TEST(StepTime, RanksShareTheUpdateFromStage1On) {
   const MachineRates rates{.flops = 1e30, .host = 1e9, .link = {}, .disk = {}};
   PlanOptions at = options(1, /*on_device=*/false);

@@ -21,11 +21,18 @@ WEIGHTS_ON_DEVICE = ("parameters", "device")
 
 
 def configuration(stage, dtype, offload, **blocks):
-    """With ``offload``, states are on the host; at stage 3 parameters, too, if it is "parameters"; "files": there."""
+    """With ``offload``, states are on the host; at stage 3 parameters, too, if it is "parameters"; "files": there.
+
+    "gradients": these stay on the device; "share": so does a part of the states.
+    """
     zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload else {})
     zero |= PARAMETERS if offload == "parameters" and stage == 3 else {}
     if offload == "files":
         zero |= {"offload_optimizer": FILE} | ({"offload_param": FILE | {"max_in_cpu": 0}} if stage == 3 else {})
+    if offload == "share":
+        zero["offload_optimizer"] = {"device": "cpu", "ratio": 0.4}
+    if offload == "gradients":
+        blocks["zeroshard"] = {"offload": {"gradients": "device"}}
     blocks = {"optimizer": models.adamw(3e-3, weight_decay=0.01), "gradient_clipping": 0.5, **blocks}
     return models.configuration(stage, dtype, zero_optimization=zero, **blocks)
 
@@ -102,6 +109,13 @@ def test_the_digest_is_that_without_offload_of_parameters(ranks, dtype, on, what
     assert all(result == by_rank[0] for result in by_rank)
 
 
+@pytest.mark.parametrize("what", ["gradients", "share"])
+@pytest.mark.parametrize("ranks,dtype,stage,on", [(1, "bf16", 1, "lazy"), (2, "fp32", 2, "late"), (2, "fp16", 3, "lazy")])
+def test_the_digest_is_that_without_offload_of_gradients_and_some_states(ranks, dtype, stage, on, what):
+    by_rank = world.run(ranks, digests, stage=stage, dtype=dtype, what=what, on=on, timeout_s=240)
+    assert all(result == by_rank[0] for result in by_rank)
+
+
 def see_and_set(stage, dtype, what=True):
     """Weights, gradients and states of single parameters: read and set, whole and this rank's own."""
 
@@ -141,6 +155,10 @@ def see_and_set(stage, dtype, what=True):
         (2, "fp32", 3, "lazy", "parameters"),
         (1, "fp32", 3, "lazy", "files"),
         (2, "bf16", 3, "late", "files"),
+        (2, "bf16", 2, "late", "gradients"),
+        (1, "bf16", 2, "lazy", "share"),
+        (2, "fp32", 1, "late", "share"),
+        (2, "fp32", 3, "lazy", "share"),
     ],
 )
 def test_single_parameters_are_read_and_set(ranks, dtype, stage, on, what):
@@ -148,7 +166,7 @@ def test_single_parameters_are_read_and_set(ranks, dtype, stage, on, what):
         assert all(equal), equal
 
 
-def write_and_read(stage, dtype):
+def write_and_read(stage, dtype, what=True):
     """What a user writes to a parameter is what its master weight is from then on; local parts lie on the device."""
 
     def run(offload):
@@ -167,33 +185,37 @@ def write_and_read(stage, dtype):
         engine.destroy()
         return master.cpu().unique().tolist(), digest
 
-    return both(run)
+    return both(run, what)
 
 
-@pytest.mark.parametrize("ranks,stage,on", [(1, 1, "lazy"), (2, 2, "late")])
-def test_a_users_write_is_the_master_weight(ranks, stage, on):
-    for without, with_offload in world.run(ranks, write_and_read, stage=stage, dtype="fp32", on=on, timeout_s=120):
+@pytest.mark.parametrize("ranks,stage,on,what", [(1, 1, "lazy", True), (2, 2, "late", True), (2, 1, "lazy", "share")])
+def test_a_users_write_is_the_master_weight(ranks, stage, on, what):
+    run = {"stage": stage, "dtype": "fp32", "what": what}
+    for without, with_offload in world.run(ranks, write_and_read, **run, on=on, timeout_s=120):
         assert with_offload == without and without[0] == [0.5]
 
 
-def outside(stage, dtype):
+def outside(stage, dtype, what=True):
     """The user's own optimizers get slices that lie on the host."""
 
     def run(name, offload):
         make_own = functools.partial(getattr(torch.optim, name), lr=1e-2)
         _, engine = make(stage, dtype, offload, optimizer=make_own)
         train(engine, range(3))
-        assert {part.master.is_cpu for part in engine._run.core.slices()} == {offload}
+        assert {part.master.is_cpu for part in engine._run.core.slices()} == {bool(offload)}
         digest = engine.parameter_digest()
         engine.destroy()
         return digest
 
-    return [both(functools.partial(run, name)) for name in ("SGD", "Adagrad")]
+    return [both(functools.partial(run, name), what) for name in ("SGD", "Adagrad")]
 
 
-@pytest.mark.parametrize("ranks,dtype,stage,on", [(1, "bf16", 3, "lazy"), (2, "fp32", 2, "late")])
-def test_optimizers_of_the_users_update_on_the_host(ranks, dtype, stage, on):
-    for pairs in world.run(ranks, outside, stage=stage, dtype=dtype, on=on, timeout_s=120):
+@pytest.mark.parametrize(
+    "ranks,dtype,stage,on,what",
+    [(1, "bf16", 3, "lazy", True), (2, "fp32", 2, "late", True), (2, "bf16", 1, "late", "gradients")],
+)
+def test_optimizers_of_the_users_update_on_the_host(ranks, dtype, stage, on, what):
+    for pairs in world.run(ranks, outside, stage=stage, dtype=dtype, what=what, on=on, timeout_s=120):
         assert all(without == with_offload for without, with_offload in pairs), pairs
 
 
@@ -232,6 +254,9 @@ def save_and_load(folder, stage, dtype, what=True):
         (2, "fp32", 3, "lazy", "parameters"),
         (1, "bf16", 3, "late", "files"),
         (2, "fp32", 2, "lazy", "files"),
+        (2, "bf16", 2, "late", "gradients"),
+        (1, "bf16", 1, "lazy", "share"),
+        (2, "fp32", 2, "late", "share"),
     ],
 )
 def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
@@ -268,3 +293,36 @@ def test_frozen_models_leave_the_device_alone(ranks, dtype, on):
         assert all(equal) and without[1] == 0 and with_offload[1] > 0, (without, with_offload)
         # On one rank there is no gather without offload, and none is held beside the parameters.
         assert ranks == 1 or with_offload[0] == without[0] - with_offload[1]
+
+
+def refused(**keys):
+    """What initialize says of these keys, on ranks with a device and two layers."""
+    zero, own = keys.pop("zero", {}), keys.pop("own", {})
+    config = models.configuration(2, zero_optimization=zero, optimizer=models.adamw(1e-3), **{"zeroshard": own})
+    optimizer = keys.pop("outside", None)
+    if optimizer:
+        config.pop("optimizer")
+    with pytest.raises(zeroshard.ConfigError) as error:
+        initialize(model=tied().to(world.device()), optimizer=optimizer, config=config)
+    return str(error.value)
+
+
+def refuse_gradients_and_shares():
+    host, share = {"offload_optimizer": {"device": "cpu"}}, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    gradients = [{"offload": {"gradients": place}} for place in ("nvme", "cpu")]
+    own = functools.partial(torch.optim.SGD, lr=0.1)
+    return [
+        refused(zero=host, own=gradients[0]),
+        refused(own=gradients[1]),
+        refused(zero=share, own=gradients[1]),
+        refused(zero=share, outside=own),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_where_gradients_and_a_share_cannot_be(ranks):
+    for files, alone, part, outside in world.run(ranks, refuse_gradients_and_shares, on="lazy", timeout_s=120):
+        assert 'zeroshard.offload.gradients = "nvme": must be one of auto, device, cpu; in files there are none' in files
+        assert 'zeroshard.offload.gradients = "cpu": ' in alone and 'set that to "cpu" or "nvme"' in alone
+        assert 'zeroshard.offload.gradients = "cpu": ' in part and 'set "auto" or "device", or ratio to 1' in part
+        assert "ratio = 0.5: SGD is an optimizer of your own" in outside and "set 1 or 0" in outside

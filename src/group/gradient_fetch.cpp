@@ -1,0 +1,87 @@
+#include "group/gradient_fetch.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "device/host_copy.h"
+
+namespace zeroshard {
+
+GradientFetch::GradientFetch(const Options& options, Ledger& ledger) : options_(options), stream_(options.device) {
+  for (int i = 0; i < options_.slots; ++i)
+    slots_.push_back(
+        FlatBuffer::on_host(options_.slot_bytes, options_.device, options_.pin, ledger, Category::kPinned));
+}
+
+GradientFetch::~GradientFetch() {
+  try {
+    end();
+  } catch (const std::exception&) {  // the device has failed, and copies nothing more
+  }
+}
+
+void GradientFetch::will_need(const at::Tensor& grads, Range range) {
+  if (range.size() == 0) return;
+  stream_.follow();
+  Wanted* const last = wanted_.empty() ? nullptr : &wanted_.back();
+  if (last != nullptr && last->grads.const_data_ptr() == grads.const_data_ptr() && last->range.end == range.begin) {
+    last->range.end = range.end;
+  } else {
+    wanted_.push_back({grads, range});
+  }
+  begin_pieces();
+}
+
+// As far as slots are free.
+void GradientFetch::begin_pieces() {
+  while (!wanted_.empty() && under_way_.size() < slots_.size()) {
+    const at::Tensor grads = wanted_.front().grads;
+    Range& left = wanted_.front().range;
+    const Range range{left.begin, std::min(left.begin + options_.piece_numel, left.end)};
+    at::Tensor values = slots_[turn_++ % slots_.size()].view(grads.scalar_type(), 0, range.size());
+    const SideStream::Scope scope(stream_);
+    const at::Tensor from = grads.slice(0, range.begin, range.end);
+    begin_copy_to_host(values.data_ptr(), from.const_data_ptr(), int64_t(from.nbytes()), options_.device);
+    under_way_.push_back({grads.const_data_ptr(), range, std::move(values), stream_.record()});
+    left.begin = range.end;
+    if (left.size() == 0) wanted_.pop_front();
+  }
+}
+
+// The piece that begins at, or has, the first element of the range. What was not announced is fetched now.
+const GradientFetch::Piece& GradientFetch::arrived(const at::Tensor& grads, Range range) {
+  const auto is_next = [&] {
+    if (under_way_.empty()) return false;
+    const Piece& piece = under_way_.front();
+    return piece.grads == grads.const_data_ptr() && piece.range.begin <= range.begin && range.begin < piece.range.end;
+  };
+  if (!is_next()) {
+    end();
+    will_need(grads, range);
+  }
+  Piece& piece = under_way_.front();
+  piece.arrived.synchronize();
+  return piece;
+}
+
+void GradientFetch::lend(const at::Tensor& grads, Range range, const Use& use) {
+  for (int64_t at = range.begin; at < range.end;) {
+    const Piece& piece = arrived(grads, {at, range.end});
+    const int64_t first = piece.range.begin, end = piece.range.end;
+    const Range part{at, std::min(end, range.end)};
+    use(part, piece.values.slice(0, part.begin - first, part.end - first));
+    at = part.end;
+    if (at < end) continue;
+    under_way_.pop_front();
+    begin_pieces();
+  }
+}
+
+void GradientFetch::end() {
+  wanted_.clear();
+  for (Piece& piece : under_way_) piece.arrived.synchronize();
+  under_way_.clear();
+}
+
+}  // namespace zeroshard

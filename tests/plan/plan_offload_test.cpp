@@ -1,0 +1,113 @@
+// What the plan counts where gradients, or a part of the states, stay on a device.
+#include <gtest/gtest.h>
+
+#include "base/align.h"
+#include "placement/placement.h"
+#include "plan/plan_ledger.h"
+#include "plan/state_rules.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kNumel = 10 * kBlockNumel;
+
+PlanOptions at(int stage, int world_size) {
+  PlanOptions options;
+  options.stage = stage;
+  options.world_size = world_size;
+  options.persistence_threshold = 0;
+  return options;
+}
+
+UnitLayout unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16) {
+  return make_unit_layout(name, {{{name + ".weight"}, {numel}, dtype, /*requires_grad=*/true}}, world_size);
+}
+
+int64_t held(const PlanReport& report, Category category) {
+  return report.bytes.at(category, Tier::kDevice);
+}
+
+TEST(PlanOffload, GradientsMayStayOnTheDevice) {
+  using Gradients = OffloadConfig::Gradients;
+  Config config;
+  config.stage = 2;
+  const auto options_of = [&](OffloadDevice states, Gradients gradients, bool on_device = true) {
+    config.offload_optimizer.device = states;
+    config.offload.gradients = gradients;
+    return plan_options(config, on_device);
+  };
+  for (const OffloadDevice states : {OffloadDevice::kCpu, OffloadDevice::kNvme}) {
+    EXPECT_EQ(options_of(states, Gradients::kAuto).gradient_tier, Tier::kHost);
+    EXPECT_EQ(options_of(states, Gradients::kCpu).gradient_tier, Tier::kHost);
+    EXPECT_EQ(options_of(states, Gradients::kDevice).gradient_tier, Tier::kDevice);
+    for (const Gradients gradients : {Gradients::kAuto, Gradients::kDevice, Gradients::kCpu})
+      EXPECT_EQ(options_of(states, gradients, /*on_device=*/false).gradient_tier, Tier::kDevice);
+  }
+  EXPECT_EQ(options_of(OffloadDevice::kNone, Gradients::kDevice).gradient_tier, Tier::kDevice);
+}
+
+// As without offload, and through two buffers of the host to the update.
+TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
+  for (const int stage : {1, 2, 3}) {
+    for (const Tier tier : {Tier::kHost, Tier::kFile}) {
+      for (const int64_t accumulation : {1, 3}) {
+        SCOPED_TRACE(::testing::Message() << stage << ", " << name_of(tier) << ", " << accumulation);
+        const int64_t numel = 5 * kFetchedNumel;
+        const std::vector<UnitLayout> units{unit("a", numel, 2), unit("b", kNumel, 2), unit("c", kNumel, 2)};
+        PlanOptions options = at(stage, 2);
+        options.on_device = true;
+        options.grad_accumulation_steps = accumulation;
+        const PlanReport without = plan_ledger(units, options);
+        EXPECT_EQ(without.gradient_fetch.bytes(), 0);
+        options.state_tier = tier;
+        const PlanReport report = plan_ledger(units, options);
+        EXPECT_EQ(held(report, Category::kGradients), held(without, Category::kGradients));
+        EXPECT_EQ(held(report, Category::kReduceRing), held(without, Category::kReduceRing));
+        EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), 0);
+        EXPECT_EQ(report.gradient_fetch, (RingClass{(accumulation > 1 ? 4 : 2) * kFetchedNumel, 2, 3}));
+        EXPECT_EQ(report.bytes.at(Category::kPinned, Tier::kHost),
+                  report.gradient_fetch.bytes() + report.parameter_copies.bytes());
+        options.gradient_tier = Tier::kHost;
+        EXPECT_EQ(plan_ledger(units, options).gradient_fetch.bytes(), 0);
+      }
+    }
+  }
+  const std::vector<UnitLayout> one{unit("a", kNumel, 1)};
+  PlanOptions options = at(1, 1);
+  options.state_tier = Tier::kHost;
+  EXPECT_EQ(plan_ledger(one, options).gradient_fetch.slots, 1);  // there is no second piece
+}
+
+// The host has master weights of its part, of fp32 parameters, too, which the device's part does not need.
+TEST(PlanOffload, AShareBesideADevice) {
+  for (const Tier tier : {Tier::kHost, Tier::kFile}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      const std::vector<UnitLayout> units{unit("a", 10 * kBlockNumel, 1, dtype)};
+      PlanOptions options = at(2, 1);
+      options.on_device = true;
+      options.state_tier = tier;
+      options.state_share = 0.25;  // 3 of 10 blocks
+      const PlanReport report = plan_ledger(units, options);
+      EXPECT_EQ(report.bytes.at(Category::kMoments, tier), 8 * 3 * kBlockNumel);
+      EXPECT_EQ(held(report, Category::kMoments), 8 * 7 * kBlockNumel);
+      EXPECT_EQ(report.bytes.at(Category::kMasterWeights, tier), 4 * 3 * kBlockNumel);
+      EXPECT_EQ(held(report, Category::kMasterWeights), dtype == DType::kFloat32 ? 0 : 4 * 7 * kBlockNumel);
+      EXPECT_EQ(report.gradient_fetch.slot_bytes, 3 * kBlockNumel * element_size(dtype));
+      EXPECT_EQ(report.parameter_copies.slot_bytes, dtype == DType::kFloat32 ? 0 : 2 * 3 * kBlockNumel);
+      const GroupPlacement& place = report.placements[0].groups[0];
+      EXPECT_EQ(place.numel_of_host(units[0].groups[0].layout), 3 * kBlockNumel);
+      EXPECT_EQ(place.master_weights.bytes(units[0].groups[0].layout),
+                4 * (dtype == DType::kFloat32 ? 3 : 10) * kBlockNumel);
+    }
+  }
+  PlanOptions options = at(1, 1);
+  options.compute_dtype = DType::kFloat32;
+  options.on_device = true;
+  options.state_tier = Tier::kHost;
+  options.state_share = 0.25;
+  EXPECT_EQ(plan_count(1000, options).master_weights, 0);
+  EXPECT_EQ(plan_count(1000, options).host.master_weights, 1000);
+}
+
+}  // namespace
+}  // namespace zeroshard
