@@ -106,10 +106,15 @@ OptimizerStates::Access ShardedGroup::access_to_file(ParameterCopies::Ways ways)
   return ways.to_host || !has_master() ? Access::kModify : Access::kOverwrite;
 }
 
+void ShardedGroup::await_readers_of_file(ParameterCopies::Ways ways) const {
+  if (access_to_file(ways) != OptimizerStates::Access::kRead) in_file()->hold().await_readers();
+}
+
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                         const ParameterCopies::Use& use) {
   if (options_.copies) return options_.copies->lend(*this, range, access, ways, use);
   if (in_file()) {
+    await_readers_of_file(ways);
     return states_->lend(range, access, [&](Range lent, const StateTensors& states) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
@@ -124,13 +129,14 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
 void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                                const MasterUse& use) {
   if (options_.copies) {
-    return options_.copies->lend(*this, range, access, ways,
-                                 [&](Range part, const StateTensors& states, const at::Tensor& params) {
-                                   if (states.master.defined())
-                                     use(part, states.master, params);  // else the copies are the master weights
-                                 });
+    return options_.copies->lend_master(*this, range, access, ways,
+                                        [&](Range part, const StateTensors& states, const at::Tensor& params) {
+                                          if (states.master.defined())
+                                            use(part, states.master, params);  // else the copies are the master weights
+                                        });
   }
   if (in_file()) {
+    await_readers_of_file(ways);
     return states_->lend_one(range, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, master.slice(0, part.begin - lent.begin, part.end - lent.begin), params);
