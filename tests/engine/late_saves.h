@@ -41,7 +41,7 @@ inline DecorateComm late(std::function<void()> before) {
   return [before = std::move(before)](Comm& comm) { return std::make_unique<LateComm>(comm, before); };
 }
 
-// Saves read nothing while it is closed.
+// Saves read nothing while it is closed; what keeps it closed for too long has failed.
 class Gate {
  public:
   explicit Gate(bool is_open = true) : is_open_(is_open) {}
@@ -50,7 +50,9 @@ class Gate {
   bool is_open() const { return is_open_; }
   DecorateComm decorate() {
     return late([this] {
-      while (!is_open_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!is_open_ && std::chrono::steady_clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   }
   // Opens it later, on a thread that the caller joins: what does not wait is over by then.
