@@ -197,7 +197,8 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   group_options.make_parameters = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                    const GroupPlacement& place) mutable {
     FileParameters::Options in_file{next_in_file++, place.parameters.dtype,
-                                    place.parameters.numel(unit.groups[group].layout), [this] { while_a_save_reads(); }};
+                                    place.parameters.numel(unit.groups[group].layout),
+                                    [this] { while_a_save_reads(); }};
     return std::make_unique<FileParameters>(*parameter_swap, std::move(in_file), ledger);
   };
   for (const UnitDefinition& unit : definitions) {

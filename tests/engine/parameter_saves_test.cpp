@@ -186,12 +186,13 @@ TEST(ParameterSave, AFileThatCannotBeReadEndsEveryRank) {
             << frozen << flips;
       EXPECT_FALSE(fs::exists(root / "second"));
       const Directories others;
-      EXPECT_THAT(run_saving(others.in_files(3, {.frozen = frozen}),
-                             [&](SavingRank& rank) {
-                               EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-                               EXPECT_TRUE(rank.values().equal(first));
-                             },
-                             /*first_seed=*/5),
+      EXPECT_THAT(run_saving(
+                      others.in_files(3, {.frozen = frozen}),
+                      [&](SavingRank& rank) {
+                        EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+                        EXPECT_TRUE(rank.values().equal(first));
+                      },
+                      /*first_seed=*/5),
                   Each(""));
     }
   }

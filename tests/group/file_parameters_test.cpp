@@ -245,7 +245,9 @@ TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
     const auto use = [&](Range, const StateTensors&, const at::Tensor&) { ++lent; };
     std::vector<std::function<void()>> writes = {
         [&] { group.lend(all, Access::kModify, {.to_device = true}, use); },
-        [&] { group.write_parameters({0, values.numel()}, values); },
+        [&] {
+          group.write_parameters({0, values.numel()}, values);
+        },
         [&] { params.lend(all, Access::kOverwrite, [&](Range, const at::Tensor&) { ++lent; }); }};
     if (group.has_master()) writes.push_back([&] { group.publish_master(); });
     read_states = [&] {
