@@ -189,10 +189,7 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
-  const PlannedTier& in_files = plans.back().bytes.file;
-  if (in_files.parameters > 0 || (inputs.options.on_device && in_files.total() > 0)) {
-    std::cout << "Checkpoints of what lies in files are written before save_checkpoint returns, and hold no copy.\n";
-  } else if (staging(inputs) == 0) {
+  if (staging(inputs) == 0) {
     std::cout << "Checkpoints in the background read states from their files, and hold no copy.\n";
   } else {
     std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",

@@ -123,8 +123,7 @@ double init_extra_bytes(const ModelShapes& model, const PlanOptions& options);
 
 // Host bytes of one rank for checkpoints in the background, from the first save on: its share of the fp32 weights and
 // the optimizer's states. The same at every stage. Where states lie in files these are read there, and there is a copy
-// of fp32 parameters alone that are whole on every rank. 0 where parameters lie in files: those saves are not in the
-// background.
+// of fp32 parameters alone that are whole on every rank. Nor is there one of parameters in files.
 double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& options);
 double checkpoint_staging_bytes(double numel, const PlanOptions& options);
 

@@ -207,8 +207,10 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   };
   group_options.make_parameters = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                    const GroupPlacement& place) mutable {
-    const int64_t numel = place.parameters.numel(unit.groups[group].layout);
-    return std::make_unique<FileParameters>(*parameter_swap, next_in_file++, place.parameters.dtype, numel, ledger);
+    FileParameters::Options in_file{next_in_file++, place.parameters.dtype,
+                                    place.parameters.numel(unit.groups[group].layout),
+                                    [this] { while_a_save_reads(); }};
+    return std::make_unique<FileParameters>(*parameter_swap, std::move(in_file), ledger);
   };
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();

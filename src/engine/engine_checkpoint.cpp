@@ -88,7 +88,7 @@ class Engine::Impl::States {
       if (group.is_trained() || frozen) add_weights(group, result);
       if (group.is_trained() && optimizer) add_moments(group, result);
     };
-    if (!impl_.swap || purpose_ == Purpose::kLoad) {
+    if ((!impl_.swap && !impl_.parameter_swap) || purpose_ == Purpose::kLoad) {
       for (const ShardedGroup& group : impl_.groups->all()) add_all(group);
       return result;
     }
@@ -136,14 +136,19 @@ class Engine::Impl::States {
   }
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {
-    if (group.has_master())
+    // To whole parameters users write without waiting; nobody but the engine to a shard.
+    const bool is_copied = is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32;
+    if (group.has_master() && !is_copied)
       return add(group, {kWeight, DType::kFloat32, data_of(group, kMasterWeights), group.updated()}, to);
     const Range positions = group.is_trained() ? group.updated() : group.kept();
-    if (group.in_file()) return add(group, {kWeight, group.flat().dtype, file_data(group), positions}, to);
-    const at::Tensor weights = group.is_trained() ? group.updated_parameters() : group.kept_parameters();
-    // Nobody but the engine writes to a shard; to whole parameters users do, and do not wait.
-    const bool held = is_held(group) && !group.is_open();
-    add(group, {kWeight, group.flat().dtype, held ? held_data(group) : tensor_data(weights), positions}, to);
+    add(group, {kWeight, group.flat().dtype, weights_of(group, is_copied), positions}, to);
+  }
+
+  std::shared_ptr<SliceData> weights_of(const ShardedGroup& group, bool is_copied) const {
+    const bool in_held_file = purpose_ == Purpose::kSaveHeld && group.in_file();
+    if (in_held_file || (is_held(group) && !is_copied)) return held_data(group);
+    if (group.in_file()) return file_data(group);
+    return tensor_data(group.is_trained() ? group.updated_parameters() : group.kept_parameters());
   }
 
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {
@@ -184,10 +189,10 @@ DeviceCopies* Engine::Impl::device_copies() {
   return copies.get();
 }
 
-// On every rank. Without, a rank on the CPU writes its states as they lie; devices copy them to the host in any case.
+// On every rank.
 bool Engine::Impl::has_room_for_staging(int64_t bytes) {
   const OffloadConfig& limits = options.config.offload;
-  if (!options.device.is_cpu() || (!limits.device_memory && !limits.host_memory)) return true;
+  if (must_stage() || (!limits.device_memory && !limits.host_memory)) return true;
   const int64_t more = bytes - ledger.current().at(Category::kCheckpointStaging, Tier::kHost);
   const int64_t no_room = ledger.has_room(Tier::kHost, more) ? 0 : 1;
   return agree_on_flags(reduce_comm, {no_room})[0] == 0;  // a save under way has the communicator of checkpoints
@@ -390,13 +395,11 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   Impl& impl = *impl_;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool on_device = !impl.options.device.is_cpu(), in_files = impl.swap || impl.parameter_swap;
-  const bool at_once = impl.parameter_swap || (on_device && in_files);
-  const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
-  const bool staged = async || (on_device && !in_files);
+  const bool async = wants_async && impl.has_room_for_staging(staging);
+  const bool staged = async || impl.must_stage();
   // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
-  // may be writing again by then.
-  const auto of_master = staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory;
+  // may be writing again by then. Parameters of 32 bits are saved themselves.
+  const auto of_master = staged ? Impl::OfMaster::kOf16Bits : Impl::OfMaster::kInMemory;
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {

@@ -66,7 +66,8 @@ struct Engine::Impl {
   void refresh(const Update& update);
   void finish_step(const StepResult& result, const Update& update);
   void take_writes(bool written_somewhere);
-  enum class OfMaster : uint8_t { kNone, kInMemory, kAll };  // which master weights
+  // Which master weights; kOf16Bits: those in memory, and those of 16-bit parameters anywhere.
+  enum class OfMaster : uint8_t { kNone, kInMemory, kOf16Bits, kAll };
   void take_all_writes(OfMaster of_master = OfMaster::kAll);
   void take_writes_to_groups(OfMaster of_master = OfMaster::kAll);
   void check_writes();
@@ -98,6 +99,8 @@ struct Engine::Impl {
   // The host will hold this much for copies of checkpoints.
   void plan_staging(int64_t bytes);
   bool has_room_for_staging(int64_t bytes);
+  // Whether saves need staging memory: else they can write the state from where it lies.
+  bool must_stage() const { return !options.device.is_cpu() && !swap && !parameter_swap; }
   void wait_for_turn(std::string_view call);
   bool report_failed_save();
   void tell_failed_save(const std::exception& error) const;
@@ -108,7 +111,7 @@ struct Engine::Impl {
   // Throws StateError while parameters are gathered to be modified, and `call` would give them other values.
   void check_no_change_begun(const char* call) const;
   std::vector<StateSlice> own_share(const std::vector<TensorState>& states) const;
-  // `held`: states in files are read while training goes on, and updates wait for that.
+  // `held`: what lies in files is read while training goes on, and updates wait for that.
   SaveRequest make_request(const std::string& root, const std::string& tag, int64_t step,
                            const CheckpointContents& contents, const SaveOptions& save, bool held);
   std::vector<StateSlice> choose(const Manifest& manifest, const TensorIndex& index, const LoadOptions& load,

@@ -1,5 +1,7 @@
 #include "engine/state_data.h"
 
+#include <optional>
+
 #include "base/check.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
@@ -122,7 +124,7 @@ class HeldState final : public SliceData {
 class HeldParameters final : public SliceData {
  public:
   explicit HeldParameters(const ShardedGroup& group)
-      : data_(group.updated_parameters()), reading_(group.states().hold()->read()) {}
+      : data_(group.updated_memory()), reading_(group.states().hold()->read()) {}
   void read(int64_t offset, int64_t bytes, void* to) const override { data_.read(offset, bytes, to); }
   void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
   bool is_held() const override { return true; }
@@ -130,6 +132,24 @@ class HeldParameters final : public SliceData {
 
  private:
   TensorData data_;
+  WriteHold::Reading reading_;
+};
+
+class HeldFile final : public SliceData {
+ public:
+  explicit HeldFile(FileParameters& params) : reader_(params.reader()), reading_(params.hold().read()) {}
+  void read(int64_t offset, int64_t bytes, void* to) const override {
+    told_as_state([&] { reader_->read_bytes({offset, offset + bytes}, to); });
+  }
+  void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
+  bool is_held() const override { return true; }
+  void end_reading() noexcept override {
+    reading_.reset();
+    reader_.reset();  // its buffer, too
+  }
+
+ private:
+  mutable std::optional<ChunkReader> reader_;
   WriteHold::Reading reading_;
 };
 
@@ -200,6 +220,7 @@ std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state) {
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group) {
+  if (group.in_file()) return std::make_shared<HeldFile>(*group.in_file());
   return std::make_shared<HeldParameters>(group);
 }
 

@@ -113,8 +113,12 @@ void Engine::Impl::take_all_writes(OfMaster of_master) {
 
 void Engine::Impl::take_writes_to_groups(OfMaster of_master) {
   if (of_master == OfMaster::kNone) return;
+  const auto is_taken = [&](const ShardedGroup& group) {
+    if (of_master == OfMaster::kAll || group.states().in_memory() != nullptr) return true;
+    return of_master == OfMaster::kOf16Bits && group.flat().dtype != DType::kFloat32;
+  };
   for (ShardedGroup* const group : groups->trained())
-    if (of_master == OfMaster::kAll || group->states().in_memory() != nullptr) optimizer.take_writes(*group);
+    if (is_taken(*group)) optimizer.take_writes(*group);
 }
 
 void Engine::Impl::check_writes() {

@@ -7,22 +7,31 @@
 #include "base/check.h"
 
 namespace zeroshard {
+namespace {
+
+constexpr int64_t kValueBytes = sizeof(float);
+
+}  // namespace
 
 ChunkReader::ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot)
     : store_(store), alone_(std::move(alone)), group_(group), slot_(slot) {}
 
 void ChunkReader::read(Range range, float* to) {
+  read_bytes({range.begin * kValueBytes, range.end * kValueBytes}, to);
+}
+
+void ChunkReader::read_bytes(Range bytes, void* to) {
   const ChunkLayout& layout = store_.layout();
-  ZS_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= layout.numel(group_), "elements ", range.begin,
-           " to ", range.end, " of group ", group_, ", which has ", layout.numel(group_));
-  for (int64_t begin = range.begin; begin < range.end;) {
-    const size_t number = layout.find(group_, begin);
+  ZS_CHECK(bytes.begin >= 0 && bytes.begin <= bytes.end && bytes.end <= layout.numel(group_) * kValueBytes, "bytes ",
+           bytes.begin, " to ", bytes.end, " of group ", group_, ", which has ", layout.numel(group_), " elements");
+  for (int64_t begin = bytes.begin; begin < bytes.end;) {
+    const size_t number = layout.find(group_, begin / kValueBytes);
     const Chunk& chunk = layout.chunks()[number];
     ZS_CHECK(slot_ >= 0 && slot_ < chunk.slots, "slot ", slot_, " of group ", group_, ", which has ", chunk.slots);
     if (chunk_ != number) fetch(number);
-    const int64_t end = std::min(range.end, chunk.elements.end);
-    std::memcpy(to + (begin - range.begin), memory_.get() + (begin - chunk.elements.begin) * int64_t(sizeof(float)),
-                size_t(end - begin) * sizeof(float));
+    const int64_t end = std::min(bytes.end, chunk.elements.end * kValueBytes);
+    std::memcpy(static_cast<std::byte*>(to) + (begin - bytes.begin),
+                memory_.get() + (begin - chunk.elements.begin * kValueBytes), size_t(end - begin));
     begin = end;
   }
 }
@@ -31,7 +40,7 @@ void ChunkReader::fetch(size_t chunk) {
   chunk_.reset();
   if (!memory_) {  // for the group's longest chunk: its first
     const ChunkLayout& layout = store_.layout();
-    memory_ = allocate_direct(layout.chunks()[layout.find(group_, 0)].numel() * int64_t(sizeof(float)));
+    memory_ = allocate_direct(layout.chunks()[layout.find(group_, 0)].numel() * kValueBytes);
   }
   ChunkStore::SlotBlocks missing;
   alone_([&] { missing = store_.copy_buffered(chunk, slot_, memory_.get()); });

@@ -18,6 +18,8 @@ class ChunkReader {
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
   // Throws IoError; then the store has failed, too.
   void read(Range range, float* to);
+  // The same where values are bytes of something else: `bytes` counts those of the slot.
+  void read_bytes(Range bytes, void* to);
 
  private:
   void fetch(size_t chunk);

@@ -28,8 +28,13 @@ class CopyToDevice final : public ChunkStore::Reader {
 
 }  // namespace
 
-FileParameters::FileParameters(SwapSpace& space, size_t group, DType dtype, int64_t numel, Ledger& ledger)
-    : space_(space), group_(group), dtype_(dtype), numel_(numel), ledger_(ledger) {
+FileParameters::FileParameters(SwapSpace& space, Options options, Ledger& ledger)
+    : space_(space),
+      group_(options.group),
+      dtype_(options.dtype),
+      numel_(options.numel),
+      ledger_(ledger),
+      hold_(std::move(options.while_a_save_reads)) {
   ledger_.add(Category::kParameters, Tier::kFile, numel_ * element_size(dtype_));
 }
 
@@ -50,6 +55,7 @@ void FileParameters::lend(Range range, OptimizerStates::Access access, const Bor
   const int64_t size = element_size(dtype_);
   const Range values = values_of(range);
   if (values.size() == 0) return;
+  if (access != OptimizerStates::Access::kRead) hold_.await_readers();
   // A value may be of an element that is lent and of one that is not.
   const bool is_whole = values.begin * kValueBytes == range.begin * size &&
                         (range.end == numel_ || values.end * kValueBytes == range.end * size);

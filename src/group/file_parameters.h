@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "base/write_hold.h"
 #include "device/streams.h"
 #include "group/file_states.h"
 #include "group/optimizer_states.h"
@@ -17,13 +18,24 @@ class FileParameters {
   // `params`: of the elements in `part`, in the group's dtype. Valid during the call only.
   using Borrower = std::function<void(Range part, const at::Tensor& params)>;
 
+  struct Options {
+    size_t group = 0;  // its number
+    DType dtype = DType::kFloat32;
+    int64_t numel = 0;
+    WriteHold::WhileWaiting while_a_save_reads = {};  // called while who writes waits for that
+  };
+
   // All are zero. `space` and `ledger`, which counts the bytes in files, outlive them.
-  FileParameters(SwapSpace& space, size_t group, DType dtype, int64_t numel, Ledger& ledger);
+  FileParameters(SwapSpace& space, Options options, Ledger& ledger);
   ~FileParameters();
   FileParameters(const FileParameters&) = delete;
   FileParameters& operator=(const FileParameters&) = delete;
 
   int64_t numel() const { return numel_; }
+  // Where a thread may read them beside this one: as long as this is held, who borrows them to write waits.
+  WriteHold& hold() { return hold_; }
+  // For that thread. They outlive it.
+  ChunkReader reader() { return space_.reader(group_, /*slot=*/0); }
   // As OptimizerStates::lend().
   void lend(Range range, OptimizerStates::Access access, const Borrower& use);
   // Copies `range` to `to`, memory of the host.
@@ -44,6 +56,7 @@ class FileParameters {
   DType dtype_;
   int64_t numel_;
   Ledger& ledger_;
+  WriteHold hold_;
 };
 
 }  // namespace zeroshard

@@ -41,35 +41,51 @@ struct ParameterCopies::Lent {
 };
 
 void ParameterCopies::lend(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use) {
+  lend_pieces(group, access, ways, use, [&](Access of_states, const OptimizerStates::Borrower& borrower) {
+    group.states().lend(range, of_states, borrower);
+  });
+}
+
+void ParameterCopies::lend_master(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use) {
+  lend_pieces(group, access, ways, use, [&](Access of_states, const OptimizerStates::Borrower& borrower) {
+    group.states().lend_one(range, kMasterWeights, of_states, [&](Range part, const at::Tensor& master) {
+      borrower(part, StateTensors{master, {}});
+    });
+  });
+}
+
+void ParameterCopies::lend_pieces(ShardedGroup& group, Access access, Ways ways, const Use& use,
+                                  const Lend& lend_states) {
+  const bool is_master = group.flat().dtype == DType::kFloat32;
+  const bool reads = access == Access::kRead && !(is_master && ways.to_host);
   try {
-    lend_pieces(group, range, access, ways, use);
+    stream_.follow();
+    lend_states(reads ? Access::kRead : Access::kModify, [&](Range part, const StateTensors& states) {
+      use_pieces({group, part, states, ways, is_master}, use);
+    });
+    if (!ways.to_device) return;
+    group.uploaded(stream_.record());
+    if (is_master) group.states().read_until(stream_.record());
   } catch (...) {  // whoever comes next must not meet copies that nobody knows of
     wait();
     throw;
   }
 }
 
-void ParameterCopies::lend_pieces(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use) {
-  stream_.follow();
-  const bool is_master = group.flat().dtype == DType::kFloat32;
-  const bool reads = access == Access::kRead && !(is_master && ways.to_host);
-  group.states().lend(range, reads ? Access::kRead : Access::kModify, [&](Range part, const StateTensors& states) {
-    const Lent lent{group, part, states, ways, is_master};
-    const auto piece_at = [&](int64_t at) { return begin(lent, {at, std::min(at + options_.piece_numel, part.end)}); };
-    Piece next = piece_at(part.begin);
-    while (next.range.size() > 0) {
-      Piece piece = std::move(next);
-      next = piece.range.end < part.end ? piece_at(piece.range.end) : Piece{};
-      if (piece.arrived) piece.arrived->synchronize();
-      StateTensors states_of_piece = lent.on_host(piece.range);
-      if (is_master) states_of_piece.master = at::Tensor();
-      use(piece.range, states_of_piece, piece.params);
-      if (ways.to_device) send(lent, piece);
-    }
-  });
-  if (!ways.to_device) return;
-  group.uploaded(stream_.record());
-  if (is_master) group.states().read_until(stream_.record());
+void ParameterCopies::use_pieces(const Lent& lent, const Use& use) {
+  const auto piece_at = [&](int64_t at) {
+    return begin(lent, {at, std::min(at + options_.piece_numel, lent.part.end)});
+  };
+  Piece next = piece_at(lent.part.begin);
+  while (next.range.size() > 0) {
+    Piece piece = std::move(next);
+    next = piece.range.end < lent.part.end ? piece_at(piece.range.end) : Piece{};
+    if (piece.arrived) piece.arrived->synchronize();
+    StateTensors states = lent.on_host(piece.range);
+    if (lent.is_master) states.master = at::Tensor();
+    use(piece.range, states, piece.params);
+    if (lent.ways.to_device) send(lent, piece);
+  }
 }
 
 // The next piece, whose parameters come to the host while the one before is in use.

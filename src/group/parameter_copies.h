@@ -46,6 +46,8 @@ class ParameterCopies {
   // ShardedGroup::await_copies(). With kRead, `use` writes to no state.
   using Access = OptimizerStates::Access;
   void lend(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
+  // The same for the master weights alone: `states` has no others, and others are not fetched.
+  void lend_master(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
   // The host waits for all copies.
   void wait() const;
 
@@ -63,7 +65,9 @@ class ParameterCopies {
   };
   struct Lent;
 
-  void lend_pieces(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
+  using Lend = std::function<void(Access access, const OptimizerStates::Borrower& borrower)>;
+  void lend_pieces(ShardedGroup& group, Access access, Ways ways, const Use& use, const Lend& lend_states);
+  void use_pieces(const Lent& lent, const Use& use);
   Piece begin(const Lent& lent, Range range);
   void send(const Lent& lent, Piece& piece);
 

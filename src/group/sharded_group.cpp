@@ -122,6 +122,10 @@ Range ShardedGroup::lend_rest(Range range, OptimizerStates::Access access, const
   return {std::min(range.begin, border), std::min(range.end, border)};
 }
 
+void ShardedGroup::await_readers_of_file(ParameterCopies::Ways ways) const {
+  if (access_to_file(ways) != OptimizerStates::Access::kRead) in_file()->hold().await_readers();
+}
+
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                         const ParameterCopies::Use& use) {
   if (options_.copies) {
@@ -130,6 +134,7 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
     return;
   }
   if (in_file()) {
+    await_readers_of_file(ways);
     return states_->lend(range, access, [&](Range lent, const StateTensors& states) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
@@ -144,11 +149,15 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
 void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                                const MasterUse& use) {
   if (options_.copies) {
-    return lend(range, access, ways, [&](Range part, const StateTensors& states, const at::Tensor& params) {
+    const auto use_master = [&](Range part, const StateTensors& states, const at::Tensor& params) {
       if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
-    });
+    };
+    const Range of_host = lend_rest(range, access, use_master);
+    if (of_host.size() > 0) options_.copies->lend_master(*this, of_host, access, ways, use_master);
+    return;
   }
   if (in_file()) {
+    await_readers_of_file(ways);
     return states_->lend_one(range, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, master.slice(0, part.begin - lent.begin, part.end - lent.begin), params);

@@ -112,6 +112,8 @@ class ShardedGroup {
   Range lend_rest(Range range, OptimizerStates::Access access, const ParameterCopies::Use& use);
   // What a loan of parameters in files is for: `ways` says whether they are read and written.
   OptimizerStates::Access access_to_file(ParameterCopies::Ways ways) const;
+  // Before their states are lent: who waits with these would keep a save from what it still reads of them.
+  void await_readers_of_file(ParameterCopies::Ways ways) const;
 
   const UnitLayout& unit_;
   size_t index_;

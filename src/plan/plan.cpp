@@ -218,7 +218,6 @@ double checkpoint_staging_bytes(const ModelShapes& model, const PlanOptions& opt
 double checkpoint_staging_bytes(double numel, const PlanOptions& options) {
   check_plan_options(options);
   const double shard = numel / options.world_size;
-  if (options.parameter_tier == Tier::kFile && shard > double(options.parameters_in_memory)) return 0;
   const double weights = shard * double(element_size(DType::kFloat32));
   if (options.state_tier != Tier::kFile) return weights * (1 + options.optimizer_slots);
   return options.compute_dtype == DType::kFloat32 && !shards_parameters(options) ? weights : 0;

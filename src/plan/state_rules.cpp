@@ -135,14 +135,13 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
   const std::vector<UnitPlacement> table = place(units, options);
-  for (const UnitPlacement& unit : table)
-    for (const GroupPlacement& group : unit.groups)
-      if (group.parameters.tier == Tier::kFile) return 0;
   int64_t bytes = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const FlatGroup& group = units[u].groups[g];
-      const bool in_file = table[u].groups[g].state_tier() == Tier::kFile;
+      const GroupPlacement& own = table[u].groups[g];
+      // Trained parameters are in files with their states alone.
+      const bool in_file = own.state_tier() == Tier::kFile || own.parameters.tier == Tier::kFile;
       int64_t values = element_size(group.dtype);
       if (in_file)  // the save reads them there; and shards of fp32 parameters where they are
         values *= group.dtype == DType::kFloat32 && table[u].parameters != Placement::kSharded ? 1 : 0;

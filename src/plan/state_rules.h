@@ -61,7 +61,8 @@ RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table
 
 // Held on the host from the first asynchronous save on: a copy of what a rank saves. That is its shard of the weights
 // (fp32 if they are trained) and of the optimizer's states, at every stage. Of groups whose states lie in files there
-// is no copy, but of whole fp32 parameters, to which users may write. Buffers of the model are not counted.
+// is no copy, but of whole fp32 parameters, to which users may write; of parameters in files neither. Buffers of the
+// model are not counted.
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options);
 
 // Throws ValueError for options that no run can have.

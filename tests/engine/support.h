@@ -67,7 +67,7 @@ inline std::vector<std::string> run_saving(const Scenario& scenario, const std::
       Comm& saves = decorated_checkpoint[r] ? *decorated_checkpoint[r] : *checkpoint[r];
       ranks[r].make_engine(scenario, gathers, *reduce[r], saves, first_seed);
       body(ranks[r]);
-      ranks[r].engine->wait_for_checkpoint();  // the communicator is its thread's until then
+      if (ranks[r].engine) ranks[r].engine->wait_for_checkpoint();  // the communicator is its thread's until then
       checkpoint[r]->barrier("end");
     } catch (const std::exception& error) {
       for (const auto* world : {&gather, &reduce, &checkpoint}) (*world)[r]->abort(error.what());

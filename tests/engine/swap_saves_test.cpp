@@ -5,17 +5,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
-#include <mutex>
 #include <thread>
 
 #include "base/interrupt.h"
-#include "engine/support.h"
+#include "engine/late_saves.h"
 #include "file/open_swap_files.h"
 #include "file/support.h"
-#include "support/forwarding_comm.h"
-#include "support/random.h"
 #include "zeroshard/error.h"
 
 // Checkpoints in the background of optimizer states that lie in files.
@@ -23,11 +19,12 @@ namespace zeroshard {
 namespace {
 
 namespace fs = std::filesystem;
+using test::expect_same_files;
+using test::late;
 using test::make_scenario;
 using test::run_saving;
 using test::SavingRank;
 using test::Scenario;
-using testing::contents_of;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::swap_files_in;
@@ -41,41 +38,6 @@ Scenario in_files(int world_size, int stage, const TemporaryDirectory& directory
   return scenario;
 }
 
-// A communicator of checkpoints whose broadcasts, of which a save has one before it writes, are late.
-class LateComm final : public ForwardingComm {
- public:
-  LateComm(Comm& inner, std::function<void()> before) : ForwardingComm(inner), before_(std::move(before)) {}
-
- private:
-  void before(OpKind kind, int64_t, std::string_view) override {
-    if (kind == OpKind::kBroadcast) before_();
-  }
-  std::function<void()> before_;
-};
-
-test::DecorateComm late(std::function<void()> before) {
-  return [before = std::move(before)](Comm& comm) { return std::make_unique<LateComm>(comm, before); };
-}
-
-// Of a safetensors file, after the header, which has the tag.
-std::string data_of(const std::string& path) {
-  const std::string file = contents_of(path);
-  uint64_t header_bytes = 0;
-  EXPECT_GT(file.size(), sizeof(header_bytes)) << path;
-  std::memcpy(&header_bytes, file.data(), std::min(file.size(), sizeof(header_bytes)));
-  return file.substr(std::min(file.size(), sizeof(header_bytes) + header_bytes));
-}
-
-// What two checkpoints of one state have in common: every byte of the data.
-void expect_same_files(const std::string& one, const std::string& other, int world_size) {
-  for (int rank = 0; rank < world_size; ++rank) {
-    const std::string name = concat("/rank-0000", rank, ".safetensors");
-    const std::string expected = data_of(one + name);
-    EXPECT_GT(expected.size(), 1000U);
-    EXPECT_TRUE(data_of(other + name) == expected) << other << name;
-  }
-}
-
 class SwapSaves : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SwapSaves, ::testing::Values(1, 2, 3));
 
@@ -85,101 +47,30 @@ TEST_P(SwapSaves, HaveTheStateOfTheirStepWhileTrainingGoesOn) {
   for (const int stage : {1, 2, 3}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       SCOPED_TRACE(concat("stage ", stage, ", ", name_of(dtype)));
-      const TemporaryDirectory swap, now, later;
+      const TemporaryDirectory swap;
       Scenario scenario = in_files(GetParam(), stage, swap);
       scenario.config.compute_dtype = dtype;
       scenario.config.persistence_threshold = stage == 3 ? 1500 : 0;
       scenario.model.frozen = stage != 1;
-      std::vector<at::Tensor> expected{size_t(GetParam())}, found = expected;
-      const auto run = [&](const TemporaryDirectory& root, bool async, std::vector<at::Tensor>& values) {
-        scenario.config.checkpoint.async = async;
-        std::mutex mutex;
-        testing::Random random(uint64_t(stage) + 1);
-        const auto delay = [&] {
-          std::unique_lock lock(mutex);
-          const auto time = std::chrono::milliseconds(random() % 30);
-          lock.unlock();
-          if (async) std::this_thread::sleep_for(time);  // a busy machine
-        };
-        EXPECT_THAT(run_saving(
-                        scenario,
-                        [&](SavingRank& rank) {
-                          for (int step = 0; step < 6; ++step) {
-                            rank.train_step(scenario, step);
-                            if (step % 3 != 2) rank.engine->save_checkpoint(root.path(), concat("s", step), step);
-                          }
-                          values[size_t(rank.rank)] = rank.values();
-                        },
-                        0, {}, late(delay)),
-                    Each(""));
-      };
-      run(now, false, expected);
-      run(later, true, found);
-      for (size_t rank = 0; rank < found.size(); ++rank) EXPECT_TRUE(found[rank].equal(expected[rank]));
-      for (const int step : {0, 1, 3, 4})
-        expect_same_files(now / concat("s", step), later / concat("s", step), GetParam());
+      test::expect_the_state_of_their_step(scenario, uint64_t(stage) + 1);
     }
   }
 }
 
-// save_checkpoint returns before anything is read; the next step begins, and its update waits.
 TEST_P(SwapSaves, AnUpdateWaitsForWhatIsNotSaved) {
   for (const int stage : {1, 3}) {
-    const TemporaryDirectory swap, root;
+    const TemporaryDirectory swap;
     Scenario scenario = in_files(GetParam(), stage, swap);
     scenario.config.compute_dtype = DType::kBFloat16;
-    std::atomic<bool> may_save = false;
-    const auto wait = [&] {
-      while (!may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    std::thread opens;
-    const auto errors = run_saving(
-        scenario,
-        [&](SavingRank& rank) {
-          rank.train_step(scenario, 0);
-          rank.engine->save_checkpoint(root.path(), "a", 1);
-          EXPECT_FALSE(fs::exists(root / "a"));
-          if (rank.rank == 0) {
-            opens = std::thread([&] {
-              std::this_thread::sleep_for(std::chrono::milliseconds(300));  // a step without a wait takes a few
-              may_save = true;
-            });
-          }
-          rank.train_step(scenario, 1);
-          EXPECT_TRUE(may_save);
-        },
-        0, {}, late(wait));
-    opens.join();
-    EXPECT_THAT(errors, Each(""));
-    EXPECT_TRUE(fs::exists(root / "a"));
+    test::expect_that_the_update_alone_waits(scenario);
   }
 }
 
-// Reading, evaluation and another save need no update; a load takes the place of all states.
 TEST_P(SwapSaves, FollowOneAnotherAndLoadsAndTheEnd) {
-  const TemporaryDirectory swap, root;
+  const TemporaryDirectory swap;
   Scenario scenario = in_files(GetParam(), 2, swap);
   scenario.config.compute_dtype = DType::kBFloat16;
-  std::vector<at::Tensor> first{size_t(GetParam())}, found = first;
-  const auto errors = run_saving(scenario, [&](SavingRank& rank) {
-    rank.train_step(scenario, 0);
-    const auto me = size_t(rank.rank);
-    rank.engine->save_checkpoint(root.path(), "a", 1);
-    first[me] = rank.values();
-    rank.engine->save_checkpoint(root.path(), "b", 1);
-    rank.train_step(scenario, 1);
-    rank.engine->save_checkpoint(root.path(), "c", 2);
-    EXPECT_TRUE(rank.engine->load_checkpoint(root.path(), {.tag = "b"}));
-    found[me] = rank.values();
-    EXPECT_TRUE(found[me].equal(first[me]));
-    rank.engine->save_checkpoint(root.path(), "d", 1);
-    rank.train_step(scenario, 1);
-    rank.engine->save_checkpoint(root.path(), "e", 2);
-    // and the engine goes
-  });
-  EXPECT_THAT(errors, Each(""));
-  expect_same_files(root / "a", root / "b", GetParam());
-  expect_same_files(root / "c", root / "e", GetParam());
+  test::expect_saves_and_loads_after_one_another(scenario);
 }
 
 // No state is copied, and of the weights those alone that users may write to without asking.
@@ -213,69 +104,26 @@ TEST_P(SwapSaves, CopyNoState) {
 
 // What was written around torch's counters of versions before the save counts; what is written after it does not.
 TEST(SwapSave, HasWhatUsersWroteBeforeItAlone) {
-  for (const int stage : {1, 2}) {
-    const TemporaryDirectory swap, now, later;
-    Scenario scenario = in_files(2, stage, swap);
-    scenario.config.compute_dtype = DType::kBFloat16;
-    for (const bool async : {false, true}) {
-      scenario.config.checkpoint.async = async;
-      std::atomic<bool> may_save = !async;
-      const auto wait = [&] {
-        while (!may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      };
-      const auto errors = run_saving(
-          scenario,
-          [&](SavingRank& rank) {
-            rank.train_step(scenario, 0);
-            rank.train_step(scenario, 1);
-            const auto write = [&](double factor) {
-              for (const auto& unit : rank.model->params())
-                for (const at::Tensor& param : unit) param.data().mul_(factor);
-            };
-            write(1.5);
-            rank.engine->save_checkpoint((async ? later : now).path(), "a", 2);
-            write(3);
-            may_save = true;
-            rank.train_step(scenario, 2);
-          },
-          0, {}, late(wait));
-      EXPECT_THAT(errors, Each(""));
+  for (const int stage : {1, 2})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      const TemporaryDirectory swap;
+      Scenario scenario = in_files(2, stage, swap);
+      scenario.config.compute_dtype = dtype;
+      test::expect_what_users_wrote_before_it_alone(scenario);
     }
-    expect_same_files(now / "a", later / "a", 2);
-  }
 }
 
 // States that are set wait, too.
 TEST(SwapSave, WhoSetsStatesWaitsForIt) {
-  const TemporaryDirectory swap, now, later;
-  for (const bool async : {false, true}) {
-    Scenario scenario = in_files(2, 3, swap);
-    scenario.config.checkpoint.async = async;
-    std::atomic<bool> may_save = !async;
-    const auto wait = [&] {
-      while (!may_save) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    const auto errors = run_saving(
-        scenario,
-        [&](SavingRank& rank) {
-          rank.train_step(scenario, 0);
-          rank.engine->save_checkpoint((async ? later : now).path(), "a", 1);
-          std::thread opens([&] {
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));  // time for a write that does not wait
-            may_save = true;
-          });
-          const auto set = rank.engine->slice(0, 0);
-          if (rank.rank == 0)
-            rank.engine->set_moment("units.0.0", 0, at::full({set->moments.at(0).numel()}, 9.F));
-          else
-            rank.engine->set_weights(1, 4, 0, at::full({scenario.model.ballast}, 9.F));
-          EXPECT_TRUE(may_save);
-          opens.join();
-        },
-        0, {}, late(wait));
-    EXPECT_THAT(errors, Each(""));
-  }
-  expect_same_files(now / "a", later / "a", 2);
+  const TemporaryDirectory swap;
+  const Scenario scenario = in_files(2, 3, swap);
+  test::expect_that_a_writer_waits(scenario, [&](SavingRank& rank) {
+    const auto set = rank.engine->slice(0, 0);
+    if (rank.rank == 0)
+      rank.engine->set_moment("units.0.0", 0, at::full({set->moments.at(0).numel()}, 9.F));
+    else
+      rank.engine->set_weights(1, 4, 0, at::full({scenario.model.ballast}, 9.F));
+  });
 }
 
 // The file of one rank is lost when the save reads it: the save fails, and so does every rank's next step, soon.

@@ -109,6 +109,11 @@ TEST(ChunkReader, ReadsValuesWhereverTheyLie) {
             const Range wanted = any_range(random, kGroups[other].numel);
             const std::vector<float>& all = shared.values[other][size_t(slot)];
             ASSERT_EQ(read(reader, wanted), std::vector<float>(all.begin() + wanted.begin, all.begin() + wanted.end));
+            const Range bytes = any_range(random, kGroups[other].numel * int64_t{sizeof(float)});
+            std::vector<std::byte> found(size_t(bytes.size()));
+            reader.read_bytes(bytes, found.data());
+            const auto* const first = reinterpret_cast<const std::byte*>(all.data());
+            ASSERT_TRUE(std::equal(found.begin(), found.end(), first + bytes.begin));
           }
         }
       }

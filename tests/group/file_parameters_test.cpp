@@ -5,10 +5,17 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <deque>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "device/dtype.h"
 #include "file/support.h"
@@ -16,6 +23,7 @@
 #include "plan/swap_plan.h"
 #include "support/faulty_queue.h"
 #include "support/random.h"
+#include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
@@ -62,7 +70,8 @@ class FileParametersTest : public ::testing::Test {
     ShardedGroup::Options options;
     options.rank = 1;
     options.param_group = {0};
-    options.in_file = std::make_unique<FileParameters>(parameters, u, units_[u].groups[0].dtype, kNumel, ledger_);
+    options.in_file = std::make_unique<FileParameters>(
+        parameters, FileParameters::Options{u, units_[u].groups[0].dtype, kNumel, while_a_save_reads_}, ledger_);
     std::unique_ptr<OptimizerStates> own;
     if (states)
       own = std::make_unique<FileStates>(*states, u - std::size(kDTypes), units_[u].groups[0].layout,
@@ -75,6 +84,8 @@ class FileParametersTest : public ::testing::Test {
   std::vector<UnitLayout> units_ = make_units();
   std::vector<UnitPlacement> table_ = place_in_files(units_);
   std::vector<ChunkGroup> groups_ = parameters_in_file(units_, table_);
+  WriteHold::WhileWaiting while_a_save_reads_;
+  std::atomic<bool> are_read_ = false;
   Ledger ledger_;
 };
 
@@ -85,7 +96,7 @@ TEST_F(FileParametersTest, AnyRangesLookLikeMemory) {
     testing::SeededRandom random(seed);
     SwapSpace space = make_space(groups_);
     for (size_t g = 0; g < std::size(kDTypes); ++g) {
-      FileParameters params(space, g, kDTypes[g], kNumel, ledger_);
+      FileParameters params(space, {g, kDTypes[g], kNumel}, ledger_);
       at::Tensor expected = at::zeros({kNumel}, to_scalar_type(kDTypes[g]));
       for (int step = 0; step < 40; ++step) {
         const int64_t a = int64_t(random() % uint64_t(kNumel + 1)), b = int64_t(random() % uint64_t(kNumel + 1));
@@ -117,7 +128,7 @@ TEST_F(FileParametersTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) 
   SwapSpace space = make_space(groups_);
   int64_t most = 0;  // bytes written
   for (size_t g = 0; g < std::size(kDTypes); ++g) {
-    FileParameters params(space, g, kDTypes[g], kNumel, ledger_);
+    FileParameters params(space, {g, kDTypes[g], kNumel}, ledger_);
     const int64_t read = space.store().bytes_read();
     params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(3); });
     EXPECT_EQ(space.store().bytes_read(), read) << name_of(kDTypes[g]);
@@ -131,9 +142,9 @@ TEST_F(FileParametersTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) 
 // Where several elements share a value of the store.
 TEST_F(FileParametersTest, ElementsBesideWhatIsOverwrittenStay) {
   SwapSpace space = make_space(groups_);
-  FileParameters others(space, 0, kDTypes[0], kNumel, ledger_);
+  FileParameters others(space, {0, kDTypes[0], kNumel}, ledger_);
   for (size_t g = 1; g < std::size(kDTypes); ++g) {
-    FileParameters params(space, g, kDTypes[g], kNumel, ledger_);
+    FileParameters params(space, {g, kDTypes[g], kNumel}, ledger_);
     params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(5); });
     others.copy_of({0, kNumel});  // takes the buffers
     params.lend({1, kNumel - 1}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(7); });
@@ -147,7 +158,7 @@ TEST_F(FileParametersTest, TheLedgerHasThem) {
   const Bytes expected;
   {
     SwapSpace space = make_space(groups_);
-    const FileParameters params(space, 1, DType::kBFloat16, kNumel, ledger_);
+    const FileParameters params(space, {1, DType::kBFloat16, kNumel}, ledger_);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kFile), 2 * kNumel);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kDevice), 0);
   }
@@ -197,6 +208,73 @@ TEST_F(FileParametersTest, AGroupUsesThemAsOthers) {
     group.states().lend_one({0, mine.size()}, kMasterWeights, Access::kRead, [&](Range, const at::Tensor& master) {
       EXPECT_TRUE(master.equal(at::full_like(master, 2.F)));
     });
+  }
+}
+
+// Who writes to them waits for a save, before it borrows their states; who reads them does not.
+TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
+  std::function<void()> read_states;  // by the save, of another group
+  std::vector<std::thread> readers;
+  int looks = 0;
+  while_a_save_reads_ = [&] {
+    ++looks;
+    std::atomic<bool>& are_read = are_read_;
+    are_read = false;
+    readers.emplace_back([&] {
+      read_states();
+      are_read = true;
+    });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!are_read && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    EXPECT_TRUE(are_read);
+    throw StateError("enough");
+  };
+  SwapSpace parameters = make_space(groups_), states = make_space(groups_in_file(units_, table_));
+  for (size_t u = std::size(kDTypes); u < units_.size(); ++u) {
+    SCOPED_TRACE(units_[u].name);
+    ShardedGroup group = make_group(u, parameters, &states);
+    FileParameters& params = *group.in_file();
+    const Range mine = group.mine(), all{0, mine.size()};
+    const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
+    group.write_parameters({0, values.numel()}, values);
+    group.take_parameters();
+    const at::Tensor expected = params.copy_of(all);
+
+    WriteHold::Reading reading = params.hold().read();
+    int lent = 0;
+    const auto use = [&](Range, const StateTensors&, const at::Tensor&) { ++lent; };
+    std::vector<std::function<void()>> writes = {
+        [&] { group.lend(all, Access::kModify, {.to_device = true}, use); },
+        [&] {
+          group.write_parameters({0, values.numel()}, values);
+        },
+        [&] { params.lend(all, Access::kOverwrite, [&](Range, const at::Tensor&) { ++lent; }); }};
+    if (group.has_master()) writes.push_back([&] { group.publish_master(); });
+    read_states = [&] {
+      std::vector<float> to(size_t(all.size()));
+      group.states().reader(0)->read(all, to.data());
+    };
+    for (const auto& write : writes) {
+      EXPECT_THROW(write(), StateError);
+      readers.back().join();
+    }
+    EXPECT_EQ(size_t(std::exchange(looks, 0)), writes.size());
+    EXPECT_EQ(lent, 0);
+    EXPECT_TRUE(params.copy_of(all).equal(expected));
+    group.take_parameters();
+    group.lend(all, Access::kModify, {.to_host = true}, use);
+    EXPECT_EQ(looks, 0);
+
+    at::Tensor found = at::zeros_like(expected);
+    std::thread saver([&] {
+      ChunkReader reader = params.reader();
+      for (int64_t at = 0; at < int64_t(found.nbytes()); at += 998)
+        reader.read_bytes({at, std::min(at + 998, int64_t(found.nbytes()))}, static_cast<char*>(found.data_ptr()) + at);
+      reading.reset();
+    });
+    saver.join();
+    EXPECT_TRUE(found.equal(expected));
+    for (const auto& write : writes) write();
   }
 }
 

@@ -466,8 +466,8 @@ ENGINE = [
     (
         "engine-parameters-without-masters",
         _ENGINE,
-        "if (group.has_master())",
-        "if (group.has_master() && false)",
+        "if (group.has_master() && !is_copied)",
+        "if (false)",
         _GOES_ON,
     ),
     (

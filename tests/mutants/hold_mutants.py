@@ -65,7 +65,7 @@ _TABLE = [
     (
         "writes-of-users-are-not-taken",
         _SAVE,
-        "staged ? Impl::OfMaster::kAll : Impl::OfMaster::kInMemory",
+        "staged ? Impl::OfMaster::kOf16Bits : Impl::OfMaster::kInMemory",
         "Impl::OfMaster::kInMemory",
         "engine",
         "SwapSave.HasWhatUsersWroteBeforeItAlone",
@@ -73,10 +73,26 @@ _TABLE = [
     (
         "whole-parameters-are-not-copied",
         _SAVE,
-        "is_held(group) && !group.is_open()",
-        "is_held(group)",
+        "is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32",
+        "false",
         "engine",
-        "*SwapSaves.CopyNoState*",
+        "SwapSave.HasWhatUsersWroteBeforeItAlone",
+    ),
+    (
+        "parameters-in-files-do-not-wait",
+        "src/group/file_parameters.cpp",
+        "  if (access != OptimizerStates::Access::kRead) hold_.await_readers();\n",
+        "",
+        "group",
+        "FileParametersTest.AreHeldWhileASaveReadsThem",
+    ),
+    (
+        "waits-with-states-on-loan",
+        "src/group/sharded_group.cpp",
+        "in_file()->hold().await_readers();",
+        "return;",
+        "group",
+        "FileParametersTest.AreHeldWhileASaveReadsThem",
     ),
     (
         "nobody-hears-of-an-interruption",

@@ -58,7 +58,7 @@ _TABLE = [
     (
         "parameters-used-before-they-arrived",
         _COPIES,
-        "      if (piece.arrived) piece.arrived->synchronize();\n",
+        "    if (piece.arrived) piece.arrived->synchronize();\n",
         "",
         "*Offload.WritesOfUsersCount*",
     ),

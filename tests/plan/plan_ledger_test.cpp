@@ -6,6 +6,7 @@
 
 #include "base/align.h"
 #include "base/format.h"
+#include "plan/state_rules.h"
 #include "plan/swap_plan.h"
 #include "support/random.h"
 #include "zeroshard/error.h"
@@ -264,6 +265,27 @@ TEST(PlanLedger, ParametersInFilesBesideADevice) {
     EXPECT_EQ(plan_count(60'000, options).host.parameters, 4000. * double(element_size(dtype)));
     EXPECT_EQ(plan_count(60'000, options).file.parameters, 16'000. * double(element_size(dtype)));
     EXPECT_EQ(plan_count(60'000, options).parameters, 0);
+  }
+}
+
+// A save in the background copies what lies in memory alone.
+TEST(PlanLedger, NothingInFilesIsCopiedForCheckpoints) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool on_device : {false, true}) {
+      PlanOptions options = at(3, 3);
+      options.compute_dtype = dtype;
+      options.on_device = on_device;
+      options.parameter_tier = Tier::kFile;
+      const std::vector<UnitLayout> units{unit("a", kNumel, 3, dtype), unit("b", kNumel, 3, dtype, false),
+                                          unit("c", 9000, 3, dtype, false)};
+      const auto shard = [&](size_t unit) { return units[unit].groups[0].layout.shard_numel(); };
+      options.parameters_in_memory = shard(2);
+      EXPECT_EQ(checkpoint_staging_bytes(units, options), shard(0) * 12 + shard(2) * element_size(dtype));
+      options.state_tier = Tier::kFile;
+      EXPECT_EQ(checkpoint_staging_bytes(units, options), shard(2) * element_size(dtype));
+      options.optimizer_slots = 0;
+      EXPECT_EQ(checkpoint_staging_bytes(units, options), shard(2) * element_size(dtype));
+    }
   }
 }
 

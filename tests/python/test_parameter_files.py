@@ -11,13 +11,13 @@ import strace
 import torch
 import world
 import zeroshard
-from test_swap_files import damage_own_file, moved
+from test_swap_files import check_failing_reads_of_saves, damage_own_file, moved, peak_resident, save_when_told
 
 STEPS = 3
 END_S = 5  # after a failure every rank has ended by then
 
 
-def configuration(dtype="fp32", path=None, states=True, most=0, accumulation=1, **blocks):
+def configuration(dtype="fp32", path=None, states=True, most=0, buffers=2, accumulation=1, **blocks):
     """As DeepSpeed's users write it."""
     config = models.configuration(3, dtype, accumulation=accumulation, optimizer=models.adamw(), **blocks)
     config["gradient_clipping"] = 0.05
@@ -25,10 +25,10 @@ def configuration(dtype="fp32", path=None, states=True, most=0, accumulation=1, 
         return config
     file = {"device": "nvme", "nvme_path": path}
     config["zero_optimization"]["offload_param"] = file | {
-        "pin_memory": True, "buffer_count": 2, "buffer_size": 1e8, "max_in_cpu": most,
+        "pin_memory": True, "buffer_count": buffers, "buffer_size": 1e8, "max_in_cpu": most,
     }  # fmt: skip
     if states:
-        config["zero_optimization"]["offload_optimizer"] = file
+        config["zero_optimization"]["offload_optimizer"] = file | {"buffer_count": buffers}
     return config
 
 
@@ -228,6 +228,7 @@ def go_on_when_told(folder, frozen):
     engine = make("bf16", swap, frozen, states=not frozen, zeroshard={"timeout_s": 30})
     train(engine, 0, 2)
     engine.save_checkpoint(saves)
+    engine.wait_for_checkpoint()
     digest = engine.parameter_digest()
     print("ready.", flush=True)
     while not os.path.exists(f"{saves}/go"):
@@ -241,8 +242,8 @@ def go_on_when_told(folder, frozen):
     return [digest, said, time.monotonic() - begun]
 
 
-def load(saves):
-    engine = make("bf16")
+def load(saves, frozen=False, dtype="bf16"):
+    engine = make(dtype, None, frozen)
     engine.load_checkpoint(saves)
     return engine.parameter_digest()
 
@@ -267,10 +268,77 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, frozen, release):
     assert hit
 
 
+def train_while_saving(folder, dtype, frozen):
+    digests = {}
+    for name, path in (("plain", None), ("swapped", f"{folder}/swap")):
+        engine = make(dtype, path, frozen, states=not frozen)
+        train(engine, 0, 2)
+        saved = engine.parameter_digest()
+        engine.save_checkpoint(f"{folder}/{name}", tag="first")
+        train(engine, 2, 3)
+        engine.save_checkpoint(f"{folder}/{name}", tag="second")
+        train(engine, 3, 5)
+        digests[name] = saved, engine.parameter_digest()
+    assert digests["plain"] == digests["swapped"]
+    engine.wait_for_checkpoint()
+    fresh = make(dtype, None, frozen)
+    fresh.load_checkpoint(f"{folder}/swapped", tag="first")
+    assert fresh.parameter_digest() == saved
+    train(fresh, 2, 5)
+    return fresh.parameter_digest() == digests["swapped"][1]
+
+
+@pytest.mark.parametrize(
+    "ranks,dtype,frozen", [(1, "fp32", False), (2, "bf16", False), (3, "fp16", False), (2, "bf16", True)]
+)
+def test_a_save_in_the_background_has_the_state_of_its_step(tmp_path, ranks, dtype, frozen):
+    (tmp_path / "swap").mkdir()
+    assert world.run(ranks, train_while_saving, folder=str(tmp_path), dtype=dtype, frozen=frozen) == [True] * ranks
+
+
+def memory_of_a_save(folder):
+    """The bytes that a save in the background, with the next step beside it, takes beyond what a step takes."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(24)))
+    config = configuration("fp32", f"{folder}/swap")
+    engine = zeroshard.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+    def step():
+        engine.backward(engine(torch.ones(2, 1000)).square().mean())
+        engine.step()
+
+    def save():
+        engine.save_checkpoint(f"{folder}/saves")
+        step()
+        engine.wait_for_checkpoint()
+
+    step()
+    without = peak_resident(step)
+    more = peak_resident(save) - without
+    return more, engine.memory_report()["tiers"]["file"]["planned"]
+
+
+def test_a_save_in_the_background_takes_little_memory(tmp_path):
+    (tmp_path / "swap").mkdir()
+    [(more, in_files)] = world.run(1, memory_of_a_save, folder=str(tmp_path))
+    assert more <= 64 << 20 < in_files / 4
+
+
+def save_and_go_on(swap, saves, frozen):
+    engine = make("fp32", swap, frozen, states=not frozen, buffers=1, zeroshard={"timeout_s": 30})
+    return save_when_told(engine, saves, train)
+
+
+@pytest.mark.row("D3")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_read_of_a_save_that_fails_ends_every_rank(tmp_path, frozen, release):
+    check_failing_reads_of_saves(tmp_path, release, save_and_go_on, load, {"frozen": frozen}, {"dtype": "fp32"})
+
+
 def load_into_damage(folder):
     engine = make("bf16", f"{folder}/swap", frozen=True, states=False, zeroshard={"timeout_s": 30})
     train(engine, 0, 2)
     engine.save_checkpoint(f"{folder}/saves")
+    engine.wait_for_checkpoint()
     if world.rank() == 1:
         damage_own_file(f"{folder}/swap")
     with pytest.raises(zeroshard.Error) as error:

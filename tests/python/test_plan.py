@@ -212,6 +212,15 @@ def test_states_in_files_are_planned_for_ranks_on_the_cpu(tmp_path):
     text = run(*arguments).stdout
     assert "Checkpoints in the background read states from their files, and hold no copy." in text
     assert "host: " not in text and re.search(r"file: total +21\.00\n", text)
+    with_parameters = json.loads(config.read_text())
+    with_parameters["zero_optimization"]["offload_param"] = {"device": "nvme", "nvme_path": "/nvme", "max_in_cpu": 0}
+    with_parameters["zero_optimization"]["stage"] = 3
+    config.with_name("all.json").write_text(json.dumps(with_parameters))
+    of_all = [*arguments[:-1], config.with_name("all.json")]
+    assert (
+        plan(*of_all)["checkpoint_staging_host_bytes"] == 0 == plan(*of_all, "--gpu")["checkpoint_staging_host_bytes"]
+    )
+    assert "Checkpoints in the background read states from their files, and hold no copy." in run(*of_all).stdout
     copies = {stage: plan(*arguments, "--dtype", "fp32", "--stage", stage) for stage in (2, 3)}
     assert copies[2]["checkpoint_staging_host_bytes"] == 7e9 and copies[3]["checkpoint_staging_host_bytes"] == 0
     settings = json.loads(config.read_text())

@@ -368,6 +368,13 @@ def resident(key):
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 
 
+def peak_resident(call):
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # the peak begins anew
+    call()
+    return resident("VmHWM")
+
+
 def memory_of_a_save(folder, stage):
     """The bytes that a save in the background, with the next step beside it, takes beyond what a step takes."""
     model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(24)))
@@ -378,20 +385,14 @@ def memory_of_a_save(folder, stage):
         engine.backward(engine(torch.ones(2, 1000, dtype=torch.bfloat16)).float().square().mean())
         engine.step()
 
-    def peak(call):
-        with open("/proc/self/clear_refs", "w") as refs:
-            refs.write("5")  # the peak begins anew
-        call()
-        return resident("VmHWM")
-
     def save():
         engine.save_checkpoint(f"{folder}/saves")
         step()
         engine.wait_for_checkpoint()
 
     step()
-    without = peak(step)
-    return peak(save) - without, swap_bytes(engine)
+    without = peak_resident(step)
+    return peak_resident(save) - without, swap_bytes(engine)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -403,6 +404,10 @@ def test_a_save_in_the_background_takes_little_memory(tmp_path, stage):
 
 def save_and_go_on(swap, saves, stage):
     engine = make(stage, "bf16", path=swap, zeroshard={"timeout_s": 30})
+    return save_when_told(engine, saves, train)
+
+
+def save_when_told(engine, saves, train):
     train(engine, 0, 2)
     engine.save_checkpoint(saves, tag="first")
     engine.wait_for_checkpoint()
@@ -423,12 +428,17 @@ def save_and_go_on(swap, saves, stage):
 @pytest.mark.row("D3")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_read_of_a_save_that_fails_ends_every_rank(tmp_path, stage, release):
+    check_failing_reads_of_saves(tmp_path, release, save_and_go_on, load, {"stage": stage}, {"dtype": "bf16"})
+
+
+def check_failing_reads_of_saves(tmp_path, release, saving, loading, options, of_load=None):
+    """The n-th read of a save on one rank fails, for many n: `saving` calls save_when_told(), `loading` a load."""
     strace.require()
     hit = 0
     for nth in range(1, 40, 1 if release else 6):
         swap, saves = tmp_path / f"swap-{nth}", tmp_path / f"saves-{nth}"
         swap.mkdir()
-        trained = world.World(2, save_and_go_on, swap=str(swap), saves=str(saves), stage=stage)
+        trained = world.World(2, saving, swap=str(swap), saves=str(saves), **options)
         try:
             trained.wait_for("ready.")
             with strace.attached(trained.pids[1], "pread64", "-f", "-e", f"inject=pread64:error=EIO:when={nth}+"):
@@ -445,7 +455,7 @@ def test_a_read_of_a_save_that_fails_ends_every_rank(tmp_path, stage, release):
             assert seconds < END_S
         assert not os.listdir(swap)
         assert not os.path.exists(saves / "second")
-        assert world.run(2, load, saves=str(saves), stage=stage, dtype="bf16") == [digest] * 2
+        assert world.run(2, loading, saves=str(saves), **options, **(of_load or {})) == [digest] * 2
     assert hit
 
 
