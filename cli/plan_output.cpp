@@ -189,7 +189,11 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   } else {
     std::cout << "A count has no layers: padding and the rings of stages 2 and 3 are left out; --model counts them.\n";
   }
-  if (staging(inputs) == 0) {
+  const PlanOptions& options = inputs.options;
+  const bool is_split = options.on_device && options.state_tier == Tier::kFile && options.state_share < 1;
+  if (is_split && plans.back().bytes.file.total() > 0) {
+    std::cout << "Checkpoints of states in files and on the device are written before save_checkpoint returns.\n";
+  } else if (staging(inputs) == 0) {
     std::cout << "Checkpoints in the background read states from their files, and hold no copy.\n";
   } else {
     std::cout << format("Checkpoints in the background hold %s GB of host memory more from the first save on.\n",

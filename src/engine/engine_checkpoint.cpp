@@ -62,6 +62,14 @@ StateSlice to_slice(const TensorState& state) {
           .data = tensor_data(state.tensor)};
 }
 
+// States of which a part lies in files and the rest on a device. A thread that reads them beside training would need a
+// copy of the rest: what has such states is saved at once.
+bool are_split_beside_device(const ShardedGroup& group, c10::Device device) {
+  const GroupPlacement& place = group.place();
+  return !device.is_cpu() && place.state_tier() == Tier::kFile &&
+         place.numel_of_host(group.layout()) < group.updated().size();
+}
+
 // A damaged checkpoint has been read in part; all that it has overwritten must come from the one that is `chosen` now.
 void check_replaces(const std::map<StateKey, std::string>& overwritten, const std::set<StateKey>& chosen) {
   for (const auto& [state, damaged] : overwritten) {
@@ -395,7 +403,9 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   Impl& impl = *impl_;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool async = wants_async && impl.has_room_for_staging(staging);
+  const bool at_once = std::ranges::any_of(
+      impl.groups->trained(), [&](const ShardedGroup* group) { return are_split_beside_device(*group, impl.options.device); });
+  const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
   const bool staged = async || impl.must_stage();
   // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
   // may be writing again by then. Parameters of 32 bits are saved themselves.
