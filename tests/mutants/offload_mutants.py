@@ -115,8 +115,20 @@ _TABLE += [
 _FETCH, _LENDS = "src/group/gradient_fetch.cpp", "*GradientFetchTest.LendsWhatWas*"
 _SHARE = "*ShareOffload.GivesTheSameBits*"
 _TABLE += [
-    ("piece-used-before-it-arrived", _FETCH, "  piece.arrived.synchronize();\n  return piece;\n", "  return piece;\n", _LENDS),
-    ("piece-copied-over-one-in-use", _FETCH, "under_way_.size() < slots_.size()", "under_way_.size() <= slots_.size()", _LENDS),
+    (
+        "piece-used-before-it-arrived",
+        _FETCH,
+        "  piece.arrived.synchronize();\n  return piece;\n",
+        "  return piece;\n",
+        _LENDS,
+    ),
+    (
+        "piece-copied-over-one-in-use",
+        _FETCH,
+        "under_way_.size() < slots_.size()",
+        "under_way_.size() <= slots_.size()",
+        _LENDS,
+    ),
     ("fetched-before-the-sums", _FETCH, "  stream_.follow();\n", "", _LENDS),
     (
         "written-while-they-are-fetched",
