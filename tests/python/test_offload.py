@@ -297,15 +297,12 @@ def test_frozen_models_leave_the_device_alone(ranks, dtype, on):
         assert ranks == 1 or with_offload[0] == without[0] - with_offload[1]
 
 
-def refused(**keys):
-    """What initialize says of these keys, on ranks with a device and two layers."""
-    zero, own = keys.pop("zero", {}), keys.pop("own", {})
-    config = models.configuration(2, zero_optimization=zero, optimizer=models.adamw(1e-3), **{"zeroshard": own})
-    optimizer = keys.pop("outside", None)
-    if optimizer:
-        config.pop("optimizer")
+def refused(zero=None, own=None, outside=None):
+    """What initialize says of these keys, on ranks with a device; ``outside``: an optimizer of the user's."""
+    blocks = {} if outside else {"optimizer": models.adamw(1e-3)}
+    config = models.configuration(2, zero_optimization=zero or {}, zeroshard=own or {}, **blocks)
     with pytest.raises(zeroshard.ConfigError) as error:
-        initialize(model=tied().to(world.device()), optimizer=optimizer, config=config)
+        initialize(model=tied().to(world.device()), optimizer=outside, config=config)
     return str(error.value)
 
 
