@@ -145,8 +145,8 @@ _TABLE += [
     (
         "users-write-while-a-rest-is-saved",
         "src/engine/engine_checkpoint.cpp",
-        "is_engines() && !are_parameters",
-        "is_engines()",
+        "are_parameters = state == kMasterWeights &&",
+        "are_parameters = state < kMasterWeights &&",
         "*ShareOffload.SavesHaveWhatTheStateWas*",
     ),
 ]
