@@ -19,7 +19,7 @@ enum class Category : uint8_t {
   kMoments,        // optimizer states
   kGatherRing,     // buffers behind unsharded parameters (stage 3)
   kReduceRing,     // buffers in which gradients wait for their reduction, and exchange scratch
-  kPinned,         // host memory through which parameters go to a device and back
+  kPinned,         // host memory through which parameters and gradients pass
   kSwap,           // memory through which states go to a file and back
   kCheckpointStaging,
   kTemporaries,  // on devices: gradients that wait to be packed, and what operations of a step need for a while

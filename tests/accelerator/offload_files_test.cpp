@@ -5,7 +5,6 @@
 #include <filesystem>
 #include "accelerator/offload_support.h"
 #include "file/support.h"
-#include "zeroshard/error.h"
 
 namespace zeroshard::accelerator {
 namespace {
@@ -13,7 +12,6 @@ namespace {
 using test::kWidth;
 using test::Scenario;
 using ::testing::Each;
-using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 
 class FileOffload : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> {
@@ -129,15 +127,6 @@ TEST_P(FileOffload, CheckpointsGoBetweenTiers) {
     }
   }
   expect_no_race(scenario());
-}
-
-// A part of a unit's states is refused on devices, on every rank.
-TEST_P(FileOffload, AShareIsRefused) {
-  Scenario part = in_files(scenario());
-  part.config.offload_optimizer.ratio = 0.5;
-  test::ThreadWorld world(part);
-  EXPECT_THAT(world.run([](test::Rank& rank) { rank.make_engine(); }),
-              Each(HasSubstr("offload_optimizer.ratio = 0.5: ")));
 }
 
 }  // namespace

@@ -113,7 +113,6 @@ _TABLE += [
     ),
 ]
 _FETCH, _LENDS = "src/group/gradient_fetch.cpp", "*GradientFetchTest.LendsWhatWas*"
-_SHARE = "*ShareOffload.GivesTheSameBits*"
 _TABLE += [
     (
         "piece-used-before-it-arrived",
@@ -129,20 +128,12 @@ _TABLE += [
         "under_way_.size() <= slots_.size()",
         _LENDS,
     ),
-    ("fetched-before-the-sums", _FETCH, "  stream_.follow();\n", "", _LENDS),
     (
         "written-while-they-are-fetched",
         _FETCH,
         "  for (Piece& piece : under_way_) piece.arrived.synchronize();\n",
         "",
         "*GradientFetchTest.EndsBefore*",
-    ),
-    (
-        "gradients-of-the-rest-are-fetched",
-        "src/engine/engine.cpp",
-        "intersect(range, {0, end})",
-        "range",
-        _SHARE,
     ),
     (
         "rest-of-fp32-has-other-masters",
@@ -154,8 +145,8 @@ _TABLE += [
     (
         "users-write-while-a-rest-is-saved",
         "src/engine/engine_checkpoint.cpp",
-        "is_engines() && !are_parameters",
-        "is_engines()",
+        "are_parameters = state == kMasterWeights &&",
+        "are_parameters = state < kMasterWeights &&",
         "*ShareOffload.SavesHaveWhatTheStateWas*",
     ),
 ]

@@ -309,7 +309,7 @@ def refused(zero=None, own=None, outside=None):
 def refuse_gradients_and_shares():
     host, share = {"offload_optimizer": {"device": "cpu"}}, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
     gradients = [{"offload": {"gradients": place}} for place in ("nvme", "cpu")]
-    own = functools.partial(torch.optim.SGD, lr=0.1)
+    own = functools.partial(torch.optim.RMSprop, lr=0.1)
     return [
         refused(zero=host, own=gradients[0]),
         refused(own=gradients[1]),
@@ -324,4 +324,4 @@ def test_where_gradients_and_a_share_cannot_be(ranks):
         assert 'offload.gradients = "nvme": must be one of auto, device, cpu; in files there are none: "cpu"' in files
         assert 'zeroshard.offload.gradients = "cpu": ' in alone and 'set that to "cpu" or "nvme"' in alone
         assert 'zeroshard.offload.gradients = "cpu": ' in part and 'set "auto" or "device", or ratio to 1' in part
-        assert "ratio = 0.5: SGD is an optimizer of your own" in outside and "set 1 or 0" in outside
+        assert "ratio = 0.5: RMSprop is an optimizer of your own" in outside and "set 1 or 0" in outside
