@@ -3,6 +3,8 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <utility>
+
 #include "bindings.h"
 #include "process_groups.h"
 #include "zeroshard/error.h"
@@ -25,6 +27,12 @@ at::ScalarType scalar_type(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
+// The lock of the interpreter guards it. It is never destroyed: the interpreter may have gone by then.
+py::object& kept_interrupt() {
+  static auto* const kept = new py::object(py::none());
+  return *kept;
+}
+
 // What a Python callback raised, in the core's terms, so that it is told to every rank and not taken for damage of a
 // file.
 [[noreturn]] void throw_as_own(const py::error_already_set& error) {
@@ -34,6 +42,7 @@ at::ScalarType scalar_type(const py::object& dtype) {
         py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(py::str(value).ptr(), "utf-8", "backslashreplace"));
     return std::string(bytes);
   };
+  if (!error.matches(PyExc_Exception)) kept_interrupt() = error.value();
   const std::string text = text_of(error.value());
   if (error.matches(PyExc_ValueError)) throw ValueError(text);
   if (error.matches(py::module_::import("zeroshard._C").attr("StateError"))) throw StateError(text);
@@ -50,6 +59,11 @@ std::function<Result(Args...)> with_own_errors(std::function<Result(Args...)> ca
       throw_as_own(error);
     }
   };
+}
+
+// What interrupted a callback of this process last (a KeyboardInterrupt, say); None if nothing has since the last call.
+py::object take_interrupt() {
+  return std::exchange(kept_interrupt(), py::none());
 }
 
 // A path may hold bytes that are no UTF-8.
@@ -294,6 +308,9 @@ void bind_saving(EngineClass& engine) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  m.def("take_interrupt", &take_interrupt,
+        "What interrupted a callback of the core, where that callback had no time to keep it; else None. It is "
+        "forgotten.");
   bind_param_groups(m);
   bind_definitions(m);
   bind_checkpoints(m);

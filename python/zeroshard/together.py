@@ -39,10 +39,15 @@ def naming_causes() -> Iterator[Callable[[Callable], Callable]]:
 
         return keep
 
+    _C.take_interrupt()
     try:
         yield keeping
     except _C.Error as error:
         if not causes:
+            # A signal that came while the core ran is raised where the callback begins, before its ``try``.
+            interrupt = _C.take_interrupt()
+            if interrupt is not None:
+                raise interrupt from error
             raise
         if not isinstance(causes[0], Exception):
             raise causes[0] from error

@@ -403,8 +403,9 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   Impl& impl = *impl_;
   const bool wants_async = save.async.value_or(impl.options.config.checkpoint.async);
   const int64_t staging = checkpoint_staging_bytes(impl.layouts, impl.plan) + bytes_of(contents);
-  const bool at_once = std::ranges::any_of(
-      impl.groups->trained(), [&](const ShardedGroup* group) { return are_split_beside_device(*group, impl.options.device); });
+  const bool at_once = std::ranges::any_of(impl.groups->trained(), [&](const ShardedGroup* group) {
+    return are_split_beside_device(*group, impl.options.device);
+  });
   const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
   const bool staged = async || impl.must_stage();
   // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users

@@ -8,6 +8,7 @@
 #include "device/device_squares.h"
 #include "device/dtype.h"
 #include "plan/device_memory.h"
+#include "zeroshard/error.h"
 
 namespace zeroshard {
 namespace {
@@ -101,7 +102,10 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
   if (!sync || basis_ != Basis::kUnits) return;
-  ZS_ASSERT(next_ == 0 && completed_.empty(), "the order of launches would change within a backward pass");
+  if (next_ != 0 || !completed_.empty())
+    throw StateError(
+        "a pass through the engine's model has brought gradients to none of its parameters (torch.autograd.grad of its "
+        "output, say), and its units count as done: call engine.zero_grad() before the next backward()");
   // A unit's last gradients come from its first use. Unused units come last: otherwise all others would wait for them.
   std::vector<size_t> order;
   std::vector<bool> used(num_units(), false);

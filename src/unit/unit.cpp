@@ -205,6 +205,7 @@ void Unit::wait() {
   if (Unsharding* const pending = std::get_if<Unsharding>(&state_)) {
     for (const auto& work : pending->works) work->wait();
     attach(pending->memory);
+    gathered_ = std::move(pending->works);
     state_ = Unsharded{pending->memory};
   }
   if (!is_unsharded()) return;
@@ -220,6 +221,10 @@ void Unit::reshard() {
   uses().end();
   if (slot_) ring_.release(std::exchange(slot_, nullptr));
   state_ = Sharded{};
+}
+
+void Unit::await_readers() {
+  for (const auto& work : std::exchange(gathered_, {})) work->drain();
 }
 
 void Unit::take_part() {

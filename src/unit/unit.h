@@ -65,6 +65,9 @@ class Unit {
   void unshard();
   void wait();
   void reshard();
+  // Returns when no rank reads this rank's shards any more for a gather that this rank has waited for: they may be
+  // written. After such a gather others may still read; the step, too, orders that.
+  void await_readers();
   // Takes part in a gather that another rank needs, whatever this unit's state, which stays.
   void take_part();
   bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
@@ -142,6 +145,7 @@ class Unit {
   std::vector<at::Tensor> views_;     // per parameter, what its tensors are while unsharded
   std::vector<std::vector<at::Tensor>> tensors_;
   std::vector<std::unique_ptr<Work>> refreshing_;
+  std::vector<std::unique_ptr<Work>> gathered_;  // the last gather that was waited for
   std::variant<Sharded, Unsharding, Unsharded> state_;
 };
 

@@ -274,3 +274,25 @@ def free_before_others_come(stage, folder):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_collective_that_failed_writes_to_nothing_that_is_in_use(tmp_path, stage):
     assert world.run(3, free_before_others_come, stage=stage, folder=str(tmp_path)) == [True] * 3
+
+
+# -- Gradients of inputs alone -----------------------------------------------------------------------------------------
+
+
+def ask_for_gradients_of_inputs(stage):
+    engine, undisturbed = initialize(stage), initialize(stage)
+    x, _ = models.vectors(0, engine.rank(), 2)
+    x.requires_grad_()
+    assert torch.autograd.grad(engine(x).sum(), x)[0].abs().sum() > 0
+    with pytest.raises(zeroshard.StateError, match=r"torch\.autograd\.grad.*call engine\.zero_grad\(\)"):
+        backward(engine, 0)
+    engine.zero_grad()
+    for step in range(2):
+        assert take(engine, step) == take(undisturbed, step)
+    assert engine.parameter_digest() == undisturbed.parameter_digest()
+
+
+@STAGES
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_of_inputs_before_the_first_step_are_told(stage, ranks):
+    world.run(ranks, ask_for_gradients_of_inputs, stage=stage)
