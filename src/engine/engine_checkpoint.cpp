@@ -410,7 +410,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   const bool staged = async || impl.must_stage();
   // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
   // may be writing again by then. Parameters of 32 bits are saved themselves.
-  const auto of_master = staged ? Impl::OfMaster::kOf16Bits : Impl::OfMaster::kInMemory;
+  const auto of_master = staged ? Impl::OfMaster::kAllButSaved : Impl::OfMaster::kInMemory;
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {

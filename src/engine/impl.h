@@ -66,8 +66,9 @@ struct Engine::Impl {
   void refresh(const Update& update);
   void finish_step(const StepResult& result, const Update& update);
   void take_writes(bool written_somewhere);
-  // Which master weights; kOf16Bits: those in memory, and those of 16-bit parameters anywhere.
-  enum class OfMaster : uint8_t { kNone, kInMemory, kOf16Bits, kAll };
+  // Which master weights; kAllButSaved: not those of whole 32-bit parameters that a save in the background reads
+  // instead.
+  enum class OfMaster : uint8_t { kNone, kInMemory, kAllButSaved, kAll };
   void take_all_writes(OfMaster of_master = OfMaster::kAll);
   void take_writes_to_groups(OfMaster of_master = OfMaster::kAll);
   void check_writes();

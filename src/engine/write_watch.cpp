@@ -115,7 +115,9 @@ void Engine::Impl::take_writes_to_groups(OfMaster of_master) {
   if (of_master == OfMaster::kNone) return;
   const auto is_taken = [&](const ShardedGroup& group) {
     if (of_master == OfMaster::kAll || group.states().in_memory() != nullptr) return true;
-    return of_master == OfMaster::kOf16Bits && group.flat().dtype != DType::kFloat32;
+    // See States::add_weights().
+    const bool are_saved = group.flat().dtype == DType::kFloat32 && group.states().hold() != nullptr;
+    return of_master == OfMaster::kAllButSaved && !are_saved;
   };
   for (ShardedGroup* const group : groups->trained())
     if (is_taken(*group)) optimizer.take_writes(*group);

@@ -148,29 +148,36 @@ TEST_P(ShareOffload, CheckpointsGoBetweenTiers) {
   expect_no_race(scenario());
 }
 
-// Users write to whole parameters, which are master weights on the device, right after a save in the background.
+// Users write to whole parameters, which are master weights on the device, right before a save and right after.
+void expect_saves_have_what_the_state_was(const Scenario& saving, bool is_whole, bool async) {
+  const TemporaryDirectory root;
+  const auto write = [&](test::SavingRank& rank, double factor) {
+    const at::NoGradGuard no_grad;
+    for (const size_t unit : {size_t{1}, size_t{3}})
+      if (is_whole) rank.model->params()[unit][4].data().mul_(factor);
+  };
+  const auto errors = run_saving(saving, [&](test::SavingRank& rank) {
+    rank.train_step(saving, 0);
+    write(rank, 1.5);
+    const at::Tensor then = rank.values();
+    SaveOptions options;
+    options.async = async;
+    rank.engine->save_checkpoint(root.path(), "a", 1, {}, options);
+    write(rank, 0.5);
+    rank.engine->set_weights(2, 0, 0, at::full({kWidth * kWidth}, 0.5, at::kFloat));
+    rank.train_step(saving, 1);
+    rank.engine->wait_for_checkpoint();
+    EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
+    EXPECT_TRUE(rank.values().equal(then));
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
 TEST_P(ShareOffload, SavesHaveWhatTheStateWas) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const TemporaryDirectory root;
-    const Scenario saving = share(scenario(dtype));
-    const auto errors = run_saving(saving, [&](test::SavingRank& rank) {
-      rank.train_step(saving, 0);
-      const at::Tensor then = rank.values();
-      SaveOptions in_background;
-      in_background.async = true;
-      rank.engine->save_checkpoint(root.path(), "a", 1, {}, in_background);
-      if (stage() < 3) {
-        const at::NoGradGuard no_grad;
-        for (const size_t unit : {size_t{1}, size_t{3}}) rank.model->params()[unit][4].data().mul_(0.5);
-      }
-      rank.engine->set_weights(2, 0, 0, at::full({kWidth * kWidth}, 0.5, at::kFloat));
-      rank.train_step(saving, 1);
-      rank.engine->wait_for_checkpoint();
-      EXPECT_NE(rank.engine->load_checkpoint(root.path()), std::nullopt);
-      EXPECT_TRUE(rank.values().equal(then));
-    });
-    EXPECT_THAT(errors, Each(""));
-  }
+  for (const OffloadDevice place : {OffloadDevice::kCpu, OffloadDevice::kNvme})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      for (const bool async : {false, true})
+        expect_saves_have_what_the_state_was(share(scenario(dtype), place), stage() < 3, async);
   expect_no_race(scenario());
 }
 
