@@ -46,11 +46,11 @@ TEST(CheckOffload, FilesAreForZeroshardsOptimizers) {
               ::testing::AllOf(::testing::HasSubstr("Adafactor"), ::testing::HasSubstr("set \"cpu\"")));
 }
 
-TEST(CheckOffload, AShareIsForFilesOfRanksOnTheCpu) {
+TEST(CheckOffload, AShareIsForZeroshardsOptimizers) {
   const Config half = in_files(R"(, "ratio": 0.5)"), none = in_files(R"(, "ratio": 0)");
   EXPECT_EQ(refusal(half, at::kCPU, ""), "");
   EXPECT_THAT(refusal(half, at::kCPU, "Adafactor"), ::testing::HasSubstr("Adafactor"));
-  EXPECT_THAT(refusal(half, c10::Device(at::kCUDA, 0), ""), ::testing::HasSubstr("the ranks run on cuda:0"));
+  EXPECT_EQ(refusal(half, c10::Device(at::kCUDA, 0), ""), "");
   for (const c10::Device device : {c10::Device(at::kCPU), c10::Device(at::kCUDA, 0)})
     EXPECT_EQ(refusal(none, device, "Adafactor"), "") << device;  // nothing leaves
   for (const double ratio : {-0.5, 1.5, std::nan("")}) {
@@ -117,12 +117,19 @@ TEST(CheckOffload, TrainedParametersInFilesLieWithTheirStates) {
   }
 }
 
-TEST(CheckOffload, AUnitsStatesLeaveTheDeviceTogether) {
+TEST(CheckOffload, TheDeviceUpdatesTheRestWithWhatLiesThere) {
+  const c10::Device device(at::kCUDA, 1);
   Config config = offloading("offload_optimizer");
   config.offload_optimizer.ratio = 0.5;
-  EXPECT_NO_THROW(check_offload(config, at::kCPU, ""));  // nothing leaves
-  EXPECT_THAT(refusal(config, c10::Device(at::kCUDA, 1), ""),
-              ::testing::AllOf(::testing::HasSubstr("offload_optimizer.ratio = 0.5: "), ::testing::HasSubstr("set 1")));
+  EXPECT_EQ(refusal(config, device, ""), "");
+  EXPECT_THAT(refusal(config, device, "Adafactor"), ::testing::HasSubstr("offload_optimizer.ratio = 0.5: Adafactor"));
+  Config parameters = config;
+  parameters.offload_param.device = OffloadDevice::kCpu;
+  EXPECT_THAT(refusal(parameters, device, ""), ::testing::HasSubstr("offload_param.device is \"cpu\""));
+  EXPECT_EQ(refusal(parameters, at::kCPU, ""), "");  // nothing leaves
+  Config gradients = config;
+  gradients.offload.gradients = OffloadConfig::Gradients::kCpu;
+  EXPECT_THAT(refusal(gradients, device, ""), ::testing::HasSubstr("offload.gradients = \"cpu\": "));
 }
 
 }  // namespace
