@@ -181,7 +181,8 @@ class HostActivations::Copies {
     return block;
   }
 
-  // The youngest record that is older than `id`. What fails here is tried again, and told, when that is asked for.
+  // The youngest record that is older than `id`. Where there is no memory for it, that is tried again, and told, when
+  // it is asked for.
   void begin_next(Id id) {
     const auto next = records_.lower_bound(id);
     if (next == records_.begin()) return;
@@ -190,6 +191,8 @@ class HostActivations::Copies {
     ahead_.reset();
     try {
       ahead_.emplace(begin_copy(wanted));
+    } catch (const IoError&) {  // of files that cannot be used any more
+      throw;
     } catch (const std::exception&) {
     }
   }

@@ -65,7 +65,7 @@ _TABLE = [
     (
         "writes-of-users-are-not-taken",
         _SAVE,
-        "staged ? Impl::OfMaster::kOf16Bits : Impl::OfMaster::kInMemory",
+        "staged ? Impl::OfMaster::kAllButSaved : Impl::OfMaster::kInMemory",
         "Impl::OfMaster::kInMemory",
         "engine",
         "SwapSave.HasWhatUsersWroteBeforeItAlone",
