@@ -6,10 +6,12 @@
 #include <array>
 #include <charconv>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string_view>
 
 #include "base/format.h"
+#include "launch/cpu_places.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard::cli {
@@ -132,18 +134,11 @@ Host read_hostfile(const std::string& path) {
 }
 
 std::vector<int> parse_cores(const std::string& list) {
-  std::vector<int> cores;
-  for (const std::string& part : split(list, ',')) {
-    const size_t dash = part.find('-');
-    const auto first = number(std::string_view(part).substr(0, dash));
-    const auto last = dash == part.npos ? first : number(std::string_view(part).substr(dash + 1));
-    if (!first || !last || *last < *first || *last > 4095 || (!cores.empty() && *first <= cores.back())) {
-      throw ValueError("--bind_core_list is '" + list + "', expected CPUs in rising order, like 0-3,8");
-    }
-    for (int core = *first; core <= *last; ++core) cores.push_back(core);
-  }
-  if (cores.empty()) throw ValueError("--bind_core_list is empty, expected CPUs like 0-3,8");
-  return cores;
+  const std::optional<std::vector<int>> cores = parse_cpu_list(list);
+  if (!cores || std::adjacent_find(cores->begin(), cores->end(), std::greater_equal()) != cores->end())
+    throw ValueError("--bind_core_list is '" + list + "', expected CPUs in rising order, like 0-3,8");
+  if (cores->empty()) throw ValueError("--bind_core_list is empty, expected CPUs like 0-3,8");
+  return *cores;
 }
 
 }  // namespace zeroshard::cli

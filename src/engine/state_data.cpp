@@ -101,56 +101,60 @@ class StateData final : public SliceData {
   bool is_engines_;
 };
 
-class HeldState final : public SliceData {
+// What is read while training goes on: who writes to it waits until reading has ended.
+class HeldData : public SliceData {
+ public:
+  void write(int64_t, int64_t, const void*) final { ZS_ASSERT(false, "what is held is read alone"); }
+  bool is_held() const final { return true; }
+  void end_reading() noexcept override { reading_.reset(); }
+
+ protected:
+  explicit HeldData(WriteHold& hold) : reading_(hold.read()) {}
+
+ private:
+  WriteHold::Reading reading_;
+};
+
+class HeldState final : public HeldData {
  public:
   HeldState(const ShardedGroup& group, int state)
-      : reader_(group.states().reader(state)), reading_(group.states().hold()->read()) {}
+      : HeldData(*group.states().hold()), reader_(group.states().reader(state)) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     const int64_t begin = offset / int64_t{sizeof(float)};
     told_as_state([&] { reader_->read({begin, begin + bytes / int64_t{sizeof(float)}}, static_cast<float*>(to)); });
   }
-  void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
-  bool is_held() const override { return true; }
   void end_reading() noexcept override {
-    reading_.reset();
+    HeldData::end_reading();
     reader_.reset();  // its buffer, too
   }
 
  private:
   std::unique_ptr<StateReader> reader_;
-  WriteHold::Reading reading_;
 };
 
-class HeldParameters final : public SliceData {
+class HeldParameters final : public HeldData {
  public:
   explicit HeldParameters(const ShardedGroup& group)
-      : data_(group.updated_memory()), reading_(group.states().hold()->read()) {}
+      : HeldData(*group.states().hold()), data_(group.updated_memory()) {}
   void read(int64_t offset, int64_t bytes, void* to) const override { data_.read(offset, bytes, to); }
-  void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
-  bool is_held() const override { return true; }
-  void end_reading() noexcept override { reading_.reset(); }
 
  private:
   TensorData data_;
-  WriteHold::Reading reading_;
 };
 
-class HeldFile final : public SliceData {
+class HeldFile final : public HeldData {
  public:
-  explicit HeldFile(FileParameters& params) : reader_(params.reader()), reading_(params.hold().read()) {}
+  explicit HeldFile(FileParameters& params) : HeldData(params.hold()), reader_(params.reader()) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     told_as_state([&] { reader_->read_bytes({offset, offset + bytes}, to); });
   }
-  void write(int64_t, int64_t, const void*) override { ZS_ASSERT(false, "what is held is read alone"); }
-  bool is_held() const override { return true; }
   void end_reading() noexcept override {
-    reading_.reset();
+    HeldData::end_reading();
     reader_.reset();  // its buffer, too
   }
 
  private:
   mutable std::optional<ChunkReader> reader_;
-  WriteHold::Reading reading_;
 };
 
 // Parameters in files.

@@ -1,7 +1,5 @@
 #include "launch/cpu_places.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -32,20 +30,6 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-// Of "0-3,8", as the kernel writes it; of another text none.
-std::vector<int> parse_cpu_list(const std::string& text) {
-  std::vector<int> cpus;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    const size_t dash = part.find('-');
-    const std::optional<int> first = to_number(part.substr(0, dash));
-    const std::optional<int> last = dash == part.npos ? first : to_number(part.substr(dash + 1));
-    if (!first || !last || *first < 0 || *last >= CPU_SETSIZE) return {};
-    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
 // By number, the CPUs that are `usable`; nodes without any are left out. Empty where the kernel does not say.
 std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector<int>& usable) {
   std::map<int, std::vector<int>> nodes;
@@ -54,7 +38,9 @@ std::map<int, std::vector<int>> nodes_of(const fs::path& root, const std::vector
     const std::string name = entry.path().filename();
     const std::optional<int> number = name.starts_with("node") ? to_number(name.substr(4)) : std::nullopt;
     if (!number) continue;
-    for (const int cpu : parse_cpu_list(first_line(entry.path() / "cpulist")))
+    const std::optional<std::vector<int>> cpus = parse_cpu_list(first_line(entry.path() / "cpulist"));
+    if (!cpus) continue;
+    for (const int cpu : *cpus)
       if (std::find(usable.begin(), usable.end(), cpu) != usable.end()) nodes[*number].push_back(cpu);
   }
   return nodes;
@@ -108,6 +94,20 @@ CpuPlaces parts_of(const std::vector<int>& cores, int num_ranks) {
 }
 
 }  // namespace
+
+std::optional<std::vector<int>> parse_cpu_list(const std::string& text) {
+  constexpr int kLast = 4095;
+  std::vector<int> cpus;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const size_t dash = part.find('-');
+    const std::optional<int> first = to_number(part.substr(0, dash));
+    const std::optional<int> last = dash == part.npos ? first : to_number(part.substr(dash + 1));
+    if (!first || !last || *first < 0 || *last < *first || *last > kLast) return std::nullopt;
+    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
+  }
+  return cpus;
+}
 
 CpuPlaces numa_places(const std::string& root, const std::vector<int>& usable, const std::vector<std::string>& gpus,
                       int num_ranks) {

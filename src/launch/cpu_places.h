@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,5 +23,8 @@ CpuPlaces cpu_places(const LaunchOptions& options);
 // `root` describe.
 CpuPlaces numa_places(const std::string& root, const std::vector<int>& usable, const std::vector<std::string>& gpus,
                       int num_ranks);
+
+// The CPUs of a list like "0-3,8", as the kernel writes it; nothing for another text.
+std::optional<std::vector<int>> parse_cpu_list(const std::string& text);
 
 }  // namespace zeroshard

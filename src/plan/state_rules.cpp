@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/align.h"
 #include "base/check.h"
@@ -94,43 +95,44 @@ RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table)
   return exit;
 }
 
-RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table) {
-  constexpr int64_t kMost = 3;
+namespace {
+
+// Of buffers of the host through which the host's part of some groups passes, a piece at a time; `dtype_of` says of
+// which groups, and in which dtype.
+template <typename DtypeOf>
+RingClass buffers_of_pieces(std::span<const UnitLayout> units, PlacementTable table, int64_t piece_numel, int64_t most,
+                            const DtypeOf& dtype_of) {
   int64_t pieces = 0;
-  RingClass copies;
+  RingClass buffers;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupPlacement& place = table[u].groups[g];
-      const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
+      const std::optional<DType> dtype = dtype_of(place);
       const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
-      if (!goes || numel == 0 || place.parameters.dtype == DType::kFloat32) continue;
-      const int64_t bytes = std::min(numel, kCopiedNumel) * element_size(place.parameters.dtype);
-      copies.slot_bytes = std::max(copies.slot_bytes, bytes);
-      pieces += ceil_div(numel, kCopiedNumel);
-      ++copies.units;
+      if (!dtype || numel == 0) continue;
+      buffers.slot_bytes = std::max(buffers.slot_bytes, std::min(numel, piece_numel) * element_size(*dtype));
+      pieces += ceil_div(numel, piece_numel);
+      ++buffers.units;
     }
   }
-  copies.slots = int(std::min(kMost, pieces));
-  return copies;
+  buffers.slots = int(std::min(most, pieces));
+  return buffers;
+}
+
+}  // namespace
+
+RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table) {
+  return buffers_of_pieces(units, table, kCopiedNumel, 3, [](const GroupPlacement& place) -> std::optional<DType> {
+    const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
+    if (!goes || place.parameters.dtype == DType::kFloat32) return std::nullopt;
+    return place.parameters.dtype;
+  });
 }
 
 RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table) {
-  constexpr int64_t kMost = 2;
-  int64_t pieces = 0;
-  RingClass fetch;
-  for (size_t u = 0; u < units.size(); ++u) {
-    for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const GroupPlacement& place = table[u].groups[g];
-      const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
-      if (!place.fetches_gradients() || numel == 0) continue;
-      const int64_t bytes = std::min(numel, kFetchedNumel) * element_size(place.grad_dtype);
-      fetch.slot_bytes = std::max(fetch.slot_bytes, bytes);
-      pieces += ceil_div(numel, kFetchedNumel);
-      ++fetch.units;
-    }
-  }
-  fetch.slots = int(std::min(kMost, pieces));
-  return fetch;
+  return buffers_of_pieces(units, table, kFetchedNumel, 2, [](const GroupPlacement& place) {
+    return place.fetches_gradients() ? std::optional(place.grad_dtype) : std::nullopt;
+  });
 }
 
 int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOptions& options) {
