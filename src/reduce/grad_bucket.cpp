@@ -175,12 +175,24 @@ void GradBucket::finish() {
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
 }
 
-SlotRing::Slot* GradBucket::drain() {
-  Draining& draining = std::get<Draining>(state_);
+void GradBucket::drain() {
+  ZS_ASSERT(!needs_slot(), "unit ", unit_.name);
+  const Draining& draining = std::get<Draining>(state_);
   if (draining.exchange) draining.exchange->drain();
-  SlotRing::Slot* const slot = draining.slot;
   state_ = Idle{};
-  return slot;
+}
+
+GradBucket::Lent GradBucket::hand_over() {
+  ZS_ASSERT(needs_slot(), "unit ", unit_.name);
+  Draining& draining = std::get<Draining>(state_);
+  Lent lent(draining.slot, std::move(draining.exchange));
+  state_ = Idle{};
+  return lent;
+}
+
+SlotRing::Slot* GradBucket::Lent::drain() {
+  if (exchange_) exchange_->drain();
+  return slot_;
 }
 
 void GradBucket::end_backward() {

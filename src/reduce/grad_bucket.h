@@ -65,12 +65,17 @@ class GradBucket {
   void launch(Span scratch);
   // InFlight -> Draining. Adds to the reduced gradients, or writes them when they are the first of the step.
   void finish();
-  // Draining -> Idle. Returns the slot, which may be used again.
-  SlotRing::Slot* drain();
+  // Draining -> Idle, where the bucket owns its buffer.
+  void drain();
+  // A buffer that the ring lent and peers may still read.
+  class Lent;
+  // Draining -> Idle at once, where the ring lends buffers: the next gradients take another one.
+  Lent hand_over();
 
   // After a backward pass: learns how often each parameter gets a gradient.
   void end_backward();
-  // Drops all gradients since the last step, and learns nothing. Not while in flight. Returns the slot, as drain().
+  // Drops all gradients since the last step, and learns nothing. Not while in flight. Returns the slot that the bucket
+  // was filling, if any.
   SlotRing::Slot* discard();
   // Where every rank updates everything, before the optimizer: gathers the reduced gradients of all ranks in place.
   std::unique_ptr<Work> gather_reduced();
@@ -144,6 +149,17 @@ class GradBucket {
   std::vector<bool> has_grad_;
   ExactSum squares_;
   std::variant<Idle, Filling, InFlight, Draining> state_;
+};
+
+class GradBucket::Lent {
+ public:
+  Lent(SlotRing::Slot* slot, std::unique_ptr<Exchange> exchange) : slot_(slot), exchange_(std::move(exchange)) {}
+  // Waits until no peer reads it. Returns the slot, which may be used again.
+  SlotRing::Slot* drain();
+
+ private:
+  SlotRing::Slot* slot_;
+  std::unique_ptr<Exchange> exchange_;  // null where the reduction has waited
 };
 
 }  // namespace zeroshard

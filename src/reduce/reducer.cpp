@@ -151,25 +151,23 @@ void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) 
   if (bucket.is_complete()) mark_ready(index);
 }
 
-// The bucket in state Filling, with whatever was in the way finished first.
+// The bucket in state Filling, with whatever was in the way finished first. A late gradient does not wait for the peers
+// that read the bucket's last slot: one whose backward failed reads it when it launches the next, after another gather.
 GradBucket& Reducer::filling(size_t index) {
   GradBucket& bucket = buckets_[index];
   while (bucket.is_in_flight()) finish_oldest();  // a late gradient: it gets a second reduction
-  if (bucket.is_draining()) {
-    if (bucket.needs_slot()) std::erase(draining_[bucket.slot_bytes()], index);
-    if (SlotRing::Slot* const slot = bucket.drain()) ring_->release(slot);
-  }
+  if (bucket.is_draining()) bucket.drain();
   if (bucket.is_idle()) bucket.begin(bucket.needs_slot() ? acquire_slot(bucket.slot_bytes()) : nullptr);
   return bucket;
 }
 
 SlotRing::Slot* Reducer::acquire_slot(int64_t bytes) {
-  std::deque<size_t>& draining = draining_[bytes];
+  std::deque<GradBucket::Lent>& draining = draining_[bytes];
   while (true) {
     if (SlotRing::Slot* const slot = ring_->try_acquire(bytes)) return slot;
     const auto same_class = [&](size_t index) { return buckets_[index].slot_bytes() == bytes; };
     if (!draining.empty()) {
-      ring_->release(buckets_[draining.front()].drain());
+      ring_->release(draining.front().drain());
       draining.pop_front();
     } else if (std::any_of(in_flight_.begin(), in_flight_.end(), same_class)) {
       finish_oldest();
@@ -233,7 +231,7 @@ void Reducer::finish_oldest() {
     bucket.finish();
   }
   in_flight_.pop_front();
-  if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(index);
+  if (bucket.needs_slot()) draining_[bucket.slot_bytes()].push_back(bucket.hand_over());
 }
 
 void Reducer::launch_all(bool sync) {

@@ -119,7 +119,7 @@ class Reducer {
   size_t next_ = 0;            // position in order_
   size_t last_added_ = 0;      // the bucket with the last gradient: no other has gradients that wait
   std::deque<size_t> in_flight_;
-  std::map<int64_t, std::deque<size_t>> draining_;  // by bytes of the slot that peers may still read
+  std::map<int64_t, std::deque<GradBucket::Lent>> draining_;  // by bytes; peers may still read them
   SideStream stream_;  // of exchanges and their sums; the last member, so that it ends before the memory goes
 };
 

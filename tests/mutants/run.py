@@ -261,7 +261,7 @@ MUTANTS = [
     Mutant(
         "no-drain",
         "src/reduce/grad_bucket.cpp",
-        "if (draining.exchange) draining.exchange->drain();",
+        "if (exchange_) exchange_->drain();",
         "",
         "reduce",
         "Reducer.ABufferIsReusedOnlyWhenEveryRankHasReadIt",

@@ -154,3 +154,44 @@ def test_a_step_that_failed_and_is_tried_again_has_the_bits_of_one_that_did_not(
     for stage in range(4):
         seeds = [first + 5 * stage + each for each in range(20 if release else 2)]
         assert len(set(world.run(size, fail_and_try_again, stage=stage, dtype=dtype, seeds=seeds))) == 1
+
+
+class UsedAgain(torch.nn.Module):
+    """Checkpointed blocks, the first of which is used twice: backward is one pass for each of them."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(3)])
+        self.head = torch.nn.Linear(16, 4)
+        self.blocks[1].requires_grad_(not frozen)
+
+    def forward(self, x):
+        x.requires_grad_()
+        for block in (*self.blocks, self.blocks[0]):
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+        return self.head(x)
+
+
+def fail_first(failing, frozen):
+    config = models.configuration(3, optimizer=models.sgd(0.1), zeroshard={"timeout_s": 30})
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    engine, *_ = zeroshard.initialize(model=UsedAgain(frozen), config=config)
+    for step in range(2):
+        x = torch.randn(2, 16, generator=torch.Generator().manual_seed(10 * step + world.rank()))
+        if step == 0 and failing:
+            loss = engine(x).square().mean()
+            with pytest.raises((Fault, zeroshard.StateError), match="planted"):
+                engine.backward(Raises.apply(loss) if world.rank() in failing else loss)
+        engine.backward(engine(x).square().mean())
+        engine.step()
+    return engine.parameter_digest()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_first_backward_fails_on_some_ranks_where_a_checkpointed_unit_is_used_twice(size, frozen):
+    expected = world.run(size, fail_first, failing=(), frozen=frozen)[0]
+    for failing in ([0], [size - 1], list(range(1, size))):
+        assert set(world.run(size, fail_first, failing=failing, frozen=frozen)) == {expected}
