@@ -170,6 +170,9 @@ struct OffloadConfig {
   // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in the nvme_path of
   // offload_optimizer, or else of offload_param. On the CPU all is in host memory: there, kCpu changes nothing.
   Activations activations = Activations::kNone;
+  // In which the optimizer's moments are stored: fp32, or bf16, to which each update rounds them at random. In host
+  // memory and files alone.
+  DType moment_dtype = DType::kFloat32;
 };
 
 // "aio": the requests to swap files. Unset: zeroshard's own values.

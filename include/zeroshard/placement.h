@@ -24,7 +24,8 @@ struct PlacementOptions {
   bool shard_one_rank = false;      // a world of one gathers and reduces as several ranks do
   std::optional<DType> wire_dtype;  // gradients on the wire; unset: the dtype of their parameters
   std::optional<DType> grad_dtype;  // reduced gradients; unset: fp32 while accumulating, else the wire dtype
-  int optimizer_slots = 2;          // fp32 values per parameter that the optimizer keeps beside the master weight
+  int optimizer_slots = 2;          // moments of each element, which the optimizer keeps beside its master weight
+  DType moment_dtype = DType::kFloat32;
   int64_t grad_accumulation_steps = 1;
   Tier parameter_tier = Tier::kDevice;  // of the shards of gathered units, at stage 3. Trained ones lie with their
                                         // states: on the device, if these do

@@ -188,6 +188,14 @@ std::vector<Key> own_keys() {
                                       : value == "cpu" ? Activations::kCpu
                                                        : Activations::kNone;
        }},
+      {"zeroshard.offload.moment_dtype", Choice{{"fp32", "bf16"}}, "fp32",
+       "in which the optimizer's moments are stored in host memory and in files. \"bf16\": in 2 bytes each instead of "
+       "4, rounded at random by numbers that depend on parameter, element and step alone; other results than with "
+       "fp32. Beside a device all states must have left it; on ranks whose device is the CPU everywhere",
+       Effect::kYes,
+       [](Config& config, const Json& value) {
+         config.offload.moment_dtype = value == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+       }},
       {"zeroshard.timeout_s", seconds, 600,
        "a collective without progress for this long fails, and a start without all ranks", Effect::kYes,
        [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},

@@ -25,6 +25,26 @@ void check_gradients(const Config& config) {
              ", or zeroshard.offload.gradients to \"auto\""));
 }
 
+// The kernels of the host alone round at random.
+void check_moments(const Config& config, c10::Device device, const std::string& external_optimizer) {
+  constexpr std::string_view kKey = "zeroshard.offload.moment_dtype = \"bf16\": ";
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (config.offload.moment_dtype == DType::kFloat32) return;
+  if (!external_optimizer.empty())
+    throw ConfigError(concat(kKey, external_optimizer, " is an optimizer of your own, which keeps its states itself: ",
+                             "set \"fp32\", or use one of zeroshard's optimizers"));
+  if (device.is_cpu()) return;
+  const bool leaves = offload.device == OffloadDevice::kCpu || offload.device == OffloadDevice::kNvme;
+  if (leaves && offload.ratio == 1 && config.stage > 0) return;
+  const std::string now =
+      config.stage == 0 ? "zero_optimization.stage is 0: set that to 1, 2 or 3"
+      : !leaves         ? "zero_optimization.offload_optimizer.device is \"none\": set that to \"cpu\" or "
+                          "\"nvme\""
+                        : concat("zero_optimization.offload_optimizer.ratio is ", offload.ratio, ": set that to 1");
+  throw ConfigError(concat(kKey, "beside a device, the moments of all elements must lie on the host or in files, and ",
+                           now, ", or zeroshard.offload.moment_dtype to \"fp32\""));
+}
+
 // A part of each unit's states leaves a device, which updates the rest with its own gradients and parameters.
 void check_share(const Config& config, const std::string& external_optimizer) {
   const double ratio = config.offload_optimizer.ratio;
@@ -50,6 +70,7 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
+  check_moments(config, device, external_optimizer);
   if (!device.is_cpu()) check_gradients(config);
   if (offload.ratio == 0) return;  // nothing leaves
   if (offload.device == Device::kNvme && !external_optimizer.empty())

@@ -45,53 +45,67 @@ void told_as_state(const Call& call) {
   }
 }
 
+// All elements of a state. Narrow ones lie on the host, and are fp32 elsewhere.
+void read_values(const at::Tensor& values, void* to) {
+  if (values.scalar_type() == at::kFloat) return TensorData(values).read(0, int64_t(values.nbytes()), to);
+  view_memory(to, values.numel(), at::kFloat, at::kCPU).copy_(values);
+}
+
+// To nearest where they are narrow: those that were read there come back as they were.
+void write_values(const at::Tensor& values, const void* from) {
+  if (values.scalar_type() == at::kFloat) return TensorData(values).write(0, int64_t(values.nbytes()), from);
+  values.copy_(view_memory(const_cast<void*>(from), values.numel(), at::kFloat, at::kCPU));
+}
+
 class StateData final : public SliceData {
  public:
   StateData(const ShardedGroup& group, int state, bool is_engines)
       : group_(group), state_(state), is_engines_(is_engines) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     lend(offset, bytes, OptimizerStates::Access::kRead,
-         [&](int64_t at, TensorData&& state, int64_t size) { state.read(0, size, static_cast<std::byte*>(to) + at); });
+         [&](int64_t at, const at::Tensor& state) { read_values(state, static_cast<std::byte*>(to) + at); });
     if (state_ == kMasterWeights && group_.is_open() && group_.states().in_memory() == nullptr)
       take_params(view_memory(to, bytes / kBytes, at::kFloat, at::kCPU), params(range_of(offset, bytes)));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& state, int64_t size) {
-      state.write(0, size, static_cast<const std::byte*>(from) + at);
-    });
+    lend(offset, bytes, OptimizerStates::Access::kOverwrite,
+         [&](int64_t at, const at::Tensor& state) { write_values(state, static_cast<const std::byte*>(from) + at); });
   }
   void begin_read(int64_t offset, int64_t bytes, void* to) const override {
-    lend(offset, bytes, OptimizerStates::Access::kRead, [&](int64_t at, TensorData&& state, int64_t size) {
-      state.begin_read(0, size, static_cast<std::byte*>(to) + at);
+    if (is_narrow()) return read(offset, bytes, to);
+    lend(offset, bytes, OptimizerStates::Access::kRead, [&](int64_t at, const at::Tensor& state) {
+      TensorData(state).begin_read(0, int64_t(state.nbytes()), static_cast<std::byte*>(to) + at);
     });
   }
   void begin_write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& state, int64_t size) {
-      state.begin_write(0, size, static_cast<const std::byte*>(from) + at);
+    if (is_narrow()) return write(offset, bytes, from);
+    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, const at::Tensor& state) {
+      TensorData(state).begin_write(0, int64_t(state.nbytes()), static_cast<const std::byte*>(from) + at);
     });
   }
   bool writers_wait() const override { return is_engines_; }
   std::byte* on_host() const override {
     const StateTensors* const all = group_.states().in_memory();
-    return all != nullptr ? TensorData(all->at(state_)).on_host() : nullptr;
+    return all != nullptr && !is_narrow() ? TensorData(all->at(state_)).on_host() : nullptr;
   }
 
  private:
   static constexpr int64_t kBytes = sizeof(float);  // of an element
 
+  bool is_narrow() const { return state_ != kMasterWeights && group_.place().moments.dtype != DType::kFloat32; }
   static Range range_of(int64_t offset, int64_t bytes) { return {offset / kBytes, (offset + bytes) / kBytes}; }
   at::Tensor params(Range range) const { return group_.updated_parameters().slice(0, range.begin, range.end).cpu(); }
   // fp32 parameters of a device are copied to their master weights with each update: what they have counts.
   static void take_params(const at::Tensor& master, const at::Tensor& params) {
     params.scalar_type() == at::kFloat ? void(master.copy_(params)) : take_written(master, params);
   }
-  // Calls use(bytes before, state, bytes) for parts of the state that make up the bytes.
+  // Calls use(bytes before, state) for parts of the state that make up the bytes.
   template <typename Use>
   void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
     const Range range = range_of(offset, bytes);
     told_as_state([&] {
       group_.states().lend_one(range, state_, access, [&](Range part, const at::Tensor& values) {
-        use((part.begin - range.begin) * kBytes, TensorData(values), part.size() * kBytes);
+        use((part.begin - range.begin) * kBytes, values);
       });
     });
   }

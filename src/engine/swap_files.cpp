@@ -32,7 +32,7 @@ int depth_for(int chunks, int64_t block_bytes) {
 
 int64_t bytes_of(std::span<const ChunkGroup> groups) {
   int64_t bytes = 0;
-  for (const ChunkGroup& group : groups) bytes += group.numel * group.slots * int64_t{sizeof(float)};
+  for (const ChunkGroup& group : groups) bytes += group.bytes();
   return bytes;
 }
 

@@ -6,6 +6,10 @@
 
 namespace zeroshard {
 
+int64_t ChunkGroup::record_bytes(int64_t of_numel) const {
+  return Chunk{{0, of_numel}, 0, slots, half_slots}.bytes();
+}
+
 ChunkTotals::ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel) {
   ZS_CHECK(chunk_numel > 0 && chunk_numel % kBlockNumel == 0, "a chunk must have a multiple of ", kBlockNumel,
            " elements, got ", chunk_numel);
@@ -13,13 +17,14 @@ ChunkTotals::ChunkTotals(std::span<const ChunkGroup> groups, int64_t chunk_numel
     ZS_CHECK(group.numel >= 0 && group.numel % kBlockNumel == 0 && group.slots >= 0, "a group of ", group.numel,
              " elements with ", group.slots, " values each is not made of blocks of ", kBlockNumel);
     ZS_CHECK(group.slots <= kMaxSlots, "elements have at most ", kMaxSlots, " values each, got ", group.slots);
+    ZS_CHECK(group.half_slots >= 0 && group.half_slots <= group.slots, group.half_slots, " of ", group.slots,
+             " values of an element cannot have 16 bits");
     if (group.slots == 0) continue;
     const int64_t whole = group.numel / chunk_numel, rest = group.numel % chunk_numel;
     const int64_t blocks = whole * ceil_div(chunk_numel, kSumNumel) + ceil_div(rest, kSumNumel);
     num_chunks += size_t(whole + (rest > 0 ? 1 : 0));
     num_sums += size_t(blocks * group.slots);
-    const int64_t longest = std::min(group.numel, chunk_numel);
-    record_bytes = std::max(record_bytes, longest * group.slots * int64_t{sizeof(float)});
+    record_bytes = std::max(record_bytes, group.record_bytes(std::min(group.numel, chunk_numel)));
   }
 }
 
@@ -36,6 +41,7 @@ ChunkLayout::ChunkLayout(std::span<const ChunkGroup> groups, size_t num_files, i
       Chunk chunk{{begin, std::min(begin + chunk_numel, group.numel)},
                   first_.size() - 1,
                   group.slots,
+                  group.half_slots,
                   chunks_.size() % num_files};
       chunk.offset = file_bytes_[chunk.file];
       chunk.first_sum = num_sums;

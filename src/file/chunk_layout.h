@@ -18,11 +18,17 @@ inline constexpr int64_t kSumNumel = 4 * kBlockNumel;
 
 inline constexpr int kMaxSlots = 4;
 
-// `numel` elements with `slots` fp32 values each. Chunks never cross the end of a group.
+// `numel` elements with `slots` values each: fp32, or 16 bits in the last of the slots. Chunks never cross the end of a
+// group.
 struct ChunkGroup {
   int64_t numel = 0;      // a multiple of kBlockNumel
   int slots = 0;          // at most kMaxSlots
   std::string name = {};  // for messages
+  int half_slots = 0;     // those with 16 bits
+
+  // Of a record of its elements.
+  int64_t record_bytes(int64_t of_numel) const;
+  int64_t bytes() const { return record_bytes(numel); }
 };
 
 // What all chunks of some groups need together. Costs nothing for each chunk.
@@ -40,20 +46,35 @@ struct ChunkTotals {
   int64_t record_bytes = 0;  // of the longest record
 };
 
+// Slots of 16-bit values end at whole multiples of this, as those of fp32 values do: direct I/O needs it.
+inline constexpr int64_t kSlotAlignment = kBlockNumel * int64_t{sizeof(float)};
+
 struct Chunk {
   Range elements;  // of its group
   size_t group = 0;
-  int slots = 0;
+  int slots = 0, half_slots = 0;
   size_t file = 0;
   int64_t offset = 0;    // of its record in the file: slot after slot
   size_t first_sum = 0;  // its checksums: slot after slot, one for each block of kSumNumel elements
 
   int64_t numel() const { return elements.size(); }
-  int64_t bytes() const { return numel() * slots * int64_t{sizeof(float)}; }
+  int64_t bytes() const { return slot_begin(slots); }
+  int64_t value_bytes(int slot) const { return slot < slots - half_slots ? 4 : 2; }
+  // In its record; of `slots`, the end.
+  int64_t slot_begin(int slot) const {
+    const int wide = std::min(slot, slots - half_slots);
+    return numel() * 4 * wide + align_up(numel() * 2, kSlotAlignment) * (slot - wide);
+  }
   size_t blocks() const { return size_t(ceil_div(numel(), kSumNumel)); }
   // Its values of one slot that have a checksum together, from the chunk's first element on.
   Range block(size_t number) const {
     return {int64_t(number) * kSumNumel, std::min(int64_t(number + 1) * kSumNumel, numel())};
+  }
+  // Where it lies in the record: the last one with what fills up the slot.
+  Range block_bytes(int slot, size_t number) const {
+    const int64_t begin = slot_begin(slot) + block(number).begin * value_bytes(slot);
+    const bool is_last = number + 1 == blocks();
+    return {begin, is_last ? slot_begin(slot + 1) : begin + kSumNumel * value_bytes(slot)};
   }
 };
 

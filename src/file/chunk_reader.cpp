@@ -7,31 +7,35 @@
 #include "base/check.h"
 
 namespace zeroshard {
-namespace {
-
-constexpr int64_t kValueBytes = sizeof(float);
-
-}  // namespace
-
 ChunkReader::ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot)
     : store_(store), alone_(std::move(alone)), group_(group), slot_(slot) {}
 
-void ChunkReader::read(Range range, float* to) {
-  read_bytes({range.begin * kValueBytes, range.end * kValueBytes}, to);
+// The slot has values in the group's first chunk, as in every other; a group without chunks has none to read.
+int64_t ChunkReader::value_bytes() const {
+  const ChunkLayout& layout = store_.layout();
+  if (layout.numel(group_) == 0) return sizeof(float);
+  const Chunk& chunk = layout.chunks()[layout.find(group_, 0)];
+  ZS_CHECK(slot_ >= 0 && slot_ < chunk.slots, "slot ", slot_, " of group ", group_, ", which has ", chunk.slots);
+  return chunk.value_bytes(slot_);
+}
+
+void ChunkReader::read(Range range, void* to) {
+  const int64_t size = value_bytes();
+  read_bytes({range.begin * size, range.end * size}, to);
 }
 
 void ChunkReader::read_bytes(Range bytes, void* to) {
   const ChunkLayout& layout = store_.layout();
-  ZS_CHECK(bytes.begin >= 0 && bytes.begin <= bytes.end && bytes.end <= layout.numel(group_) * kValueBytes, "bytes ",
+  const int64_t size = value_bytes();
+  ZS_CHECK(bytes.begin >= 0 && bytes.begin <= bytes.end && bytes.end <= layout.numel(group_) * size, "bytes ",
            bytes.begin, " to ", bytes.end, " of group ", group_, ", which has ", layout.numel(group_), " elements");
   for (int64_t begin = bytes.begin; begin < bytes.end;) {
-    const size_t number = layout.find(group_, begin / kValueBytes);
+    const size_t number = layout.find(group_, begin / size);
     const Chunk& chunk = layout.chunks()[number];
-    ZS_CHECK(slot_ >= 0 && slot_ < chunk.slots, "slot ", slot_, " of group ", group_, ", which has ", chunk.slots);
     if (chunk_ != number) fetch(number);
-    const int64_t end = std::min(bytes.end, chunk.elements.end * kValueBytes);
+    const int64_t end = std::min(bytes.end, chunk.elements.end * size);
     std::memcpy(static_cast<std::byte*>(to) + (begin - bytes.begin),
-                memory_.get() + (begin - chunk.elements.begin * kValueBytes), size_t(end - begin));
+                memory_.get() + (begin - chunk.elements.begin * size), size_t(end - begin));
     begin = end;
   }
 }
@@ -40,7 +44,8 @@ void ChunkReader::fetch(size_t chunk) {
   chunk_.reset();
   if (!memory_) {  // for the group's longest chunk: its first
     const ChunkLayout& layout = store_.layout();
-    memory_ = allocate_direct(layout.chunks()[layout.find(group_, 0)].numel() * kValueBytes);
+    const Chunk& longest = layout.chunks()[layout.find(group_, 0)];
+    memory_ = allocate_direct(longest.slot_begin(slot_ + 1) - longest.slot_begin(slot_));
   }
   ChunkStore::SlotBlocks missing;
   alone_([&] { missing = store_.copy_buffered(chunk, slot_, memory_.get()); });

@@ -17,12 +17,13 @@ class ChunkReader {
   // `store` outlives it.
   ChunkReader(ChunkStore& store, Alone alone, size_t group, int slot);
   // Throws IoError; then the store has failed, too.
-  void read(Range range, float* to);
+  void read(Range range, void* to);
   // The same where values are bytes of something else: `bytes` counts those of the slot.
   void read_bytes(Range bytes, void* to);
 
  private:
   void fetch(size_t chunk);
+  int64_t value_bytes() const;
 
   ChunkStore& store_;
   Alone alone_;

@@ -12,8 +12,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kValueBytes = sizeof(float);
-
 std::string in_words(const std::string& group) {
   return group.empty() ? "" : concat(" (", group, ")");
 }
@@ -78,8 +76,8 @@ void ChunkStore::fill_files() {
     transfers_->begin({BlockRequest::Kind::kWrite, chunk.file, zeros, chunk.bytes(), chunk.offset, owner});
     for (int slot = 0; slot < chunk.slots; ++slot) {
       for (size_t block = 0; block < chunk.blocks(); ++block) {
-        const int64_t begin = int64_t(block) * kSumNumel, end = std::min(begin + kSumNumel, chunk.numel());
-        sums_[chunk.first_sum + size_t(slot) * chunk.blocks() + block] = hash_bytes(zeros, (end - begin) * kValueBytes);
+        const int64_t bytes = chunk.block_bytes(slot, block).size();
+        sums_[chunk.first_sum + size_t(slot) * chunk.blocks() + block] = hash_bytes(zeros, bytes);
       }
     }
   }
@@ -140,10 +138,11 @@ void ChunkStore::lend(size_t group, Range range, Access access, const Use& use, 
     });
     const Chunk& chunk = layout_.chunks()[part.chunk];
     const Range lent = intersect(range, chunk.elements);
-    auto* const values = reinterpret_cast<float*>(buffer->memory.get());
     std::vector<float*> slots;
-    for (int each = slot.value_or(0); each < (slot ? *slot + 1 : chunk.slots); ++each)
-      slots.push_back(values + each * chunk.numel() + (lent.begin - chunk.elements.begin));
+    for (int each = slot.value_or(0); each < (slot ? *slot + 1 : chunk.slots); ++each) {
+      const int64_t first = (lent.begin - chunk.elements.begin) * chunk.value_bytes(each);
+      slots.push_back(reinterpret_cast<float*>(buffer->memory.get() + chunk.slot_begin(each) + first));
+    }
     if (access != Access::kRead) buffer->changed |= part.blocks;
     use(lent, slots);
   }
@@ -333,11 +332,10 @@ ChunkStore::SlotBlocks ChunkStore::copy_buffered(size_t chunk, int slot, std::by
         missing.set(block);
         continue;
       }
-      const Range values = own.block(block);
-      const int64_t begin = slot * own.numel() + values.begin, bytes = values.size() * kValueBytes;
-      std::byte* const copy = to + values.begin * kValueBytes;
-      std::memcpy(copy, buffer->memory.get() + begin * kValueBytes, size_t(bytes));
-      if (buffer->unchecked[bit]) compare(own, own.first_sum + bit, copy, bytes, begin * kValueBytes);
+      const Range bytes = own.block_bytes(slot, block);
+      std::byte* const copy = to + (bytes.begin - own.slot_begin(slot));
+      std::memcpy(copy, buffer->memory.get() + bytes.begin, size_t(bytes.size()));
+      if (buffer->unchecked[bit]) compare(own, own.first_sum + bit, copy, bytes.size(), bytes.begin);
     }
   });
   return missing;
@@ -350,18 +348,18 @@ void ChunkStore::read_file(size_t chunk, int slot, const SlotBlocks& blocks, std
     if (!blocks[block]) continue;
     const size_t first = block;
     while (block + 1 < own.blocks() && blocks[block + 1]) ++block;
-    const int64_t begin = own.block(first).begin, bytes = (own.block(block).end - begin) * kValueBytes;
-    const int64_t offset = own.offset + (slot * own.numel() + begin) * kValueBytes;
+    const int64_t begin = own.block_bytes(slot, first).begin, bytes = own.block_bytes(slot, block).end - begin;
+    const int64_t offset = own.offset + begin, slot_begin = own.slot_begin(slot);
     bool direct = file.direct();
     try {
-      read_at_least(io_, file.fd(), file.path(), to + begin * kValueBytes, bytes, bytes, offset, direct);
+      read_at_least(io_, file.fd(), file.path(), to + (begin - slot_begin), bytes, bytes, offset, direct);
     } catch (const IoError& error) {
       throw IoError(concat(error.what(), in_words(layout_.group_at(own.file, offset))));
     }
     for (size_t each = first; each <= block; ++each) {
-      const Range values = own.block(each);
-      compare(own, own.first_sum + size_t(slot) * own.blocks() + each, to + values.begin * kValueBytes,
-              values.size() * kValueBytes, (slot * own.numel() + values.begin) * kValueBytes);
+      const Range part = own.block_bytes(slot, each);
+      compare(own, own.first_sum + size_t(slot) * own.blocks() + each, to + (part.begin - slot_begin), part.size(),
+              part.begin);
     }
   }
 }
@@ -377,16 +375,15 @@ void ChunkStore::for_each_stretch(const Chunk& chunk, const Blocks& blocks, cons
   for (int slot = 0; slot < chunk.slots; ++slot) {
     for (size_t block = 0; block < chunk.blocks(); ++block) {
       if (!blocks[size_t(slot) * chunk.blocks() + block]) continue;
-      const int64_t first = slot * chunk.numel() + int64_t(block) * kSumNumel;
-      const int64_t last = slot * chunk.numel() + std::min(int64_t(block + 1) * kSumNumel, chunk.numel());
-      if (first != end) {
-        if (end > begin) visit(begin * kValueBytes, (end - begin) * kValueBytes);
-        begin = first;
+      const Range bytes = chunk.block_bytes(slot, block);
+      if (bytes.begin != end) {
+        if (end > begin) visit(begin, end - begin);
+        begin = bytes.begin;
       }
-      end = last;
+      end = bytes.end;
     }
   }
-  if (end > begin) visit(begin * kValueBytes, (end - begin) * kValueBytes);
+  if (end > begin) visit(begin, end - begin);
 }
 
 // Calls visit(number of the checksum, data, bytes) for every slot of the blocks.
@@ -397,9 +394,8 @@ void ChunkStore::for_each_sum(const Buffer& buffer, const Blocks& blocks, const 
     for (size_t block = 0; block < chunk.blocks(); ++block) {
       const size_t bit = size_t(slot) * chunk.blocks() + block;
       if (!blocks[bit]) continue;
-      const int64_t begin = int64_t(block) * kSumNumel, end = std::min(begin + kSumNumel, chunk.numel());
-      visit(chunk.first_sum + bit, buffer.memory.get() + (slot * chunk.numel() + begin) * kValueBytes,
-            (end - begin) * kValueBytes);
+      const Range bytes = chunk.block_bytes(slot, block);
+      visit(chunk.first_sum + bit, buffer.memory.get() + bytes.begin, bytes.size());
     }
   }
 }

@@ -16,7 +16,7 @@
 
 namespace zeroshard {
 
-// Keeps the fp32 values of groups of elements in swap files, and lends ranges of them in memory.
+// Keeps the values of groups of elements in swap files, and lends ranges of them in memory.
 //
 // Note [Chunks on their way]
 // A few buffers hold one chunk each. A chunk that is lent was read ahead, or is read now. What its borrower has written
@@ -43,8 +43,8 @@ class ChunkStore {
   };
   // kOverwrite: `use` writes all values, and what was there before is not read.
   enum class Access : uint8_t { kRead, kModify, kOverwrite };
-  // `values`: by slot, those of the first element of `part`; where one slot is lent, of that alone. Valid during the
-  // call only.
+  // `values`: by slot, those of the first element of `part`; where one slot is lent, of that alone. The addresses of
+  // 16-bit values are given as those of fp32 ones are. Valid during the call only.
   using Use = std::function<void(Range part, std::span<float* const> values)>;
   // Reads what was lent after the call that lent it, as a copy to a device does.
   class Reader {

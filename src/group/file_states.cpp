@@ -1,8 +1,10 @@
 #include "group/file_states.h"
 
+#include <cstring>
 #include <exception>
 #include <utility>
 
+#include "device/dtype.h"
 #include "device/flat_buffer.h"
 #include "zeroshard/error.h"
 
@@ -22,13 +24,30 @@ ChunkStore::Access access_of(OptimizerStates::Access access) {
 
 namespace {
 
+// In place: bf16 values in the second half of the memory become fp32. Not by LibTorch, whose threads are busy.
+void widen(float* memory, int64_t numel) {
+  auto* const to = reinterpret_cast<std::byte*>(memory);
+  const std::byte* const from = to + numel * 2;
+  for (int64_t i = 0; i < numel; ++i) {
+    uint16_t half = 0;
+    std::memcpy(&half, from + i * 2, sizeof half);
+    const uint32_t bits = uint32_t{half} << 16;
+    std::memcpy(to + i * 4, &bits, sizeof bits);
+  }
+}
+
 class FileReader final : public StateReader {
  public:
-  explicit FileReader(ChunkReader reader) : reader_(std::move(reader)) {}
-  void read(Range range, float* to) override { reader_.read(range, to); }
+  FileReader(ChunkReader reader, at::ScalarType type) : reader_(std::move(reader)), type_(type) {}
+  void read(Range range, float* to) override {
+    if (type_ == at::kFloat) return reader_.read(range, to);
+    reader_.read(range, reinterpret_cast<std::byte*>(to) + range.size() * 2);
+    widen(to, range.size());
+  }
 
  private:
   ChunkReader reader_;
+  at::ScalarType type_;
 };
 
 }  // namespace
@@ -81,6 +100,7 @@ FileStates::FileStates(SwapSpace& space, size_t group, const ShardLayout& layout
     : space_(space),
       group_(group),
       has_master_(place.master_weights.extent != Extent::kNothing),
+      moment_type_(to_scalar_type(place.moments.dtype)),
       master_bytes_(place.master_weights.bytes_on(Tier::kFile, layout)),
       moment_bytes_(place.moments.bytes_on(Tier::kFile, layout)),
       ledger_(ledger) {
@@ -97,11 +117,10 @@ void FileStates::lend(Range range, Access access, const Borrower& use) {
   space_.lend(group_, range, access_of(access), [&](Range part, std::span<float* const> values) {
     StateTensors tensors;
     for (float* const each : values) {
-      at::Tensor tensor = view_memory(each, part.size(), at::kFloat, at::kCPU);
       if (has_master_ && !tensors.master.defined()) {
-        tensors.master = std::move(tensor);
+        tensors.master = view_memory(each, part.size(), at::kFloat, at::kCPU);
       } else {
-        tensors.moments.push_back(std::move(tensor));
+        tensors.moments.push_back(view_memory(each, part.size(), moment_type_, at::kCPU));
       }
     }
     use(part, tensors);
@@ -110,13 +129,13 @@ void FileStates::lend(Range range, Access access, const Borrower& use) {
 
 void FileStates::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
   const auto lent = [&](Range part, std::span<float* const> values) {
-    use(part, view_memory(values[0], part.size(), at::kFloat, at::kCPU));
+    use(part, view_memory(values[0], part.size(), type_of(state), at::kCPU));
   };
   space_.lend(group_, range, access_of(access), lent, slot_of(state));
 }
 
 std::unique_ptr<StateReader> FileStates::reader(int state) {
-  return std::make_unique<FileReader>(space_.reader(group_, slot_of(state)));
+  return std::make_unique<FileReader>(space_.reader(group_, slot_of(state)), type_of(state));
 }
 
 }  // namespace zeroshard

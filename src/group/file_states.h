@@ -62,11 +62,13 @@ class FileStates final : public OptimizerStates {
   std::unique_ptr<StateReader> reader(int state) override;
 
  private:
+  at::ScalarType type_of(int state) const { return state == kMasterWeights ? at::kFloat : moment_type_; }
   int slot_of(int state) const { return state == kMasterWeights ? 0 : state + (has_master_ ? 1 : 0); }
 
   SwapSpace& space_;
   size_t group_;
   bool has_master_;
+  at::ScalarType moment_type_;
   int64_t master_bytes_, moment_bytes_;
   Ledger& ledger_;
 };

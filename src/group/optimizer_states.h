@@ -14,7 +14,8 @@ namespace zeroshard {
 // The master weights among an element's states, where the moments have the numbers of their slots.
 inline constexpr int kMasterWeights = -1;
 
-// Optimizer states of neighbouring elements: 1-D fp32 tensors, all of the same length.
+// Optimizer states of neighbouring elements: 1-D tensors, all of the same length. Master weights are fp32, and moments
+// have the dtype of their placement.
 struct StateTensors {
   at::Tensor master;                // undefined: the parameters are fp32, and their own master weights
   std::vector<at::Tensor> moments;  // by slot
@@ -23,7 +24,8 @@ struct StateTensors {
   const at::Tensor& at(int state) const { return state == kMasterWeights ? master : moments.at(size_t(state)); }
 };
 
-// Reads one state of a group on a thread of its own, while another thread lends states and nobody writes to this one.
+// Reads one state of a group, as fp32, on a thread of its own, while another thread lends states and nobody writes to
+// this one.
 class StateReader {
  public:
   virtual ~StateReader() = default;

@@ -29,7 +29,12 @@ class SplitReader final : public StateReader {
       to += part.size();
     }
     const Range part = behind(range, border_);
-    if (part.size() > 0) std::copy_n(rest_.const_data_ptr<float>() + part.begin, part.size(), to);
+    if (part.size() == 0) return;
+    if (rest_.scalar_type() == at::kFloat) {
+      std::copy_n(rest_.const_data_ptr<float>() + part.begin, part.size(), to);
+    } else {
+      std::copy_n(rest_.const_data_ptr<at::BFloat16>() + part.begin, part.size(), to);
+    }
   }
 
  private:

@@ -82,5 +82,14 @@ ZS_KERNEL inline Fp16 from_float<Fp16>(float value) {
   return {static_cast<uint16_t>(sign | half)};
 }
 
+// To the bf16 above or below, away from zero as often as `random`, 16 bits, carries: over all of them the mean is the
+// value. Finite values stay finite, and what bf16 has stays as it is.
+ZS_KERNEL inline Bf16 round_at_random(float value, uint32_t random) {
+  constexpr uint32_t kLargest = 0x7f7f0000u;  // finite bf16
+  const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {kBf16NaN};
+  return {static_cast<uint16_t>((bits + (magnitude < kLargest ? random : 0)) >> 16)};
+}
+
 }  // namespace
 }  // namespace zeroshard::kernels

@@ -29,6 +29,16 @@ size_t param_index(const StepBuffers& buffers) {
   return buffers.param == nullptr ? size_t{kNoParam} : dtype_index(buffers.param_dtype);
 }
 
+// Of one optimizer's kernels.
+template <typename Kernels>
+auto kernel_for(const KernelTable& table, const Kernels& kernels, const StepBuffers& buffers) {
+  const size_t moment = dtype_index(buffers.moment_dtype);
+  ZS_CHECK(moment < kMomentDtypes, "moments are fp32 or bf16, got ", name_of(buffers.moment_dtype));
+  const auto kernel = kernels[moment][dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  ZS_CHECK(kernel != nullptr, "the kernels of ", table.name, " keep moments in fp32 alone");
+  return kernel;
+}
+
 void check_step(int64_t step) {
   ZS_CHECK(step >= 1, "step counts from 1, got ", step);
 }
@@ -95,7 +105,18 @@ AdagradConstants constants(const StepBuffers& buffers, const AdagradArgs& args) 
   };
 }
 
+// A bijection of 64 bits that spreads neighbours: the output function of splitmix64.
+uint64_t mix(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  return bits ^ (bits >> 31);
+}
+
 }  // namespace
+
+uint64_t random_key(uint64_t parameter, int64_t step) {
+  return mix(mix(parameter) + static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15);
+}
 
 void pack(const KernelTable& table, const void* src, DType src_dtype, void* dst, DType dst_dtype, float scale,
           int64_t numel) {
@@ -122,35 +143,34 @@ TwofoldSum sum_of_squares(const KernelTable& table, const void* data, DType dtyp
   return table.sum_of_squares[dtype_index(dtype)](data, numel);
 }
 
-void adam(const KernelTable& table, const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq,
-          const AdamArgs& args) {
+void adam(const KernelTable& table, const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args) {
   check_numel(buffers.numel);
   check_step(args.step);
-  const auto kernel = table.adam[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  const auto kernel = kernel_for(table, table.adam, buffers);
   kernel(buffers, exp_avg, exp_avg_sq, constants(buffers, args));
 }
 
-void sgd(const KernelTable& table, const StepBuffers& buffers, float* momentum_buffer, const SgdArgs& args) {
+void sgd(const KernelTable& table, const StepBuffers& buffers, void* momentum_buffer, const SgdArgs& args) {
   check_numel(buffers.numel);
   ZS_CHECK((args.momentum != 0) == (momentum_buffer != nullptr),
            "sgd takes a momentum buffer exactly when momentum is not 0, got momentum ", args.momentum);
   ZS_CHECK(!args.nesterov || (args.momentum > 0 && args.dampening == 0),
            "nesterov needs a positive momentum and no dampening, got momentum ", args.momentum, ", dampening ",
            args.dampening);
-  const auto kernel = table.sgd[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  const auto kernel = kernel_for(table, table.sgd, buffers);
   kernel(buffers, momentum_buffer, constants(buffers, args));
 }
 
-void lion(const KernelTable& table, const StepBuffers& buffers, float* exp_avg, const LionArgs& args) {
+void lion(const KernelTable& table, const StepBuffers& buffers, void* exp_avg, const LionArgs& args) {
   check_numel(buffers.numel);
-  const auto kernel = table.lion[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  const auto kernel = kernel_for(table, table.lion, buffers);
   kernel(buffers, exp_avg, constants(buffers, args));
 }
 
-void adagrad(const KernelTable& table, const StepBuffers& buffers, float* sum, const AdagradArgs& args) {
+void adagrad(const KernelTable& table, const StepBuffers& buffers, void* sum, const AdagradArgs& args) {
   check_numel(buffers.numel);
   check_step(args.step);
-  const auto kernel = table.adagrad[dtype_index(buffers.grad_dtype)][param_index(buffers)];
+  const auto kernel = kernel_for(table, table.adagrad, buffers);
   kernel(buffers, sum, constants(buffers, args));
 }
 
@@ -171,19 +191,19 @@ TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel) {
   return sum_of_squares(active_table(), data, dtype, numel);
 }
 
-void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamArgs& args) {
+void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args) {
   adam(active_table(), buffers, exp_avg, exp_avg_sq, args);
 }
 
-void sgd(const StepBuffers& buffers, float* momentum_buffer, const SgdArgs& args) {
+void sgd(const StepBuffers& buffers, void* momentum_buffer, const SgdArgs& args) {
   sgd(active_table(), buffers, momentum_buffer, args);
 }
 
-void lion(const StepBuffers& buffers, float* exp_avg, const LionArgs& args) {
+void lion(const StepBuffers& buffers, void* exp_avg, const LionArgs& args) {
   lion(active_table(), buffers, exp_avg, args);
 }
 
-void adagrad(const StepBuffers& buffers, float* sum, const AdagradArgs& args) {
+void adagrad(const StepBuffers& buffers, void* sum, const AdagradArgs& args) {
   adagrad(active_table(), buffers, sum, args);
 }
 

@@ -32,6 +32,15 @@ struct TwofoldSum {
 // instruction set. Not finite if an element is not finite.
 TwofoldSum sum_of_squares(const void* data, DType dtype, int64_t numel);
 
+// Random numbers by which moments are rounded to bf16: a function of the element's number and the key alone, so that
+// they do not depend on what is updated together. Elements 2^32 apart share theirs.
+struct RandomBits {
+  uint64_t key = 0;           // another one for each parameter and step
+  int64_t first_element = 0;  // the number of the first element of the range
+};
+// The key of one step of the parameter with this hash of its name.
+uint64_t random_key(uint64_t parameter, int64_t step);
+
 // The inputs of every optimizer kernel besides its own hyper-parameters.
 struct StepBuffers {
   float* master = nullptr;     // fp32 weights, updated in place
@@ -41,6 +50,8 @@ struct StepBuffers {
   DType param_dtype = DType::kBFloat16;
   float grad_scale = 1;  // gradients are multiplied by this first: 1 / loss scale, times the clip factor
   int64_t numel = 0;
+  DType moment_dtype = DType::kFloat32;  // or bf16, rounded at random
+  RandomBits random = {};                // with bf16
 };
 
 // The formulas and the order of operations are those of torch.optim (2.13), per element in fp32.
@@ -51,26 +62,27 @@ struct AdamArgs {
   bool maximize = false;
   int64_t step = 1;  // 1 for the first update
 };
-void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamArgs& args);
+// Moments are fp32, or bf16 if the buffers say so.
+void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamArgs& args);
 
 struct SgdArgs {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
   bool first_step = false;  // momentum = grad, without dampening
 };
-void sgd(const StepBuffers& buffers, float* momentum_buffer /* null when momentum is 0 */, const SgdArgs& args);
+void sgd(const StepBuffers& buffers, void* momentum_buffer /* null when momentum is 0 */, const SgdArgs& args);
 
 struct LionArgs {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
 };
-void lion(const StepBuffers& buffers, float* exp_avg, const LionArgs& args);
+void lion(const StepBuffers& buffers, void* exp_avg, const LionArgs& args);
 
 struct AdagradArgs {
   double lr = 1e-2, lr_decay = 0, weight_decay = 0, eps = 1e-10;
   bool maximize = false;
   int64_t step = 1;
 };
-void adagrad(const StepBuffers& buffers, float* sum, const AdagradArgs& args);
+void adagrad(const StepBuffers& buffers, void* sum, const AdagradArgs& args);
 
 // The instruction set that run-time dispatch chose: "avx512", "avx2", "neon" or "scalar". ZEROSHARD_ISA overrides it if
 // it names one of these that the processor has (tests compare their bits).

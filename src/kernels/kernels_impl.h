@@ -37,6 +37,10 @@ struct Body {
   ZS_KERNEL void store(void* base, typename V::F value) const {
     V::template store<T>(at(base, index * static_cast<int64_t>(sizeof(T))), value);
   }
+  // Rounded to bf16 by 16 random bits for each lane.
+  ZS_KERNEL void store_at_random(void* base, typename V::F value, typename V::I random) const {
+    V::store_at_random(at(base, index * static_cast<int64_t>(sizeof(Bf16))), value, random);
+  }
   // For elements that were not read and will not be read soon.
   template <typename T>
   ZS_KERNEL void store_last(void* base, typename V::F value) const {
@@ -67,6 +71,9 @@ struct Tail {
   template <typename T>
   ZS_KERNEL void store(void* base, typename V::F value) const {
     V::template store<T>(at(base, index * static_cast<int64_t>(sizeof(T))), value, lanes);
+  }
+  ZS_KERNEL void store_at_random(void* base, typename V::F value, typename V::I random) const {
+    V::store_at_random(at(base, index * static_cast<int64_t>(sizeof(Bf16))), value, random, lanes);
   }
   template <typename T>
   ZS_KERNEL void store_last(void* base, typename V::F value) const {

@@ -48,6 +48,72 @@ class Divisor {
   typename V::F negative_, reciprocal_;
 };
 
+// How an optimizer's moments are read and written. `draw` is what the stores of one place take: random bits, if any.
+template <class V, typename Moment>
+struct Moments {
+  explicit Moments(const StepBuffers& /*buffers*/) {}
+  struct Draw {};
+  template <class Where>
+  ZS_KERNEL Draw draw(Where /*where*/) const {
+    return {};
+  }
+  template <class Where>
+  ZS_KERNEL typename V::F load(Where where, const void* from) const {
+    where.template prefetch<Moment>(from);
+    return where.template load<Moment>(from);
+  }
+  template <class Where>
+  ZS_KERNEL void store_first(Where where, void* to, typename V::F value, Draw /*draw*/) const {
+    where.template store<Moment>(to, value);
+  }
+  template <class Where>
+  ZS_KERNEL void store_second(Where where, void* to, typename V::F value, Draw /*draw*/) const {
+    where.template store<Moment>(to, value);
+  }
+};
+
+// bf16, rounded at random: to nearest, a second moment that decays by less than half a unit of the last place would
+// never shrink. An element's 32 bits are its number, moved and mixed by the key: 16 of them are for each of two
+// moments. The mixing is that of lowbias32 (C. Wellons, "Prospecting for Hash Functions", 2018), with the key's other
+// half between its multiplications.
+template <class V>
+struct Moments<V, Bf16> {
+  using Draw = typename V::I;
+  explicit Moments(const StepBuffers& buffers)
+      : numbers_(Draw{} + static_cast<uint32_t>(buffers.random.first_element) +
+                 static_cast<uint32_t>(buffers.random.key)),
+        high_(static_cast<uint32_t>(buffers.random.key >> 32)) {
+    uint32_t lanes[V::kWidth];
+    std::memcpy(lanes, &numbers_, sizeof lanes);
+    for (int lane = 0; lane < V::kWidth; ++lane) lanes[lane] += static_cast<uint32_t>(lane);
+    std::memcpy(&numbers_, lanes, sizeof lanes);
+  }
+  template <class Where>
+  Draw draw(Where where) const {
+    Draw bits = numbers_ + static_cast<uint32_t>(where.index);
+    bits = (bits ^ (bits >> 16)) * 0x7feb352du;
+    bits = (bits ^ (bits >> 15) ^ high_) * 0x846ca68bu;
+    return bits ^ (bits >> 16);
+  }
+  template <class Where>
+  typename V::F load(Where where, const void* from) const {
+    where.template prefetch<Bf16>(from);
+    return where.template load<Bf16>(from);
+  }
+  template <class Where>
+  void store_first(Where where, void* to, typename V::F value, Draw draw) const {
+    where.store_at_random(to, value, draw & 0xffffu);
+  }
+  template <class Where>
+  void store_second(Where where, void* to, typename V::F value, Draw draw) const {
+    where.store_at_random(to, value, draw >> 16);
+  }
+
+ private:
+  Draw numbers_;
+  uint32_t high_;
+};
+
 // AdamConstants as vectors.
 template <class V>
 struct AdamFactors {
@@ -68,13 +134,14 @@ struct AdamFactors {
   typename V::F eps, negative_step_size, lerp_weight;
 };
 
-template <class V, typename Grad, typename Param>
+template <class V, typename Grad, typename Param, typename Moment>
 class AdamStep {
  public:
-  AdamStep(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamConstants& c)
+  AdamStep(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamConstants& c)
       : b_(buffers),
         exp_avg_(exp_avg),
         exp_avg_sq_(exp_avg_sq),
+        moments_(buffers),
         c_(c),
         from_exp_avg_(c.beta1_weight < 0.5f),
         decoupled_(c.decoupled),
@@ -84,19 +151,18 @@ class AdamStep {
   ZS_KERNEL void operator()(Where where) const {
     where.template prefetch<float>(b_.master);
     where.template prefetch<Grad>(b_.grad);
-    where.template prefetch<float>(exp_avg_);
-    where.template prefetch<float>(exp_avg_sq_);
     auto weights = where.template load<float>(b_.master);
     auto grad = V::mul(where.template load<Grad>(b_.grad), c_.grad_scale);
     if (decoupled_) weights = V::mul(weights, c_.decay);
     if (coupled_) grad = V::fma(weights, c_.l2, grad);
 
-    auto mean = where.template load<float>(exp_avg_);
+    auto mean = moments_.load(where, exp_avg_);
     mean = V::fma(c_.lerp_weight, V::sub(grad, mean), from_exp_avg_ ? mean : grad);
-    auto square = V::mul(where.template load<float>(exp_avg_sq_), c_.beta2);
+    auto square = V::mul(moments_.load(where, exp_avg_sq_), c_.beta2);
     square = V::fma(V::mul(c_.beta2_weight, grad), grad, square);
-    where.template store<float>(exp_avg_, mean);
-    where.template store<float>(exp_avg_sq_, square);
+    const auto draw = moments_.draw(where);
+    moments_.store_first(where, exp_avg_, mean, draw);
+    moments_.store_second(where, exp_avg_sq_, square, draw);
 
     const auto denominator = V::add(c_.bias_correction2_sqrt.divide(V::sqrt(square)), c_.eps);
     weights = V::add(weights, V::div(V::mul(c_.negative_step_size, mean), denominator));
@@ -105,22 +171,24 @@ class AdamStep {
 
  private:
   StepBuffers b_;
-  float *exp_avg_, *exp_avg_sq_;
+  void *exp_avg_, *exp_avg_sq_;
+  Moments<V, Moment> moments_;
   AdamFactors<V> c_;
   bool from_exp_avg_, decoupled_, coupled_;
 };
 
-template <class V, typename Grad, typename Param>
-void adam_kernel(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const AdamConstants& c) {
-  for_each_weight<V, Param>(buffers, AdamStep<V, Grad, Param>(buffers, exp_avg, exp_avg_sq, c));
+template <class V, typename Grad, typename Param, typename Moment>
+void adam_kernel(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const AdamConstants& c) {
+  for_each_weight<V, Param>(buffers, AdamStep<V, Grad, Param, Moment>(buffers, exp_avg, exp_avg_sq, c));
 }
 
-template <class V, typename Grad, typename Param>
+template <class V, typename Grad, typename Param, typename Moment>
 class SgdStep {
  public:
-  SgdStep(const StepBuffers& buffers, float* momentum_buffer, const SgdConstants& c)
+  SgdStep(const StepBuffers& buffers, void* momentum_buffer, const SgdConstants& c)
       : b_(buffers),
         momentum_buffer_(momentum_buffer),
+        moments_(buffers),
         grad_scale_(V::set(c.grad_scale)),
         l2_(V::set(c.l2)),
         momentum_(V::set(c.momentum)),
@@ -138,13 +206,12 @@ class SgdStep {
     auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
     if (decay_) grad = V::fma(weights, l2_, grad);
     if (momentum_buffer_ != nullptr) {
-      where.template prefetch<float>(momentum_buffer_);
       auto velocity = grad;
       if (!first_step_) {
-        velocity = V::mul(where.template load<float>(momentum_buffer_), momentum_);
+        velocity = V::mul(moments_.load(where, momentum_buffer_), momentum_);
         velocity = V::fma(grad, grad_weight_, velocity);
       }
-      where.template store<float>(momentum_buffer_, velocity);
+      moments_.store_first(where, momentum_buffer_, velocity, moments_.draw(where));
       grad = nesterov_ ? V::fma(velocity, momentum_, grad) : velocity;
     }
     store_weights<Param, V>(where, b_, V::fma(grad, negative_lr_, weights));
@@ -152,22 +219,24 @@ class SgdStep {
 
  private:
   StepBuffers b_;
-  float* momentum_buffer_;
+  void* momentum_buffer_;
+  Moments<V, Moment> moments_;
   typename V::F grad_scale_, l2_, momentum_, grad_weight_, negative_lr_;
   bool decay_, nesterov_, first_step_;
 };
 
-template <class V, typename Grad, typename Param>
-void sgd_kernel(const StepBuffers& buffers, float* momentum_buffer, const SgdConstants& c) {
-  for_each_weight<V, Param>(buffers, SgdStep<V, Grad, Param>(buffers, momentum_buffer, c));
+template <class V, typename Grad, typename Param, typename Moment>
+void sgd_kernel(const StepBuffers& buffers, void* momentum_buffer, const SgdConstants& c) {
+  for_each_weight<V, Param>(buffers, SgdStep<V, Grad, Param, Moment>(buffers, momentum_buffer, c));
 }
 
-template <class V, typename Grad, typename Param>
+template <class V, typename Grad, typename Param, typename Moment>
 class LionStep {
  public:
-  LionStep(const StepBuffers& buffers, float* exp_avg, const LionConstants& c)
+  LionStep(const StepBuffers& buffers, void* exp_avg, const LionConstants& c)
       : b_(buffers),
         exp_avg_(exp_avg),
+        moments_(buffers),
         grad_scale_(V::set(c.grad_scale)),
         decay_(V::set(c.decay)),
         lr_(V::set(c.lr)),
@@ -180,32 +249,34 @@ class LionStep {
   ZS_KERNEL void operator()(Where where) const {
     where.template prefetch<float>(b_.master);
     where.template prefetch<Grad>(b_.grad);
-    where.template prefetch<float>(exp_avg_);
     const auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
-    const auto mean = where.template load<float>(exp_avg_);
+    const auto mean = moments_.load(where, exp_avg_);
     const auto direction = V::fma(grad, beta1_weight_, V::mul(mean, beta1_));
-    where.template store<float>(exp_avg_, V::fma(grad, beta2_weight_, V::mul(mean, beta2_)));
+    const auto next = V::fma(grad, beta2_weight_, V::mul(mean, beta2_));
+    moments_.store_first(where, exp_avg_, next, moments_.draw(where));
     const auto weights = V::mul(where.template load<float>(b_.master), decay_);
     store_weights<Param, V>(where, b_, V::sub(weights, V::by_sign(lr_, direction)));
   }
 
  private:
   StepBuffers b_;
-  float* exp_avg_;
+  void* exp_avg_;
+  Moments<V, Moment> moments_;
   typename V::F grad_scale_, decay_, lr_, beta1_, beta1_weight_, beta2_, beta2_weight_;
 };
 
-template <class V, typename Grad, typename Param>
-void lion_kernel(const StepBuffers& buffers, float* exp_avg, const LionConstants& c) {
-  for_each_weight<V, Param>(buffers, LionStep<V, Grad, Param>(buffers, exp_avg, c));
+template <class V, typename Grad, typename Param, typename Moment>
+void lion_kernel(const StepBuffers& buffers, void* exp_avg, const LionConstants& c) {
+  for_each_weight<V, Param>(buffers, LionStep<V, Grad, Param, Moment>(buffers, exp_avg, c));
 }
 
-template <class V, typename Grad, typename Param>
+template <class V, typename Grad, typename Param, typename Moment>
 class AdagradStep {
  public:
-  AdagradStep(const StepBuffers& buffers, float* sum, const AdagradConstants& c)
+  AdagradStep(const StepBuffers& buffers, void* sum, const AdagradConstants& c)
       : b_(buffers),
         sum_(sum),
+        moments_(buffers),
         grad_scale_(V::set(c.grad_scale)),
         l2_(V::set(c.l2)),
         eps_(V::set(c.eps)),
@@ -216,26 +287,26 @@ class AdagradStep {
   ZS_KERNEL void operator()(Where where) const {
     where.template prefetch<float>(b_.master);
     where.template prefetch<Grad>(b_.grad);
-    where.template prefetch<float>(sum_);
     const auto weights = where.template load<float>(b_.master);
     auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
     if (decay_) grad = V::fma(weights, l2_, grad);
-    const auto total = V::fma(grad, grad, where.template load<float>(sum_));
-    where.template store<float>(sum_, total);
+    const auto total = V::fma(grad, grad, moments_.load(where, sum_));
+    moments_.store_first(where, sum_, total, moments_.draw(where));
     const auto denominator = V::add(V::sqrt(total), eps_);
     store_weights<Param, V>(where, b_, V::add(weights, V::div(V::mul(negative_lr_, grad), denominator)));
   }
 
  private:
   StepBuffers b_;
-  float* sum_;
+  void* sum_;
+  Moments<V, Moment> moments_;
   typename V::F grad_scale_, l2_, eps_, negative_lr_;
   bool decay_;
 };
 
-template <class V, typename Grad, typename Param>
-void adagrad_kernel(const StepBuffers& buffers, float* sum, const AdagradConstants& c) {
-  for_each_weight<V, Param>(buffers, AdagradStep<V, Grad, Param>(buffers, sum, c));
+template <class V, typename Grad, typename Param, typename Moment>
+void adagrad_kernel(const StepBuffers& buffers, void* sum, const AdagradConstants& c) {
+  for_each_weight<V, Param>(buffers, AdagradStep<V, Grad, Param, Moment>(buffers, sum, c));
 }
 
 template <class V>
@@ -245,10 +316,15 @@ constexpr KernelTable make_table(const char* name) {
   { kernel<V, from, float>, kernel<V, from, Bf16>, kernel<V, from, Fp16> }
 #define ZS_PAIRS(kernel) \
   { ZS_ROW(kernel, float), ZS_ROW(kernel, Bf16), ZS_ROW(kernel, Fp16) }
-#define ZS_STEP_ROW(kernel, from) \
-  { kernel<V, from, float>, kernel<V, from, Bf16>, kernel<V, from, Fp16>, kernel<V, from, void> }
+#define ZS_STEP_ROW(kernel, from, moment)                                                         \
+  {                                                                                               \
+    kernel<V, from, float, moment>, kernel<V, from, Bf16, moment>, kernel<V, from, Fp16, moment>, \
+        kernel<V, from, void, moment>                                                             \
+  }
+#define ZS_STEPS_WITH(kernel, moment) \
+  { ZS_STEP_ROW(kernel, float, moment), ZS_STEP_ROW(kernel, Bf16, moment), ZS_STEP_ROW(kernel, Fp16, moment) }
 #define ZS_STEPS(kernel) \
-  { ZS_STEP_ROW(kernel, float), ZS_STEP_ROW(kernel, Bf16), ZS_STEP_ROW(kernel, Fp16) }
+  { ZS_STEPS_WITH(kernel, float), ZS_STEPS_WITH(kernel, Bf16) }
   return {
       name,
       ZS_PAIRS(pack_kernel),
@@ -266,6 +342,7 @@ constexpr KernelTable make_table(const char* name) {
 #undef ZS_ROW
 #undef ZS_PAIRS
 #undef ZS_STEP_ROW
+#undef ZS_STEPS_WITH
 #undef ZS_STEPS
 }
 

@@ -15,6 +15,7 @@ struct Avx2 {
   static constexpr bool kStreams = true;
   using F = __m256;
   using D = __m256d;
+  using I = uint32_t __attribute__((vector_size(32)));
   using Tails = PaddedTails<Avx2, kWidth>;
 
   static F set(float value) { return _mm256_set1_ps(value); }
@@ -47,6 +48,13 @@ struct Avx2 {
   template <typename T>
   static void store(void* to, F value, int lanes) {
     Tails::store_tail<T>(to, value, lanes);
+  }
+
+  static void store_at_random(void* to, F value, I random) {
+    _mm_storeu_si128(static_cast<__m128i*>(to), narrow_at_random(value, random));
+  }
+  static void store_at_random(void* to, F value, I random, int lanes) {
+    Tails::copy_tail<Bf16>(to, narrow_at_random(value, random), lanes);
   }
 
   template <typename T>
@@ -84,6 +92,16 @@ struct Avx2 {
   static void store_doubles(double* to, D value) { _mm256_storeu_pd(to, value); }
 
  private:
+  static __m128i narrow_at_random(F value, I random) {
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    const __m256i may_grow = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7f7f0000), magnitude);
+    const __m256i added = _mm256_and_si256(may_grow, reinterpret_cast<__m256i>(random));
+    const __m256i half = _mm256_srli_epi32(_mm256_add_epi32(bits, added), 16);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i result = _mm256_blendv_epi8(half, _mm256_set1_epi32(kBf16NaN), is_nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
+  }
   template <typename T>
   static __m128i narrow(F value) {
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));

@@ -24,6 +24,7 @@ struct Avx512 {
   static constexpr bool kStreams = true;
   using F = __m512;
   using D = __m512d;
+  using I = uint32_t __attribute__((vector_size(64)));
 
   static F set(float value) { return _mm512_set1_ps(value); }
 
@@ -58,6 +59,13 @@ struct Avx512 {
     } else {
       _mm256_mask_storeu_epi16(to, first(lanes), narrow<T>(value));
     }
+  }
+
+  static void store_at_random(void* to, F value, I random) {
+    _mm256_storeu_si256(static_cast<__m256i*>(to), narrow_at_random(value, random));
+  }
+  static void store_at_random(void* to, F value, I random, int lanes) {
+    _mm256_mask_storeu_epi16(to, first(lanes), narrow_at_random(value, random));
   }
 
   template <typename T>
@@ -104,6 +112,15 @@ struct Avx512 {
     } else {
       return _mm512_cvtph_ps(bits);
     }
+  }
+  static __m256i narrow_at_random(F value, I random) {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __mmask16 may_grow = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f7f0000));
+    const __m512i grown = _mm512_mask_add_epi32(bits, may_grow, bits, reinterpret_cast<__m512i>(random));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i half = _mm512_mask_mov_epi32(_mm512_srli_epi32(grown, 16), is_nan, _mm512_set1_epi32(kBf16NaN));
+    return _mm512_cvtepi32_epi16(half);
   }
   template <typename T>
   static __m256i narrow(F value) {

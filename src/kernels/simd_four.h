@@ -17,6 +17,7 @@ struct FourLanes {
   struct F {
     float lanes[kWidth];
   };
+  struct I {};  // no moments in bf16
 
   ZS_KERNEL static F set(float value) { return {{value, value, value, value}}; }
   template <typename T>
@@ -150,11 +151,16 @@ void sum_even_kernel(const void* const* pieces, int count, float scale, void* ou
   ZS_TO(entry, kernel, 0, float); \
   ZS_TO(entry, kernel, 1, Bf16);  \
   ZS_TO(entry, kernel, 2, Fp16)
-#define ZS_STEPS(entry, kernel)                \
-  ZS_FROM(entry, kernel);                      \
-  table.entry[0][3] = &kernel<V, float, void>; \
-  table.entry[1][3] = &kernel<V, Bf16, void>;  \
-  table.entry[2][3] = &kernel<V, Fp16, void>
+// With fp32 moments.
+#define ZS_STEP(entry, kernel, src, Src)                  \
+  table.entry[0][src][0] = &kernel<V, Src, float, float>; \
+  table.entry[0][src][1] = &kernel<V, Src, Bf16, float>;  \
+  table.entry[0][src][2] = &kernel<V, Src, Fp16, float>;  \
+  table.entry[0][src][3] = &kernel<V, Src, void, float>
+#define ZS_STEPS(entry, kernel)     \
+  ZS_STEP(entry, kernel, 0, float); \
+  ZS_STEP(entry, kernel, 1, Bf16);  \
+  ZS_STEP(entry, kernel, 2, Fp16)
 
 // What the kernels of a device are; the others are null.
 template <class V>
@@ -172,6 +178,7 @@ KernelTable make_device_table(const char* name) {
 }
 #undef ZS_TO
 #undef ZS_FROM
+#undef ZS_STEP
 #undef ZS_STEPS
 
 }  // namespace

@@ -15,6 +15,7 @@ struct Neon {
   static constexpr bool kStreams = false;
   using F = float32x4_t;
   using D = float64x2_t;
+  using I = uint32x4_t;
   using Tails = PaddedTails<Neon, kWidth>;
 
   static F set(float value) { return vdupq_n_f32(value); }
@@ -49,6 +50,13 @@ struct Neon {
     Tails::store_tail<T>(to, value, lanes);
   }
 
+  static void store_at_random(void* to, F value, I random) {
+    vst1_u8(static_cast<uint8_t*>(to), vreinterpret_u8_u16(narrow_at_random(value, random)));
+  }
+  static void store_at_random(void* to, F value, I random, int lanes) {
+    Tails::copy_tail<Bf16>(to, narrow_at_random(value, random), lanes);
+  }
+
   static F add(F a, F b) { return vaddq_f32(a, b); }
   static F sub(F a, F b) { return vsubq_f32(a, b); }
   static F mul(F a, F b) { return vmulq_f32(a, b); }
@@ -72,6 +80,14 @@ struct Neon {
   static void store_doubles(double* to, D value) { vst1q_f64(to, value); }
 
  private:
+  static uint16x4_t narrow_at_random(F value, I random) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(value);
+    const uint32x4_t magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffff));
+    const uint32x4_t may_grow = vcltq_u32(magnitude, vdupq_n_u32(0x7f7f0000));
+    const uint32x4_t grown = vaddq_u32(bits, vandq_u32(may_grow, random));
+    const uint16x4_t is_number = vmovn_u32(vceqq_f32(value, value));
+    return vbsl_u16(is_number, vshrn_n_u32(grown, 16), vdup_n_u16(kBf16NaN));
+  }
   template <typename T>
   static uint16x4_t narrow(F value) {
     const uint16x4_t is_number = vmovn_u32(vceqq_f32(value, value));

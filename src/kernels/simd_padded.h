@@ -22,6 +22,11 @@ struct PaddedTails {
     Derived::template store<T>(padded, value);
     std::memcpy(to, padded, sizeof(T) * static_cast<size_t>(lanes));
   }
+  // Of a vector of T, in which they come first.
+  template <typename T, typename Vector>
+  static void copy_tail(void* to, Vector values, int lanes) {
+    std::memcpy(to, &values, sizeof(T) * static_cast<size_t>(lanes));
+  }
 };
 
 }  // namespace

@@ -7,7 +7,8 @@ namespace zeroshard::kernels {
 namespace {
 
 // One element at a time: the reference that the vector types must match bit for bit. A vector type has kWidth lanes
-// of float (F), loads and stores any element type at any address, and kWidth lanes of double in kParts pieces (D).
+// of float (F), loads and stores any element type at any address, kWidth lanes of 32 bits with the operators of
+// uint32_t (I), and kWidth lanes of double in kParts pieces (D).
 struct Scalar {
   static constexpr int kWidth = 1, kParts = 1;
   static constexpr bool kOnDevice = false;
@@ -15,6 +16,7 @@ struct Scalar {
   static constexpr bool kStreams = false;
   using F = float;
   using D = double;
+  using I = uint32_t;
 
   static F set(float value) { return value; }
   template <typename T>
@@ -37,6 +39,12 @@ struct Scalar {
   static void store(void* to, F value, int /*lanes*/) {
     store<T>(to, value);
   }
+  // round_at_random(), lane by lane; with `lanes`, of the first alone.
+  static void store_at_random(void* to, F value, I random) {
+    const Bf16 rounded = round_at_random(value, random);
+    std::memcpy(to, &rounded, sizeof rounded);
+  }
+  static void store_at_random(void* to, F value, I random, int /*lanes*/) { store_at_random(to, value, random); }
 
   static F add(F a, F b) { return a + b; }
   static F sub(F a, F b) { return a - b; }

@@ -35,25 +35,27 @@ struct AdagradConstants {
 constexpr int kDtypes = 3;
 // Index of a StepBuffers with no `param`.
 constexpr int kNoParam = kDtypes;
+// Moments are fp32 or bf16, by dtype_index.
+constexpr int kMomentDtypes = 2;
 
 struct KernelTable {
   using Pack = void (*)(const void* src, void* dst, float scale, int64_t numel);
   using Sum = void (*)(const void* const* pieces, int count, float scale, void* out, bool accumulate, int64_t numel);
   using SumOfSquares = TwofoldSum (*)(const void* data, int64_t numel);
-  using Adam = void (*)(const StepBuffers&, float* exp_avg, float* exp_avg_sq, const AdamConstants&);
-  using Sgd = void (*)(const StepBuffers&, float* momentum_buffer, const SgdConstants&);
-  using Lion = void (*)(const StepBuffers&, float* exp_avg, const LionConstants&);
-  using Adagrad = void (*)(const StepBuffers&, float* sum, const AdagradConstants&);
+  using Adam = void (*)(const StepBuffers&, void* exp_avg, void* exp_avg_sq, const AdamConstants&);
+  using Sgd = void (*)(const StepBuffers&, void* momentum_buffer, const SgdConstants&);
+  using Lion = void (*)(const StepBuffers&, void* exp_avg, const LionConstants&);
+  using Adagrad = void (*)(const StepBuffers&, void* sum, const AdagradConstants&);
 
   const char* name;
   Pack pack[kDtypes][kDtypes];         // [src][dst]
   Pack pack_add[kDtypes][kDtypes];     // [src][dst]
   Sum sum_in_order[kDtypes][kDtypes];  // [piece][out]
   SumOfSquares sum_of_squares[kDtypes];
-  Adam adam[kDtypes][kDtypes + 1];  // [grad][param]
-  Sgd sgd[kDtypes][kDtypes + 1];
-  Lion lion[kDtypes][kDtypes + 1];
-  Adagrad adagrad[kDtypes][kDtypes + 1];
+  Adam adam[kMomentDtypes][kDtypes][kDtypes + 1];  // [moment][grad][param]; on a device with fp32 moments alone
+  Sgd sgd[kMomentDtypes][kDtypes][kDtypes + 1];
+  Lion lion[kMomentDtypes][kDtypes][kDtypes + 1];
+  Adagrad adagrad[kMomentDtypes][kDtypes][kDtypes + 1];
   decltype(&kernels::rms_norm) rms_norm;
   decltype(&kernels::rms_norm_backward) rms_norm_backward;
   decltype(&kernels::rotate) rotate;
@@ -79,9 +81,9 @@ void pack_add(const KernelTable&, const void* src, DType src_dtype, void* dst, D
 void sum_in_order(const KernelTable&, std::span<const void* const> pieces, DType dtype, float scale, void* out,
                   DType out_dtype, bool accumulate, int64_t numel);
 TwofoldSum sum_of_squares(const KernelTable&, const void* data, DType dtype, int64_t numel);
-void adam(const KernelTable&, const StepBuffers&, float* exp_avg, float* exp_avg_sq, const AdamArgs&);
-void sgd(const KernelTable&, const StepBuffers&, float* momentum_buffer, const SgdArgs&);
-void lion(const KernelTable&, const StepBuffers&, float* exp_avg, const LionArgs&);
-void adagrad(const KernelTable&, const StepBuffers&, float* sum, const AdagradArgs&);
+void adam(const KernelTable&, const StepBuffers&, void* exp_avg, void* exp_avg_sq, const AdamArgs&);
+void sgd(const KernelTable&, const StepBuffers&, void* momentum_buffer, const SgdArgs&);
+void lion(const KernelTable&, const StepBuffers&, void* exp_avg, const LionArgs&);
+void adagrad(const KernelTable&, const StepBuffers&, void* sum, const AdagradArgs&);
 
 }  // namespace zeroshard::kernels

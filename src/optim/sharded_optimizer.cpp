@@ -42,6 +42,17 @@ StateTensors copied(OptimizerStates& states, Range range) {
   return copy;
 }
 
+// The same for all processes, runs and versions (FNV-1a).
+uint64_t hash_of(const std::string& name) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) hash = (hash ^ uint8_t(c)) * 0x100000001b3;
+  return hash;
+}
+
+bool has_narrow_moments(const UpdateTensors& tensors) {
+  return !tensors.moments.empty() && tensors.moments[0].scalar_type() != at::kFloat;
+}
+
 kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int64_t end, float grad_scale) {
   kernels::StepBuffers buffers;
   const bool own_master = tensors.master.defined();
@@ -54,16 +65,19 @@ kernels::StepBuffers buffers_of(const UpdateTensors& tensors, int64_t begin, int
   buffers.grad = static_cast<const char*>(tensors.grad.const_data_ptr()) + begin * element_size(buffers.grad_dtype);
   buffers.grad_scale = grad_scale;
   buffers.numel = end - begin;
+  if (!tensors.moments.empty()) buffers.moment_dtype = to_dtype(tensors.moments[0].scalar_type());
   return buffers;
 }
 
 // From element `begin` on; null without that moment.
-float* moment_of(const UpdateTensors& tensors, size_t slot, int64_t begin) {
-  return slot < tensors.moments.size() ? tensors.moments[slot].data_ptr<float>() + begin : nullptr;
+void* moment_of(const UpdateTensors& tensors, size_t slot, int64_t begin) {
+  if (slot >= tensors.moments.size()) return nullptr;
+  const at::Tensor& moment = tensors.moments[slot];
+  return static_cast<char*>(moment.data_ptr()) + begin * moment.element_size();
 }
 
 void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, const kernels::StepBuffers& buffers,
-                float* first, float* second, const ParamGroupOptions& o, int64_t step) {
+                void* first, void* second, const ParamGroupOptions& o, int64_t step) {
   using Type = OptimizerConfig::Type;
   switch (type) {
     case Type::kAdam:
@@ -189,7 +203,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
     grads.lend_on_host(part, [&](Range piece, const at::Tensor& values) {
       const Range here{piece.begin - part.begin, piece.end - part.begin};
       const StateTensors states = lent.slice(here.begin, here.end);
-      update_on_host({states.master, cut(params, here), values, states.moments}, update);
+      update_on_host(group, piece, {states.master, cut(params, here), values, states.moments}, update);
     });
   };
   group.lend(range, OptimizerStates::Access::kModify, {.to_host = update.is_open, .to_device = true}, on_part);
@@ -210,7 +224,21 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
              moment_of(tensors, 1, 0), update.options, update.step);
 }
 
-void ShardedOptimizer::update_on_host(const UpdateTensors& tensors, const Update& update) const {
+// Random numbers count the elements of each parameter: so they are the same wherever shards, loans and pieces are cut.
+void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors,
+                                      const Update& update) const {
+  if (!has_narrow_moments(tensors)) return update_stretch(tensors, update, {});
+  for (size_t i = 0; i < group.num_params(); ++i) {
+    const Range own = intersect(group.state_range(i), piece);
+    if (own.size() == 0) continue;
+    const int64_t first = group.updated().begin + own.begin - group.layout().param(i).begin;
+    update_stretch(tensors.slice(own.begin - piece.begin, own.end - piece.begin), update,
+                   {kernels::random_key(hash_of(group.param(i).name()), update.step), first});
+  }
+}
+
+void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update& update,
+                                      const kernels::RandomBits& random) const {
   const bool takes = update.is_open && tensors.master.defined();
   at::parallel_for(0, tensors.param.numel(), kGrain, [&](int64_t begin, int64_t end) {
     // A piece at a time, what is compared first is in the processor's cache for the update.
@@ -218,8 +246,10 @@ void ShardedOptimizer::update_on_host(const UpdateTensors& tensors, const Update
     for (int64_t from = begin; from < end; from += piece) {
       const int64_t to = std::min(from + piece, end);
       if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));
-      run_kernel(kernels::active_table(), type_, buffers_of(tensors, from, to, update.grad_scale),
-                 moment_of(tensors, 0, from), moment_of(tensors, 1, from), update.options, update.step);
+      kernels::StepBuffers buffers = buffers_of(tensors, from, to, update.grad_scale);
+      buffers.random = {random.key, random.first_element + from};
+      run_kernel(kernels::active_table(), type_, buffers, moment_of(tensors, 0, from), moment_of(tensors, 1, from),
+                 update.options, update.step);
     }
   });
 }
@@ -265,6 +295,7 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const a
   } else {
     own = copied(group.states(), range);
   }
+  for (at::Tensor& moment : own.moments) moment = moment.to(at::kFloat);
   const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
   const at::Tensor weights = own.master.defined() ? own.master
                              : group.in_file()    ? group.in_file()->copy_of(range)

@@ -8,6 +8,7 @@
 
 #include "group/gradient_fetch.h"
 #include "group/sharded_group.h"
+#include "kernels/kernels.h"
 #include "memory/ledger.h"
 #include "zeroshard/optimizer.h"
 
@@ -29,7 +30,7 @@ struct UpdateGradients {
 };
 
 // A stretch of one parameter that this rank updates, with tensors over exactly these elements, for an optimizer
-// outside.
+// outside. Moments are fp32.
 struct ParamSlice {
   size_t index = 0;   // of the parameter in its group
   at::Tensor master;  // fp32: the master weights, or the parameter itself
@@ -65,7 +66,9 @@ class ShardedOptimizer {
   static std::vector<Run> runs(ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
-  void update_on_host(const UpdateTensors& tensors, const Update& update) const;
+  // `piece`: the states that the tensors are of.
+  void update_on_host(const ShardedGroup& group, Range piece, const UpdateTensors& tensors, const Update& update) const;
+  void update_stretch(const UpdateTensors& tensors, const Update& update, const kernels::RandomBits& random) const;
   void take_written_on_device(const at::Tensor& master, const at::Tensor& param) const;
 
   OptimizerConfig::Type type_;
@@ -74,7 +77,8 @@ class ShardedOptimizer {
 };
 
 // The stretch of parameter `index` of the group that this rank updates, if it has one. Where the states are in memory
-// for the whole run, the slice has the states themselves, for an optimizer outside the engine; else it has copies.
+// for the whole run, the slice has the states themselves, for an optimizer outside the engine; else, and of moments in
+// bf16, it has copies.
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads);
 // Of every parameter.
 std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads);

@@ -136,8 +136,11 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
+  // The device's own kernels keep fp32.
+  const bool device_updates = options.on_device && (state_tier == Tier::kDevice || state_share < 1);
+  const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;
   if (options.optimizer_slots > 0)
-    place.moments = {place.updated, DType::kFloat32, options.optimizer_slots, state_tier, state_share};
+    place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};
   return place;
 }
 

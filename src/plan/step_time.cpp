@@ -59,7 +59,8 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   UpdateBytes bytes;
   if (options.on_device && options.state_tier == Tier::kDevice) return bytes;  // by the device, in no time
   if (options.on_device) updated *= options.state_share;
-  bytes.memory = updated * (8. * (1 + options.optimizer_slots) + gradient + (is_wide ? 0 : e));
+  const double states = 4 + double(place.moments.element_bytes());  // the master weight comes first
+  bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier == Tier::kHost) {
     bytes.to_host = updated * gradient * batches;

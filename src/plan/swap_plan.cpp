@@ -14,11 +14,14 @@ std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::s
       const GroupPlacement& place = placements[u].groups[g];
       if (place.state_tier() != Tier::kFile) continue;
       const ShardLayout& layout = units[u].groups[g].layout;
-      int slots = 0;
-      for (const Held* held : {&place.master_weights, &place.moments})
-        if (held->extent != Extent::kNothing) slots += held->values;
-      groups.push_back(
-          {place.states_on(Tier::kFile, layout), slots, concat("group ", g, " of unit '", units[u].name, "'")});
+      int slots = 0, half_slots = 0;
+      for (const Held* held : {&place.master_weights, &place.moments}) {
+        if (held->extent == Extent::kNothing) continue;
+        slots += held->values;
+        if (element_size(held->dtype) == 2) half_slots += held->values;
+      }
+      groups.push_back({place.states_on(Tier::kFile, layout), slots,
+                        concat("group ", g, " of unit '", units[u].name, "'"), half_slots});
     }
   }
   return groups;

@@ -245,6 +245,19 @@ TEST(ConfigErrors, GradientsAreInMemory) {
                                     R"(must be one of auto, device, cpu; in files there are none: "cpu" keeps)"});
 }
 
+TEST(ConfigErrors, MomentsHaveOneOfTwoDtypes) {
+  const auto moments = [](const std::string& dtype) {
+    return concat(R"({"zeroshard": {"offload": {"moment_dtype": )", dtype, "}}}");
+  };
+  EXPECT_EQ(configuration("{}").config.offload.moment_dtype, DType::kFloat32);
+  EXPECT_EQ(configuration(moments(R"("fp32")")).config.offload.moment_dtype, DType::kFloat32);
+  const Config narrow = configuration(moments(R"("BF16")")).config;
+  EXPECT_EQ(narrow.offload.moment_dtype, DType::kBFloat16);
+  EXPECT_NE(narrow.digest(), configuration("{}").config.digest());  // ranks must agree
+  for (const char* const dtype : {R"("fp16")", R"("bfloat16")", R"("auto")", "16", "true", "null"})
+    expect_error(moments(dtype), {concat("zeroshard.offload.moment_dtype = ", dtype), "must be one of fp32, bf16"});
+}
+
 TEST(ConfigErrors, ParametersThatCannotLieInFiles) {
   const auto offload = [](int stage, const std::string& keys) {
     return concat(R"({"zero_optimization": {"stage": )", stage, R"(, "offload_param": {"device": "nvme")", keys, "}}}");

@@ -61,6 +61,39 @@ TEST(CheckOffload, AShareIsForZeroshardsOptimizers) {
   }
 }
 
+TEST(CheckOffload, NarrowMomentsAreUpdatedByTheHost) {
+  const c10::Device gpu(at::kCUDA, 0);
+  Config config = in_files();
+  config.offload.moment_dtype = DType::kBFloat16;
+  using ::testing::HasSubstr;
+  EXPECT_EQ(refusal(config, gpu, ""), "");
+  EXPECT_EQ(refusal(config, at::kCPU, ""), "");
+  config.offload_optimizer.device = OffloadDevice::kCpu;
+  EXPECT_EQ(refusal(config, gpu, ""), "");
+  for (const c10::Device device : {c10::Device(at::kCPU), gpu})
+    EXPECT_THAT(
+        refusal(config, device, "Adafactor"),
+        ::testing::AllOf(HasSubstr("zeroshard.offload.moment_dtype = \"bf16\": Adafactor is an optimizer of your"),
+                         HasSubstr("set \"fp32\"")));
+  const auto told = [&](const Config& refused) {
+    EXPECT_EQ(refusal(refused, at::kCPU, ""), "");
+    const std::string text = refusal(refused, gpu, "");
+    EXPECT_THAT(text, HasSubstr("or zeroshard.offload.moment_dtype to \"fp32\""));
+    return text;
+  };
+  Config wrong = config;
+  wrong.offload_optimizer.device = OffloadDevice::kNone;
+  EXPECT_THAT(told(wrong), HasSubstr("offload_optimizer.device is \"none\": set that to \"cpu\" or \"nvme\""));
+  wrong = config;
+  for (const double ratio : {0.0, 0.5}) {
+    wrong.offload_optimizer.ratio = ratio;
+    EXPECT_THAT(told(wrong), HasSubstr(concat("offload_optimizer.ratio is ", ratio, ": set that to 1")));
+  }
+  wrong = config;
+  wrong.stage = 0;
+  EXPECT_THAT(told(wrong), HasSubstr("zero_optimization.stage is 0: set that to 1, 2 or 3"));
+}
+
 // A unit of two parameters, of which one may be frozen.
 std::vector<UnitLayout> units(bool one_is_frozen) {
   std::vector<ParamSpec> params{{{"first"}, {8}, DType::kFloat32, true},

@@ -121,6 +121,36 @@ TEST(ChunkReader, ReadsValuesWhereverTheyLie) {
   }
 }
 
+// Among them those of a group that has 16-bit values alone, and of chunks of an odd number of blocks.
+TEST(ChunkReader, ReadsValuesOf16Bits) {
+  const TemporaryDirectory directory;
+  const std::vector<ChunkGroup> groups = {{2 * kSmallChunk + 3 * kBlockNumel, 3, "", 2}, {kBlockNumel, 1, "", 1}};
+  for (const int buffer_count : {1, 3}) {
+    testing::SeededRandom random(uint64_t(buffer_count));
+    ChunkStore store(groups, options_in(directory, buffer_count), posix_io());
+    const auto expected = [](size_t slot, int64_t element) { return uint16_t(element * 3 + int64_t(slot) * 1000); };
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const size_t wide = size_t(groups[group].slots - groups[group].half_slots);
+      store.lend(group, {0, groups[group].numel}, Access::kOverwrite, [&](Range part, std::span<float* const> slots) {
+        for (size_t slot = wide; slot < slots.size(); ++slot)
+          for (int64_t i = 0; i < part.size(); ++i)
+            reinterpret_cast<uint16_t*>(slots[slot])[i] = expected(slot, part.begin + i);
+      });
+      for (size_t slot = wide; slot < size_t(groups[group].slots); ++slot) {
+        ChunkReader reader(
+            store, [](const auto& call) { call(); }, group, int(slot));
+        for (int i = 0; i < 20; ++i) {
+          const Range range = any_range(random, groups[group].numel);
+          std::vector<uint16_t> got(size_t(range.size()));
+          reader.read(range, got.data());
+          for (int64_t at = 0; at < range.size(); ++at)
+            ASSERT_EQ(got[size_t(at)], expected(slot, range.begin + at)) << "slot " << slot;
+        }
+      }
+    }
+  }
+}
+
 // Gives requests to the system when somebody waits for results, and not before.
 class HoldingQueue final : public BlockQueue {
  public:

@@ -35,6 +35,7 @@ import disk_mutants
 import failure_mutants
 import lora_mutants
 import memory_mutants
+import moment_mutants
 import monitor_mutants
 import offload_mutants
 import process_mutants
@@ -370,6 +371,7 @@ MUTANTS = [
     *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *swap_mutants.MUTANTS,
+    *moment_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,
     *write_mutants.MUTANTS,

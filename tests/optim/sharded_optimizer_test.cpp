@@ -30,7 +30,14 @@ struct Case {
   Type type = Type::kAdamW;
   std::vector<ParamGroupOptions> groups;
   std::string name;
+  DType moment_dtype = DType::kFloat32;
 };
+
+std::vector<Case> with_each_moment_dtype(Case test) {
+  Case narrow = test;
+  narrow.moment_dtype = DType::kBFloat16;
+  return {test, narrow};
+}
 
 std::vector<Case> cases() {
   std::vector<Case> result;
@@ -97,6 +104,7 @@ struct Rank {
     options.world_size = world_size;
     options.stage = whole ? 0 : 1;
     options.optimizer_slots = num_moments(test.type, /*momentum=*/true);
+    options.moment_dtype = test.moment_dtype;
     const std::vector<UnitPlacement> table = place({&unit, 1}, options);
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const GroupPlacement& place = table[0].groups[g];
@@ -156,8 +164,7 @@ struct Rank {
 
 class AllOptimizers : public ::testing::TestWithParam<Case> {};
 
-TEST_P(AllOptimizers, AnySplitIntoShardsGivesTheSameBits) {
-  const Case& test = GetParam();
+void expect_the_same_bits_in_any_shards(const Case& test) {
   Rank one(test, 1, 0, /*whole=*/true);
   one.run(test);
   for (const int world_size : {2, 3, 7}) {
@@ -179,9 +186,15 @@ TEST_P(AllOptimizers, AnySplitIntoShardsGivesTheSameBits) {
   }
 }
 
-// As from a file: an update borrows what it needs, and gives it back before it borrows more.
-TEST_P(AllOptimizers, StatesLentInPiecesGiveTheSameBits) {
-  const Case& test = GetParam();
+// Random numbers of moments in bf16, too.
+TEST_P(AllOptimizers, AnySplitIntoShardsGivesTheSameBits) {
+  for (const Case& test : with_each_moment_dtype(GetParam())) {
+    SCOPED_TRACE(name_of(test.moment_dtype));
+    expect_the_same_bits_in_any_shards(test);
+  }
+}
+
+void expect_the_same_bits_in_pieces(const Case& test) {
   for (const bool whole : {false, true}) {
     Rank expected(test, 3, 1, whole), pieces(test, 3, 1, whole, /*piece=*/1000);
     expected.run(test);
@@ -189,6 +202,30 @@ TEST_P(AllOptimizers, StatesLentInPiecesGiveTheSameBits) {
     for (size_t g = 0; g < kNumels.size(); ++g)
       for (size_t i = 0; i < expected.state(g).size(); ++i)
         EXPECT_TRUE(pieces.state(g)[i].equal(expected.state(g)[i])) << "group " << g << ", tensor " << i;
+  }
+}
+
+// As from a file: an update borrows what it needs, and gives it back before it borrows more.
+TEST_P(AllOptimizers, StatesLentInPiecesGiveTheSameBits) {
+  for (const Case& test : with_each_moment_dtype(GetParam())) {
+    SCOPED_TRACE(name_of(test.moment_dtype));
+    expect_the_same_bits_in_pieces(test);
+  }
+}
+
+// They are near those in fp32, and other ones: half an ulp of bf16 is 2^-8 of a value at most, and each step adds one.
+TEST_P(AllOptimizers, MomentsInBf16AreNearThoseInFp32) {
+  const std::vector<Case> both = with_each_moment_dtype(GetParam());
+  Rank wide(both[0], 1, 0, /*whole=*/true), narrow(both[1], 1, 0, /*whole=*/true);
+  wide.run(both[0]);
+  narrow.run(both[1]);
+  for (size_t g = 0; g < kNumels.size(); ++g) {
+    for (size_t slot = 0; slot < wide.states[g].moments.size(); ++slot) {
+      const at::Tensor &expected = wide.states[g].moments[slot], &got = narrow.states[g].moments[slot];
+      EXPECT_EQ(got.scalar_type(), at::kBFloat16);
+      EXPECT_FALSE(got.to(at::kFloat).equal(expected));
+      EXPECT_LT((got.to(at::kFloat) - expected).norm().item<double>(), 0.02 * expected.norm().item<double>());
+    }
   }
 }
 
@@ -274,6 +311,45 @@ TEST(ShardedOptimizer, SlicesOfStatesThatAreNotInMemoryAreCopies) {
       copies[i].moments[slot].add_(1);
       EXPECT_TRUE(slices(elsewhere.groups[0], elsewhere.grads[0])[i].moments[slot].equal(expected[i].moments[slot]));
     }
+  }
+}
+
+TEST(ShardedOptimizer, SlicesOfMomentsInBf16AreCopiesInFp32) {
+  const Case test = with_each_moment_dtype(cases()[2])[1];
+  for (const int64_t piece : {0, 100}) {
+    Rank rank(test, 2, 0, /*whole=*/false, piece);
+    rank.run(test);
+    for (const ParamSlice& slice : slices(rank.groups[0], rank.grads[0])) {
+      const Range range = rank.groups[0].state_range(slice.index);
+      for (size_t slot = 0; slot < 2; ++slot) {
+        const at::Tensor own = rank.states[0].moments[slot].slice(0, range.begin, range.end);
+        EXPECT_EQ(slice.moments[slot].scalar_type(), at::kFloat);
+        EXPECT_TRUE(slice.moments[slot].equal(own.to(at::kFloat)));
+        slice.moments[slot].add_(1);
+        EXPECT_FALSE(slice.moments[slot].equal(own.to(at::kFloat)));
+      }
+    }
+  }
+}
+
+// Of equal values in two parameters, others are rounded up; and in the next step others than in this one.
+TEST(ShardedOptimizer, DrawsDependOnParameterAndStep) {
+  Case test = with_each_moment_dtype(cases()[2])[1];
+  for (ParamGroupOptions& group : test.groups) group.beta2 = 0;  // the second moment is the square of the gradient
+  Rank rank(test, 1, 0, /*whole=*/true);
+  rank.grads[1].fill_(0.3);
+  std::vector<at::Tensor> seen;
+  const std::vector<bool> all(kNumels[1].size(), true);
+  for (int step = 0; step < 2; ++step) {
+    rank.optimizer.update(rank.groups[1], rank.grads[1], test.groups, all, 1);
+    for (const size_t param : {0, 2}) {
+      const Range range = rank.groups[1].state_range(param);
+      seen.push_back(rank.states[1].moments[1].slice(0, range.begin, range.begin + 64).clone());
+    }
+  }
+  for (size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_GT(seen[i].max().item<double>(), seen[i].min().item<double>());
+    for (size_t j = 0; j < i; ++j) EXPECT_FALSE(seen[i].equal(seen[j])) << i << " and " << j;
   }
 }
 

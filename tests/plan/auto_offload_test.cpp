@@ -47,6 +47,22 @@ TEST(AutoOffload, WhatIsAskedOfGradientsAndSharesRulesOutSome) {
   EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu}));
 }
 
+// The host updates all of them, or none is narrow.
+TEST(AutoOffload, NarrowMomentsLeaveADevice) {
+  Config config = automatic();
+  config.offload.moment_dtype = DType::kBFloat16;
+  config.offload_optimizer.nvme_path = {"/nvme"};
+  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kCpu, Device::kNvme}));
+  EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone, Device::kNvme}));
+  const auto host_bytes = [](const Config& of) {
+    return memory_needs(plan_count(1'000'000'000, plan_options(of, /*on_device=*/true)), /*on_device=*/true).host;
+  };
+  Config wide = config;
+  wide.offload.moment_dtype = DType::kFloat32;
+  wide.offload_optimizer.device = config.offload_optimizer.device = Device::kCpu;
+  EXPECT_EQ(host_bytes(wide) - host_bytes(config), 4e9);
+}
+
 // Parameters move in each micro-batch: they go after their states, and to where these are.
 TEST(AutoOffload, ParametersFollowTheirStates) {
   using Param = OffloadParamConfig::Device;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/align.h"
+#include "file/chunk_layout.h"
 #include "placement/placement.h"
 #include "plan/plan_ledger.h"
 #include "plan/state_rules.h"
@@ -76,6 +77,44 @@ TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
   PlanOptions options = at(1, 1);
   options.state_tier = Tier::kHost;
   EXPECT_EQ(plan_ledger(one, options).gradient_fetch.slots, 1);  // there is no second piece
+}
+
+// In half the memory, wherever the host updates all; the device's own kernels keep fp32.
+TEST(PlanOffload, MomentsInBf16) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+    for (const bool on_device : {false, true}) {
+      for (const double share : {0.3, 1.0}) {
+        if (tier == Tier::kHost && !on_device) continue;
+        SCOPED_TRACE(::testing::Message() << name_of(tier) << ", " << on_device << ", " << share);
+        const std::vector<UnitLayout> units{unit("a", 5 * kBlockNumel, 1)};
+        PlanOptions options = at(2, 1);
+        options.on_device = on_device;
+        options.state_tier = tier;
+        options.state_share = share;
+        const PlanReport wide = plan_ledger(units, options);
+        options.moment_dtype = DType::kBFloat16;
+        const PlanReport narrow = plan_ledger(units, options);
+        const bool device_updates = on_device && (tier == Tier::kDevice || share < 1);
+        const int64_t factor = device_updates ? 1 : 2;
+        for (const Tier each : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+          EXPECT_EQ(narrow.bytes.at(Category::kMoments, each) * factor, wide.bytes.at(Category::kMoments, each));
+          EXPECT_EQ(narrow.bytes.at(Category::kMasterWeights, each), wide.bytes.at(Category::kMasterWeights, each));
+        }
+        if (tier != Tier::kFile) continue;
+        const Tier memory = on_device ? Tier::kHost : Tier::kDevice;
+        const int64_t numel = share < 1 ? 2 * kBlockNumel : 5 * kBlockNumel;
+        // Each slot of 5 blocks of 16 bits ends with half a page that nothing uses.
+        const int64_t record = device_updates ? 12 * numel : 8 * numel + (share < 1 ? 0 : 2 * 2048);
+        const int64_t sums = 3 * ceil_div(numel, kSumNumel) * int64_t{sizeof(uint64_t)};
+        EXPECT_EQ(narrow.bytes.at(Category::kSwap, memory), record + sums);
+      }
+    }
+  }
+  PlanOptions options = at(2, 1);
+  options.moment_dtype = DType::kBFloat16;
+  options.state_tier = Tier::kFile;
+  EXPECT_EQ(plan_count(1000, options).file.moments, 4000);
+  EXPECT_EQ(plan_count(1000, options).file.master_weights, 4000);
 }
 
 // The host has master weights of its part, of fp32 parameters, too, which the device's part does not need.

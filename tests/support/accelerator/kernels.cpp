@@ -63,8 +63,8 @@ void sum_in_order(const void* const* pieces, int count, float scale, void* out, 
 }
 
 // `kernel` is given the real addresses. `states`: null where an optimizer has none.
-void update(const char* name, const StepBuffers& buffers, DType grad_dtype, const std::vector<float*>& states,
-            const std::function<void(const StepBuffers&, const std::vector<float*>&)>& kernel) {
+void update(const char* name, const StepBuffers& buffers, DType grad_dtype, const std::vector<void*>& states,
+            const std::function<void(const StepBuffers&, const std::vector<void*>&)>& kernel) {
   if (buffers.numel == 0) return;
   const int64_t numel = buffers.numel;
   std::vector<Access> accesses{write(buffers.master, numel * 4), read(buffers.grad, numel * element_size(grad_dtype))};
@@ -73,8 +73,8 @@ void update(const char* name, const StepBuffers& buffers, DType grad_dtype, cons
   there.master = real(buffers.master);
   there.grad = real(buffers.grad);
   there.param = buffers.param ? real(buffers.param) : nullptr;
-  std::vector<float*> real_states;
-  for (float* const state : states) {
+  std::vector<void*> real_states;
+  for (void* const state : states) {
     if (state) accesses.push_back(write(state, numel * 4));
     real_states.push_back(state ? real(state) : nullptr);
   }
@@ -82,27 +82,27 @@ void update(const char* name, const StepBuffers& buffers, DType grad_dtype, cons
 }
 
 template <int kGrad, int kParam>
-void adam(const StepBuffers& buffers, float* exp_avg, float* exp_avg_sq, const kernels::AdamConstants& c) {
+void adam(const StepBuffers& buffers, void* exp_avg, void* exp_avg_sq, const kernels::AdamConstants& c) {
   update("adam", buffers, kTypes[kGrad], {exp_avg, exp_avg_sq}, [c](const StepBuffers& b, const auto& states) {
-    kernels::scalar_table()->adam[kGrad][kParam](b, states[0], states[1], c);
+    kernels::scalar_table()->adam[0][kGrad][kParam](b, states[0], states[1], c);
   });
 }
 template <int kGrad, int kParam>
-void sgd(const StepBuffers& buffers, float* momentum, const kernels::SgdConstants& c) {
+void sgd(const StepBuffers& buffers, void* momentum, const kernels::SgdConstants& c) {
   update("sgd", buffers, kTypes[kGrad], {momentum}, [c](const StepBuffers& b, const auto& states) {
-    kernels::scalar_table()->sgd[kGrad][kParam](b, states[0], c);
+    kernels::scalar_table()->sgd[0][kGrad][kParam](b, states[0], c);
   });
 }
 template <int kGrad, int kParam>
-void lion(const StepBuffers& buffers, float* exp_avg, const kernels::LionConstants& c) {
+void lion(const StepBuffers& buffers, void* exp_avg, const kernels::LionConstants& c) {
   update("lion", buffers, kTypes[kGrad], {exp_avg}, [c](const StepBuffers& b, const auto& states) {
-    kernels::scalar_table()->lion[kGrad][kParam](b, states[0], c);
+    kernels::scalar_table()->lion[0][kGrad][kParam](b, states[0], c);
   });
 }
 template <int kGrad, int kParam>
-void adagrad(const StepBuffers& buffers, float* sum, const kernels::AdagradConstants& c) {
+void adagrad(const StepBuffers& buffers, void* sum, const kernels::AdagradConstants& c) {
   update("adagrad", buffers, kTypes[kGrad], {sum}, [c](const StepBuffers& b, const auto& states) {
-    kernels::scalar_table()->adagrad[kGrad][kParam](b, states[0], c);
+    kernels::scalar_table()->adagrad[0][kGrad][kParam](b, states[0], c);
   });
 }
 
@@ -166,8 +166,8 @@ void fill_row(kernels::KernelTable& table) {
   table.sum_in_order[kSrc][1] = sum_in_order<kSrc, 1>;
   table.sum_in_order[kSrc][2] = sum_in_order<kSrc, 2>;
   [&]<int... kParam>(std::integer_sequence<int, kParam...>) {
-    ((table.adam[kSrc][kParam] = adam<kSrc, kParam>, table.sgd[kSrc][kParam] = sgd<kSrc, kParam>,
-      table.lion[kSrc][kParam] = lion<kSrc, kParam>, table.adagrad[kSrc][kParam] = adagrad<kSrc, kParam>),
+    ((table.adam[0][kSrc][kParam] = adam<kSrc, kParam>, table.sgd[0][kSrc][kParam] = sgd<kSrc, kParam>,
+      table.lion[0][kSrc][kParam] = lion<kSrc, kParam>, table.adagrad[0][kSrc][kParam] = adagrad<kSrc, kParam>),
      ...);
   }
   (std::make_integer_sequence<int, kernels::kDtypes + 1>());

@@ -1,0 +1,94 @@
+// Moments in bf16 beside simulated devices: the host updates them, on its memory or in files.
+#include <gmock/gmock.h>
+
+#include "accelerator/offload_support.h"
+#include "file/support.h"
+
+namespace zeroshard::accelerator {
+namespace {
+
+using test::Result;
+using test::Scenario;
+using ::testing::HasSubstr;
+using testing::TemporaryDirectory;
+using Device = OffloadOptimizerConfig::Device;
+
+class NarrowMoments : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> {
+ protected:
+  void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/5); }
+  void TearDown() override { end_on_devices(); }
+  static Scenario scenario(DType dtype, int64_t accumulation = 1) {
+    Scenario made = test::make_scenario(std::get<1>(GetParam()), std::get<2>(GetParam()));
+    made.config.compute_dtype = dtype;
+    made.config.grad_accumulation_steps = accumulation;
+    made.config.offload.moment_dtype = DType::kBFloat16;
+    made.model.ballast = 20'000;
+    made.steps = 3;
+    return made;
+  }
+  Scenario offloading(Scenario scenario, Device device) const {
+    scenario.config.offload_optimizer.device = device;
+    if (device == Device::kNvme) scenario.config.offload_optimizer.nvme_path = {directory_.path()};
+    return on_devices(std::move(scenario));
+  }
+
+  TemporaryDirectory directory_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Schedules, NarrowMoments, ::testing::ValuesIn(cases_of_all_stages()));
+
+TEST_P(NarrowMoments, HaveTheBitsOfTheCpuInThePlannedMemory) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t accumulation : {1, 2}) {
+      const Scenario on_cpu = scenario(dtype, accumulation);
+      const Result expected = test::train(on_cpu);
+      for (const Device device : {Device::kCpu, Device::kNvme}) {
+        for (const auto gradients : {OffloadConfig::Gradients::kAuto, OffloadConfig::Gradients::kDevice}) {
+          Scenario offloads = offloading(on_cpu, device);
+          offloads.config.offload.gradients = gradients;
+          const Result result = test::train(offloads);
+          ASSERT_FALSE(HasFailure());
+          EXPECT_TRUE(result.values.equal(expected.values)) << on_cpu.text();
+          expect_as_planned(on_cpu, result);
+          expect_no_race(on_cpu);
+          const std::string tier = device == Device::kCpu ? "host" : "file";
+          EXPECT_GT(planned(result, "moments", tier), 0);
+          EXPECT_EQ(planned(result, "moments", tier), planned(result, "master weights", tier)) << on_cpu.text();
+          EXPECT_EQ(planned(result, "moments", "device"), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(NarrowMoments, CheckpointsGoBetweenTiers) {
+  const TemporaryDirectory root;
+  const Scenario on_host = offloading(scenario(DType::kBFloat16), Device::kCpu);
+  const Scenario in_files = offloading(scenario(DType::kBFloat16), Device::kNvme);
+  for (const Scenario* const saving : {&on_host, &in_files}) {
+    const SavedRun run = train_and_save(*saving, root.path());
+    for (const Scenario* const loading : {&on_host, &in_files})
+      expect_same_end(*loading, run, [&](test::SavingRank& rank) { rank.engine->load_checkpoint(root.path(), "a"); });
+  }
+}
+
+// The device's own kernels keep fp32: what stays there is refused, on all ranks.
+TEST_P(NarrowMoments, AreRefusedWhereStatesStayOnTheDevice) {
+  Scenario part = offloading(scenario(DType::kBFloat16), Device::kCpu);
+  part.config.offload_optimizer.ratio = 0.5;
+  for (const auto& [refused, told] :
+       {std::pair(on_devices(scenario(DType::kBFloat16)), "offload_optimizer.device is \"none\": set that to"),
+        std::pair(part, "offload_optimizer.ratio is 0.5: set that to 1")}) {
+    test::ThreadWorld world(refused);
+    for (const std::string& error : world.run([](test::Rank& rank) {
+           EXPECT_THROW(rank.make_engine(), ConfigError);
+           rank.make_engine();
+         })) {
+      EXPECT_THAT(error, HasSubstr("zeroshard.offload.moment_dtype = \"bf16\": "));
+      EXPECT_THAT(error, HasSubstr(told));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard::accelerator

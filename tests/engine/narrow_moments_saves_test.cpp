@@ -1,0 +1,161 @@
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/late_saves.h"
+#include "file/support.h"
+#include "zeroshard/error.h"
+
+// Checkpoints of moments in bf16, which have them in fp32, and who reads and sets them.
+namespace zeroshard {
+namespace {
+
+using test::make_scenario;
+using test::run_saving;
+using test::SavingRank;
+using test::Scenario;
+using ::testing::Each;
+using testing::TemporaryDirectory;
+
+Scenario scenario_of(int world_size, int stage, DType moments) {
+  Scenario scenario = make_scenario(world_size, stage);
+  scenario.config.compute_dtype = DType::kBFloat16;
+  scenario.config.offload.moment_dtype = moments;
+  scenario.model.ballast = 20'000;
+  return scenario;
+}
+
+Scenario in_files(Scenario scenario, const TemporaryDirectory& directory, double ratio = 1) {
+  scenario.config.offload_optimizer = {.device = OffloadOptimizerConfig::Device::kNvme,
+                                       .ratio = ratio,
+                                       .nvme_path = {directory.path()},
+                                       .buffer_count = 2};
+  return scenario;
+}
+
+// Both moments of all elements that the rank updates.
+std::vector<at::Tensor> moments_of(SavingRank& rank) {
+  std::vector<at::Tensor> result;
+  for (size_t unit = 0; unit < test::kUnits; ++unit)
+    for (size_t param = 0; param < 5; ++param) {
+      if (unit == test::kUnits - 1 && param == 4) continue;  // the head has no ballast
+      const auto slice = rank.engine->slice(unit, param);
+      for (const at::Tensor& moment : slice->moments) {
+        EXPECT_EQ(moment.scalar_type(), at::kFloat);
+        result.push_back(moment.clone());
+      }
+    }
+  return result;
+}
+
+at::Tensor rounded(const at::Tensor& values) {
+  return values.to(at::kBFloat16).to(at::kFloat);
+}
+
+struct Saved {
+  std::vector<at::Tensor> moments;  // of rank 0, at the checkpoint
+  at::Tensor end;                   // values two steps later
+};
+
+Saved train_and_save(Scenario scenario, const std::string& root, bool async) {
+  Saved saved;
+  scenario.config.checkpoint.async = async;
+  const auto errors = run_saving(scenario, [&](SavingRank& rank) {
+    for (const int step : {0, 1}) rank.train_step(scenario, step);
+    rank.engine->save_checkpoint(root, "a", 2);
+    const std::vector<at::Tensor> moments = moments_of(rank);
+    for (const int step : {2, 3}) rank.train_step(scenario, step);
+    const at::Tensor end = rank.values();
+    if (rank.rank == 0) saved = {moments, end};
+  });
+  EXPECT_THAT(errors, Each(""));
+  return saved;
+}
+
+void expect_moments(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected, bool round) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_TRUE(got[i].equal(round ? rounded(expected[i]) : expected[i])) << "moment " << i;
+}
+
+class NarrowMomentSaves : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, NarrowMomentSaves, ::testing::Values(1, 2, 3));
+
+// From memory to files and back, in the foreground and the background: a run that goes on has the bits of one that was
+// not interrupted.
+TEST_P(NarrowMomentSaves, GoOnWithTheSameBits) {
+  const TemporaryDirectory swap;
+  for (const int stage : {1, 2, 3}) {
+    const Scenario memory = scenario_of(GetParam(), stage, DType::kBFloat16), files = in_files(memory, swap);
+    const Scenario share = in_files(memory, swap, 0.4);
+    for (const bool async : {false, true}) {
+      for (const Scenario& saving : {memory, files, share}) {
+        const TemporaryDirectory root;
+        const Saved saved = train_and_save(saving, root.path(), async);
+        ASSERT_FALSE(HasFailure());
+        for (const Scenario& loading : {memory, files, share}) {
+          const auto errors = run_saving(
+              loading,
+              [&](SavingRank& rank) {
+                rank.engine->load_checkpoint(root.path());
+                if (rank.rank == 0) expect_moments(moments_of(rank), saved.moments, /*round=*/false);
+                for (const int step : {2, 3}) rank.train_step(loading, step);
+                EXPECT_TRUE(rank.values().equal(saved.end)) << "stage " << stage;
+              },
+              /*first_seed=*/7);
+          EXPECT_THAT(errors, Each(""));
+        }
+      }
+    }
+  }
+}
+
+// A checkpoint has fp32, whatever it was saved from: as narrow moments it is rounded to nearest.
+TEST_P(NarrowMomentSaves, LoadFromAndIntoRunsWithMomentsInFp32) {
+  const TemporaryDirectory swap;
+  for (const bool is_narrow : {false, true}) {
+    const Scenario saving = scenario_of(GetParam(), 2, is_narrow ? DType::kBFloat16 : DType::kFloat32);
+    const Scenario loading = scenario_of(GetParam(), 2, is_narrow ? DType::kFloat32 : DType::kBFloat16);
+    const TemporaryDirectory root;
+    const Saved saved = train_and_save(saving, root.path(), /*async=*/true);
+    ASSERT_FALSE(HasFailure());
+    for (const Scenario& each : {loading, in_files(loading, swap)}) {
+      const auto errors = run_saving(each, [&](SavingRank& rank) {
+        rank.engine->load_checkpoint(root.path());
+        if (rank.rank == 0) expect_moments(moments_of(rank), saved.moments, /*round=*/!is_narrow);
+        rank.train_step(each, 2);
+      });
+      EXPECT_THAT(errors, Each(""));
+    }
+  }
+}
+
+// Background saves have the bytes of those in the foreground, however far training goes meanwhile.
+TEST_P(NarrowMomentSaves, InTheBackgroundHaveTheStateOfTheirStep) {
+  for (const int stage : {1, 3}) {
+    const TemporaryDirectory swap;
+    const Scenario scenario = scenario_of(GetParam(), stage, DType::kBFloat16);
+    test::expect_the_state_of_their_step(scenario, uint64_t(stage) + 1);
+    test::expect_the_state_of_their_step(in_files(scenario, swap), uint64_t(stage) + 1);
+    test::expect_the_state_of_their_step(in_files(scenario, swap, 0.4), uint64_t(stage) + 1);
+  }
+}
+
+TEST_P(NarrowMomentSaves, WhatIsSetIsRoundedToNearest) {
+  const TemporaryDirectory swap;
+  const Scenario memory = scenario_of(GetParam(), 2, DType::kBFloat16);
+  for (const Scenario& scenario : {memory, in_files(memory, swap)}) {
+    const auto errors = run_saving(scenario, [&](SavingRank& rank) {
+      rank.train_step(scenario, 0);
+      const int64_t numel = rank.engine->slice(1, 4)->moments.at(1).numel();
+      const at::Tensor values = at::full({numel}, 1.003F);
+      rank.engine->set_moment("units.1.4", 1, values);
+      EXPECT_TRUE(rank.engine->slice(1, 4)->moments.at(1).equal(rounded(values)));
+      rank.train_step(scenario, 1);
+    });
+    EXPECT_THAT(errors, Each(""));
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard

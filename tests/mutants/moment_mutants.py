@@ -1,0 +1,64 @@
+"""What could go wrong where moments are stored in bf16."""
+
+from mutant import Mutant
+
+_OPTIM, _UPDATE = "src/kernels/optim_impl.h", "src/optim/sharded_optimizer.cpp"
+
+MUTANTS = [
+    Mutant(
+        "moments-to-nearest",
+        _OPTIM,
+        "where.store_at_random(to, value, draw >> 16);",
+        "where.store_at_random(to, value, (draw & 0u) | 0x8000u);",
+        "kernels",
+        "*Moments.DecayAsFp32Does/*",
+    ),
+    Mutant(
+        "moments-of-each-step-alike",
+        "src/kernels/kernels.cpp",
+        "return mix(mix(parameter) + static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15);",
+        "return mix(mix(parameter) + static_cast<uint64_t>(step & 0));",
+        "optim",
+        "ShardedOptimizer.DrawsDependOnParameterAndStep",
+    ),
+    Mutant(
+        "moments-of-each-parameter-alike",
+        _UPDATE,
+        "kernels::random_key(hash_of(group.param(i).name()), update.step)",
+        "kernels::random_key(hash_of(group.unit().name), update.step)",
+        "optim",
+        "ShardedOptimizer.DrawsDependOnParameterAndStep",
+    ),
+    Mutant(
+        "moments-begin-anew-in-each-chunk",
+        _UPDATE,
+        "const int64_t first = group.updated().begin + own.begin - group.layout().param(i).begin;",
+        "const int64_t first = own.begin - piece.begin;",
+        "optim",
+        "*AllOptimizers.StatesLentInPiecesGiveTheSameBits/*",
+    ),
+    Mutant(
+        "moments-begin-anew-in-each-shard",
+        _UPDATE,
+        "const int64_t first = group.updated().begin + own.begin - group.layout().param(i).begin;",
+        "const int64_t first = own.begin - group.layout().param(i).begin;",
+        "optim",
+        "*AllOptimizers.AnySplitIntoShardsGivesTheSameBits/*",
+    ),
+    Mutant(
+        "moments-between-pages",
+        "src/file/chunk_layout.h",
+        "align_up(numel() * 2, kSlotAlignment)",
+        "numel() * 2",
+        "file",
+        "ChunkLayout.EveryBlockLiesOnWholePages",
+    ),
+    Mutant(
+        "moments-of-a-device-in-bf16",
+        "src/placement/placement.cpp",
+        "const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;",
+        "const DType moment_dtype = options.moment_dtype;",
+        "plan",
+        "PlanOffload.MomentsInBf16",
+    ),
+]
