@@ -81,9 +81,14 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   const bool is_part = optimizer.device != Device::kNone && optimizer.ratio > 0 && optimizer.ratio < 1;
   if (inputs.options.on_device && is_part && param != Device::kNone && param != Device::kAuto)
     inputs.notes.push_back("ranks on GPUs refuse offload_param with an offload_optimizer.ratio between 0 and 1");
-  const bool gradients_leave = config.offload.gradients == OffloadConfig::Gradients::kCpu;
-  if (inputs.options.on_device && gradients_leave && (optimizer.device == Device::kNone || optimizer.ratio < 1))
+  using Gradients = OffloadConfig::Gradients;
+  const Gradients gradients = config.offload.gradients;
+  if (inputs.options.on_device && gradients == Gradients::kCpu &&
+      (optimizer.device == Device::kNone || optimizer.ratio < 1))
     inputs.notes.push_back("ranks on GPUs refuse zeroshard.offload.gradients = \"cpu\" without all states on the host");
+  const bool has_files = optimizer.device == Device::kNvme || optimizer.device == Device::kAuto;
+  if (gradients == Gradients::kNvme && (!has_files || optimizer.ratio < (inputs.options.on_device ? 1 : 0)))
+    inputs.notes.push_back("ranks refuse zeroshard.offload.gradients = \"nvme\" without optimizer states in files");
   if (!inputs.options.on_device)
     inputs.notes.push_back(
         "files are asked for: planned for ranks on the CPU, whose memory is the host's; --gpu plans for GPUs");
@@ -185,7 +190,7 @@ PlanOptions with_tiers_of(const Config& config, PlanOptions options) {
   const PlanOptions of_config = plan_options(config, options.on_device);
   options.parameter_tier = of_config.parameter_tier;
   options.gradient_tier = of_config.gradient_tier;
-  options.gradients_stay = of_config.gradients_stay;
+  options.gradients = of_config.gradients;
   options.state_tier = of_config.state_tier;
   options.state_share = of_config.state_share;
   return options;

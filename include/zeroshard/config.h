@@ -158,14 +158,14 @@ struct OffloadParamConfig {
 
 // "zeroshard.offload": what one rank may hold, in bytes, and where reduced gradients and activation checkpoints lie.
 struct OffloadConfig {
-  enum class Gradients : uint8_t { kAuto, kDevice, kCpu };
+  enum class Gradients : uint8_t { kAuto, kDevice, kCpu, kNvme };
   enum class Activations : uint8_t { kNone, kCpu, kNvme };
   // Where the device is the CPU its memory is the host's: both keys limit that, and the smaller one counts. Unset: what
   // the host has is the limit of its ranks together.
   std::optional<int64_t> device_memory, host_memory;
   bool verify = true;  // what is read from swap files is compared with its checksums
-  // Where reduced gradients lie, beside a device: kAuto: on the host once the states have left the device. On the CPU
-  // all is in host memory.
+  // Where reduced gradients lie. kNvme: in files, as the states. Else, beside a device, kAuto: on the host once the
+  // states have left the device; on the CPU all is in host memory.
   Gradients gradients = Gradients::kAuto;
   // Where the inputs of checkpointed parts lie between forward and backward. kNvme: in the nvme_path of
   // offload_optimizer, or else of offload_param. On the CPU all is in host memory: there, kCpu changes nothing.

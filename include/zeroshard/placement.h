@@ -33,7 +33,7 @@ struct PlacementOptions {
   int64_t parameters_in_memory = 0;     // elements of a rank that stay in the host's memory where others go to files
   Tier state_tier = Tier::kDevice;      // of master weights and moments, from stage 1 on
   double state_share = 1;               // of each group's states, 0 to 1, on that tier; the device has the others
-  Tier gradient_tier = Tier::kDevice;   // of reduced gradients, from stage 1 on
+  Tier gradient_tier = Tier::kDevice;   // of reduced gradients, from stage 1 on; kFile with states there alone
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   std::vector<PlacementRule> rules;         // if several match one unit, the last one counts
 };

@@ -24,7 +24,7 @@ struct PlanOptions : PlacementOptions {
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
   bool activations_in_files = false;  // activation checkpoints lie in files
-  bool gradients_stay = false;        // reduced gradients are to stay on the device where states leave it
+  OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // where the reduced ones are to lie
 };
 
 // fp32 values per parameter: Adam and AdamW 2, Lion and Adagrad 1, SGD 1 with momentum and 0 without.
@@ -33,11 +33,9 @@ int optimizer_slots(const OptimizerConfig& config);
 // The options that a config implies for ranks on a GPU or the like (`on_device`) or on the CPU, whose memory is the
 // host's. No optimizer in the config counts as AdamW.
 PlanOptions plan_options(const Config& config, bool on_device = false);
-// Beside a device: whether reduced gradients go to the host with states that leave it. Where a part of these stays, all
-// gradients do.
-inline bool gradients_leave(const PlanOptions& options) {
-  return !options.gradients_stay && options.state_share == 1;
-}
+// Where reduced gradients lie, as options.gradients and the place of the states say: beside a device they leave it with
+// all states alone, and files have them where they have states.
+Tier tier_of_gradients(const PlanOptions& options);
 // Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files.
 bool is_for_device(const Config& config);
 

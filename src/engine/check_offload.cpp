@@ -12,6 +12,20 @@ namespace {
 
 constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio = ";
 
+// Gradients are in files with the states alone.
+void check_gradients_in_files(const Config& config) {
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (config.offload.gradients != OffloadConfig::Gradients::kNvme) return;
+  if (offload.device == OffloadDevice::kNvme && offload.ratio > 0) return;
+  throw ConfigError(concat(
+      "zeroshard.offload.gradients = \"nvme\": reduced gradients lie in files beside the optimizer states, and ",
+      "zero_optimization.offload_optimizer.",
+      offload.device == OffloadDevice::kNvme
+          ? std::string("ratio is 0: set that to 1")
+          : concat("device is \"", name_of(offload.device), "\": set that to \"nvme\", with an nvme_path"),
+      ", or zeroshard.offload.gradients to \"auto\""));
+}
+
 // Gradients leave a device with the states alone.
 void check_gradients(const Config& config) {
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
@@ -52,8 +66,11 @@ void check_share(const Config& config, const std::string& external_optimizer) {
     throw ConfigError(concat(kRatio, ratio, ": the device updates the rest of the states, and its parameters cannot ",
                              "leave it: zero_optimization.offload_param.device is \"",
                              name_of(config.offload_param.device), "\". Set that to \"none\", or ratio to 1"));
-  if (config.offload.gradients == OffloadConfig::Gradients::kCpu)
-    throw ConfigError(concat("zeroshard.offload.gradients = \"cpu\": zero_optimization.offload_optimizer.ratio is ",
+  const OffloadConfig::Gradients gradients = config.offload.gradients;
+  if (gradients == OffloadConfig::Gradients::kCpu || gradients == OffloadConfig::Gradients::kNvme)
+    throw ConfigError(concat("zeroshard.offload.gradients = \"",
+                             gradients == OffloadConfig::Gradients::kCpu ? "cpu" : "nvme",
+                             "\": zero_optimization.offload_optimizer.ratio is ",
                              ratio,
                              ", and the device updates the rest of the states with gradients that lie there: set ",
                              "\"auto\" or \"device\", or ratio to 1"));
@@ -71,6 +88,7 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
   check_moments(config, device, external_optimizer);
+  check_gradients_in_files(config);
   if (!device.is_cpu()) check_gradients(config);
   if (offload.ratio == 0) return;  // nothing leaves
   if (offload.device == Device::kNvme && !external_optimizer.empty())

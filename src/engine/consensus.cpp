@@ -86,10 +86,9 @@ std::string find_non_finite(Comm& comm, std::span<ShardedGroup* const> groups, c
   constexpr int64_t kGroupStride = int64_t{1} << 32, kNone = -(int64_t{1} << 62);
   const auto first_here = [&] {
     for (const ShardedGroup* const group : groups) {
-      const at::Tensor& grads = buckets[group->number()].grads();
       for (size_t i = 0; i < group->num_params(); ++i) {
         const Range range = group->state_range(i);
-        if (range.size() > 0 && !at::isfinite(grads.slice(0, range.begin, range.end)).all().item<bool>())
+        if (range.size() > 0 && !at::isfinite(buckets[group->number()].part(range)).all().item<bool>())
           return -(int64_t(group->number()) * kGroupStride + int64_t(i));
       }
     }

@@ -228,7 +228,8 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   if (result.applied) ShardedOptimizer::check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto update = [&](ShardedGroup& group) {
-    impl.optimizer.update(group, {impl.reduced_gradients(group), fetch}, groups,
+    FileParameters* const in_file = impl.reducer->buckets()[group.number()].in_file();
+    impl.optimizer.update(group, {impl.reduced_gradients(group), fetch, in_file}, groups,
                           impl.consensus.has_grad[group.number()], impl.grad_scale);
   };
   try {
@@ -408,15 +409,24 @@ void Engine::Impl::announce_update() {
 }
 
 void Engine::Impl::announce_gradients() {
-  if (!gradient_fetch) return;
+  if (!gradient_fetch && !gradient_swap) return;
+  std::vector<ChunkStore::Announced> in_files;
   for (const size_t unit : reducer->order_of_forward()) {
     for (const ShardedGroup& group : groups->of_unit(unit)) {
-      if (!group.is_trained() || !group.place().fetches_gradients()) continue;
+      if (!group.is_trained()) continue;
+      const FileParameters* const in_file = reducer->buckets()[group.number()].in_file();
+      if (!in_file && !group.place().fetches_gradients()) continue;
       const int64_t end = group.place().numel_of_host(group.layout());
-      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()]))
-        gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
+      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
+        if (in_file) {
+          in_files.push_back(in_file->place_of(range));
+        } else {
+          gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
+        }
+      }
     }
   }
+  if (gradient_swap) gradient_swap->will_need_next(in_files);
 }
 
 void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {
@@ -462,6 +472,7 @@ void Engine::Impl::retire() {
   reducer.reset();
   groups->free_states();
   swap.reset();
+  gradient_swap.reset();
   activations.reset();
 }
 

@@ -199,6 +199,7 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   };
   swap = make_swap_files(context, on_failure);
   parameter_swap = make_parameter_files(context, on_failure);
+  gradient_swap = make_gradient_files(context, on_failure);
   activations = make_activation_keeper(options, reduce_comm, ledger, on_failure);
   group_options.while_a_save_reads = [this] { while_a_save_reads(); };
   group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
@@ -267,6 +268,11 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
   reduce.exit_buffers = gradient_exit(layouts, placements);
   reduce.pin = options.config.offload_optimizer.pin_memory;
   reduce.scratch = exchange_scratch(layouts, placements, plan);
+  reduce.make_file = [this, next_in_file = size_t{0}](const FlatGroup& group, const GroupPlacement& place) mutable {
+    FileParameters::Options in_file{next_in_file++, place.grad_dtype, place.reduced_gradients.numel(group.layout), {},
+                                    Category::kGradients};
+    return std::make_unique<FileParameters>(*gradient_swap, std::move(in_file), ledger);
+  };
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
   const RingClass& fetch = report.gradient_fetch;
   if (fetch.units == 0) return;

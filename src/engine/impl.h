@@ -80,7 +80,7 @@ struct Engine::Impl {
   std::pair<ShardedGroup*, size_t> find_trained(const std::string& name) const;
   // Tells states and parameters that are fetched what the update of this step will ask for.
   void announce_update();
-  // Tells the same to what fetches gradients, if anything does.
+  // Tells the same to what brings gradients from elsewhere, if anything does.
   void announce_gradients();
   // Begins to read the parameters of the units that are gathered next, as far as there are buffers for them.
   void read_parameters_ahead(std::span<const size_t> units);
@@ -131,6 +131,7 @@ struct Engine::Impl {
   std::vector<UnitLayout> layouts;
   std::unique_ptr<SwapSpace> swap;                // of the groups' states; null where none are in files
   std::unique_ptr<SwapSpace> parameter_swap;      // of their parameters; also
+  std::unique_ptr<SwapSpace> gradient_swap;       // of their reduced gradients; also
   std::unique_ptr<ActivationKeeper> activations;  // null where they stay on the device
   std::unique_ptr<Groups> groups;
   std::unique_ptr<SlotRing> gather_ring;

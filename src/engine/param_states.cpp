@@ -121,8 +121,9 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
     scale = *impl.last_grad_scale;
   }
   const Range mine = found->group->mine(), owned = owned_part(*found, impl.reduce_comm.rank());
-  const at::Tensor shard = bucket.shard();
-  return shard.slice(0, owned.begin - mine.begin, owned.begin - mine.begin + owned.size())
+  // Of gradients that are whole this rank's are a part.
+  const int64_t first = owned.begin - (found->group->place().updates_whole() ? 0 : mine.begin);
+  return bucket.part({first, first + owned.size()})
       .to(impl.options.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
       .div_(scale);
 }

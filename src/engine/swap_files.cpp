@@ -131,4 +131,16 @@ std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, Swap
   return make(context, wanted, std::move(on_failure));
 }
 
+std::unique_ptr<SwapSpace> make_gradient_files(const SwapContext& context, SwapSpace::OnFailure on_failure) {
+  const OffloadOptimizerConfig& config = context.options.config.offload_optimizer;
+  const Wanted wanted{"gradients",
+                      "zero_optimization.offload_optimizer.nvme_path",
+                      gradients_in_file(context.units, context.placements),
+                      config.nvme_path,
+                      config.buffer_count,
+                      /*chunks_at_once=*/0,
+                      config.pin_memory};
+  return make(context, wanted, std::move(on_failure));
+}
+
 }  // namespace zeroshard

@@ -37,5 +37,6 @@ struct SwapContext {
 // `on_failure`: see SwapSpace.
 std::unique_ptr<SwapSpace> make_swap_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
+std::unique_ptr<SwapSpace> make_gradient_files(const SwapContext& context, SwapSpace::OnFailure on_failure);
 
 }  // namespace zeroshard

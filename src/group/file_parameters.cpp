@@ -33,13 +33,14 @@ FileParameters::FileParameters(SwapSpace& space, Options options, Ledger& ledger
       group_(options.group),
       dtype_(options.dtype),
       numel_(options.numel),
+      category_(options.category),
       ledger_(ledger),
       hold_(std::move(options.while_a_save_reads)) {
-  ledger_.add(Category::kParameters, Tier::kFile, numel_ * element_size(dtype_));
+  ledger_.add(category_, Tier::kFile, numel_ * element_size(dtype_));
 }
 
 FileParameters::~FileParameters() {
-  ledger_.remove(Category::kParameters, Tier::kFile, numel_ * element_size(dtype_));
+  ledger_.remove(category_, Tier::kFile, numel_ * element_size(dtype_));
 }
 
 Range FileParameters::values_of(Range range) const {

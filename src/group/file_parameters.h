@@ -23,6 +23,7 @@ class FileParameters {
     DType dtype = DType::kFloat32;
     int64_t numel = 0;
     WriteHold::WhileWaiting while_a_save_reads = {};  // called while who writes waits for that
+    Category category = Category::kParameters;
   };
 
   // All are zero. `space` and `ledger`, which counts the bytes in files, outlive them.
@@ -32,6 +33,7 @@ class FileParameters {
   FileParameters& operator=(const FileParameters&) = delete;
 
   int64_t numel() const { return numel_; }
+  DType dtype() const { return dtype_; }
   // Where a thread may read them beside this one: as long as this is held, who borrows them to write waits.
   WriteHold& hold() { return hold_; }
   // For that thread. They outlive it.
@@ -55,6 +57,7 @@ class FileParameters {
   size_t group_;
   DType dtype_;
   int64_t numel_;
+  Category category_;
   Ledger& ledger_;
   WriteHold hold_;
 };

@@ -176,6 +176,7 @@ void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<co
 }
 
 void UpdateGradients::lend_on_host(Range range, const GradientFetch::Use& use) const {
+  if (file != nullptr) return file->lend(range, OptimizerStates::Access::kRead, use);
   if (values.is_cpu()) return use(range, cut(values, range));
   ZS_ASSERT(fetch != nullptr, "the host updates, and nobody brings gradients from ", values.device().str());
   fetch->lend(values, range, use);
@@ -300,7 +301,7 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const a
   const at::Tensor weights = own.master.defined() ? own.master
                              : group.in_file()    ? group.in_file()->copy_of(range)
                                                   : cut(group.updated_parameters(), range);
-  return ParamSlice{index, weights, cut(grads, range), own.moments, begin};
+  return ParamSlice{index, weights, grads.defined() ? cut(grads, range) : grads, own.moments, begin};
 }
 
 std::vector<ParamSlice> slices(const ShardedGroup& group, const at::Tensor& grads) {

@@ -65,6 +65,8 @@ struct GroupPlacement {
   bool updates_on_host() const { return host_updates && parameters.tier == Tier::kDevice; }
   // The host updates with gradients that lie on a device.
   bool fetches_gradients() const { return host_updates && reduced_gradients.tier == Tier::kDevice; }
+  // Reduced gradients leave a device, for the host or for files beside it.
+  bool gradients_leave() const { return host_updates && reduced_gradients.tier != Tier::kDevice; }
   // Elements whose states lie there.
   int64_t states_on(Tier where, const ShardLayout& layout) const;
   // Elements that the host updates beside a device, from this rank's first on. The device updates those behind them.

@@ -14,13 +14,15 @@ using Device = OffloadDevice;
 std::vector<Device> places_of_states(const Config& config, bool on_device, bool may_use_files) {
   const Device given = config.offload_optimizer.device;
   if (given != Device::kAuto) return {given};
+  const bool has_path = may_use_files && !config.offload_optimizer.nvme_path.empty();
+  if (config.offload.gradients == OffloadConfig::Gradients::kNvme && has_path) return {Device::kNvme};
   std::vector<Device> places;
   // Gradients are on the host with the states alone, and so are narrow moments.
   const bool must_leave =
       config.offload.gradients == OffloadConfig::Gradients::kCpu || config.offload.moment_dtype != DType::kFloat32;
   if (!on_device || !must_leave) places.push_back(Device::kNone);
   if (on_device) places.push_back(Device::kCpu);
-  if (may_use_files && !config.offload_optimizer.nvme_path.empty()) places.push_back(Device::kNvme);
+  if (has_path) places.push_back(Device::kNvme);
   return places;
 }
 

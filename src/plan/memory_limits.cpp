@@ -23,16 +23,11 @@ struct Change {
   PlanOptions options;
 };
 
-void place_gradients(PlanOptions& options) {
-  const bool leave = options.on_device && options.state_tier != Tier::kDevice && gradients_leave(options);
-  options.gradient_tier = leave ? Tier::kHost : Tier::kDevice;
-}
-
 // All states go, whatever the ratio is now.
 Change with_all_states(std::string keys, PlanOptions options) {
   if (options.state_share == 1) return {std::move(keys), options};
   options.state_share = 1;
-  place_gradients(options);
+  options.gradient_tier = tier_of_gradients(options);
   return {concat(keys, keys.empty() ? "" : " and ", "zero_optimization.offload_optimizer.ratio = 1"), options};
 }
 
@@ -41,7 +36,7 @@ std::vector<Change> to_tier(Tier tier, std::string keys, PlanOptions options) {
   const bool are_there = options.state_tier == tier, is_part = options.state_share < 1;
   if (are_there) keys = "";
   options.state_tier = tier;
-  place_gradients(options);
+  options.gradient_tier = tier_of_gradients(options);
   std::vector<Change> changes;
   if (!are_there && is_part) changes.push_back({keys, options});
   if (!are_there || is_part) changes.push_back(with_all_states(keys, options));
@@ -71,12 +66,13 @@ std::vector<Change> offloads_of_state(const FitSearch& search, const PlanOptions
 // Where gradients are to stay on the device, each is followed by the same with gradients that leave it, too.
 std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
   std::vector<Change> changes = offloads_of_state(search, options);
-  if (!options.gradients_stay || !options.on_device || options.stage == 0) return changes;
+  const bool may_leave = options.gradients == OffloadConfig::Gradients::kDevice && options.on_device;
+  if (!may_leave || options.stage == 0) return changes;
   std::vector<Change> all;
   const auto add_with_gradients = [&](Change change) {
     change.keys += concat(change.keys.empty() ? "" : " and ", "zeroshard.offload.gradients = \"auto\"");
-    change.options.gradients_stay = false;
-    place_gradients(change.options);
+    change.options.gradients = OffloadConfig::Gradients::kAuto;
+    change.options.gradient_tier = tier_of_gradients(change.options);
     all.push_back(std::move(change));
   };
   if (options.state_tier != Tier::kDevice) add_with_gradients({"", options});

@@ -47,11 +47,10 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.state_share = config.offload_optimizer.ratio;
   const Device offload = options.state_share > 0 ? config.offload_optimizer.device : Device::kNone;
   const Tier beside = on_device ? Tier::kHost : Tier::kDevice;
-  options.gradients_stay = config.offload.gradients == OffloadConfig::Gradients::kDevice;
-  const bool leave = offload == Device::kCpu || offload == Device::kNvme;
-  if (leave && gradients_leave(options)) options.gradient_tier = beside;
   if (offload == Device::kCpu) options.state_tier = beside;
   if (offload == Device::kNvme) options.state_tier = Tier::kFile;
+  options.gradients = config.offload.gradients;
+  options.gradient_tier = tier_of_gradients(options);
   if (config.offload_param.device == OffloadParamConfig::Device::kCpu) options.parameter_tier = beside;
   if (config.offload_param.device == OffloadParamConfig::Device::kNvme) options.parameter_tier = Tier::kFile;
   options.parameters_in_memory = config.offload_param.max_in_memory;
@@ -73,6 +72,15 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.rules = config.placement;
   options.shard_one_rank = config.shard_one_rank;
   return options;
+}
+
+Tier tier_of_gradients(const PlanOptions& options) {
+  using Gradients = OffloadConfig::Gradients;
+  if (options.state_tier == Tier::kDevice || options.state_share == 0) return Tier::kDevice;
+  const bool to_files = options.gradients == Gradients::kNvme && options.state_tier == Tier::kFile;
+  if (!options.on_device) return to_files ? Tier::kFile : Tier::kDevice;
+  if (options.state_share < 1 || options.gradients == Gradients::kDevice) return Tier::kDevice;
+  return to_files ? Tier::kFile : Tier::kHost;
 }
 
 PlannedBytes plan_count(int64_t num_params, const PlanOptions& options) {

@@ -55,6 +55,7 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes() + report.gradient_fetch.bytes();
   report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
       swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers) +
+      swap_memory_bytes(gradients_in_file(units, report.placements), options.swap_buffers) +
       (options.activations_in_files ? kRecordStagingBytes : 0) +
       swap_memory_bytes(parameters_in_file(units, report.placements),
                         parameter_chunks(units, report.placements, options));

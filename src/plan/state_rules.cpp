@@ -85,9 +85,9 @@ RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table)
   RingClass exit;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const Held& reduced = table[u].groups[g].reduced_gradients;
-      if (reduced.extent == Extent::kNothing || reduced.tier == Tier::kDevice) continue;
-      exit.slot_bytes = std::max(exit.slot_bytes, reduced.bytes(units[u].groups[g].layout));
+      const GroupPlacement& place = table[u].groups[g];
+      if (!place.gradients_leave()) continue;
+      exit.slot_bytes = std::max(exit.slot_bytes, place.reduced_gradients.bytes(units[u].groups[g].layout));
       ++exit.units;
     }
   }

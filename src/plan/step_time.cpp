@@ -62,7 +62,7 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
   const double states = 4 + double(place.moments.element_bytes());  // the master weight comes first
   bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
-  if (options.gradient_tier == Tier::kHost) {
+  if (options.gradient_tier != Tier::kDevice) {
     bytes.to_host = updated * gradient * batches;
     bytes.to_device = updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
   } else {
@@ -100,11 +100,14 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
   const bool own_masters = options.compute_dtype == DType::kFloat32;  // who writes them reads them first
   const double parameters = planned.file.parameters;
-  // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read.
+  // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read. Gradients are
+  // written in each backward, and all but the first add to what they read.
   const double inputs = options.activations_in_files ? plan_activations(model, activations).elsewhere : 0;
-  step.reads = seconds(2 * batches * (parameters + inputs), rates.disk, "disk");
+  const double gradients = planned.file.gradients;
+  step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");
   const double states = planned.file.master_weights + planned.file.moments;
-  step.disk = seconds(2 * states + (own_masters ? 2 : 1) * (states > 0 ? parameters : 0), rates.disk, "disk");
+  step.disk =
+      seconds(2 * states + gradients + (own_masters ? 2 : 1) * (states > 0 ? parameters : 0), rates.disk, "disk");
   return step;
 }
 

@@ -2,10 +2,29 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 #include "base/format.h"
 
 namespace zeroshard {
+namespace {
+
+std::vector<ChunkGroup> values_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
+                                       Held GroupPlacement::*held, std::string_view what) {
+  std::vector<ChunkGroup> groups;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const Held& values = placements[u].groups[g].*held;
+      if (values.extent == Extent::kNothing || values.tier != Tier::kFile) continue;
+      const int64_t stored = ceil_div(values.bytes(units[u].groups[g].layout), int64_t{sizeof(float)});
+      groups.push_back({align_up(stored, kBlockNumel), /*slots=*/1,
+                        concat(what, " of group ", g, " of unit '", units[u].name, "'")});
+    }
+  }
+  return groups;
+}
+
+}  // namespace
 
 std::vector<ChunkGroup> groups_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
   std::vector<ChunkGroup> groups;
@@ -33,17 +52,12 @@ int64_t swap_memory_bytes(std::span<const ChunkGroup> groups, int buffer_count) 
 
 std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
                                            std::span<const UnitPlacement> placements) {
-  std::vector<ChunkGroup> groups;
-  for (size_t u = 0; u < units.size(); ++u) {
-    for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const Held& parameters = placements[u].groups[g].parameters;
-      if (parameters.tier != Tier::kFile) continue;
-      const int64_t values = ceil_div(parameters.bytes(units[u].groups[g].layout), int64_t{sizeof(float)});
-      groups.push_back({align_up(values, kBlockNumel), /*slots=*/1,
-                        concat("parameters of group ", g, " of unit '", units[u].name, "'")});
-    }
-  }
-  return groups;
+  return values_in_file(units, placements, &GroupPlacement::parameters, "parameters");
+}
+
+std::vector<ChunkGroup> gradients_in_file(std::span<const UnitLayout> units,
+                                          std::span<const UnitPlacement> placements) {
+  return values_in_file(units, placements, &GroupPlacement::reduced_gradients, "gradients");
 }
 
 int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,

@@ -13,7 +13,7 @@
 namespace zeroshard {
 
 GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-                       Comm& comm, at::Tensor full, at::Tensor grads)
+                       Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<FileParameters> in_file)
     : unit_(unit),
       group_(unit.groups.at(group)),
       place_(place),
@@ -21,6 +21,7 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       comm_(comm),
       full_(std::move(full)),
       grads_(std::move(grads)),
+      in_file_(std::move(in_file)),
       uses_(options.device),
       local_uses_(options.device),
       expected_(group_.params.size(), 1),
@@ -142,34 +143,70 @@ const at::Tensor& GradBucket::grads() const {
   return grads_;
 }
 
+at::Tensor GradBucket::part(Range range) const {
+  return in_file_ ? in_file_->copy_of(range) : grads().slice(0, range.begin, range.end);
+}
+
 at::Tensor GradBucket::shard() const {
+  ZS_ASSERT(!in_file_, "unit ", unit_.name);
   const Range mine = group_.layout.shard(comm_.rank());
   return place_.updates_whole() ? grads().slice(0, mine.begin, mine.end) : grads();
 }
 
-void GradBucket::finish() {
-  InFlight& in_flight = std::get<InFlight>(state_);
-  const bool accumulate = reduced_;
-  GradientExit* const exit = options_.exit;
-  const at::Tensor out = exit ? exit->begin(grads_, accumulate) : kept_.defined() ? kept_ : shard();
-  squares_ = ExactSum();
-  if (in_flight.work) {
-    in_flight.work->wait();
-    const Range mine = group_.layout.shard(comm_.rank());
-    const void* const piece = in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr();
-    math::sum_in_order({&piece, 1}, in_flight.buffer.scalar_type(), options_.sum_scale, out, accumulate,
-                       squares_here());
-  } else {
+// Waits for the ranks' pieces of this rank's gradients.
+std::vector<const void*> GradBucket::arrived_pieces(InFlight& in_flight) const {
+  if (in_flight.exchange) {
     in_flight.exchange->wait();
-    math::sum_in_order(in_flight.exchange->pieces(), in_flight.buffer.scalar_type(), options_.sum_scale, out,
-                       accumulate, squares_here());
-    in_flight.exchange->release();
+    const std::span<const void* const> pieces = in_flight.exchange->pieces();
+    return {pieces.begin(), pieces.end()};
   }
+  in_flight.work->wait();
+  const Range mine = group_.layout.shard(comm_.rank());
+  return {in_flight.buffer.slice(0, mine.begin, mine.end).const_data_ptr()};
+}
+
+void GradBucket::sum_in_memory(InFlight& in_flight) {
+  const at::Tensor out = options_.exit ? begin_exit(reduced_) : kept_.defined() ? kept_ : shard();
+  const std::vector<const void*> pieces = arrived_pieces(in_flight);
+  math::sum_in_order(pieces, in_flight.buffer.scalar_type(), options_.sum_scale, out, reduced_, squares_here());
+  if (in_flight.exchange) in_flight.exchange->release();
   if (kept_.defined()) {
     shard().copy_(kept_);
     outlive_current_stream(std::exchange(kept_, at::Tensor()));
   }
-  if (exit) arrived_ = exit->end(grads_, number_);
+  if (options_.exit) end_exit();
+}
+
+at::Tensor GradBucket::begin_exit(bool has_values) {
+  return in_file_ ? options_.exit->begin(*in_file_, has_values) : options_.exit->begin(grads_, has_values);
+}
+
+void GradBucket::end_exit() {
+  if (in_file_) {
+    options_.exit->end(*in_file_, number_);
+  } else {
+    arrived_ = options_.exit->end(grads_, number_);
+  }
+}
+
+// Part by part, where the buffers of the file are.
+void GradBucket::sum_into_file(InFlight& in_flight) {
+  std::vector<const void*> pieces = arrived_pieces(in_flight);
+  const at::ScalarType wire = in_flight.buffer.scalar_type();
+  const auto access = reduced_ ? OptimizerStates::Access::kModify : OptimizerStates::Access::kOverwrite;
+  in_file_->lend({0, in_file_->numel()}, access, [&](Range part, const at::Tensor& out) {
+    std::vector<const void*> parts;
+    for (const void* const piece : pieces)
+      parts.push_back(static_cast<const char*>(piece) + part.begin * element_size(place_.wire_dtype));
+    math::sum_in_order(parts, wire, options_.sum_scale, out, reduced_, squares_here());
+  });
+  if (in_flight.exchange) in_flight.exchange->release();
+}
+
+void GradBucket::finish() {
+  InFlight& in_flight = std::get<InFlight>(state_);
+  squares_ = ExactSum();
+  in_file_ && !options_.exit ? sum_into_file(in_flight) : sum_in_memory(in_flight);
   reduced_ = true;
   uses(in_flight.slot).end();
   state_ = Draining{in_flight.slot, std::move(in_flight.exchange)};
@@ -227,13 +264,23 @@ std::unique_ptr<Work> GradBucket::gather_reduced() {
 void GradBucket::replace(size_t index, const at::Tensor& values) {
   ZS_ASSERT(reduced_ && !is_in_flight() && !is_filling(), "unit ", unit_.name);
   const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
-  GradientExit* const exit = options_.exit;
-  const at::Tensor own = exit ? exit->begin(grads_, /*has_values=*/true) : shard();
-  if (owned.size() > 0) own.slice(0, owned.begin - mine.begin, owned.end - mine.begin).copy_(values);
+  const Range here = owned.size() > 0 ? Range{owned.begin - mine.begin, owned.end - mine.begin} : Range{};
   has_grad_[index] = true;
-  if (exit) arrived_ = exit->end(grads_, number_);
+  if (in_file_ && !options_.exit) return replace_in_file(here, values);
+  const at::Tensor own = options_.exit ? begin_exit(/*has_values=*/true) : shard();
+  if (here.size() > 0) own.slice(0, here.begin, here.end).copy_(values);
+  if (options_.exit) end_exit();
   squares_ = ExactSum();
   if (ExactSum* const squares = squares_here()) math::add_sum_of_squares(own, *squares);
+}
+
+void GradBucket::replace_in_file(Range range, const at::Tensor& values) {
+  in_file_->lend(range, OptimizerStates::Access::kModify, [&](Range part, const at::Tensor& to) {
+    to.copy_(values.slice(0, part.begin - range.begin, part.end - range.begin));
+  });
+  squares_ = ExactSum();
+  in_file_->lend({0, in_file_->numel()}, OptimizerStates::Access::kRead,
+                 [&](Range, const at::Tensor& grads) { math::add_sum_of_squares(grads, squares_); });
 }
 
 void GradBucket::end_step() {

@@ -11,6 +11,7 @@
 #include "device/flat_buffer.h"
 #include "device/slot_ring.h"
 #include "device/streams.h"
+#include "group/file_parameters.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 #include "reduce/gradient_exit.h"
@@ -35,9 +36,10 @@ struct ReduceOptions {
 class GradBucket {
  public:
   // `full` holds padded_numel packed elements (undefined when a ring lends them), `grads` the reduced gradients that
-  // this rank updates with: its shard, or all padded_numel elements. Both outlive the bucket.
+  // this rank updates with: its shard, or all padded_numel elements. Both outlive the bucket. `in_file` has the reduced
+  // gradients, its shard, where they lie in files.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-             Comm& comm, at::Tensor full, at::Tensor grads);
+             Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<FileParameters> in_file = nullptr);
 
   const FlatGroup& group() const { return group_; }
   DType wire_dtype() const { return place_.wire_dtype; }
@@ -83,9 +85,13 @@ class GradBucket {
   void end_step();
 
   // The reduced gradients that the optimizer of this rank reads: its shard, or all of them. Where they lie on the host,
-  // it waits until they have arrived there.
+  // it waits until they have arrived there. Undefined where they lie in files.
   const at::Tensor& grads() const;
-  // Those of this rank's shard.
+  // Null where they lie in memory.
+  FileParameters* in_file() const { return in_file_.get(); }
+  // Those of `range` of them: a copy of what lies in files.
+  at::Tensor part(Range range) const;
+  // Those of this rank's shard, in memory.
   at::Tensor shard() const;
   // Whether grads() has gradients of the current step.
   bool is_reduced() const { return reduced_; }
@@ -128,6 +134,12 @@ class GradBucket {
   bool lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const;
   void pack_waiting(Filling& filling);
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }
+  std::vector<const void*> arrived_pieces(InFlight& in_flight) const;
+  void sum_in_memory(InFlight& in_flight);
+  void sum_into_file(InFlight& in_flight);
+  void replace_in_file(Range range, const at::Tensor& values);
+  at::Tensor begin_exit(bool has_values);
+  void end_exit();
   ExactSum* squares_here() { return options_.device.is_cpu() ? &squares_ : nullptr; }
 
   const UnitLayout& unit_;
@@ -137,6 +149,7 @@ class GradBucket {
   Comm& comm_;
   at::Tensor full_;  // undefined: a ring lends it
   at::Tensor grads_;
+  std::unique_ptr<FileParameters> in_file_;
   size_t number_ = 0;                          // at the exit
   mutable std::optional<c10::Event> arrived_;  // on the host, where the last gradients went
   at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "device/device_squares.h"
+#include "device/dtype.h"
 #include "device/host_copy.h"
 #include "plan/device_memory.h"
 
@@ -34,6 +35,19 @@ GradientExit::~GradientExit() {
   }
 }
 
+at::Tensor GradientExit::begin(FileParameters& file, bool has_values) {
+  settle();
+  Buffer& next = buffer();
+  filling_ = next.memory.view(to_scalar_type(file.dtype()), 0, file.numel());
+  if (has_values) {
+    const SideStream::Scope scope(copies_);
+    next.uses.take();
+    file.begin_read({0, file.numel()}, filling_.data_ptr(), device_, copies_);
+  }
+  next.uses.take();
+  return filling_;
+}
+
 at::Tensor GradientExit::begin(const at::Tensor& host, bool has_values) {
   Buffer& next = buffer();
   filling_ = next.memory.view(host.scalar_type(), 0, host.numel());
@@ -46,11 +60,38 @@ at::Tensor GradientExit::begin(const at::Tensor& host, bool has_values) {
   return filling_;
 }
 
-c10::Event GradientExit::end(const at::Tensor& host, size_t bucket) {
+// The squares of what is in the buffer, which is done with. The next one takes its turn.
+GradientExit::Buffer& GradientExit::end_buffer(size_t bucket) {
   limbs_uses_.take();
   squares_into(filling_, limbs_.view(at::kLong, int64_t(bucket) * kSquaresBytes, int64_t{ExactSum::kNumLimbs}));
   Buffer& filled = buffer();
   ++turn_;
+  return filled;
+}
+
+void GradientExit::end(FileParameters& file, size_t bucket) {
+  Buffer& filled = end_buffer(bucket);
+  const SideStream::Scope scope(copies_);
+  filled.uses.take();
+  pending_ = Pending{&file, &filled, std::exchange(filling_, at::Tensor())};
+}
+
+void GradientExit::settle() {
+  if (!pending_) return;
+  const Pending pending = *std::exchange(pending_, std::nullopt);
+  const SideStream::Scope scope(copies_);
+  pending.buffer->uses.take();
+  pending.file->lend({0, pending.file->numel()}, OptimizerStates::Access::kOverwrite,
+                     [&](Range part, const at::Tensor& to) {
+                       const at::Tensor from = pending.values.slice(0, part.begin, part.end);
+                       begin_copy_to_host(to.data_ptr(), from.const_data_ptr(), int64_t(from.nbytes()), device_);
+                       copies_.record().synchronize();
+                     });
+  pending.buffer->uses.end();
+}
+
+c10::Event GradientExit::end(const at::Tensor& host, size_t bucket) {
+  Buffer& filled = end_buffer(bucket);
   const SideStream::Scope scope(copies_);
   filled.uses.take();
   if (host.numel() > 0) begin_copy_to_host(host.data_ptr(), filling_.const_data_ptr(), int64_t(host.nbytes()), device_);

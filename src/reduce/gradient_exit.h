@@ -2,11 +2,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <optional>
 #include <vector>
 
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
 #include "device/streams.h"
+#include "group/file_parameters.h"
 #include "plan/state_rules.h"
 
 namespace zeroshard {
@@ -34,6 +36,12 @@ class GradientExit {
   // copy is complete when the event is.
   c10::Event end(const at::Tensor& host, size_t bucket);
 
+  // The same where they lie in a file: it has what was written to the buffer after settle(), which begin() calls, too.
+  // The host waits there, for the copy and for the file.
+  at::Tensor begin(FileParameters& file, bool has_values);
+  void end(FileParameters& file, size_t bucket);
+  void settle();
+
   // The squares of the buckets that are `chosen`, by number. The host waits for the current stream.
   ExactSum squares(const std::vector<bool>& chosen) const;
 
@@ -42,7 +50,14 @@ class GradientExit {
     FlatBuffer memory;
     StreamUses uses;
   };
+  // What is to be written to a file.
+  struct Pending {
+    FileParameters* file;
+    Buffer* buffer;
+    at::Tensor values;
+  };
   Buffer& buffer() { return buffers_[turn_ % buffers_.size()]; }
+  Buffer& end_buffer(size_t bucket);
 
   at::Device device_;
   std::vector<Buffer> buffers_;
@@ -50,6 +65,7 @@ class GradientExit {
   mutable StreamUses limbs_uses_;
   size_t num_buckets_ = 0, turn_ = 0;
   at::Tensor filling_;  // from begin() to end()
+  std::optional<Pending> pending_;
   SideStream copies_;   // the last member, so that it ends before the memory goes
 };
 

@@ -61,7 +61,7 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
   for_each_trainable(units, placements, [&](const FlatGroup& group, const GroupPlacement& place) {
     ++count;
     full_bytes += place.packed_gradients.bytes(group.layout);
-    grad_bytes += place.reduced_gradients.bytes(group.layout);
+    if (place.reduced_gradients.tier != Tier::kFile) grad_bytes += place.reduced_gradients.bytes(group.layout);
   });
   const auto allocate = [&](int64_t bytes, std::string_view tag, bool on_host = false) {
     if (bytes == 0) return Carver(on_host ? at::kCPU : options_.device);
@@ -85,8 +85,11 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
       for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
       const GroupPlacement& place = placements[u].groups[g];
       at::Tensor full, grads;
+      std::unique_ptr<FileParameters> in_file;
       if (place.keeps_packed()) full = full_memory.take(place.wire_dtype, group.layout.padded_numel());
-      if (!place.reduces_in_place()) {
+      if (place.reduced_gradients.tier == Tier::kFile) {
+        in_file = options_.make_file(group, place);
+      } else if (!place.reduces_in_place()) {
         grads = grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout));
       } else if (place.updates_whole()) {
         grads = full;
@@ -94,7 +97,7 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
         const Range mine = group.layout.shard(comm_.rank());
         grads = full.slice(0, mine.begin, mine.end);
       }
-      buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads));
+      buckets_.emplace_back(unit, g, place, options_, comm_, std::move(full), std::move(grads), std::move(in_file));
     }
   }
   first_of_.push_back(buckets_.size());
@@ -248,6 +251,7 @@ void Reducer::launch_all(bool sync) {
 void Reducer::finish_all() {
   while (!in_flight_.empty()) finish_oldest();
   stream_.join();
+  if (exit_) exit_->settle();
 }
 
 std::vector<int64_t> Reducer::late() const {
@@ -311,6 +315,11 @@ void Reducer::gather_reduced() {
   for (GradBucket& bucket : buckets_)
     if (bucket.updates_whole()) works.push_back(bucket.gather_reduced());
   for (const auto& work : works) work->wait();
+}
+
+void Reducer::replace(size_t bucket, size_t index, const at::Tensor& values) {
+  buckets_.at(bucket).replace(index, values);
+  if (exit_) exit_->settle();
 }
 
 void Reducer::end_step() {

@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,8 @@ class Reducer {
     RingClass scratch = {};       // a slot for each of the exchanges that overlap: exchange_scratch()
     RingClass exit_buffers = {};  // where reduced gradients go to the host: gradient_exit()
     bool pin = true;              // the host's memory for them
+    // Of groups whose reduced gradients lie in files, in the order of units and their groups.
+    std::function<std::unique_ptr<FileParameters>(const FlatGroup& group, const GroupPlacement& place)> make_file;
   };
 
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.
@@ -63,7 +66,7 @@ class Reducer {
   // Every rank gets every rank's reduced gradients, of groups that all ranks update whole.
   void gather_reduced();
   // See GradBucket::replace().
-  void replace(size_t bucket, size_t index, const at::Tensor& values) { buckets_.at(bucket).replace(index, values); }
+  void replace(size_t bucket, size_t index, const at::Tensor& values);
   void end_step();
 
   // Units in the order in which the next forward pass is expected to need them: the reverse of the order of launches,

@@ -86,7 +86,7 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
 // 2 bytes a parameter are weights, and 2 gradients.
 TEST(MemoryLimits, GradientsThatAreToStayAreAmongTheChanges) {
   PlanOptions gpu = options(2, 1);
-  gpu.gradients_stay = true;
+  gpu.gradients = OffloadConfig::Gradients::kDevice;
   EXPECT_THAT(advice(gpu, device(4.1e9)), HasSubstr("fits: zero_optimization.offload_optimizer.device = \"cpu\""));
   EXPECT_THAT(advice(gpu, device(4.1e9)), ::testing::Not(HasSubstr("gradients")));
   EXPECT_THAT(advice(gpu, device(2.1e9)),
