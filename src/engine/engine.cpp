@@ -429,6 +429,21 @@ void Engine::Impl::announce_gradients() {
   if (gradient_swap) gradient_swap->will_need_next(in_files);
 }
 
+void Engine::Impl::read_gradients_ahead() {
+  if (!gradient_swap) return;
+  std::vector<ChunkStore::Announced> next;
+  const std::vector<size_t>& units = reducer->order_of_forward();
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+    for (const ShardedGroup& group : groups->of_unit(*unit)) {
+      if (!group.is_trained()) continue;
+      const GradBucket& bucket = reducer->buckets()[group.number()];
+      if (bucket.in_file() && bucket.is_reduced())
+        next.push_back(bucket.in_file()->place_of({0, bucket.in_file()->numel()}));
+    }
+  }
+  gradient_swap->will_need_next(next);
+}
+
 void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {
   const ChunkStore& store = parameter_swap->store();
   int64_t room = int64_t{store.options().buffer_count} * store.options().chunk_numel;

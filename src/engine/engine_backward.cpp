@@ -105,6 +105,7 @@ void Engine::begin_backward(bool sync) {
   // Gradients of a loss.backward() before this one are under way in the order that there is.
   if (!impl_->progress.has_open_gradients()) {
     impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
+    if (sync) impl_->read_gradients_ahead();
   }
 }
 

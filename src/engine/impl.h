@@ -82,6 +82,8 @@ struct Engine::Impl {
   void announce_update();
   // Tells the same to what brings gradients from elsewhere, if anything does.
   void announce_gradients();
+  // Begins to read what this backward's gradients are added to, where that lies in files.
+  void read_gradients_ahead();
   // Begins to read the parameters of the units that are gathered next, as far as there are buffers for them.
   void read_parameters_ahead(std::span<const size_t> units);
   // The states are lost on this rank: collectives of the engine fail on every rank with this reason.
