@@ -38,7 +38,8 @@ PlanOptions plan_options(const Config& config, bool on_device = false);
 inline bool gradients_leave(const PlanOptions& options) {
   return !options.gradients_stay && options.state_share == 1;
 }
-// Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files.
+// Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files, or for what ranks on
+// the CPU alone can have.
 bool is_for_device(const Config& config);
 
 // What one rank holds on a tier other than the device's.
