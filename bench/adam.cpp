@@ -51,6 +51,7 @@ int main(int argc, char** argv) {
   }
   const auto count = static_cast<size_t>(numel);
   std::vector<float> weights(count, 1), grad(count, 0.5f), exp_avg(count, 0), exp_avg_sq(count, 0);
+  std::vector<uint16_t> narrow_avg(count, 0x3c24), narrow_avg_sq(count, 0x3c24);  // 0.01
   std::vector<uint16_t> param_space(count + 32);
   uint16_t* param = param_space.data();
   while (reinterpret_cast<uintptr_t>(param) % 64 != 0) ++param;
@@ -59,6 +60,10 @@ int main(int argc, char** argv) {
   double sink = 0;
   std::vector<Case> cases{
       {"step", 30, [&](int64_t step) { adam_step(crew, arrays, 1.0f, step); }, {}},
+      {"narrow_step",
+       22,
+       [&](int64_t step) { narrow_adam_step(crew, arrays, narrow_avg.data(), narrow_avg_sq.data(), step); },
+       {}},
       {"step_probe", 30, [&](int64_t) { step_probe(crew, arrays); }, {}},
       {"norm", 4, [&](int64_t) { sink += norm(crew, arrays); }, {}},
       {"norm_probe", 4, [&](int64_t) { sink += norm_probe(crew, arrays); }, {}},

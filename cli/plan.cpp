@@ -68,6 +68,12 @@ Tier tier_of_checkpoints(const Config& config, bool on_device) {
   return on_device && config.offload.activations == Activations::kCpu ? Tier::kHost : Tier::kDevice;
 }
 
+bool has_files(const Config& config) {
+  return config.offload_optimizer.device == OffloadDevice::kNvme ||
+         config.offload_param.device == OffloadDevice::kNvme ||
+         config.offload.activations == OffloadConfig::Activations::kNvme;
+}
+
 void note_offload(const Config& config, PlanInputs& inputs) {
   using Device = OffloadDevice;
   const Device param = config.offload_param.device;
@@ -86,12 +92,17 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   if (inputs.options.on_device && gradients == Gradients::kCpu &&
       (optimizer.device == Device::kNone || optimizer.ratio < 1))
     inputs.notes.push_back("ranks on GPUs refuse zeroshard.offload.gradients = \"cpu\" without all states on the host");
-  const bool has_files = optimizer.device == Device::kNvme || optimizer.device == Device::kAuto;
-  if (gradients == Gradients::kNvme && (!has_files || optimizer.ratio < (inputs.options.on_device ? 1 : 0)))
+  const bool may_have_files = optimizer.device == Device::kNvme || optimizer.device == Device::kAuto;
+  if (gradients == Gradients::kNvme && (!may_have_files || optimizer.ratio < (inputs.options.on_device ? 1 : 0)))
     inputs.notes.push_back("ranks refuse zeroshard.offload.gradients = \"nvme\" without optimizer states in files");
-  if (!inputs.options.on_device)
+  const bool is_narrow = config.offload.moment_dtype != DType::kFloat32;
+  if (inputs.options.on_device && is_narrow && (optimizer.device == Device::kNone || optimizer.ratio < 1))
     inputs.notes.push_back(
-        "files are asked for: planned for ranks on the CPU, whose memory is the host's; --gpu plans for GPUs");
+        "ranks on GPUs refuse zeroshard.offload.moment_dtype = \"bf16\" where states stay: planned with fp32 there");
+  if (!inputs.options.on_device)
+    inputs.notes.push_back(std::string(has_files(config) ? "files" : "moments in bf16 of states that stay") +
+                           " are asked for: planned for ranks on the CPU, whose memory is the host's; --gpu plans for "
+                           "GPUs");
   if (inputs.options.on_device && (param == Device::kCpu || optimizer.device == Device::kCpu))
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }

@@ -92,6 +92,24 @@ void adam_step(Crew& crew, const Arrays& arrays, float grad_scale, int64_t step)
   });
 }
 
+void narrow_adam_step(Crew& crew, const Arrays& arrays, uint16_t* exp_avg, uint16_t* exp_avg_sq, int64_t step) {
+  kernels::AdamArgs args;
+  args.weight_decay = 0.01;
+  args.step = step;
+  crew.run(arrays.numel, [&](int, int64_t begin, int64_t end) {
+    kernels::StepBuffers buffers{arrays.weights + begin,
+                                 arrays.grad + begin,
+                                 DType::kFloat32,
+                                 arrays.param + begin,
+                                 DType::kBFloat16,
+                                 1.0f,
+                                 end - begin};
+    buffers.moment_dtype = DType::kBFloat16;
+    buffers.random = {kernels::random_key(1, step), begin};
+    kernels::adam(buffers, exp_avg + begin, exp_avg_sq + begin, args);
+  });
+}
+
 double clip_and_step(Crew& crew, const Arrays& arrays, double max_norm, int64_t step) {
   const double total = norm(crew, arrays);
   adam_step(crew, arrays, static_cast<float>(std::min(1.0, max_norm / (total + 1e-6))), step);

@@ -41,6 +41,8 @@ class Crew {
 // Each returns something computed, so that no pass can be left out. Bytes an element must move are stated.
 double norm(Crew& crew, const Arrays& arrays);                                     // ours: read 4
 void adam_step(Crew& crew, const Arrays& arrays, float grad_scale, int64_t step);  // ours: read 16, write 14
+// The same with moments in bf16: read 12, write 10.
+void narrow_adam_step(Crew& crew, const Arrays& arrays, uint16_t* exp_avg, uint16_t* exp_avg_sq, int64_t step);
 double clip_and_step(Crew& crew, const Arrays& arrays, double max_norm, int64_t step);
 double norm_probe(Crew& crew, const Arrays& arrays);  // read 4
 void step_probe(Crew& crew, const Arrays& arrays);    // read 16, write 14: one addition per stream

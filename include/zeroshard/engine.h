@@ -77,7 +77,7 @@ struct OptimizerSlice {
   at::Tensor master;
   bool has_grad = false;            // valid between prepare_step() and finish_step()
   at::Tensor grad;                  // fp32, unscaled and clipped; undefined without a gradient
-  std::vector<at::Tensor> moments;  // those that the engine keeps for it, fp32, 1-D; copies where they are in files
+  std::vector<at::Tensor> moments;  // those that the engine keeps for it, fp32, 1-D; copies of what is in files or bf16
   std::vector<int64_t> shape;       // of the whole parameter
   int64_t begin = 0;                // of the stretch, in the parameter's row-major order
 };

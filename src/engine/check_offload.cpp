@@ -49,14 +49,12 @@ void check_moments(const Config& config, c10::Device device, const std::string& 
                              "set \"fp32\", or use one of zeroshard's optimizers"));
   if (device.is_cpu()) return;
   const bool leaves = offload.device == OffloadDevice::kCpu || offload.device == OffloadDevice::kNvme;
-  if (leaves && offload.ratio == 1 && config.stage > 0) return;
-  const std::string now =
-      config.stage == 0 ? "zero_optimization.stage is 0: set that to 1, 2 or 3"
-      : !leaves         ? "zero_optimization.offload_optimizer.device is \"none\": set that to \"cpu\" or "
-                          "\"nvme\""
-                        : concat("zero_optimization.offload_optimizer.ratio is ", offload.ratio, ": set that to 1");
+  if (leaves && offload.ratio == 1) return;
+  const std::string now = leaves ? concat("ratio is ", offload.ratio, ": set that to 1")
+                                 : "device is \"none\": set that to \"cpu\" or \"nvme\"";
   throw ConfigError(concat(kKey, "beside a device, the moments of all elements must lie on the host or in files, and ",
-                           now, ", or zeroshard.offload.moment_dtype to \"fp32\""));
+                           "zero_optimization.offload_optimizer.", now,
+                           ", or zeroshard.offload.moment_dtype to \"fp32\""));
 }
 
 // A part of each unit's states leaves a device, which updates the rest with its own gradients and parameters.

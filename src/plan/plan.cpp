@@ -35,6 +35,9 @@ int optimizer_slots(const OptimizerConfig& config) {
 }
 
 bool is_for_device(const Config& config) {
+  const OffloadOptimizerConfig& states = config.offload_optimizer;
+  const bool stay = states.device == OffloadDevice::kNone || states.ratio < 1;
+  if (config.offload.moment_dtype != DType::kFloat32 && stay) return false;
   return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme &&
          config.offload_param.device != OffloadParamConfig::Device::kNvme &&
          config.offload.activations != OffloadConfig::Activations::kNvme;

@@ -89,9 +89,6 @@ TEST(CheckOffload, NarrowMomentsAreUpdatedByTheHost) {
     wrong.offload_optimizer.ratio = ratio;
     EXPECT_THAT(told(wrong), HasSubstr(concat("offload_optimizer.ratio is ", ratio, ": set that to 1")));
   }
-  wrong = config;
-  wrong.stage = 0;
-  EXPECT_THAT(told(wrong), HasSubstr("zero_optimization.stage is 0: set that to 1, 2 or 3"));
 }
 
 // A unit of two parameters, of which one may be frozen.

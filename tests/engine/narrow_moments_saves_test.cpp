@@ -66,6 +66,12 @@ Saved train_and_save(Scenario scenario, const std::string& root, bool async) {
     const std::vector<at::Tensor> moments = moments_of(rank);
     for (const int step : {2, 3}) rank.train_step(scenario, step);
     const at::Tensor end = rank.values();
+    rank.engine->wait_for_checkpoint();
+    for (const MemoryLine& line : rank.engine->memory()) {
+      if (line.category == "moments" || (line.category == "checkpoint staging" && async)) {
+        EXPECT_EQ(line.measured_peak, line.planned) << line.category << " on " << line.tier;
+      }
+    }
     if (rank.rank == 0) saved = {moments, end};
   });
   EXPECT_THAT(errors, Each(""));

@@ -126,7 +126,7 @@ TEST(ChunkReader, ReadsValuesOf16Bits) {
   const TemporaryDirectory directory;
   const std::vector<ChunkGroup> groups = {{2 * kSmallChunk + 3 * kBlockNumel, 3, "", 2}, {kBlockNumel, 1, "", 1}};
   for (const int buffer_count : {1, 3}) {
-    testing::SeededRandom random(uint64_t(buffer_count));
+    testing::SeededRandom random{uint64_t(buffer_count)};
     ChunkStore store(groups, options_in(directory, buffer_count), posix_io());
     const auto expected = [](size_t slot, int64_t element) { return uint16_t(element * 3 + int64_t(slot) * 1000); };
     for (size_t group = 0; group < groups.size(); ++group) {

@@ -120,6 +120,38 @@ TEST_F(FileStatesTest, AGroupUsesThemAsOthers) {
   EXPECT_EQ(next, mine.size());
 }
 
+// Moments of 16 bits are lent as they are, and read beside as fp32, whatever stretch is asked for.
+TEST_F(FileStatesTest, NarrowMomentsAreReadAsFp32) {
+  for (UnitPlacement& unit : table_)
+    for (GroupPlacement& group : unit.groups) group.moments.dtype = DType::kBFloat16;
+  groups_ = groups_in_file(units_, table_);
+  EXPECT_EQ(groups_[1].half_slots, 2);
+  SwapSpace space = make_space();
+  FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
+  EXPECT_EQ(ledger_.current().at(Category::kMoments, Tier::kFile), 5 * kBlockNumel * 4);
+  const Range all{0, 5 * kBlockNumel};
+  const at::Tensor master = at::arange(all.end, at::kFloat), moment = (master / 3).to(at::kBFloat16);
+  states.lend_one(all, kMasterWeights, OptimizerStates::Access::kOverwrite,
+                  [&](Range part, const at::Tensor& to) { to.copy_(master.slice(0, part.begin, part.end)); });
+  states.lend_one(all, 1, OptimizerStates::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+    EXPECT_EQ(to.scalar_type(), at::kBFloat16);
+    to.copy_(moment.slice(0, part.begin, part.end));
+  });
+  states.lend(all, OptimizerStates::Access::kRead, [&](Range part, const StateTensors& lent) {
+    EXPECT_TRUE(lent.master.equal(master.slice(0, part.begin, part.end)));
+    EXPECT_TRUE(lent.moments.at(0).equal(at::zeros({part.size()}, at::kBFloat16)));
+    EXPECT_TRUE(lent.moments.at(1).equal(moment.slice(0, part.begin, part.end)));
+  });
+  const auto of_moment = states.reader(1), of_master = states.reader(kMasterWeights);
+  for (const Range range : {all, Range{0, 1}, Range{777, 2 * kBlockNumel + 5}, Range{all.end - 3, all.end}}) {
+    at::Tensor got = at::full({range.size()}, -1.F);
+    of_moment->read(range, got.data_ptr<float>());
+    EXPECT_TRUE(got.equal(moment.slice(0, range.begin, range.end).to(at::kFloat))) << range.begin;
+    of_master->read(range, got.data_ptr<float>());
+    EXPECT_TRUE(got.equal(master.slice(0, range.begin, range.end))) << range.begin;
+  }
+}
+
 // A save reads states beside others; who writes waits, who reads does not.
 TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
   SwapSpace space = make_space();

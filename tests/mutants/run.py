@@ -35,7 +35,6 @@ import disk_mutants
 import failure_mutants
 import lora_mutants
 import memory_mutants
-import moment_mutants
 import monitor_mutants
 import offload_mutants
 import process_mutants
@@ -371,7 +370,6 @@ MUTANTS = [
     *progress_mutants.MUTANTS,
     *python_mutants.MUTANTS,
     *swap_mutants.MUTANTS,
-    *moment_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,
     *write_mutants.MUTANTS,

@@ -1,6 +1,7 @@
 """What could be forgotten where parameters lie in files, and where saves read files in the background."""
 
 import hold_mutants
+import moment_mutants
 from mutant import Mutant
 
 _STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_parameters.cpp"
@@ -109,4 +110,4 @@ _TABLE = [
     ),
 ]
 
-MUTANTS = [*(Mutant(f"swap-{name}", *rest) for name, *rest in _TABLE), *hold_mutants.MUTANTS]
+MUTANTS = [*(Mutant(f"swap-{name}", *rest) for name, *rest in _TABLE), *hold_mutants.MUTANTS, *moment_mutants.MUTANTS]

@@ -26,8 +26,9 @@ def moment_bytes(engine):
 
 
 def compare(folder, stage, dtype):
-    plain, swapped = make(stage, dtype, **NARROW), make(stage, dtype, [folder], **NARROW)
-    wide = make(stage, dtype)
+    scale = {"fp16": {"initial_scale_power": 8}}  # no step is skipped
+    plain, swapped = make(stage, dtype, **NARROW, **scale), make(stage, dtype, [folder], **NARROW, **scale)
+    wide = make(stage, dtype, **scale)
     for engine in (plain, swapped, wide):
         train(engine, 0, STEPS)
     assert plain.parameter_digest() == swapped.parameter_digest() != wide.parameter_digest()
@@ -38,6 +39,7 @@ def compare(folder, stage, dtype):
     # Checkpoints have fp32, and go both ways between fp32 and bf16.
     for engine, name in ((plain, "plain"), (wide, "wide")):
         engine.save_checkpoint(f"{folder}/{name}")
+        engine.wait_for_checkpoint()  # another engine loads it
     before, rounded = moments(plain), [moment.bfloat16().float() for moment in moments(wide)]
     wide.load_checkpoint(f"{folder}/plain")
     assert all(map(torch.equal, moments(wide), before))
@@ -60,7 +62,7 @@ def test_results_states_and_checkpoints(tmp_path, ranks, stage, dtype):
     assert len(set(world.run(ranks, compare, folder=str(tmp_path), stage=stage, dtype=dtype))) == 1
 
 
-@pytest.mark.parametrize("value", ["fp16", "bfloat16", "auto", 16, True, None])
+@pytest.mark.parametrize("value", ["fp16", "bfloat16", 16, True])
 def test_other_dtypes_are_refused(value):
     config = models.configuration(2, zeroshard={"offload": {"moment_dtype": value}})
     with pytest.raises(zeroshard.ConfigError, match=r"zeroshard\.offload\.moment_dtype = .*must be one of fp32, bf16"):
@@ -69,7 +71,7 @@ def test_other_dtypes_are_refused(value):
 
 def ranks_that_differ():
     blocks = NARROW if world.rank() == 1 else {}
-    with pytest.raises(zeroshard.ConfigError, match="rank"):
+    with pytest.raises(ValueError, match="the ranks disagree on the configuration"):
         make(2, **blocks)
     return True
 
@@ -78,15 +80,11 @@ def test_ranks_must_agree():
     assert world.run(2, ranks_that_differ) == [True, True]
 
 
-class Own(torch.optim.SGD):
-    pass
-
-
 def own_optimizers():
     model = models.stack(width=WIDTH)
     config = models.configuration(2, **NARROW, zero_allow_untested_optimizer=True)
-    optimizer = Own(model.parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(zeroshard.ConfigError, match='Own is an optimizer of your own.*set "fp32"'):
+    optimizer = torch.optim.RMSprop(model.parameters())
+    with pytest.raises(zeroshard.ConfigError, match='RMSprop is an optimizer of your own.*set "fp32"'):
         zeroshard.initialize(model=model, optimizer=optimizer, config=config)
     return True
 
@@ -107,9 +105,9 @@ def states_that_stay():
         2, optimizer=models.adamw(), zero_optimization={"offload_optimizer": {"device": "auto"}}, **NARROW
     )
     engine = zeroshard.initialize(model=models.stack(width=WIDTH).to(world.device()), config=config)[0]
-    return {tier for category, tier, planned, _ in engine._run.core.memory() if category == "moments" and planned}
+    return [tier for category, tier, planned, _ in engine._run.core.memory() if category == "moments" and planned]
 
 
 @simulated.needed
 def test_beside_a_device_they_must_leave_it():
-    assert world.run(2, states_that_stay, on="lazy") == [{"host"}, {"host"}]
+    assert world.run(2, states_that_stay, on="lazy") == [["host"], ["host"]]

@@ -247,6 +247,29 @@ def test_files_beside_gpus_are_planned_when_asked_for(tmp_path):
     assert any("--gpu" in note for note in plan(*arguments)["notes"])
 
 
+def test_moments_in_bf16(tmp_path):
+    def planned(*more, **zero):
+        config = tmp_path / "ds.json"
+        config.write_text(json.dumps({
+            "train_batch_size": 4, "bf16": {"enabled": True}, "zeroshard": {"offload": {"moment_dtype": "bf16"}},
+            "zero_optimization": {"stage": 2, "offload_optimizer": zero},
+        }))  # fmt: skip
+        return plan("--params", "1e9", "--world-size", 4, "--config", config, *more)
+
+    stay = planned()  # only ranks on the CPU take it
+    assert stay["breakdown"]["optimizer_states"] == 1e9 * 8 / 4
+    assert any("moments in bf16 of states that stay are asked for" in note for note in stay["notes"])
+    refused = planned("--gpu")
+    assert refused["breakdown"]["optimizer_states"] == 1e9 * 12 / 4
+    assert any('GPUs refuse zeroshard.offload.moment_dtype = "bf16"' in note for note in refused["notes"])
+    host = planned(device="cpu")
+    assert (host["host"]["moments"], host["host"]["master_weights"]) == (1e9, 1e9)
+    assert not any("refuse" in note for note in host["notes"])
+    for gpu in ((), ("--gpu",)):
+        file = planned(*gpu, device="nvme", nvme_path="/nvme")["file"]
+        assert (file["moments"], file["master_weights"]) == (1e9, 1e9)
+
+
 def limits_of(tmp_path, limits, offload=None, stage=2):
     config = tmp_path / "limits.json"
     config.write_text(json.dumps({
