@@ -71,8 +71,7 @@ GradientExit::Buffer& GradientExit::end_buffer(size_t bucket) {
 
 void GradientExit::end(FileParameters& file, size_t bucket) {
   Buffer& filled = end_buffer(bucket);
-  const SideStream::Scope scope(copies_);
-  filled.uses.take();
+  filled.uses.end();  // the copy waits for this sum, and for none that comes later
   pending_ = Pending{&file, &filled, std::exchange(filling_, at::Tensor())};
 }
 

@@ -6,11 +6,18 @@ _EXIT, _BUCKET = "src/reduce/gradient_exit.cpp", "src/reduce/grad_bucket.cpp"
 _COPIES, _GROUP = "src/group/parameter_copies.cpp", "src/group/sharded_group.cpp"
 _BITS, _AGAIN = "*Offload.GivesTheSameBits*", "*Offload.BuffersAreUsedAgain*"
 _GOES = "*Offload.AnEngineMayGo*"
+_GRADIENT_FILES = "*GradientFileOffload.*"
 
 _TABLE = [
     ("gradient-used-before-it-arrived", _BUCKET, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
-    ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n", "  filled.uses.share();\n", _BITS),
-    ("sum-over-what-is-copied", _EXIT, "  next.uses.take();\n  return filling_;\n", "  return filling_;\n", _AGAIN),
+    ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n  if (host", "  filled.uses.share();\n  if (host", _BITS),
+    (
+        "sum-over-what-is-copied",
+        _EXIT,
+        "int64_t(host.nbytes()), device_);\n  }\n  next.uses.take();\n",
+        "int64_t(host.nbytes()), device_);\n  }\n",
+        _AGAIN,
+    ),
     (
         "sums-come-back-too-early",
         _EXIT,
@@ -32,6 +39,21 @@ _TABLE = [
         "",
         "GradientExit.ASumDoesNotWait*",
     ),
+    (
+        "file-before-the-copy",
+        _EXIT,
+        "                       copies_.record().synchronize();\n",
+        "",
+        _GRADIENT_FILES,
+    ),
+    (
+        "last-bucket-not-in-the-file",
+        "src/reduce/reducer.cpp",
+        "  stream_.join();\n  if (exit_) exit_->settle();\n",
+        "  stream_.join();\n",
+        _GRADIENT_FILES,
+    ),
+    ("file-before-the-sum", _EXIT, "  pending.buffer->uses.take();\n", "", _GRADIENT_FILES),
     ("squares-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _BITS),
     (
         "update-in-spite-of-the-norm",
@@ -62,7 +84,7 @@ _TABLE = [
         "",
         "*Offload.WritesOfUsersCount*",
     ),
-    ("freed-while-gradients-go", _EXIT, "    copies_.record().synchronize();\n", "", _GOES),
+    ("freed-while-gradients-go", _EXIT, "  try {\n    copies_.record().synchronize();\n", "  try {\n", _GOES),
     ("freed-while-parameters-come", _COPIES, "  try {\n    wait();\n", "  try {\n", _GOES),
     (
         "shard-at-the-wrong-place",

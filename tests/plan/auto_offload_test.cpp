@@ -34,6 +34,16 @@ TEST(AutoOffload, EachChoiceMovesMoreThanTheOneBefore) {
   EXPECT_EQ(devices(offload_choices(config, true, false)), (std::vector{Device::kNone, Device::kCpu}));
 }
 
+// They are in files with the states.
+TEST(AutoOffload, GradientsInFilesRuleOutTheRest) {
+  Config config;
+  config.offload_optimizer.device = Device::kAuto;
+  config.offload_optimizer.nvme_path = {"/swap"};
+  config.offload.gradients = OffloadConfig::Gradients::kNvme;
+  for (const bool on_device : {false, true})
+    EXPECT_EQ(devices(offload_choices(config, on_device, true)), (std::vector{Device::kNvme}));
+}
+
 // Gradients are on the host with the states, and parameters leave with all of these.
 TEST(AutoOffload, WhatIsAskedOfGradientsAndSharesRulesOutSome) {
   Config config = automatic(3);

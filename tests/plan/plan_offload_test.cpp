@@ -47,6 +47,51 @@ TEST(PlanOffload, GradientsMayStayOnTheDevice) {
   EXPECT_EQ(options_of(OffloadDevice::kNone, Gradients::kDevice).gradient_tier, Tier::kDevice);
 }
 
+// On ranks on the CPU with any share of the states, beside a device with all of them.
+TEST(PlanOffload, GradientsMayBeInFilesWithTheStates) {
+  Config config;
+  config.stage = 2;
+  config.offload.gradients = OffloadConfig::Gradients::kNvme;
+  const auto tier_of = [&](OffloadDevice states, double ratio, bool on_device) {
+    config.offload_optimizer.device = states;
+    config.offload_optimizer.ratio = ratio;
+    return plan_options(config, on_device).gradient_tier;
+  };
+  for (const bool on_device : {false, true}) {
+    EXPECT_EQ(tier_of(OffloadDevice::kNvme, 1, on_device), Tier::kFile);
+    EXPECT_EQ(tier_of(OffloadDevice::kNvme, 0.5, on_device), on_device ? Tier::kDevice : Tier::kFile);
+    EXPECT_EQ(tier_of(OffloadDevice::kNvme, 0, on_device), Tier::kDevice);
+    EXPECT_EQ(tier_of(OffloadDevice::kNone, 1, on_device), Tier::kDevice);
+  }
+}
+
+// Their sums over micro-batches, too: memory has the ring and the buffers of the files.
+TEST(PlanOffload, GradientsInFilesTakeBuffersAlone) {
+  for (const int stage : {1, 2, 3}) {
+    for (const bool on_device : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << stage << ", " << on_device);
+      const std::vector<UnitLayout> units{unit("a", 5 * kChunkNumel, 2), unit("b", kNumel, 2)};
+      PlanOptions options = at(stage, 2);
+      options.on_device = on_device;
+      options.state_tier = options.gradient_tier = Tier::kFile;
+      options.grad_accumulation_steps = 3;
+      options.swap_buffers = 2;
+      const PlanReport report = plan_ledger(units, options);
+      const int64_t numel = (5 * kChunkNumel + kNumel) / 2;
+      EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kFile), 4 * numel);
+      EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kDevice), 0);
+      EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), 0);
+      EXPECT_GT(report.bytes.at(Category::kReduceRing, Tier::kDevice), 0);
+      PlanOptions in_memory = options;
+      in_memory.gradient_tier = on_device ? Tier::kHost : Tier::kDevice;
+      const Tier memory = on_device ? Tier::kHost : Tier::kDevice;
+      const int64_t sums = 8 * ceil_div(5 * kChunkNumel / 2, kSumNumel) + 8 * ceil_div(kNumel / 2, kSumNumel);
+      EXPECT_EQ(report.bytes.at(Category::kSwap, memory),
+                plan_ledger(units, in_memory).bytes.at(Category::kSwap, memory) + 2 * 4 * kChunkNumel + sums);
+    }
+  }
+}
+
 // As without offload, and through two buffers of the host to the update.
 TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
   for (const int stage : {1, 2, 3}) {

@@ -79,7 +79,8 @@ def same(plain, swapped):
 
 def compare(folder, dtype, frozen, accumulation):
     def make_one(path=None):
-        return make(dtype, path, frozen, states=not frozen, accumulation=accumulation)
+        gradients = {"offload": {"gradients": "nvme"}} if path and not frozen and dtype != "fp16" else {}
+        return make(dtype, path, frozen, states=not frozen, accumulation=accumulation, zeroshard=gradients)
 
     plain, swapped = make_one(), make_one([f"{folder}/one", f"{folder}/other"])
     assert same(plain, swapped)

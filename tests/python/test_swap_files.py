@@ -484,7 +484,8 @@ def test_ranks_that_die_during_a_save_leave_the_checkpoint_before_and_an_error(t
 
 
 def go_on_when_told(swap, saves, stage):
-    engine = make(stage, path=swap, zeroshard={"timeout_s": 30})
+    gradients = "nvme" if stage == 2 else "auto"
+    engine = make(stage, path=swap, zeroshard={"timeout_s": 30, "offload": {"gradients": gradients}})
     train(engine, 0, 2)
     engine.save_checkpoint(saves)
     engine.wait_for_checkpoint()
