@@ -117,18 +117,9 @@ _TABLE += [
         "",
         _ALONE + "APassHasTheWeights*",
     ),
-    (
-        "sent-over-what-a-gather-reads",
-        _GROUP,
-        "  if (!reading_) return;\n  const SideStream::Scope scope(stream);\n"
-        "  current_stream_waits(*reading_, options_.device);\n",
-        "  static_cast<void>(stream);\n",
-        _ALONE + "APassHasTheWeights*",
-    ),
     ("sent-before-the-update", _SHARDS, "  stream_.follow();\n", "", _ALONE + "GivesTheSameBits*"),
     ("updated-over-what-is-sent", _SHARDS, "  slot.uses.take();\n", "", _ALONE + "BuffersAreUsedAgain*"),
     ("buffer-is-nobodys-while-it-is-sent", _SHARDS, "  slot.uses.share();\n", "", _ALONE + "BuffersAreUsedAgain*"),
-    ("freed-while-shards-are-sent", _SHARDS, "  try {\n    wait();\n", "  try {\n", _ALONE + "AnEngineMayGo*"),
 ]
 
 _FILES = "*FileOffload.GivesTheSameBits*"
