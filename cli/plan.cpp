@@ -78,12 +78,10 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   using Device = OffloadDevice;
   const Device param = config.offload_param.device;
   const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
-  const std::string kTrained = "trained parameters lie with their optimizer states: ";
-  const bool stay = optimizer.device != Device::kNvme && optimizer.device != Device::kAuto;
-  if (param == Device::kNvme && (stay || optimizer.ratio == 0))
-    inputs.notes.push_back(kTrained + "in memory, as offload_optimizer.device is not \"nvme\", or its ratio is 0");
-  if (param == Device::kCpu && optimizer.device == Device::kNone)
-    inputs.notes.push_back(kTrained + "on the device, as offload_optimizer.device is \"none\"");
+  const bool stay = optimizer.device == Device::kNone || optimizer.ratio == 0;
+  const bool have_left = param == Device::kCpu || param == Device::kNvme;
+  if (inputs.options.on_device && have_left && stay && config.compute_dtype == DType::kFloat32)
+    inputs.notes.push_back("fp32 parameters stay on the device with their optimizer states, whose masters they are");
   const bool is_part = optimizer.device != Device::kNone && optimizer.ratio > 0 && optimizer.ratio < 1;
   if (inputs.options.on_device && is_part && param != Device::kNone && param != Device::kAuto)
     inputs.notes.push_back("ranks on GPUs refuse offload_param with an offload_optimizer.ratio between 0 and 1");

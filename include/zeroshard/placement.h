@@ -27,10 +27,10 @@ struct PlacementOptions {
   int optimizer_slots = 2;          // moments of each element, which the optimizer keeps beside its master weight
   DType moment_dtype = DType::kFloat32;
   int64_t grad_accumulation_steps = 1;
-  Tier parameter_tier = Tier::kDevice;  // of the shards of gathered units, at stage 3. Trained ones lie with their
-                                        // states: on the device, if these do
+  Tier parameter_tier = Tier::kDevice;  // of the shards of gathered units, at stage 3
   bool on_device = false;               // ranks run on a GPU or the like, beside the host
   int64_t parameters_in_memory = 0;     // elements of a rank that stay in the host's memory where others go to files
+  bool masters_in_memory = false;       // fp32 parameters that are their own master weights stay there, too
   Tier state_tier = Tier::kDevice;      // of master weights and moments, from stage 1 on
   double state_share = 1;               // of each group's states, 0 to 1, on that tier; the device has the others
   Tier gradient_tier = Tier::kDevice;   // of reduced gradients, from stage 1 on; kFile with states there alone

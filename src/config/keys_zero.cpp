@@ -126,9 +126,10 @@ std::vector<Key> offload_param() {
   const auto set_paths = [](Config& config, const Json& value) { config.offload_param.nvme_path = paths_of(value); };
   return {
       zero("offload_param.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
-           "stage 3. \"cpu\": the shards of parameters lie in host memory, trained ones with offload_optimizer.device "
-           "\"cpu\"; on ranks whose device is the CPU they do anyway. \"nvme\": they lie in files, trained ones with "
-           "offload_optimizer.device \"nvme\". \"auto\": they follow the states where these alone do not suffice",
+           "stage 3. \"cpu\": the shards of parameters lie in host memory; on ranks whose device is the CPU they do "
+           "anyway. \"nvme\": they lie in files. fp32 parameters that a GPU updates stay there, as the master weights "
+           "of "
+           "their states. \"auto\": they leave where it does not suffice that states do",
            set_device),
       zero("cpu_offload_param", Bool{}, false, "true: as offload_param.device = \"cpu\"", set_cpu),
       zero("offload_param.pin_memory", Bool{}, true,

@@ -96,31 +96,21 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   if (!device.is_cpu() && offload.device != Device::kNone && offload.ratio < 1) check_share(config, external_optimizer);
 }
 
-void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank) {
-  using Device = OffloadDevice;
-  const bool to_files = config.offload_param.device == Device::kNvme;
-  const std::string key =
-      concat("zero_optimization.offload_param.device = \"", name_of(config.offload_param.device), "\": ");
-  const Device asked = config.offload_optimizer.device;
-  const bool none_leave = asked != Device::kNone && config.offload_optimizer.ratio == 0;
-  const Device optimizer = none_leave ? Device::kNone : asked;
-  const bool stays =
-      to_files ? optimizer != Device::kNvme
-               : config.offload_param.device == Device::kCpu && optimizer == Device::kNone && !device.is_cpu();
-  if (!stays) return;
-  int64_t frozen = 0, trained = 0;
-  for (const UnitLayout& unit : units)
-    for (const FlatGroup& group : unit.groups) (group.requires_grad ? trained : frozen) += group.layout.numel();
-  const char* const needed = none_leave ? "1" : to_files ? "\"nvme\"" : "\"cpu\"";
-  const std::string now = none_leave ? "ratio is 0" : concat("device is \"", name_of(optimizer), "\"");
-  const std::string told = concat(key, "parameters that are trained lie with their optimizer states, and ",
-                                  "zero_optimization.offload_optimizer.", now, ": ");
-  if (frozen == 0)
-    throw ConfigError(concat(told, "set that to ", needed, ", too. Alone, offload_param is for models with frozen ",
-                             "parameters, and this one has none"));
-  if (trained > 0 && rank == 0)
-    log(LogLevel::kInfo, concat(told, trained, " elements stay ", to_files ? "in memory" : "on the device", ", ",
-                                frozen, " frozen ones may leave it"));
+void tell_offload_param(const Config& config, std::span<const UnitLayout> units,
+                        std::span<const UnitPlacement> placements) {
+  int64_t stay = 0, leave = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (placements[u].parameters != Placement::kSharded) continue;  // small units stay, and those of a rule
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const bool stays = placements[u].groups[g].parameters.tier == Tier::kDevice;
+      (stays ? stay : leave) += units[u].groups[g].layout.numel();
+    }
+  }
+  if (stay == 0) return;
+  log(leave > 0 ? LogLevel::kInfo : LogLevel::kWarning,
+      concat("zero_optimization.offload_param.device = \"", name_of(config.offload_param.device), "\": ", stay,
+             " elements of fp32 parameters stay on the device, where they are the master weights of their optimizer ",
+             "states. They leave it with these: set zero_optimization.offload_optimizer.device, too"));
 }
 
 }  // namespace zeroshard

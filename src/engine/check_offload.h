@@ -5,6 +5,7 @@
 #include <string>
 
 #include "layout/unit_layout.h"
+#include "placement/placement.h"
 #include "zeroshard/config.h"
 
 namespace zeroshard {
@@ -13,8 +14,8 @@ namespace zeroshard {
 // for ranks on the other, as a part of a unit's states on a GPU: a run that was planned with it would not fit.
 // An optimizer of the caller's, named `external_optimizer`, needs its states in memory; "": there is none.
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer);
-// Trained parameters do not leave the device, or memory for files, without their states. Throws ConfigError if nothing
-// is left that does; otherwise rank 0 tells what stays.
-void check_offload_param(const Config& config, c10::Device device, std::span<const UnitLayout> units, int rank);
+// Logs how many parameters stay on a device that they were to leave.
+void tell_offload_param(const Config& config, std::span<const UnitLayout> units,
+                        std::span<const UnitPlacement> placements);
 
 }  // namespace zeroshard

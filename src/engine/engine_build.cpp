@@ -1,6 +1,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -61,10 +62,15 @@ NamedValues describe(const std::vector<UnitLayout>& layouts) {
   return values;
 }
 
-bool keeps_states_elsewhere(const std::vector<UnitPlacement>& placements) {
-  const auto leaves = [](const GroupPlacement& group) { return group.state_tier() != Tier::kDevice; };
+template <typename Condition>
+bool holds_for_some_group(const std::vector<UnitPlacement>& placements, const Condition& condition) {
   return std::ranges::any_of(placements,
-                             [&](const UnitPlacement& unit) { return std::ranges::any_of(unit.groups, leaves); });
+                             [&](const UnitPlacement& unit) { return std::ranges::any_of(unit.groups, condition); });
+}
+
+bool keeps_states_elsewhere(const std::vector<UnitPlacement>& placements) {
+  return holds_for_some_group(placements,
+                              [](const GroupPlacement& group) { return group.state_tier() != Tier::kDevice; });
 }
 
 NamedValues describe(const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
@@ -152,12 +158,17 @@ Engine::Impl::Impl(std::vector<UnitDefinition> units, EngineOptions engine_optio
   for (const ParamGroupOptions& group : options.param_groups) momentum = momentum || group.momentum != 0;
   const int moments = !options.external_optimizer.empty() ? 0 : num_moments(options.optimizer, momentum);
   const RankLimits limits = read_limits(options, reduce);
-  const auto plan_of = [&](const Config& of) { return plan_options(of, options.device, reduce, moments); };
+  const auto plan_of = [&](const Config& of) {
+    PlanOptions made = plan_options(of, options.device, reduce, moments);
+    made.masters_in_memory = !options.external_optimizer.empty();  // it writes to them
+    return made;
+  };
   options.config = choose_offload(options, layouts, limits, plan_of, reduce);
   check_offload(config, options.device, options.external_optimizer);
-  check_offload_param(config, options.device, layouts, reduce.rank());
   plan = plan_of(config);
   const PlanReport report = plan_ledger(layouts, plan);
+  if (reduce.rank() == 0 && plan.on_device && plan.parameter_tier != Tier::kDevice)
+    tell_offload_param(config, layouts, report.placements);
   planned = report.bytes;
   const std::vector<UnitOrigin> origins = origins_on_device(units);
   const int64_t peak = options.device.is_cpu() ? 0 : init_peak(layouts, report, origins);
@@ -185,12 +196,13 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   // On a device, memory for a unit's shards and states is there when the unit is made: the tensors of those before are
   // freed by then. The CPU has no memory behind zeros until they are written.
   Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
-  const auto updates_on_host = [](const UnitPlacement& unit) {
-    return std::ranges::any_of(unit.groups, &GroupPlacement::updates_on_host);
-  };
-  if (std::ranges::any_of(placements, updates_on_host)) {
+  if (holds_for_some_group(placements, std::mem_fn(&GroupPlacement::updates_on_host))) {
     group_options.copies = {options.device, report.parameter_copies.slot_bytes, report.parameter_copies.slots,
                             kCopiedNumel, options.config.offload_optimizer.pin_memory};
+  }
+  if (holds_for_some_group(placements, std::mem_fn(&GroupPlacement::sends_parameters))) {
+    const RingClass& slots = report.shard_copies;
+    group_options.shard_copies = {options.device, slots.slot_bytes, slots.slots, kCopiedNumel};
   }
   group_options.pin_parameters = options.config.offload_param.pin_memory;
   const SwapContext context{layouts, placements, options, plan, reduce_comm, ledger};

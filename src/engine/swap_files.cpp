@@ -125,7 +125,8 @@ std::unique_ptr<SwapSpace> make_parameter_files(const SwapContext& context, Swap
                       std::max(chunks, 1),
                       chunks,
                       config.pin_memory};
-  if (wanted.groups.empty() && config.device == OffloadParamConfig::Device::kNvme && context.comm.rank() == 0)
+  const bool may_stay = config.device == OffloadParamConfig::Device::kNvme && config.max_in_memory > 0;
+  if (wanted.groups.empty() && may_stay && context.comm.rank() == 0)
     log(LogLevel::kInfo, concat("no parameters are in files: zero_optimization.offload_param.max_in_cpu is ",
                                 config.max_in_memory, " elements, and what is gathered has no more on each rank"));
   return make(context, wanted, std::move(on_failure));

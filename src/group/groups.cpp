@@ -66,6 +66,7 @@ Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement>
   size_t count = 0;
   for (const UnitLayout& unit : units) count += unit.groups.size();
   if (options_.copies) copies_ = std::make_unique<ParameterCopies>(*options_.copies, ledger_);
+  if (options_.shard_copies) shard_copies_ = std::make_unique<ShardCopies>(*options_.shard_copies, ledger_);
   groups_.reserve(count);  // trained_ points at them
   if (!options_.unit_by_unit) add(units.size());
 }
@@ -77,6 +78,7 @@ ShardedGroup::Options Groups::options_of(size_t unit, size_t group) {
   options.number = trained_.size();
   options.device = options_.device;
   if (place.updates_on_host()) options.copies = copies_.get();
+  if (place.sends_parameters) options.shard_copies = shard_copies_.get();
   options.is_open = placements_[unit].parameters != Placement::kSharded;
   for (const size_t i : units_[unit].groups[group].params)
     options.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(unit).at(i));
@@ -158,6 +160,7 @@ std::span<ShardedGroup> Groups::of_unit(size_t unit) {
 
 void Groups::await_copies() const {
   if (copies_) copies_->wait();
+  if (shard_copies_) shard_copies_->wait();
   for (const ShardedGroup& group : groups_)
     if (group.is_on_host()) group.await_copies();
 }

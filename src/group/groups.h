@@ -35,6 +35,8 @@ class Groups {
         make_parameters = {};
     // Set where some states lie on the host, and the device is another.
     std::optional<ParameterCopies::Options> copies = std::nullopt;
+    // Set where the device updates parameters that have left it.
+    std::optional<ShardCopies::Options> shard_copies = std::nullopt;
     bool pin_parameters = true;  // those on the host
   };
 
@@ -58,8 +60,8 @@ class Groups {
 
   // Frees the optimizer's states: from then on no group is trained.
   void free_states();
-  // The host waits for what brings parameters to the device: from then on code outside may write to states, and to
-  // parameters on the host.
+  // The host waits for what brings parameters to the device and from it: from then on code outside may write to states,
+  // and to parameters on the host.
   void await_copies() const;
 
  private:
@@ -81,7 +83,9 @@ class Groups {
   std::vector<ShardedGroup> groups_;  // unit after unit
   std::vector<size_t> first_of_{0};   // by unit, and the end: where its groups begin
   std::vector<ShardedGroup*> trained_;
-  std::unique_ptr<ParameterCopies> copies_;  // the last: it ends before the memory of groups goes
+  // The last: they end before the memory of groups goes.
+  std::unique_ptr<ParameterCopies> copies_;
+  std::unique_ptr<ShardCopies> shard_copies_;
 };
 
 }  // namespace zeroshard

@@ -57,14 +57,14 @@ void ParameterCopies::lend_master(ShardedGroup& group, Range range, Access acces
 void ParameterCopies::lend_pieces(ShardedGroup& group, Access access, Ways ways, const Use& use,
                                   const Lend& lend_states) {
   const bool is_master = group.flat().dtype == DType::kFloat32;
-  const bool reads = access == Access::kRead && !(is_master && ways.to_host);
+  const bool reads = access == Access::kRead && !(is_master && ways.reads);
   try {
     stream_.follow();
     lend_states(reads ? Access::kRead : Access::kModify, [&](Range part, const StateTensors& states) {
       use_pieces({group, part, states, ways, is_master}, use);
     });
-    if (!ways.to_device) return;
-    group.uploaded(stream_.record());
+    if (!ways.writes) return;
+    group.written_until(stream_.record());
     if (is_master) group.states().read_until(stream_.record());
   } catch (...) {  // whoever comes next must not meet copies that nobody knows of
     wait();
@@ -84,7 +84,7 @@ void ParameterCopies::use_pieces(const Lent& lent, const Use& use) {
     StateTensors states = lent.on_host(piece.range);
     if (lent.is_master) states.master = at::Tensor();
     use(piece.range, states, piece.params);
-    if (lent.ways.to_device) send(lent, piece);
+    if (lent.ways.writes) send(lent, piece);
   }
 }
 
@@ -96,7 +96,7 @@ ParameterCopies::Piece ParameterCopies::begin(const Lent& lent, Range range) {
     if (piece.slot->last) piece.slot->last->synchronize();
     piece.params = piece.slot->memory.view(to_scalar_type(lent.group.flat().dtype), 0, range.size());
   }
-  if (!lent.ways.to_host) return piece;
+  if (!lent.ways.reads) return piece;
   const SideStream::Scope scope(stream_);
   const at::Tensor from = lent.on_device(range);
   begin_copy_to_host(piece.params.data_ptr(), from.const_data_ptr(), int64_t(from.nbytes()), options_.device);

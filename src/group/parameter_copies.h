@@ -34,9 +34,9 @@ class ParameterCopies {
   // Waits for what is under way: then the memory of states may go.
   ~ParameterCopies();
 
-  // Which way the parameters are copied.
+  // Whether the parameters are read from where they lie, and written there.
   struct Ways {
-    bool to_host = false, to_device = false;
+    bool reads = false, writes = false;
   };
   // `states` and `params`: of the elements in `part`, on the host. Where parameters are fp32, `params` are the master
   // weights, and `states` has no others.

@@ -45,10 +45,20 @@ at::Tensor ShardedGroup::updated_parameters() const {
 }
 
 void ShardedGroup::await_copies() const {
-  if (uploaded_) current_stream_waits(*uploaded_, parameters_.device());
+  if (writing_ && !is_on_host()) current_stream_waits(*writing_, parameters_.device());
+  if (writing_ && is_on_host()) {
+    writing_->synchronize();
+    writing_.reset();
+  }
   if (!reading_) return;
   reading_->synchronize();
   reading_.reset();
+}
+
+void ShardedGroup::begin_writes_of(const SideStream& stream) const {
+  if (!reading_) return;
+  const SideStream::Scope scope(stream);
+  current_stream_waits(*reading_, options_.device);
 }
 
 void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
@@ -56,6 +66,7 @@ void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
   ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
   const at::Tensor shard = parameters(mine());
   const SideStream::Scope scope(stream);
+  if (writing_) current_stream_waits(*writing_, options_.device);
   begin_copy_from_host(to, shard.const_data_ptr(), int64_t(shard.nbytes()), options_.device);
   reading_ = stream.record();
 }
@@ -103,8 +114,8 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
 // fp32 parameters are their own master weights: who writes them reads them first.
 OptimizerStates::Access ShardedGroup::access_to_file(ParameterCopies::Ways ways) const {
   using Access = OptimizerStates::Access;
-  if (!ways.to_device) return Access::kRead;
-  return ways.to_host || !has_master() ? Access::kModify : Access::kOverwrite;
+  if (!ways.writes) return Access::kRead;
+  return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
 }
 
 // The device works on its part while the host waits for its own.
@@ -133,8 +144,9 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
     if (of_host.size() > 0) options_.copies->lend(*this, of_host, access, ways, use);
     return;
   }
+  if (in_file()) await_readers_of_file(ways);
+  if (options_.shard_copies) return options_.shard_copies->lend(*this, range, access, ways, use);
   if (in_file()) {
-    await_readers_of_file(ways);
     return states_->lend(range, access, [&](Range lent, const StateTensors& states) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
@@ -148,16 +160,17 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
 
 void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                                const MasterUse& use) {
+  const auto use_master = [&](Range part, const StateTensors& states, const at::Tensor& params) {
+    if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
+  };
   if (options_.copies) {
-    const auto use_master = [&](Range part, const StateTensors& states, const at::Tensor& params) {
-      if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
-    };
     const Range of_host = lend_rest(range, access, use_master);
     if (of_host.size() > 0) options_.copies->lend_master(*this, of_host, access, ways, use_master);
     return;
   }
+  if (in_file()) await_readers_of_file(ways);
+  if (options_.shard_copies) return options_.shard_copies->lend_master(*this, range, access, ways, use_master);
   if (in_file()) {
-    await_readers_of_file(ways);
     return states_->lend_one(range, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, master.slice(0, part.begin - lent.begin, part.end - lent.begin), params);
@@ -170,15 +183,25 @@ void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, Para
   });
 }
 
+void ShardedGroup::lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use) {
+  if (in_file()) return in_file()->lend(range, access_to_file(ways), use);
+  ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
+  const at::Tensor own = parameters(updated_);
+  for (int64_t at = range.begin; at < range.end; at += most) {
+    const Range part{at, std::min(at + most, range.end)};
+    use(part, own.slice(0, part.begin, part.end));
+  }
+}
+
 void ShardedGroup::take_parameters() {
   if (!has_master()) return;
-  lend_master({0, updated_.size()}, OptimizerStates::Access::kOverwrite, {.to_host = true},
+  lend_master({0, updated_.size()}, OptimizerStates::Access::kOverwrite, {.reads = true},
               [](Range, const at::Tensor& master, const at::Tensor& params) { master.copy_(params); });
 }
 
 void ShardedGroup::publish_master() {
   if (!has_master()) return;
-  lend_master({0, updated_.size()}, OptimizerStates::Access::kRead, {.to_device = true},
+  lend_master({0, updated_.size()}, OptimizerStates::Access::kRead, {.writes = true},
               [](Range, const at::Tensor& master, const at::Tensor& params) { params.copy_(master); });
 }
 

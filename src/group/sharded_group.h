@@ -11,6 +11,7 @@
 #include "group/file_parameters.h"
 #include "group/optimizer_states.h"
 #include "group/parameter_copies.h"
+#include "group/shard_copies.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 
@@ -27,11 +28,12 @@ class ShardedGroup {
  public:
   struct Options {
     int rank = 0;
-    size_t number = 0;                  // among the trained groups of the run; unused for a frozen group
-    bool is_open = false;               // users may write to the parameters between steps
-    std::vector<int> param_group;       // of each parameter; -1: it is never updated
-    ParameterCopies* copies = nullptr;  // where the host updates the parameters of a device
-    at::Device device = at::kCPU;       // that computes; the parameters may lie on the host beside it
+    size_t number = 0;                    // among the trained groups of the run; unused for a frozen group
+    bool is_open = false;                 // users may write to the parameters between steps
+    std::vector<int> param_group;         // of each parameter; -1: it is never updated
+    ParameterCopies* copies = nullptr;    // where the host updates the parameters of a device
+    ShardCopies* shard_copies = nullptr;  // where the device updates parameters that have left it
+    at::Device device = at::kCPU;         // that computes; the parameters may lie on the host beside it
     std::unique_ptr<FileParameters> in_file = nullptr;  // the parameters, where they lie in files
   };
 
@@ -73,10 +75,13 @@ class ShardedGroup {
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
   // Gives `stream` a copy of this rank's shard, which lies on the host or in a file, to `to`, memory of the device.
   void begin_copy_of_shard(void* to, const SideStream& stream);
-  // The parameters of this group that were sent to the device are there after `event`.
-  void uploaded(c10::Event event) { uploaded_ = std::move(event); }
+  // For who copies to the parameters: what `stream` is given from now on comes after copies from them. Those on the
+  // host alone are waited for.
+  void begin_writes_of(const SideStream& stream) const;
+  // Copies to the parameters have ended after `event`.
+  void written_until(c10::Event event) { writing_ = std::move(event); }
   // Parameters on the device: what the current stream is given from now on comes after copies to them. On the host: the
-  // host waits for copies from them, so that it may write.
+  // host waits for copies to and from them, so that it may read and write.
   void await_copies() const;
 
   // For a trained group. Positions in the states count from updated().begin.
@@ -84,13 +89,18 @@ class ShardedGroup {
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
   // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` as
   // OptimizerStates::lend() does. Where the host updates them for a device, `params` are on the host, copied there and
-  // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Where they
-  // lie in files they come from there and go back. Elsewhere they are the parameters themselves, as they are for
-  // elements that the device updates beside the host; those are lent first.
+  // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Where a
+  // device updates those that have left it, they are on the device: see ShardCopies. Where they lie in files they come
+  // from there and go back. Elsewhere they are the parameters themselves, as they are for elements that the device
+  // updates beside the host; those are lent first.
   void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
   // The same for the master weights alone: other states are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
   void lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const MasterUse& use);
+  // Parameters beside the device, without their states: calls `use` for consecutive parts of at most `most` elements
+  // that make up `range`. Nobody waits for copies here.
+  using AwayUse = FileParameters::Borrower;
+  void lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use);
   // How many updates each parameter has had.
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }
@@ -121,8 +131,8 @@ class ShardedGroup {
   Options options_;
   Range kept_, updated_;
   at::Tensor parameters_;
-  mutable std::optional<c10::Event> uploaded_;  // copies to the parameters, on the device
-  mutable std::optional<c10::Event> reading_;   // the last copy from them, on the host
+  mutable std::optional<c10::Event> writing_;  // the last copy to the parameters
+  mutable std::optional<c10::Event> reading_;  // the last copy from them, on the host
   std::unique_ptr<OptimizerStates> states_;
   std::vector<int64_t> updates_;
 };

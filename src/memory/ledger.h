@@ -17,7 +17,7 @@ enum class Category : uint8_t {
   kGradients,      // reduced gradients (full at stages 0-1, shards at 2-3), and fp32 accumulation
   kMasterWeights,  // fp32 master weights
   kMoments,        // optimizer states
-  kGatherRing,     // buffers behind unsharded parameters (stage 3)
+  kGatherRing,     // buffers behind unsharded parameters (stage 3), and of updated ones that leave the device
   kReduceRing,     // buffers in which gradients wait for their reduction, and exchange scratch
   kPinned,         // host memory through which parameters and gradients pass
   kSwap,           // memory through which states go to a file and back

@@ -207,7 +207,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
       update_on_host(group, piece, {states.master, cut(params, here), values, states.moments}, update);
     });
   };
-  group.lend(range, OptimizerStates::Access::kModify, {.to_host = update.is_open, .to_device = true}, on_part);
+  group.lend(range, OptimizerStates::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
 }
 
 void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
@@ -276,7 +276,7 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
     });
   };
   const auto lend = [&](Range range, OptimizerStates::Access access, const ShardedGroup::MasterUse& use) {
-    group.lend_master(range, access, {.to_host = true}, use);
+    group.lend_master(range, access, {.reads = true}, use);
   };
   if (group.states().in_memory()) return lend(all, OptimizerStates::Access::kModify, take);
   // What lies elsewhere is written where users have written alone: in most runs nowhere.

@@ -21,6 +21,20 @@ bool shards_gradients(const PlacementOptions& options) {
   return options.stage >= 2 && has_shards(options);
 }
 
+// Where parameters are that do not go to files.
+Tier in_memory(const PlacementOptions& options) {
+  return options.on_device ? Tier::kHost : Tier::kDevice;
+}
+
+// Of a gathered unit's shards. fp32 parameters that a device updates are the master weights of their states, which
+// would need as much memory there.
+Tier tier_of_parameters(DType dtype, bool requires_grad, bool host_updates, const PlacementOptions& options) {
+  const bool are_masters = requires_grad && dtype == DType::kFloat32;
+  if (are_masters && options.on_device && !host_updates) return Tier::kDevice;
+  const bool may_use_files = !are_masters || !options.masters_in_memory;
+  return options.parameter_tier != Tier::kFile || may_use_files ? options.parameter_tier : in_memory(options);
+}
+
 std::vector<std::string> names_of(std::span<const UnitLayout> units) {
   std::vector<std::string> names;
   for (const UnitLayout& unit : units) names.push_back(unit.name);
@@ -36,7 +50,7 @@ void keep_in_memory(std::span<const UnitLayout> units, const PlacementOptions& o
       Held& parameters = table[u].groups[g].parameters;
       const int64_t numel = parameters.numel(units[u].groups[g].layout);
       if (parameters.tier != Tier::kFile || numel > left) continue;
-      parameters.tier = options.on_device ? Tier::kHost : Tier::kDevice;
+      parameters.tier = in_memory(options);
       left -= numel;
     }
   }
@@ -113,10 +127,10 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const Tier state_tier = can_leave && options.state_share > 0 ? options.state_tier : Tier::kDevice;
   const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
-  // Small units have their shards where they stay gathered. Trained parameters are updated where their states are.
+  place.host_updates = requires_grad && (state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));
+  // Small units have their shards where they stay gathered.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
-  const bool follows_states = requires_grad && (state_tier == Tier::kDevice || options.parameter_tier == Tier::kFile);
-  if (is_gathered) place.parameters.tier = follows_states ? state_tier : options.parameter_tier;
+  if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, place.host_updates, options);
   if (!requires_grad) return place;
   // Optimizer states are sharded from stage 1 on.
   place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;
@@ -131,7 +145,7 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
   // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
-  place.host_updates = state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device);
+  place.sends_parameters = options.on_device && !place.host_updates && place.parameters.tier != Tier::kDevice;
   if (dtype != DType::kFloat32 || place.updates_on_host()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;

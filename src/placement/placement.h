@@ -54,6 +54,7 @@ struct GroupPlacement {
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
   bool host_updates = false;           // beside a device: the states have left it, and the host updates
+  bool sends_parameters = false;  // 16-bit parameters have left the device, which has their states and updates them
 
   // Where master weights and moments lie: on one tier, of a share below 1 the rest on the device. A group may have
   // either alone; kDevice if neither.

@@ -26,21 +26,23 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
   return places;
 }
 
-// Trained parameters leave with their states alone.
-std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device) {
+// They move in each micro-batch: after their states, where both may.
+std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
   const Device given = config.offload_param.device;
   if (given != Device::kAuto) return {given};
+  const bool are_states_given = config.offload_optimizer.device != Device::kAuto;
   std::vector<Device> places{Device::kNone};
-  if (on_device && config.offload_optimizer.ratio < 1) return places;  // of part of the states none leave
-  if (on_device && states != Device::kNone) places.push_back(Device::kCpu);
-  if (states == Device::kNvme && !config.offload_param.nvme_path.empty()) places.push_back(Device::kNvme);
+  if (on_device && (are_states_given || states != Device::kNone)) places.push_back(Device::kCpu);
+  const bool to_files = may_use_files && !config.offload_param.nvme_path.empty();
+  if (to_files && (are_states_given || states == Device::kNvme)) places.push_back(Device::kNvme);
   return places;
 }
 
-// What is asked of parameters needs states elsewhere.
-bool can_be(Device states, Device parameters, bool on_device) {
-  if (parameters == Device::kNvme) return states == Device::kNvme;
-  return parameters != Device::kCpu || !on_device || states != Device::kNone;
+// What a device updates of a share cannot leave it.
+bool can_be(const Config& config, Device states, Device parameters, bool on_device) {
+  const double ratio = config.offload_optimizer.ratio;
+  const bool is_shared = on_device && states != Device::kNone && ratio > 0 && ratio < 1;
+  return parameters == Device::kNone || !is_shared;
 }
 
 }  // namespace
@@ -52,12 +54,20 @@ bool has_auto_offload(const Config& config) {
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files) {
   std::vector<Config> choices;
   const std::vector<Device> places = places_of_states(config, on_device, may_use_files);
+  const auto add = [&](Device states, Device parameters) {
+    choices.push_back(config);
+    choices.back().offload_optimizer.device = states;
+    choices.back().offload_param.device = parameters;
+  };
+  const bool are_both_auto =
+      config.offload_optimizer.device == Device::kAuto && config.offload_param.device == Device::kAuto;
   for (const Device states : places) {
-    for (const Device parameters : places_of_parameters(config, states, on_device)) {
-      if (places.size() > 1 && !can_be(states, parameters, on_device)) continue;
-      choices.push_back(config);
-      choices.back().offload_optimizer.device = states;
-      choices.back().offload_param.device = parameters;
+    for (const Device parameters : places_of_parameters(config, states, on_device, may_use_files)) {
+      if (places.size() > 1 && !can_be(config, states, parameters, on_device)) continue;
+      // Parameters alone, where the host has no room for states: they free less of the device.
+      if (are_both_auto && states == Device::kCpu && parameters == Device::kCpu && places.front() == Device::kNone)
+        add(Device::kNone, Device::kCpu);
+      add(states, parameters);
     }
   }
   if (!choices.empty()) return choices;

@@ -39,7 +39,8 @@ UnitOrigin origin_on_device(const UnitLayout& unit);
 int64_t init_staging(const UnitLayout& unit);
 
 // The most that lies on a device while an engine is built. Unit after unit, its shards and states are made, then its
-// own tensors are freed; rings and gradients come last. Activations and buffers of the model are not counted.
+// own tensors are freed; buffers for shards that leave come first, rings and gradients last. Activations and buffers of
+// the model are not counted.
 int64_t init_peak(std::span<const UnitLayout> units, const PlanReport& report, std::span<const UnitOrigin> origins);
 
 }  // namespace zeroshard

@@ -16,6 +16,7 @@ struct PlanReport {
   std::vector<UnitPlacement> placements;  // by unit
   std::vector<RingClass> gather_ring, reduce_ring;
   int64_t persistent_bytes = 0;                // full buffers of persistent units, counted in kGatherRing
+  RingClass shard_copies;                      // in kGatherRing
   int64_t exchange_scratch_bytes = 0;          // counted in kReduceRing
   RingClass gradient_exit;                     // in kReduceRing, with the squares of each bucket
   RingClass parameter_copies, gradient_fetch;  // in kPinned

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "base/align.h"
 #include "base/check.h"
@@ -97,21 +96,25 @@ RingClass gradient_exit(std::span<const UnitLayout> units, PlacementTable table)
 
 namespace {
 
-// Of buffers of the host through which the host's part of some groups passes, a piece at a time; `dtype_of` says of
-// which groups, and in which dtype.
-template <typename DtypeOf>
+// What of a group passes through buffers, and in which dtype.
+struct Passing {
+  int64_t numel = 0;
+  DType dtype = DType::kFloat32;
+};
+
+// At most `most` buffers through which `passing_of` each group passes, a piece at a time.
+template <typename PassingOf>
 RingClass buffers_of_pieces(std::span<const UnitLayout> units, PlacementTable table, int64_t piece_numel, int64_t most,
-                            const DtypeOf& dtype_of) {
+                            const PassingOf& passing_of) {
   int64_t pieces = 0;
   RingClass buffers;
   for (size_t u = 0; u < units.size(); ++u) {
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const GroupPlacement& place = table[u].groups[g];
-      const std::optional<DType> dtype = dtype_of(place);
-      const int64_t numel = place.numel_of_host(units[u].groups[g].layout);
-      if (!dtype || numel == 0) continue;
-      buffers.slot_bytes = std::max(buffers.slot_bytes, std::min(numel, piece_numel) * element_size(*dtype));
-      pieces += ceil_div(numel, piece_numel);
+      const Passing passing = passing_of(table[u].groups[g], units[u].groups[g].layout);
+      if (passing.numel == 0) continue;
+      buffers.slot_bytes =
+          std::max(buffers.slot_bytes, std::min(passing.numel, piece_numel) * element_size(passing.dtype));
+      pieces += ceil_div(passing.numel, piece_numel);
       ++buffers.units;
     }
   }
@@ -122,16 +125,23 @@ RingClass buffers_of_pieces(std::span<const UnitLayout> units, PlacementTable ta
 }  // namespace
 
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table) {
-  return buffers_of_pieces(units, table, kCopiedNumel, 3, [](const GroupPlacement& place) -> std::optional<DType> {
+  return buffers_of_pieces(units, table, kCopiedNumel, 3, [](const GroupPlacement& place, const ShardLayout& layout) {
     const bool goes = place.master_weights.extent != Extent::kNothing && place.updates_on_host();
-    if (!goes || place.parameters.dtype == DType::kFloat32) return std::nullopt;
-    return place.parameters.dtype;
+    if (!goes || place.parameters.dtype == DType::kFloat32) return Passing{};
+    return Passing{place.numel_of_host(layout), place.parameters.dtype};
+  });
+}
+
+RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table) {
+  return buffers_of_pieces(units, table, kCopiedNumel, 2, [](const GroupPlacement& place, const ShardLayout& layout) {
+    if (!place.sends_parameters) return Passing{};
+    return Passing{place.parameters.numel(layout), place.parameters.dtype};
   });
 }
 
 RingClass gradient_fetch(std::span<const UnitLayout> units, PlacementTable table) {
-  return buffers_of_pieces(units, table, kFetchedNumel, 2, [](const GroupPlacement& place) {
-    return place.fetches_gradients() ? std::optional(place.grad_dtype) : std::nullopt;
+  return buffers_of_pieces(units, table, kFetchedNumel, 2, [](const GroupPlacement& place, const ShardLayout& layout) {
+    return place.fetches_gradients() ? Passing{place.numel_of_host(layout), place.grad_dtype} : Passing{};
   });
 }
 
@@ -142,13 +152,14 @@ int64_t checkpoint_staging_bytes(std::span<const UnitLayout> units, const PlanOp
     for (size_t g = 0; g < units[u].groups.size(); ++g) {
       const FlatGroup& group = units[u].groups[g];
       const GroupPlacement& own = table[u].groups[g];
-      // Trained parameters are in files with their states alone.
-      const bool in_file = own.state_tier() == Tier::kFile || own.parameters.tier == Tier::kFile;
-      int64_t values = element_size(group.dtype);
-      if (in_file)  // the save reads them there; and shards of fp32 parameters where they are
-        values *= group.dtype == DType::kFloat32 && table[u].parameters != Placement::kSharded ? 1 : 0;
-      else if (group.requires_grad)
-        values = element_size(DType::kFloat32) * (1 + options.optimizer_slots);
+      const bool is_wide = group.dtype == DType::kFloat32, are_in_file = own.parameters.tier == Tier::kFile;
+      int64_t values = are_in_file ? 0 : element_size(group.dtype);  // the save reads them there
+      if (own.state_tier() == Tier::kFile) {  // these, too; and shards of fp32 parameters where they are
+        values = is_wide && table[u].parameters != Placement::kSharded ? element_size(group.dtype) : 0;
+      } else if (group.requires_grad) {
+        const bool are_masters_in_file = are_in_file && own.master_weights.extent == Extent::kNothing;
+        values = element_size(DType::kFloat32) * ((are_masters_in_file ? 0 : 1) + options.optimizer_slots);
+      }
       bytes += group.layout.shard_numel() * values;
     }
   }

@@ -57,22 +57,27 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
       place_group(options.compute_dtype, /*requires_grad=*/true, Placement::kReplicated, options);
   const double gradient = double(element_size(place.grad_dtype));
   UpdateBytes bytes;
-  if (options.on_device && options.state_tier == Tier::kDevice) return bytes;  // by the device, in no time
+  const Tier parameters =
+      place_group(options.compute_dtype, /*requires_grad=*/true, Placement::kSharded, options).parameters.tier;
+  const bool have_left = parameters != Tier::kDevice;
+  if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;  // for forward and for backward
+  if (options.on_device && options.state_tier == Tier::kDevice) {  // the update is the device's, and takes no time
+    if (have_left) bytes.to_host = updated * e;
+    return bytes;
+  }
   if (options.on_device) updated *= options.state_share;
   const double states = 4 + double(place.moments.element_bytes());  // the master weight comes first
   bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier != Tier::kDevice) {
     bytes.to_host = updated * gradient * batches;
-    bytes.to_device = updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
+    bytes.to_device += updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
   } else {
     bytes.to_host = updated * gradient;  // once, for the update
   }
-  if (options.parameter_tier == Tier::kDevice) {
+  if (!have_left) {
     bytes.to_host += updated * e;  // what users may have written
     bytes.to_device += updated * e;
-  } else {
-    bytes.to_device += 2 * updated * e * batches;  // for forward and for backward
   }
   return bytes;
 }
@@ -106,8 +111,7 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   const double gradients = planned.file.gradients;
   step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");
   const double states = planned.file.master_weights + planned.file.moments;
-  step.disk =
-      seconds(2 * states + gradients + (own_masters ? 2 : 1) * (states > 0 ? parameters : 0), rates.disk, "disk");
+  step.disk = seconds(2 * states + gradients + (own_masters ? 2 : 1) * parameters, rates.disk, "disk");
   return step;
 }
 

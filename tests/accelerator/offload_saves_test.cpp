@@ -23,8 +23,8 @@ using testing::TemporaryDirectory;
 
 constexpr int64_t kBallast = 20'000;
 
-// What lies in files beside the states.
-enum class Parameters : uint8_t { kOnDevice, kOnHost, kInFiles, kFrozenInFiles };
+// What lies in files beside the states; or alone, with states on the device.
+enum class Parameters : uint8_t { kOnDevice, kOnHost, kInFiles, kFrozenInFiles, kAloneOnHost, kAloneInFiles };
 
 struct Place {
   int stage;
@@ -47,13 +47,15 @@ class OffloadSaves : public ::testing::TestWithParam<std::tuple<Schedule, int>> 
     scenario.model.ballast = kBallast;
     scenario.model.frozen_ballast = place.parameters == Parameters::kFrozenInFiles;
     OffloadParamConfig& param = scenario.config.offload_param;
-    if (place.parameters == Parameters::kOnHost) {
+    if (place.parameters == Parameters::kOnHost || place.parameters == Parameters::kAloneOnHost) {
       param.device = Device::kCpu;
     } else if (place.parameters != Parameters::kOnDevice) {
       param = {.device = Device::kNvme, .nvme_path = {swap_.path()}, .buffer_count = 2};
       param.max_in_memory = 0;
     }
-    if (place.parameters != Parameters::kFrozenInFiles)
+    const bool are_alone =
+        place.parameters == Parameters::kAloneOnHost || place.parameters == Parameters::kAloneInFiles;
+    if (place.parameters != Parameters::kFrozenInFiles && !are_alone)
       scenario.config.offload_optimizer = {.device = Device::kNvme, .nvme_path = {swap_.path()}, .buffer_count = 2};
     return on_devices(std::move(scenario));
   }
@@ -75,6 +77,20 @@ const std::vector<Place> kAll = {{1, DType::kFloat32},
                                  {3, DType::kBFloat16, Parameters::kInFiles},
                                  {3, DType::kFloat32, Parameters::kFrozenInFiles},
                                  {3, DType::kBFloat16, Parameters::kFrozenInFiles}};
+
+// Copied are states and master weights of the device.
+TEST_P(OffloadSaves, OfParametersThatLeftAloneHaveTheStateOfTheirStep) {
+  for (const Parameters parameters : {Parameters::kAloneOnHost, Parameters::kAloneInFiles}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      Scenario scenario = in_files({3, dtype, parameters});
+      scenario.model.frozen = scenario.model.unused = true;
+      scenario.config.persistence_threshold = 1500;
+      test::expect_the_state_of_their_step(scenario, 3);
+      test::expect_saves_and_loads_after_one_another(in_files({3, dtype, parameters}));
+    }
+    test::expect_the_state_of_their_step(test::with_skipped_steps(in_files({3, DType::kFloat16, parameters})), 5);
+  }
+}
 
 TEST_P(OffloadSaves, HaveTheStateOfTheirStepWhileTrainingGoesOn) {
   for (const Place& place : kAll) {

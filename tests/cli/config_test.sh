@@ -56,7 +56,14 @@ check 0 '^    "_comment = ' stdout config explain "$work/unknown.json" --json
 check 0 'Note: the config has unknown keys, ignored as DeepSpeed does: _comment' stdout \
   plan --params 1B --world-size 1 --config "$work/unknown.json"
 echo '{"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' >"$work/offload.json"
-check 0 'trained parameters lie with their optimizer states' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+check 0 'fp32 parameters stay on the device with their optimizer states' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+check 0 '^  total  *16.00$' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+echo '{"train_batch_size": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' \
+  >"$work/alone.json"
+check 0 '^  all others  *sharded bf16 on host  *sharded bf16  *sharded fp32  *sharded 2 x fp32$' stdout \
+  config explain "$work/alone.json" --world-size 1
+check 0 '^  host: parameters  *2.00$' stdout plan --params 1B --world-size 1 --config "$work/alone.json"
+check 0 '^  total  *14.00$' stdout plan --params 1B --world-size 1 --config "$work/alone.json"
 echo '{"train_batch_size": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
   "offload_optimizer": {"device": "cpu"}}}' >"$work/all.json"
 check 0 '^  all others  *sharded bf16 on host  *sharded bf16 on host  *sharded fp32 on host  *sharded 2 x fp32 on host$' stdout \

@@ -6,8 +6,10 @@
 #include <cmath>
 
 #include "base/format.h"
+#include "placement/placement.h"
 #include "support/configuration.h"
 #include "zeroshard/error.h"
+#include "zeroshard/plan.h"
 
 namespace zeroshard {
 namespace {
@@ -91,60 +93,33 @@ TEST(CheckOffload, NarrowMomentsAreUpdatedByTheHost) {
   }
 }
 
-// A unit of two parameters, of which one may be frozen.
-std::vector<UnitLayout> units(bool one_is_frozen) {
-  std::vector<ParamSpec> params{{{"first"}, {8}, DType::kFloat32, true},
-                                {{"second"}, {8}, DType::kFloat32, !one_is_frozen}};
-  std::vector<UnitLayout> made;
-  made.push_back(make_unit_layout("unit", std::move(params), /*world_size=*/1));
-  return made;
+// What is told of units with trained and frozen parameters of that dtype.
+std::string told(const PlanOptions& options, DType dtype, bool some_are_frozen) {
+  std::vector<ParamSpec> params{{{"first"}, {8}, dtype, true}, {{"second"}, {9}, dtype, !some_are_frozen}};
+  std::vector<UnitLayout> units;
+  units.push_back(make_unit_layout("unit", std::move(params), /*world_size=*/1));
+  Config config;
+  config.offload_param.device = OffloadDevice::kCpu;
+  ::testing::internal::CaptureStderr();
+  tell_offload_param(config, units, place(units, options));
+  return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(CheckOffload, OnOtherDevicesTrainedParametersLeaveWithTheirStates) {
-  const c10::Device gpu(at::kCUDA, 1);
-  EXPECT_NO_THROW(check_offload(configuration("{}").config, gpu, ""));
-  EXPECT_NO_THROW(check_offload(offloading("offload_optimizer"), gpu, ""));
-  const Config alone = offloading("offload_param");
-  Config both = alone;
-  both.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
-  EXPECT_NO_THROW(check_offload_param(both, gpu, units(false), /*rank=*/0));
-  EXPECT_NO_THROW(check_offload_param(alone, gpu, units(true), /*rank=*/0));
-  EXPECT_NO_THROW(check_offload_param(alone, at::kCPU, units(false), /*rank=*/0));
-  both.offload_optimizer.ratio = 0;
-  EXPECT_THROW(check_offload_param(both, gpu, units(false), /*rank=*/0), ConfigError);
-  try {
-    check_offload_param(alone, gpu, units(false), /*rank=*/0);
-    FAIL() << "it was accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("zero_optimization.offload_param.device = \"cpu\": "));
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("offload_optimizer.device is \"none\": set that to \"cpu\", too"));
-  }
-}
-
-TEST(CheckOffload, TrainedParametersInFilesLieWithTheirStates) {
-  const auto config = [](const std::string& optimizer) {
-    return configuration(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a"},
-        "offload_optimizer": {"nvme_path": "/a", "device": ")" +
-                         optimizer + R"("}}})")
-        .config;
-  };
-  const auto refused = [](const Config& each, c10::Device device, bool one_is_frozen) -> std::string {
-    try {
-      check_offload_param(each, device, units(one_is_frozen), /*rank=*/0);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  for (const c10::Device device : {c10::Device(at::kCPU), c10::Device(at::kCUDA, 0)}) {
-    EXPECT_EQ(refused(config("nvme"), device, false), "");
-    for (const std::string optimizer : {"none", "cpu"}) {
-      EXPECT_EQ(refused(config(optimizer), device, true), "");
-      EXPECT_THAT(refused(config(optimizer), device, false),
-                  ::testing::AllOf(::testing::HasSubstr("offload_optimizer.device is \"" + optimizer + "\""),
-                                   ::testing::HasSubstr("set that to \"nvme\", too")));
-    }
-  }
+TEST(CheckOffload, TellsWhatStaysWithItsStates) {
+  PlanOptions options;
+  options.stage = 3;
+  options.on_device = true;
+  options.persistence_threshold = 0;
+  options.parameter_tier = Tier::kHost;
+  EXPECT_EQ(told(options, DType::kBFloat16, false), "");
+  EXPECT_THAT(told(options, DType::kFloat32, false),
+              ::testing::HasSubstr("zero_optimization.offload_param.device = \"cpu\": 17 elements of fp32"));
+  EXPECT_THAT(told(options, DType::kFloat32, true),
+              ::testing::HasSubstr("zero_optimization.offload_param.device = \"cpu\": 8 elements of fp32"));
+  options.state_tier = options.gradient_tier = Tier::kHost;
+  EXPECT_EQ(told(options, DType::kFloat32, false), "");
+  options.persistence_threshold = 100;
+  EXPECT_EQ(told(options, DType::kFloat32, false), "");
 }
 
 TEST(CheckOffload, TheDeviceUpdatesTheRestWithWhatLiesThere) {

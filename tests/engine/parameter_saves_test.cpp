@@ -34,7 +34,8 @@ constexpr int64_t kBallast = 20'000;
 struct Files {
   DType dtype = DType::kFloat32;
   int64_t max_in_memory = 0;
-  bool frozen = false;  // the ballast, which goes alone: states stay in memory
+  bool frozen = false;  // the ballast; states stay in memory
+  bool alone = false;   // nothing is frozen, and states stay in memory
 };
 
 // Parameters in one directory, states in another.
@@ -50,7 +51,7 @@ struct Directories {
     OffloadParamConfig& param = scenario.config.offload_param;
     param = {.device = Device::kNvme, .nvme_path = {parameters.path()}, .buffer_count = 1};
     param.max_in_memory = files.max_in_memory;
-    if (!files.frozen)
+    if (!files.frozen && !files.alone)
       scenario.config.offload_optimizer = {.device = Device::kNvme, .nvme_path = {states.path()}, .buffer_count = 2};
     return scenario;
   }
@@ -62,15 +63,18 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ParameterSaves, ::testing::Values(1, 2, 3));
 const std::vector<Files> kAll = {{DType::kFloat32},          {DType::kBFloat16},
                                  {DType::kFloat32, 30'000},  {DType::kBFloat16, 30'000},
                                  {DType::kFloat32, 0, true}, {DType::kBFloat16, 30'000, true}};
+const std::vector<Files> kAlone = {{DType::kFloat32, 0, false, true}, {DType::kBFloat16, 30'000, false, true}};
 
 TEST_P(ParameterSaves, HaveTheStateOfTheirStepWhileTrainingGoesOn) {
   const Directories directories;
-  for (const Files& files : kAll) {
-    Scenario scenario = directories.in_files(GetParam(), files);
-    scenario.model.frozen = true;
-    scenario.model.unused = true;
-    scenario.config.persistence_threshold = 1500;
-    test::expect_the_state_of_their_step(scenario, 3);
+  for (const std::vector<Files>& some : {kAll, kAlone}) {
+    for (const Files& files : some) {
+      Scenario scenario = directories.in_files(GetParam(), files);
+      scenario.model.frozen = true;
+      scenario.model.unused = true;
+      scenario.config.persistence_threshold = 1500;
+      test::expect_the_state_of_their_step(scenario, 3);
+    }
   }
 }
 
@@ -100,8 +104,9 @@ TEST_P(ParameterSaves, AnUpdateWaitsForWhatIsNotSaved) {
 
 TEST_P(ParameterSaves, FollowOneAnotherAndLoadsAndTheEnd) {
   const Directories directories;
-  for (const Files& files : kAll)
-    test::expect_saves_and_loads_after_one_another(directories.in_files(GetParam(), files));
+  for (const std::vector<Files>& some : {kAll, kAlone})
+    for (const Files& files : some)
+      test::expect_saves_and_loads_after_one_another(directories.in_files(GetParam(), files));
 }
 
 // Weights that are set, and what is written to gathered ones, of frozen parameters, too.
@@ -120,6 +125,26 @@ TEST_P(ParameterSaves, WhoWritesToParametersWaitsForThem) {
   }
 }
 
+// Bytes of parameters with a frozen ballast that a save reads there: of those that are trained in 16 bits it has the
+// master weights.
+int64_t read_from_files(const Files& files, int ranks) {
+  using test::kOut, test::kWidth;
+  int64_t bytes = 0, left = files.max_in_memory;
+  const auto add = [&](int64_t numel, bool is_frozen) {
+    const int64_t shard = align_up(ceil_div(numel, int64_t{ranks}), kBlockNumel);
+    if (shard <= left)
+      left -= shard;
+    else if (is_frozen || files.dtype == DType::kFloat32)
+      bytes += shard * element_size(files.dtype);
+  };
+  for (int block = 0; block < test::kBlocks; ++block) {
+    add(kWidth * kWidth + 3 * kWidth, false);
+    add(kBallast, true);
+  }
+  add(kOut * kWidth + kOut + 2 * kWidth, false);
+  return bytes;
+}
+
 // No parameter of a file is copied; of what stays in memory beside it, all that would be copied without.
 TEST_P(ParameterSaves, CopyWhatLiesInMemoryAlone) {
   const Directories directories;
@@ -129,10 +154,7 @@ TEST_P(ParameterSaves, CopyWhatLiesInMemoryAlone) {
     if (files.frozen) {
       Scenario in_memory = scenario;
       in_memory.config.offload_param = {};
-      const int64_t shard = align_up(ceil_div(kBallast, int64_t{GetParam()}), kBlockNumel);
-      int64_t in_files = test::kBlocks * shard;
-      for (int64_t left = files.max_in_memory; left >= shard && in_files > 0; left -= shard) in_files -= shard;
-      expected = test::copied_by_saves(in_memory) - in_files * element_size(files.dtype);
+      expected = test::copied_by_saves(in_memory) - read_from_files(files, GetParam());
     }
     EXPECT_EQ(test::copied_by_saves(scenario), expected) << scenario.text();
   }

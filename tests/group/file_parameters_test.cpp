@@ -184,7 +184,7 @@ TEST_F(FileParametersTest, AGroupUsesThemAsOthers) {
     // An update of some elements. Those of fp32 are their own master weights: they are read first.
     const Range some{1001, 7003};
     int64_t next = some.begin;
-    group.lend(some, Access::kModify, {.to_device = true},
+    group.lend(some, Access::kModify, {.writes = true},
                [&](Range part, const StateTensors& lent, const at::Tensor& params) {
                  EXPECT_EQ(part.begin, next);
                  next = part.end;
@@ -244,7 +244,7 @@ TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
     int lent = 0;
     const auto use = [&](Range, const StateTensors&, const at::Tensor&) { ++lent; };
     std::vector<std::function<void()>> writes = {
-        [&] { group.lend(all, Access::kModify, {.to_device = true}, use); },
+        [&] { group.lend(all, Access::kModify, {.writes = true}, use); },
         [&] {
           group.write_parameters({0, values.numel()}, values);
         },
@@ -262,7 +262,7 @@ TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
     EXPECT_EQ(lent, 0);
     EXPECT_TRUE(params.copy_of(all).equal(expected));
     group.take_parameters();
-    group.lend(all, Access::kModify, {.to_host = true}, use);
+    group.lend(all, Access::kModify, {.reads = true}, use);
     EXPECT_EQ(looks, 0);
 
     at::Tensor found = at::zeros_like(expected);

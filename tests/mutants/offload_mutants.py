@@ -65,7 +65,7 @@ _TABLE = [
     (
         "gather-before-the-parameters",
         _GROUP,
-        "  if (uploaded_) current_stream_waits(*uploaded_, parameters_.device());\n",
+        "  if (writing_ && !is_on_host()) current_stream_waits(*writing_, parameters_.device());\n",
         "",
         _BITS,
     ),
@@ -96,9 +96,8 @@ _TABLE = [
     (
         "shard-copied-without-the-gathers-order",
         _GROUP,
-        "  const SideStream::Scope scope(stream);\n  begin_copy_from_host(to, shard",
-        "  const SideStream other(options_.device);\n  const SideStream::Scope scope(other);\n"
-        "  begin_copy_from_host(to, shard",
+        "  const SideStream::Scope scope(stream);\n  if (writing_) current_stream_waits(*writing_, options_.device);\n",
+        "  const SideStream other(options_.device);\n  const SideStream::Scope scope(other);\n",
         "*ParamOffload.GivesTheSameBits*",
     ),
     (
@@ -116,12 +115,33 @@ _TABLE = [
         "*ParamOffload.AnEngineMayGo*",
     ),
     (
-        "trained-parameters-leave-their-states",
+        "fp32-parameters-leave-their-masters",
         "src/placement/placement.cpp",
-        "requires_grad && (state_tier == Tier::kDevice || options.parameter_tier == Tier::kFile)",
-        "requires_grad && options.parameter_tier == Tier::kFile",
+        "  if (are_masters && options.on_device && !host_updates) return Tier::kDevice;\n",
+        "",
         "*ParamOffload.FrozenParametersLeaveAlone*",
     ),
+]
+_ALONE = "*ParamAloneOffload."
+_SHARDS = "src/group/shard_copies.cpp"
+_TABLE += [
+    (
+        "gather-before-the-device-has-sent",
+        _GROUP,
+        "  if (writing_) current_stream_waits(*writing_, options_.device);\n  begin_copy_from_host(to, shard",
+        "  begin_copy_from_host(to, shard",
+        _ALONE + "GivesTheSameBits*",
+    ),
+    (
+        "host-reads-before-the-device-has-sent",
+        _GROUP,
+        "    writing_->synchronize();\n",
+        "",
+        _ALONE + "APassHasTheWeights*",
+    ),
+    ("sent-before-the-update", _SHARDS, "  stream_.follow();\n", "", _ALONE + "GivesTheSameBits*"),
+    ("updated-over-what-is-sent", _SHARDS, "  slot.uses.take();\n", "", _ALONE + "BuffersAreUsedAgain*"),
+    ("buffer-is-nobodys-while-it-is-sent", _SHARDS, "  slot.uses.share();\n", "", _ALONE + "BuffersAreUsedAgain*"),
 ]
 
 _FILES = "*FileOffload.GivesTheSameBits*"
@@ -129,7 +149,7 @@ _TABLE += [
     (
         "masters-stay-where-states-are-in-files",
         "src/placement/placement.cpp",
-        "state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device);",
+        "(state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));",
         "state_tier == Tier::kHost;",
         _FILES,
     ),

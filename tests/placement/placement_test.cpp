@@ -161,11 +161,10 @@ TEST(Place, ParametersInFiles) {
     };
     constexpr Tier kMemory = Tier::kDevice, kFile = Tier::kFile;
     using Tiers = std::vector<Tier>;
-    EXPECT_EQ(tiers(), (Tiers{kMemory, kFile, kMemory, kFile, kMemory, kFile, kMemory, kMemory}));
-    options.state_tier = Tier::kHost;  // beside a device, where trained parameters lie with their states
-    EXPECT_EQ(tiers(), (Tiers{Tier::kHost, kFile, Tier::kHost, kFile, Tier::kHost, kFile, kMemory, kMemory}));
-    options.state_tier = Tier::kFile;
-    EXPECT_EQ(tiers(), (Tiers{kFile, kFile, kFile, kFile, kFile, kFile, kMemory, kMemory}));
+    for (const Tier states : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
+      options.state_tier = states;
+      EXPECT_EQ(tiers(), (Tiers{kFile, kFile, kFile, kFile, kFile, kFile, kMemory, kMemory}));
+    }
     const int64_t shard = units[0].groups[0].layout.shard_numel();
     options.parameters_in_memory = 3 * shard;
     EXPECT_EQ(tiers(), (Tiers{kMemory, kMemory, kFile, kFile, kMemory, kFile, kMemory, kMemory}));
@@ -178,7 +177,30 @@ TEST(Place, ParametersInFiles) {
   }
 }
 
-// At stage 3 the shards of gathered units leave the device, trained ones if their states do; on one rank, too.
+// An optimizer outside writes to master weights: fp32 parameters that are such stay in memory, and no others.
+TEST(Place, MasterWeightsThatStayInMemory) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const std::vector<UnitLayout> units{make_unit_layout(
+        "block", {{{"weight"}, {100}, dtype, true}, {{"base"}, {900}, dtype, false}}, /*world_size=*/2)};
+    PlacementOptions options;
+    options.world_size = 2;
+    options.stage = 3;
+    options.persistence_threshold = 0;
+    options.parameter_tier = Tier::kFile;
+    options.masters_in_memory = true;
+    const auto tier = [&](size_t group) { return place(units, options)[0].groups[group].parameters.tier; };
+    const bool is_master = dtype == DType::kFloat32;
+    EXPECT_EQ(tier(0), is_master ? Tier::kDevice : Tier::kFile);
+    options.on_device = true;
+    EXPECT_EQ(tier(0), is_master ? Tier::kDevice : Tier::kFile);  // by the device
+    options.state_tier = Tier::kHost;
+    EXPECT_EQ(tier(0), is_master ? Tier::kHost : Tier::kFile);
+    EXPECT_EQ(tier(1), Tier::kFile);
+  }
+}
+
+// At stage 3 the shards of gathered units leave the device, on one rank, too. fp32 parameters that the device updates
+// are master weights there, and stay.
 TEST(Place, ParametersOnTheHost) {
   for (const int ranks : {1, 3}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -186,6 +208,7 @@ TEST(Place, ParametersOnTheHost) {
           make_unit_layout("block", {{{"weight"}, {100}, dtype, true}, {{"base"}, {900}, dtype, false}}, ranks)};
       PlacementOptions options;
       options.world_size = ranks;
+      options.on_device = true;
       options.persistence_threshold = 0;
       for (const int stage : {0, 1, 2, 3}) {
         options.stage = stage;
@@ -197,10 +220,15 @@ TEST(Place, ParametersOnTheHost) {
           EXPECT_EQ(place(units, options), without) << stage;
           continue;
         }
-        EXPECT_EQ(parameters(0), (Held{Extent::kShard, dtype, 1, Tier::kDevice}));
+        const bool stays = dtype == DType::kFloat32;
+        EXPECT_EQ(parameters(0), (Held{Extent::kShard, dtype, 1, stays ? Tier::kDevice : Tier::kHost}));
+        EXPECT_EQ(place(units, options)[0].groups[0].sends_parameters, !stays);
+        EXPECT_EQ(place(units, options)[0].groups[0].master_weights.extent, stays ? Extent::kNothing : Extent::kShard);
         EXPECT_EQ(parameters(1), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
+        EXPECT_FALSE(place(units, options)[0].groups[1].sends_parameters);
         options.state_tier = options.gradient_tier = Tier::kHost;
         for (const size_t group : {0, 1}) EXPECT_EQ(parameters(group), (Held{Extent::kShard, dtype, 1, Tier::kHost}));
+        EXPECT_FALSE(place(units, options)[0].groups[0].sends_parameters);
         const Held masters = place(units, options)[0].groups[0].master_weights;
         EXPECT_EQ(masters.extent, dtype == DType::kFloat32 ? Extent::kNothing : Extent::kShard);
         PlacementOptions small = options, whole = options;

@@ -52,7 +52,8 @@ TEST(AutoOffload, WhatIsAskedOfGradientsAndSharesRulesOutSome) {
   EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone}));
   config.offload.gradients = OffloadConfig::Gradients::kAuto;
   config.offload_param.device = Device::kAuto;
-  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu, Device::kCpu}));
+  EXPECT_EQ(devices(offload_choices(config, true, true)),
+            (std::vector{Device::kNone, Device::kCpu, Device::kNone, Device::kCpu}));
   config.offload_optimizer.ratio = 0.5;
   EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu}));
 }
@@ -73,7 +74,7 @@ TEST(AutoOffload, NarrowMomentsLeaveADevice) {
   EXPECT_EQ(host_bytes(wide) - host_bytes(config), 4e9);
 }
 
-// Parameters move in each micro-batch: they go after their states, and to where these are.
+// Parameters move in each micro-batch: they go after their states, where both may.
 TEST(AutoOffload, ParametersFollowTheirStates) {
   using Param = OffloadParamConfig::Device;
   Config config = automatic(3);
@@ -90,15 +91,36 @@ TEST(AutoOffload, ParametersFollowTheirStates) {
             (Pairs{{Device::kNone, Param::kNone}, {Device::kNvme, Param::kNone}, {Device::kNvme, Param::kNvme}}));
   EXPECT_EQ(pairs(true), (Pairs{{Device::kNone, Param::kNone},
                                 {Device::kCpu, Param::kNone},
+                                {Device::kNone, Param::kCpu},
                                 {Device::kCpu, Param::kCpu},
                                 {Device::kNvme, Param::kNone},
                                 {Device::kNvme, Param::kCpu},
                                 {Device::kNvme, Param::kNvme}}));
-  config.offload_param.device = Param::kNvme;  // as given: then states must be there, too
-  EXPECT_EQ(pairs(false), (Pairs{{Device::kNvme, Param::kNvme}}));
+  config.offload_param.device = Param::kNvme;  // as given: the states may be anywhere
+  EXPECT_EQ(pairs(false), (Pairs{{Device::kNone, Param::kNvme}, {Device::kNvme, Param::kNvme}}));
   config.offload_param.device = Param::kAuto;
-  config.offload_optimizer.device = Device::kCpu;
-  EXPECT_EQ(pairs(true), (Pairs{{Device::kCpu, Param::kNone}, {Device::kCpu, Param::kCpu}}));
+  for (const Device states : {Device::kNone, Device::kCpu, Device::kNvme}) {
+    config.offload_optimizer.device = states;
+    EXPECT_EQ(pairs(true), (Pairs{{states, Param::kNone}, {states, Param::kCpu}, {states, Param::kNvme}}));
+    EXPECT_EQ(pairs(false), (Pairs{{states, Param::kNone}, {states, Param::kNvme}}));
+  }
+}
+
+// Where neither the device has room for all nor the host for the states.
+TEST(AutoOffload, ParametersGoAloneWhereTheHostIsSmall) {
+  Config config = automatic(3);
+  config.persistence_threshold = 0;
+  config.offload_param.device = Device::kAuto;
+  const std::vector<Config> choices = offload_choices(config, /*on_device=*/true, /*may_use_files=*/true);
+  const auto needs = [](const Config& of) {
+    return memory_needs(plan_count(1'000'000'000, plan_options(of, /*on_device=*/true)), /*on_device=*/true);
+  };
+  // 14 GB without the parameters, which are 2; the states are 14 with the gradients.
+  const MemoryLimits limits{.device = MemoryLimit{14e9, "KEY"}, .host = MemoryLimit{13e9, "OTHER"}};
+  const OffloadChoice choice = choose_offload(choices, limits, needs, /*on_device=*/true);
+  EXPECT_EQ(choice.fits, OffloadChoice::Fit::kYes);
+  EXPECT_EQ(choices[choice.index].offload_optimizer.device, Device::kNone);
+  EXPECT_EQ(choices[choice.index].offload_param.device, Device::kCpu);
 }
 
 TEST(AutoOffload, WhatIsGivenStays) {

@@ -268,6 +268,39 @@ TEST(PlanLedger, ParametersInFilesBesideADevice) {
   }
 }
 
+// Without their states: those of 16 bits pass through two buffers of the device, which has their master weights.
+TEST(PlanLedger, ParametersLeaveAlone) {
+  for (const Tier tier : {Tier::kHost, Tier::kFile}) {
+    for (const int ranks : {1, 3}) {
+      PlanOptions options = at(3, ranks);
+      options.on_device = true;
+      options.parameter_tier = tier;
+      const int64_t numel = 9 * kCopiedNumel * ranks / 2;
+      std::vector<UnitLayout> units{unit("a", numel, ranks), unit("b", kNumel, ranks, DType::kBFloat16, false)};
+      const PlanReport report = plan_ledger(units, options);
+      const int64_t shard = units[0].groups[0].layout.shard_numel(), frozen = units[1].groups[0].layout.shard_numel();
+      EXPECT_EQ(report.bytes.at(Category::kParameters, tier), 2 * (shard + frozen));
+      EXPECT_EQ(held(report, Category::kParameters), 0);
+      EXPECT_EQ(held(report, Category::kMasterWeights), 4 * shard);
+      EXPECT_EQ(held(report, Category::kMoments), 8 * shard);
+      EXPECT_EQ(report.shard_copies, (RingClass{2 * kCopiedNumel, 2, 1}));
+      const int64_t whole = units[0].groups[0].layout.padded_numel() + units[1].groups[0].layout.padded_numel();
+      EXPECT_EQ(held(report, Category::kGatherRing), 2 * whole + 4 * kCopiedNumel);
+      EXPECT_EQ(report.bytes.at(Category::kPinned, Tier::kHost), 0);
+      EXPECT_EQ(plan_count(kNumel, options).parameters, 0);
+      units.erase(units.begin());
+      EXPECT_EQ(plan_ledger(units, options).shard_copies, RingClass{});
+      const std::vector<UnitLayout> small{unit("a", kNumel, ranks)}, wide{unit("a", kNumel, ranks, DType::kFloat32)};
+      const RingClass one = plan_ledger(small, options).shard_copies;
+      EXPECT_EQ(one, (RingClass{2 * small[0].groups[0].layout.shard_numel(), 1, 1}));
+      const PlanReport stay = plan_ledger(wide, options);
+      EXPECT_EQ(stay.shard_copies, RingClass{});
+      EXPECT_EQ(held(stay, Category::kParameters), 4 * wide[0].groups[0].layout.shard_numel());
+      EXPECT_EQ(held(stay, Category::kMasterWeights), 0);
+    }
+  }
+}
+
 // A save in the background copies what lies in memory alone.
 TEST(PlanLedger, NothingInFilesIsCopiedForCheckpoints) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -280,7 +313,10 @@ TEST(PlanLedger, NothingInFilesIsCopiedForCheckpoints) {
                                           unit("c", 9000, 3, dtype, false)};
       const auto shard = [&](size_t unit) { return units[unit].groups[0].layout.shard_numel(); };
       options.parameters_in_memory = shard(2);
-      EXPECT_EQ(checkpoint_staging_bytes(units, options), shard(0) * 12 + shard(2) * element_size(dtype));
+      // fp32 parameters of a rank on the CPU are master weights in the file.
+      const bool are_there = dtype == DType::kFloat32 && !on_device;
+      EXPECT_EQ(checkpoint_staging_bytes(units, options),
+                shard(0) * (are_there ? 8 : 12) + shard(2) * element_size(dtype));
       options.state_tier = Tier::kFile;
       EXPECT_EQ(checkpoint_staging_bytes(units, options), shard(2) * element_size(dtype));
       options.optimizer_slots = 0;

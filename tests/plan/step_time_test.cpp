@@ -95,6 +95,29 @@ TEST(StepTime, GradientsThatStayAreCopiedOnceAStep) {
   EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).link, 34 * double(kParams) / 1e9, 1e-3 * 34e9);
 }
 
+// They come for forward and for backward, and go back when the device has updated them. fp32 ones stay there.
+TEST(StepTime, ParametersThatLeaveAloneCrossTheLink) {
+  const MachineRates rates{.flops = 1e30, .host = {}, .link = 1e9, .disk = 1e9};
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const int64_t batches : {1, 8}) {
+      PlanOptions at = options(3);
+      at.compute_dtype = dtype;
+      at.persistence_threshold = 0;
+      at.parameter_tier = Tier::kHost;
+      at.grad_accumulation_steps = batches;
+      const PlannedStep step = plan_step(matrices(), at, tokens(1, false), rates);
+      const bool leave = dtype == DType::kBFloat16;
+      EXPECT_NEAR(step.link, leave ? 4 * double(batches) * double(kParams) / 1e9 : 0, 1e-2 * step.link);
+      EXPECT_EQ(step.update, 0);
+      at.parameter_tier = Tier::kFile;
+      const PlannedStep files = plan_step(matrices(), at, tokens(1, false), rates);
+      EXPECT_DOUBLE_EQ(files.link, step.link);
+      EXPECT_NEAR(files.reads, step.link, 1e-2 * files.reads);
+      EXPECT_NEAR(files.disk, leave ? 2 * double(kParams) / 1e9 : 0, 1e-2 * files.disk);
+    }
+  }
+}
+
 TEST(StepTime, RanksShareTheUpdateFromStage1On) {
   const MachineRates rates{.flops = 1e30, .host = 1e9, .link = {}, .disk = {}};
   PlanOptions at = options(1, /*on_device=*/false);

@@ -23,9 +23,12 @@ WEIGHTS_ON_DEVICE = ("parameters", "device")
 def configuration(stage, dtype, offload, **blocks):
     """With ``offload``, states are on the host; at stage 3 parameters, too, if it is "parameters"; "files": there.
 
-    "gradients": these stay on the device; "share": so does a part of the states.
+    "gradients": these stay on the device; "share": so does a part of the states; "alone": all of them. "mixed":
+    parameters are in files, and states on the host.
     """
-    zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload else {})
+    zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload and offload != "alone" else {})
+    zero |= PARAMETERS if offload == "alone" else {}
+    zero |= {"offload_param": FILE | {"max_in_cpu": 0}} if offload == "mixed" else {}
     zero |= PARAMETERS if offload == "parameters" and stage == 3 else {}
     if offload == "files":
         zero |= {"offload_optimizer": FILE} | ({"offload_param": FILE | {"max_in_cpu": 0}} if stage == 3 else {})
@@ -48,7 +51,7 @@ def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
     if optimizer:
         config.pop("optimizer")
     engine = initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=config)[0]
-    assert engine.zero_cpu_offload() == (bool(offload) and offload != "files")
+    assert engine.zero_cpu_offload() == (bool(offload) and offload not in ("files", "alone"))
     return model, engine
 
 
@@ -76,7 +79,8 @@ def digests(stage, dtype, what=True):
             assert models.held_as_planned(report["planned"], report["measured_peak"]), report
             lines = engine._run.core.memory()
             on_device = sum(planned for category, tier, planned, _ in lines if (category, tier) == WEIGHTS_ON_DEVICE)
-            assert (on_device == 0) == (offload in ("parameters", "files")), lines
+            leave = offload in ("parameters", "files", "mixed") or (offload == "alone" and dtype != "fp32")
+            assert (on_device == 0) == leave, lines
             digest, norm = engine.parameter_digest(), engine.get_global_grad_norm()
             engine.destroy()
             return digest, norm, report["tiers"].get("host", {}).get("planned", 0) > 0
@@ -105,6 +109,14 @@ def test_the_digest_is_that_without_offload(ranks, dtype, stage, on):
 @pytest.mark.parametrize("what", ["parameters", "files"])
 @pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "lazy"), (2, "fp16", "late"), (2, "fp32", "lazy")])
 def test_the_digest_is_that_without_offload_of_parameters(ranks, dtype, on, what):
+    by_rank = world.run(ranks, digests, stage=3, dtype=dtype, what=what, on=on, timeout_s=240)
+    assert all(result == by_rank[0] for result in by_rank)
+
+
+# fp32 parameters stay with their states, and the frozen ones go.
+@pytest.mark.parametrize("what", ["alone", "mixed"])
+@pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "late"), (2, "fp16", "lazy"), (2, "fp32", "lazy")])
+def test_the_digest_is_that_without_offload_of_parameters_alone(ranks, dtype, on, what):
     by_rank = world.run(ranks, digests, stage=3, dtype=dtype, what=what, on=on, timeout_s=240)
     assert all(result == by_rank[0] for result in by_rank)
 
@@ -272,7 +284,7 @@ def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
 
 
 def evaluate_frozen(dtype):
-    """A model that nobody trains leaves the device; one that is trained needs its states on the host, too."""
+    """A model that nobody trains leaves the device."""
     outputs, held = [], []
     for keys in ({}, PARAMETERS):
         model = tied().to(world.device()).requires_grad_(False)
@@ -283,9 +295,6 @@ def evaluate_frozen(dtype):
             x = models.vectors(0, 0, 4)[0].to(next(model.parameters()).dtype)
             outputs += [engine(x).float().cpu() for _ in range(2)]
         engine.destroy()
-    config = models.configuration(3, dtype, zero_optimization=PARAMETERS, optimizer=models.adamw(1e-3))
-    with pytest.raises(zeroshard.ConfigError, match='offload_param.*offload_optimizer.device is "none"'):
-        initialize(model=tied().to(world.device()).requires_grad_(True), config=config)
     return [torch.equal(outputs[0], output) for output in outputs], held
 
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 
 #include "base/align.h"
 #include "file/open_swap_files.h"
@@ -83,21 +84,47 @@ TEST_P(ParameterFiles, GiveTheSameBitsInThePlannedMemory) {
   EXPECT_TRUE(std::filesystem::is_empty(one.path()));
 }
 
-// Those that are trained stay where their states are.
-TEST_P(ParameterFiles, FrozenOnesGoAlone) {
+// Trained ones and frozen ones: states stay in memory, and master weights of 16-bit parameters. fp32 ones are their
+// own.
+TEST_P(ParameterFiles, GoWithoutTheirStates) {
   const TemporaryDirectory directory;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    Scenario scenario = make_scenario(GetParam(), 3);
-    scenario.config.compute_dtype = dtype;
-    scenario.model.ballast = 20'000;
-    scenario.model.frozen_ballast = true;
-    const Result result =
-        expect_same(scenario, in_files(scenario, {.directories = {directory.path()}, .states = false}));
-    const int64_t shard = align_up(ceil_div(20'000, GetParam()), kBlockNumel);
-    EXPECT_EQ(bytes_of(result, "parameters", "file"), kBlocks * shard * element_size(dtype));
-    EXPECT_GT(bytes_of(result, "parameters", "device"), 0);
-    EXPECT_EQ(bytes_of(result, "moments", "file"), 0);
+    for (const bool some_are_frozen : {false, true}) {
+      for (const int64_t accumulation : {1, 3}) {
+        Scenario scenario = make_scenario(GetParam(), 3);
+        scenario.config.compute_dtype = dtype;
+        scenario.config.grad_accumulation_steps = accumulation;
+        scenario.model.ballast = 20'000;
+        scenario.model.frozen_ballast = some_are_frozen;
+        const Scenario alone = in_files(scenario, {.directories = {directory.path()}, .states = false});
+        const Result without = train(scenario), result = expect_same(scenario, alone);
+        // One rank has no shards without.
+        if (GetParam() > 1) {
+          EXPECT_EQ(bytes_of(result, "parameters", "file"), bytes_of(without, "parameters", "device"));
+        }
+        EXPECT_GE(bytes_of(result, "parameters", "file"), kBlocks * 20'000 / GetParam() * element_size(dtype));
+        EXPECT_EQ(bytes_of(result, "parameters", "device"), 0);
+        for (const std::string category : {"moments", "master weights"}) {
+          EXPECT_EQ(bytes_of(result, category, "file"), 0);
+          if (GetParam() > 1) {
+            EXPECT_EQ(bytes_of(result, category, "device"), bytes_of(without, category, "device"));
+          }
+        }
+      }
+    }
   }
+}
+
+TEST_P(ParameterFiles, GoWithoutStatesThroughSkippedSteps) {
+  const TemporaryDirectory directory;
+  Scenario scenario = make_scenario(GetParam(), 3);
+  scenario.config.compute_dtype = DType::kFloat16;
+  scenario.config.fp16.enabled = true;
+  scenario.config.fp16.initial_scale_power = 4;
+  scenario.input_scale = [](int rank, int step) {
+    return rank == 0 && step == 1 ? std::numeric_limits<float>::infinity() : 1;
+  };
+  expect_same(scenario, in_files(scenario, {.directories = {directory.path()}, .states = false}));
 }
 
 TEST_P(ParameterFiles, SomeMayStayInMemory) {
@@ -254,16 +281,6 @@ TEST(ParameterFileFaults, ADirectoryThatCannotBeUsedIsAnErrorOfTheConfiguration)
          }))
       EXPECT_THAT(error, AllOf(HasSubstr("offload_param.nvme_path: rank 0: cannot open"), HasSubstr(directory / name)));
   }
-}
-
-TEST(ParameterFileFaults, TrainedParametersWithoutTheirStatesAreRefused) {
-  const TemporaryDirectory directory;
-  ThreadWorld world(in_files(make_scenario(2, 3), {.directories = {directory.path()}, .states = false}));
-  for (const std::string& error : world.run([](Rank& rank) {
-         EXPECT_THROW(rank.make_engine(), ConfigError);
-         rank.make_engine();
-       }))
-    EXPECT_THAT(error, HasSubstr("offload_optimizer.device is \"none\": set that to \"nvme\", too"));
 }
 
 // The units are whole again with their values, also when training is over.

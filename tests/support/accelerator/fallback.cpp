@@ -134,6 +134,7 @@ const std::map<std::string, Shapes>& known_shapes() {
       {"aten::mse_loss", mse_loss_shapes},
       {"aten::mse_loss_backward", mse_loss_backward_shapes},
       {"aten::where", where_shapes},
+      {"aten::isfinite", logical_not_shapes},
       {"aten::logical_not", logical_not_shapes},
       {"aten::logical_and", logical_and_shapes},
       {"aten::index_select", index_select_shapes},

@@ -175,7 +175,7 @@ void register_operators() {
   own.impl("record_stream", &record_stream);
   own.impl("_has_compatible_shallow_copy_type", &may_become);
   // Composite kernels of these would come before the fallback.
-  for (const char* name : {"native_layer_norm", "native_layer_norm_backward", "mse_loss"})
+  for (const char* name : {"native_layer_norm", "native_layer_norm_backward", "mse_loss", "isfinite"})
     own.impl(name, CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
