@@ -4,7 +4,8 @@
     .venv/bin/python bench/offload_billion.py --dir DIRECTORY  # bench/results/offload_billion-DATE.{md,json}
 
 The model is made under zeroshard.Init, in bf16, and trained for a few steps at stage 3, in a process for each row: with
-optimizer states in files, and with parameters there, too. What the interpreter and torch need is in the figures.
+optimizer states in files, with parameters there, too, and with reduced gradients as well. What the interpreter and torch
+need is in the figures.
 """
 
 import argparse
@@ -22,7 +23,11 @@ from machine import cpu_name
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 2048
-IN_FILES = {"optimizer": "optimizer states", "both": "optimizer states and parameters"}
+IN_FILES = {
+    "optimizer": "optimizer states",
+    "both": "optimizer states and parameters",
+    "all": "optimizer states, parameters and gradients",
+}
 
 
 def parse_arguments():
@@ -50,13 +55,14 @@ def train(arguments):
     at_start = resident("VmRSS")
     files = {"device": "nvme", "nvme_path": str(arguments.dir)}
     zero = {"stage": 3, "offload_optimizer": files}
-    if arguments.train == "both":
+    if arguments.train in ("both", "all"):
         zero["offload_param"] = files | {"max_in_cpu": 0}
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": zero,
         "bf16": {"enabled": True},
+        "zeroshard": {"offload": {"gradients": "nvme" if arguments.train == "all" else "auto"}},
     }
     torch.manual_seed(0)
     with zeroshard.Init(config_dict_or_path=config):
