@@ -11,8 +11,8 @@
 
 namespace zeroshard {
 
-// One group's parameters of this rank in swap files: number `group` of those that `space` was made for. On loan they
-// are in memory of the host. Positions count this rank's elements from 0.
+// One group's parameters, or reduced gradients, of this rank in swap files: number `group` of those that `space` was
+// made for. On loan they are in memory of the host. Positions count this rank's elements from 0.
 class FileParameters {
  public:
   // `params`: of the elements in `part`, in the group's dtype. Valid during the call only.
