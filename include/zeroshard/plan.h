@@ -23,7 +23,7 @@ struct PlanOptions : PlacementOptions {
   // The same of parameters: how many shards, and elements of each at most.
   int parameter_buffers = 5;
   int64_t parameter_buffer_numel = 100'000'000;
-  bool activations_in_files = false;  // activation checkpoints lie in files
+  bool activations_in_files = false;                                     // activation checkpoints lie in files
   OffloadConfig::Gradients gradients = OffloadConfig::Gradients::kAuto;  // where the reduced ones are to lie
 };
 

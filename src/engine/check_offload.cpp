@@ -17,13 +17,13 @@ void check_gradients_in_files(const Config& config) {
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (config.offload.gradients != OffloadConfig::Gradients::kNvme) return;
   if (offload.device == OffloadDevice::kNvme && offload.ratio > 0) return;
-  throw ConfigError(concat(
-      "zeroshard.offload.gradients = \"nvme\": reduced gradients lie in files beside the optimizer states, and ",
-      "zero_optimization.offload_optimizer.",
-      offload.device == OffloadDevice::kNvme
-          ? std::string("ratio is 0: set that to 1")
-          : concat("device is \"", name_of(offload.device), "\": set that to \"nvme\", with an nvme_path"),
-      ", or zeroshard.offload.gradients to \"auto\""));
+  throw ConfigError(
+      concat("zeroshard.offload.gradients = \"nvme\": reduced gradients lie in files beside the optimizer states, and ",
+             "zero_optimization.offload_optimizer.",
+             offload.device == OffloadDevice::kNvme
+                 ? std::string("ratio is 0: set that to 1")
+                 : concat("device is \"", name_of(offload.device), "\": set that to \"nvme\", with an nvme_path"),
+             ", or zeroshard.offload.gradients to \"auto\""));
 }
 
 // Gradients leave a device with the states alone.
@@ -68,8 +68,7 @@ void check_share(const Config& config, const std::string& external_optimizer) {
   if (gradients == OffloadConfig::Gradients::kCpu || gradients == OffloadConfig::Gradients::kNvme)
     throw ConfigError(concat("zeroshard.offload.gradients = \"",
                              gradients == OffloadConfig::Gradients::kCpu ? "cpu" : "nvme",
-                             "\": zero_optimization.offload_optimizer.ratio is ",
-                             ratio,
+                             "\": zero_optimization.offload_optimizer.ratio is ", ratio,
                              ", and the device updates the rest of the states with gradients that lie there: set ",
                              "\"auto\" or \"device\", or ratio to 1"));
   if (!external_optimizer.empty())

@@ -281,8 +281,8 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
   reduce.pin = options.config.offload_optimizer.pin_memory;
   reduce.scratch = exchange_scratch(layouts, placements, plan);
   reduce.make_file = [this, next_in_file = size_t{0}](const FlatGroup& group, const GroupPlacement& place) mutable {
-    FileParameters::Options in_file{next_in_file++, place.grad_dtype, place.reduced_gradients.numel(group.layout), {},
-                                    Category::kGradients};
+    FileParameters::Options in_file{
+        next_in_file++, place.grad_dtype, place.reduced_gradients.numel(group.layout), {}, Category::kGradients};
     return std::make_unique<FileParameters>(*gradient_swap, std::move(in_file), ledger);
   };
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);

@@ -105,8 +105,8 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   step.link = seconds(std::max(bytes.to_host, bytes.to_device) + left, rates.link, "link");
   const bool own_masters = options.compute_dtype == DType::kFloat32;  // who writes them reads them first
   const double parameters = planned.file.parameters;
-  // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read. Gradients are
-  // written in each backward, and all but the first add to what they read.
+  // Parameters are read for forward and for backward; inputs of checkpointed layers are written, and read. Gradients
+  // are written in each backward, and all but the first add to what they read.
   const double inputs = options.activations_in_files ? plan_activations(model, activations).elsewhere : 0;
   const double gradients = planned.file.gradients;
   step.reads = seconds(2 * batches * (parameters + inputs) + (2 * batches - 1) * gradients, rates.disk, "disk");

@@ -20,8 +20,8 @@ std::vector<ChunkGroup> parameters_in_file(std::span<const UnitLayout> units,
                                            std::span<const UnitPlacement> placements);
 // The groups whose reduced gradients lie in files, in the same way.
 std::vector<ChunkGroup> gradients_in_file(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements);
-// The chunks of parameters that are in memory at a time: as many as hold options.parameter_buffers of the longest shard, or
-// of options.parameter_buffer_numel elements.
+// The chunks of parameters that are in memory at a time: as many as hold options.parameter_buffers of the longest
+// shard, or of options.parameter_buffer_numel elements.
 int parameter_chunks(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements,
                      const PlanOptions& options);
 

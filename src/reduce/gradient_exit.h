@@ -66,7 +66,7 @@ class GradientExit {
   size_t num_buckets_ = 0, turn_ = 0;
   at::Tensor filling_;  // from begin() to end()
   std::optional<Pending> pending_;
-  SideStream copies_;   // the last member, so that it ends before the memory goes
+  SideStream copies_;  // the last member, so that it ends before the memory goes
 };
 
 }  // namespace zeroshard

@@ -293,8 +293,10 @@ MUTANTS = [
     Mutant(
         "no-accumulation",
         "src/reduce/grad_bucket.cpp",
-        "const bool accumulate = reduced_;",
-        "const bool accumulate = false;",
+        "options_.sum_scale, out, reduced_, squares_here());\n  if (in_flight.exchange) in_flight.exchange->release();\n"
+        "  if (kept_",
+        "options_.sum_scale, out, false, squares_here());\n  if (in_flight.exchange) in_flight.exchange->release();\n"
+        "  if (kept_",
         "reduce",
         "Reducer.BackwardPassesOfAStepAreAdded",
     ),
