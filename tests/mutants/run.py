@@ -293,10 +293,8 @@ MUTANTS = [
     Mutant(
         "no-accumulation",
         "src/reduce/grad_bucket.cpp",
-        "options_.sum_scale, out, reduced_, squares_here());\n  if (in_flight.exchange) in_flight.exchange->release();\n"
-        "  if (kept_",
-        "options_.sum_scale, out, false, squares_here());\n  if (in_flight.exchange) in_flight.exchange->release();\n"
-        "  if (kept_",
+        "out, reduced_, squares_here());\n  if",
+        "out, false, squares_here());\n  if",
         "reduce",
         "Reducer.BackwardPassesOfAStepAreAdded",
     ),
