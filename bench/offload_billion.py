@@ -4,8 +4,8 @@
     .venv/bin/python bench/offload_billion.py --dir DIRECTORY  # bench/results/offload_billion-DATE.{md,json}
 
 The model is made under zeroshard.Init, in bf16, and trained for a few steps at stage 3, in a process for each row: with
-optimizer states in files, with parameters there, too, and with reduced gradients as well. What the interpreter and torch
-need is in the figures.
+optimizer states in files, with parameters there, too, and with reduced gradients as well. What the interpreter and
+torch need is in the figures.
 """
 
 import argparse
