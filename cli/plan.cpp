@@ -91,7 +91,8 @@ void note_offload(const Config& config, PlanInputs& inputs) {
       (optimizer.device == Device::kNone || optimizer.ratio < 1))
     inputs.notes.push_back("ranks on GPUs refuse zeroshard.offload.gradients = \"cpu\" without all states on the host");
   const bool may_have_files = optimizer.device == Device::kNvme || optimizer.device == Device::kAuto;
-  if (gradients == Gradients::kNvme && (!may_have_files || optimizer.ratio < (inputs.options.on_device ? 1 : 0)))
+  const bool are_some_elsewhere = optimizer.ratio == 0 || (inputs.options.on_device && optimizer.ratio < 1);
+  if (gradients == Gradients::kNvme && (!may_have_files || are_some_elsewhere))
     inputs.notes.push_back("ranks refuse zeroshard.offload.gradients = \"nvme\" without optimizer states in files");
   const bool is_narrow = config.offload.moment_dtype != DType::kFloat32;
   if (inputs.options.on_device && is_narrow && (optimizer.device == Device::kNone || optimizer.ratio < 1))

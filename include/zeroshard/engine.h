@@ -155,6 +155,8 @@ class Engine {
   // The text of a CommError that left a hook in the last backward pass; "" without one. For callers that learn of it by
   // an exception without its type, as Python does.
   const std::string& backward_comm_error() const;
+  // The same of an IoError.
+  const std::string& backward_io_error() const;
   // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
   void zero_grad();
   // Counts a micro-batch that is over and does not end its step. The step counts its last one.

@@ -193,6 +193,7 @@ void bind_passes(EngineClass& engine) {
       .def("end_backward", &Engine::end_backward, Release())
       .def("fail_backward", &Engine::fail_backward, Release())
       .def_property_readonly("backward_comm_error", &Engine::backward_comm_error)
+      .def_property_readonly("backward_io_error", &Engine::backward_io_error)
       .def("zero_grad", &Engine::zero_grad, Release())
       .def("end_micro_batch", &Engine::end_micro_batch)
       .def("step", py::overload_cast<const std::vector<ParamGroupOptions>&>(&Engine::step), Release())

@@ -23,12 +23,17 @@ def backward_pass(core: _C.Engine, sync: bool) -> Iterator[None]:
         has_ended = True
         core.end_backward()
     except BaseException as error:
-        # Autograd makes a RuntimeError of the exception of a hook.
-        is_of_ranks = (
-            type(error) is RuntimeError and core.backward_comm_error and core.backward_comm_error in str(error)
-        )
+        of_hook = _class_of_hook_error(core, error)
         if not has_ended or not isinstance(error, Exception):
             core.fail_backward(f"{type(error).__name__}: {error}")
-        if is_of_ranks:
-            raise _C.CommError(str(error)) from error
+        if of_hook is not None:
+            raise of_hook(str(error)) from error
         raise
+
+
+def _class_of_hook_error(core: _C.Engine, error: BaseException) -> type[_C.Error] | None:
+    """What a hook of the engine has raised, where autograd made a RuntimeError of it."""
+    if type(error) is not RuntimeError:
+        return None
+    texts = ((_C.CommError, core.backward_comm_error), (_C.IoError, core.backward_io_error))
+    return next((kind for kind, text in texts if text and text in str(error)), None)

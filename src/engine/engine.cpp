@@ -257,7 +257,11 @@ std::vector<OptimizerSlice> Engine::slices() {
           slice.begin};
       out.has_grad = !impl.consensus.has_grad.empty() && impl.consensus.has_grad[group->number()][slice.index];
       // Where the optimizer updates, and converted there: a device may have no memory to spare.
-      if (out.has_grad) out.grad = slice.grad.to(slice.master.device()).to(at::kFloat).mul(impl.grad_scale);
+      if (out.has_grad) {
+        const GradBucket& bucket = impl.reducer->buckets()[group->number()];
+        const at::Tensor grad = bucket.in_file() ? bucket.part(group->state_range(slice.index)) : slice.grad;
+        out.grad = grad.to(slice.master.device()).to(at::kFloat).mul(impl.grad_scale);
+      }
       result.push_back(std::move(out));
     }
   }

@@ -68,6 +68,9 @@ void Engine::Impl::explain_backward(const CommError& error, const std::string& d
 void Engine::Impl::pre_backward(size_t unit, const void* output) {
   try {
     executor->pre_backward(unit, output);
+  } catch (const IoError& error) {
+    backward_io_error = error.what();
+    throw;
   } catch (const CommError& error) {
     explain_backward(error, concat("compute the gradients of unit '", layouts[unit].name, "'"));
   }
@@ -78,6 +81,9 @@ void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& gra
   last_grad_scale.reset();
   try {
     reducer->add(unit, param, grad, progress.syncs());
+  } catch (const IoError& error) {
+    backward_io_error = error.what();
+    throw;
   } catch (const CommError& error) {
     explain_backward(error, concat("add a gradient of unit '", layouts[unit].name, "'"));
   }
@@ -100,6 +106,7 @@ void Engine::begin_backward(bool sync) {
   impl_->progress.begin_pass(sync);
   impl_->last_grad_scale.reset();
   impl_->backward_comm_error.clear();
+  impl_->backward_io_error.clear();
   impl_->executor->begin_backward();
   if (impl_->activations) impl_->activations->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
@@ -120,6 +127,10 @@ void Engine::end_backward() {
 
 const std::string& Engine::backward_comm_error() const {
   return impl_->backward_comm_error;
+}
+
+const std::string& Engine::backward_io_error() const {
+  return impl_->backward_io_error;
 }
 
 void Engine::fail_backward(const std::string& reason) noexcept {

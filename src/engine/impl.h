@@ -150,8 +150,9 @@ struct Engine::Impl {
   StepProgress progress;
   int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
   bool warned_of_discards = false;
-  std::string backward_comm_error;  // of the last CommError that a hook of this pass threw; "" without one
-  Consensus consensus;              // of the step that is being applied
+  // Of the last CommError, and IoError, that a hook of this pass threw; "" without one.
+  std::string backward_comm_error, backward_io_error;
+  Consensus consensus;  // of the step that is being applied
   float grad_scale = 1;
   // Note [Gradients after the step]
   // Reduced gradients lie in memory that every bucket keeps for the whole run, and an update only reads them. So until

@@ -64,7 +64,7 @@ std::vector<Change> offloads_of_state(const FitSearch& search, const PlanOptions
 }
 
 // Where gradients are to stay on the device, each is followed by the same with gradients that leave it, too.
-std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
+std::vector<Change> offloads_of_gradients(const FitSearch& search, const PlanOptions& options) {
   std::vector<Change> changes = offloads_of_state(search, options);
   const bool may_leave = options.gradients == OffloadConfig::Gradients::kDevice && options.on_device;
   if (!may_leave || options.stage == 0) return changes;
@@ -81,6 +81,26 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
     add_with_gradients(std::move(change));
   }
   return all;
+}
+
+// Beside states in files gradients can be there, too.
+std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
+  std::vector<Change> changes = offloads_of_gradients(search, options), to_files;
+  if (!search.may_use_files || options.stage == 0) return changes;
+  const auto add = [&](Change change) {
+    if (change.options.gradient_tier == Tier::kFile) return;
+    change.keys += concat(change.keys.empty() ? "" : " and ", "zeroshard.offload.gradients = \"nvme\"");
+    change.options.gradients = OffloadConfig::Gradients::kNvme;
+    change.options.gradient_tier = tier_of_gradients(change.options);
+    if (change.options.gradient_tier == Tier::kFile) to_files.push_back(std::move(change));
+  };
+  add({"", options});
+  for (const Change& change : changes) add(change);
+  // Of one key: before what moves states or parameters.
+  const bool is_one_key = options.state_tier == Tier::kFile && !to_files.empty();
+  if (is_one_key) changes.insert(changes.begin(), to_files.front());
+  changes.insert(changes.end(), to_files.begin() + (is_one_key ? 1 : 0), to_files.end());
+  return changes;
 }
 
 // Of one key each, then of two. A rank alone has nobody to share with: there a stage only allows offload.

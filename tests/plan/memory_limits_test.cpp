@@ -72,7 +72,8 @@ TEST(MemoryLimits, TheRatioIsAmongTheChanges) {
   cpu.state_tier = Tier::kFile;
   EXPECT_THAT(advice(cpu, host(5e9), true), HasSubstr("fits: zero_optimization.offload_optimizer.ratio = 1"));
   cpu.state_share = 1;
-  EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("fits: zero_optimization.stage = 3 and "));
+  EXPECT_THAT(advice(cpu, host(3e9), true), HasSubstr("fits: zeroshard.offload.gradients = \"nvme\""));
+  EXPECT_THAT(advice(cpu, host(1e9), true), HasSubstr("fits: zero_optimization.stage = 3 and "));
   PlanOptions gpu = options(1, 1);
   gpu.state_share = 0.5;
   EXPECT_THAT(advice(gpu, device(5e9), true),
@@ -99,6 +100,24 @@ TEST(MemoryLimits, GradientsThatAreToStayAreAmongTheChanges) {
                                                     "zeroshard.offload.gradients = \"auto\""));
 }
 
+// Beside states in files, on the CPU and beside a device.
+TEST(MemoryLimits, GradientsInFilesAreAmongTheChanges) {
+  for (const bool on_device : {false, true}) {
+    PlanOptions options_of = options(3, 1, on_device);
+    options_of.state_tier = options_of.parameter_tier = Tier::kFile;
+    options_of.gradient_tier = tier_of_gradients(options_of);
+    options_of.parameters_in_memory = 0;
+    EXPECT_THAT(advice(options_of, host(1e9), /*may_use_files=*/true),
+                HasSubstr("fits: zeroshard.offload.gradients = \"nvme\""));
+    EXPECT_THAT(advice(options_of, host(1e9)), HasSubstr("2 ranks"));
+    options_of.state_tier = options_of.parameter_tier = Tier::kDevice;
+    options_of.gradient_tier = Tier::kDevice;
+    EXPECT_THAT(advice(options_of, on_device ? MemoryLimits{MemoryLimit{3e9, "a"}, MemoryLimit{1e9, "b"}} : host(3e9),
+                       /*may_use_files=*/true),
+                on_device ? HasSubstr("and zeroshard.offload.gradients = \"nvme\"") : HasSubstr("offload_param"));
+  }
+}
+
 // 2 of the 4 bytes a parameter that stay are weights: they go last.
 TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
   const PlanOptions cpu = options(3, 1, /*on_device=*/false);
@@ -109,7 +128,11 @@ TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
   PlanOptions in_files = cpu;
   in_files.state_tier = in_files.parameter_tier = Tier::kFile;
   in_files.parameters_in_memory = 1'000'000'000;
-  EXPECT_THAT(advice(in_files, host(2.1e9), /*may_use_files=*/true),
+  EXPECT_THAT(advice(in_files, host(1e9), /*may_use_files=*/true),
+              HasSubstr("fits: zero_optimization.offload_param.max_in_cpu = 0"));
+  in_files.gradients = OffloadConfig::Gradients::kNvme;
+  in_files.gradient_tier = Tier::kFile;
+  EXPECT_THAT(advice(in_files, host(1e9), /*may_use_files=*/true),
               HasSubstr("fits: zero_optimization.offload_param.max_in_cpu = 0"));
 }
 

@@ -283,6 +283,26 @@ def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
         assert files[0] == files[1], name
 
 
+def load_after_a_forward(folder, offload):
+    """Units of a pass without a backward are still gathered, or about to be."""
+    _, engine = make(3, "bf16", offload)
+    train(engine, range(1))
+    engine.save_checkpoint(folder)
+    engine.wait_for_checkpoint()
+    saved = engine.parameter_digest()
+    train(engine, range(1, 2))
+    loss_of(engine, 5, world.rank(), world.size())
+    engine.load_checkpoint(folder)
+    return engine.parameter_digest() == saved
+
+
+@pytest.mark.parametrize("offload", [None, True, "parameters"])
+@pytest.mark.parametrize("on", ["late", "lazy"])
+def test_a_load_waits_for_gathers_of_a_pass_without_a_backward(tmp_path, on, offload):
+    folder = {"folder": str(tmp_path), "offload": offload}
+    assert world.run(2, load_after_a_forward, **folder, on=on, timeout_s=120) == [True, True]
+
+
 def evaluate_frozen(dtype):
     """A model that nobody trains leaves the device."""
     outputs, held = [], []

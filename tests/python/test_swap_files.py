@@ -526,17 +526,37 @@ def test_the_nth_failing_call_ends_every_rank(tmp_path, stage, release):
     assert hit
 
 
-def damage_own_file(folder):
-    """Turns the bytes of this rank's swap file, which has no name any more."""
-    for name in os.listdir("/proc/self/fd"):
-        path = f"/proc/self/fd/{name}"
-        if os.path.islink(path) and os.readlink(path).startswith(folder) and os.path.getsize(path) > 0:
-            with open(path, "r+b") as file:
-                turned = bytes(byte ^ 255 for byte in file.read())
-                file.seek(0)
-                file.write(turned)
-            return
-    raise AssertionError(f"no open file in {folder}")
+def damage_own_file(folder, number=0):
+    """Turns the bytes of one of this rank's swap files, which have no names any more: in the order of their making."""
+    paths = [f"/proc/self/fd/{name}" for name in sorted(os.listdir("/proc/self/fd"), key=int)]
+    files = [path for path in paths if os.path.islink(path) and os.readlink(path).startswith(folder)]
+    files = [path for path in files if os.path.getsize(path) > 0]
+    assert len(files) > number, f"no such open file in {folder}"
+    with open(files[number], "r+b") as file:
+        turned = bytes(byte ^ 255 for byte in file.read())
+        file.seek(0)
+        file.write(turned)
+
+
+def train_into_damage(folder):
+    """The damaged file is read in backward, by the second micro-batch's sum."""
+    offload = {"gradients": "nvme"}
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    config = configuration(2, path=folder, zeroshard={"timeout_s": 30, "offload": offload})
+    config |= {"gradient_accumulation_steps": 2}
+    config["zero_optimization"]["offload_optimizer"]["buffer_count"] = 1
+    engine = zeroshard.initialize(model=model, config=config)[0]
+    engine.backward(engine(torch.ones(2, 64)).square().mean())
+    engine.step()
+    damage_own_file(folder, number=1)  # that of the states was made first
+    with pytest.raises(zeroshard.IoError, match="gradients of group") as error:
+        engine.backward(engine(torch.ones(2, 64)).square().mean())
+    return type(error.value).__name__
+
+
+@pytest.mark.row("D3")
+def test_an_error_of_a_file_in_backward_has_its_class(tmp_path):
+    assert world.run(1, train_into_damage, folder=str(tmp_path), timeout_s=60) == ["IoError"]
 
 
 def load_into_damage(folder):
