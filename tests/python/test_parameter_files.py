@@ -68,8 +68,6 @@ def values_of(engine):
     for param in model.parameters():
         if param.requires_grad:
             found.append(zeroshard.get_master_weight(param))
-    for state in engine.optimizer.state_dict()["state"].values():
-        found.extend(value for value in state.values() if isinstance(value, torch.Tensor))
     return found
 
 
