@@ -83,7 +83,7 @@ std::vector<Change> offloads_of_gradients(const FitSearch& search, const PlanOpt
   return all;
 }
 
-// Beside states in files gradients can be there, too.
+// Beside states in files gradients can be there, too: they go last, as each micro-batch writes them.
 std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
   std::vector<Change> changes = offloads_of_gradients(search, options), to_files;
   if (!search.may_use_files || options.stage == 0) return changes;
@@ -96,10 +96,7 @@ std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options
   };
   add({"", options});
   for (const Change& change : changes) add(change);
-  // Of one key: before what moves states or parameters.
-  const bool is_one_key = options.state_tier == Tier::kFile && !to_files.empty();
-  if (is_one_key) changes.insert(changes.begin(), to_files.front());
-  changes.insert(changes.end(), to_files.begin() + (is_one_key ? 1 : 0), to_files.end());
+  changes.insert(changes.end(), to_files.begin(), to_files.end());
   return changes;
 }
 
