@@ -21,7 +21,11 @@ std::vector<DirectoryLock> lock_output(const TrainOptions& options, World& world
       error = std::current_exception();
     }
   }
-  if (world.mean(error ? 1 : 0) == 0) return locks;
+  try {
+    if (world.mean(error ? 1 : 0) == 0) return locks;
+  } catch (const CommError&) {  // of a rank that was told and has ended before this one returns from the call
+    if (!error) throw;
+  }
   if (error) std::rethrow_exception(error);
   throw IoError(concat("rank 0 cannot have '", options.output, "' (train.output) and '", options.checkpoints,
                        "' (train.checkpoints.folder) for this run; its error says why"));
