@@ -65,28 +65,26 @@ void Engine::Impl::explain_backward(const CommError& error, const std::string& d
   throw CommError(text);
 }
 
-void Engine::Impl::pre_backward(size_t unit, const void* output) {
+template <typename Call>
+void Engine::Impl::in_hook(std::string_view doing, size_t unit, const Call& call) {
   try {
-    executor->pre_backward(unit, output);
+    call();
   } catch (const IoError& error) {
     backward_io_error = error.what();
     throw;
   } catch (const CommError& error) {
-    explain_backward(error, concat("compute the gradients of unit '", layouts[unit].name, "'"));
+    explain_backward(error, concat(doing, " of unit '", layouts[unit].name, "'"));
   }
+}
+
+void Engine::Impl::pre_backward(size_t unit, const void* output) {
+  in_hook("compute the gradients", unit, [&] { executor->pre_backward(unit, output); });
 }
 
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
   progress.add_gradient();
   last_grad_scale.reset();
-  try {
-    reducer->add(unit, param, grad, progress.syncs());
-  } catch (const IoError& error) {
-    backward_io_error = error.what();
-    throw;
-  } catch (const CommError& error) {
-    explain_backward(error, concat("add a gradient of unit '", layouts[unit].name, "'"));
-  }
+  in_hook("add a gradient", unit, [&] { reducer->add(unit, param, grad, progress.syncs()); });
 }
 
 void Engine::Impl::discard() {

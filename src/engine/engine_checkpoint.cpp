@@ -484,10 +484,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
       throw StateError(
           "load_checkpoint between a backward pass and its step: gradients of the parameters before would be added to "
           "those of the loaded ones. Load after step() has applied them, or into a new engine");
-    for (size_t unit = 0; unit < impl.layouts.size(); ++unit) {  // a pass without a backward may have gathers left
-      impl.executor->end_gather(unit);
-      impl.executor->unit(unit).await_readers();
-    }
+    // A pass without a backward may have gathers left.
+    for (size_t unit = 0; unit < impl.layouts.size(); ++unit) impl.executor->end_gather(unit);
     impl.groups->await_copies();  // files are read to where states lie on the host
   });
   Uploads uploads(impl.ledger, impl.device_copies());

@@ -227,6 +227,7 @@ void Executor::release(size_t index) {
 void Executor::end_gather(size_t index) {
   units_[index]->wait();
   reshard(index);
+  units_[index]->await_readers();
 }
 
 void Executor::refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {

@@ -78,7 +78,7 @@ class Executor {
   void hold(size_t unit);
   void release(size_t unit);
   // Before the shards of a unit are written between passes, on all ranks: what a pass that ended early has gathered is
-  // dropped, or is there if the unit stays whole.
+  // dropped, or is there if the unit stays whole, and no rank reads the shards for it any more.
   void end_gather(size_t unit);
   // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which has every unit once and is
   // the same on all ranks. The updated values of a unit travel to the other ranks while the next units are updated.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "base/process_mark.h"
@@ -54,6 +55,9 @@ struct Engine::Impl {
   void report_skip(double scale);
   uint32_t hash_trainable() const;
   void check_step();
+  // What a hook of autograd does for a unit. Keeps the text of an error, whose class autograd loses.
+  template <typename Call>
+  void in_hook(std::string_view doing, size_t unit, const Call& call);
   void pre_backward(size_t unit, const void* output);
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.

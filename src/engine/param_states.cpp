@@ -197,7 +197,6 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
   if (!found) return;
   ShardedGroup& group = *found->group;
   impl.executor->end_gather(unit);
-  impl.executor->unit(unit).await_readers();
   const at::Tensor flat = values.detach().to(impl.options.device, at::kFloat).reshape({-1});
   const int64_t first = group.layout().param(found->index).begin + begin;
   const Range positions{first, first + flat.numel()};

@@ -157,6 +157,15 @@ inline void expect_the_same_gradients(const test::Scenario& without, const test:
   for (size_t i = 0; i < seen.size(); ++i) EXPECT_TRUE(seen[i].equal(same[i])) << i << ", " << without.text();
 }
 
+// Steps of three micro-batches, with and without no_sync.
+inline std::vector<test::Scenario> accumulating(test::Scenario scenario) {
+  scenario.steps = 2;
+  scenario.config.grad_accumulation_steps = 3;
+  test::Scenario unsynced = scenario;
+  unsynced.no_sync = true;
+  return {scenario, unsynced};
+}
+
 // A step in fp16 that is infinite on one rank is skipped, with and without offload, which `offloads` adds.
 template <typename Offloads>
 void expect_skipped_steps(test::Scenario overflowing, const Offloads& offloads) {

@@ -51,17 +51,6 @@ void apply(const KernelTable& table, State& s, int64_t begin, int64_t end, float
   adagrad(table, s.buffers(begin, end, scale), s.first(begin), args);
 }
 
-void set_step(AdamArgs& args, int64_t step) {
-  args.step = step;
-}
-void set_step(AdagradArgs& args, int64_t step) {
-  args.step = step;
-}
-void set_step(SgdArgs& args, int64_t step) {
-  args.first_step = step == 1;
-}
-void set_step(LionArgs&, int64_t) {}
-
 ::testing::AssertionResult same_state(const State& got, const State& want) {
   if (auto result = same(got.master, want.master); !result) return result << " (master)";
   if (auto result = same(got.state1, want.state1); !result) return result << " (state 1)";

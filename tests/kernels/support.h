@@ -186,6 +186,18 @@ inline std::string table_name(const ::testing::TestParamInfo<const KernelTable*>
   return info.param->name;
 }
 
+// The number of the step that is to come, counted from 1.
+inline void set_step(AdamArgs& args, int64_t step) {
+  args.step = step;
+}
+inline void set_step(AdagradArgs& args, int64_t step) {
+  args.step = step;
+}
+inline void set_step(SgdArgs& args, int64_t step) {
+  args.first_step = step == 1;
+}
+inline void set_step(LionArgs&, int64_t) {}
+
 }  // namespace zeroshard::kernels::test
 
 #define ZS_EACH_TABLE(suite)                                                                          \

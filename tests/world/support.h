@@ -284,4 +284,38 @@ inline Result train(const Scenario& scenario, const ThreadWorld::Decorate& decor
   return ThreadWorld(scenario, decorate).train();
 }
 
+inline int64_t peak_of(const Result& result, const std::string& category, const std::string& tier) {
+  for (const MemoryLine& line : result.memory)
+    if (line.category == category && line.tier == tier) return line.measured_peak;
+  return 0;
+}
+
+// The same bits and norms; and, but for passes that differ, as many bytes on each tier as planned. Returns the result
+// of `swapped`.
+inline Result expect_same_training(const Scenario& scenario, const Scenario& swapped, bool plan_holds = true) {
+  const Result expected = train(scenario);
+  Result result = train(swapped);
+  if (::testing::Test::HasFailure()) return result;
+  EXPECT_TRUE(result.values.equal(expected.values)) << swapped.text();
+  for (size_t i = 0; i < result.steps.size(); ++i) {
+    EXPECT_EQ(result.steps[i].applied, expected.steps[i].applied) << swapped.text() << ", step " << i;
+    const bool same_norm = result.steps[i].grad_norm == expected.steps[i].grad_norm;
+    EXPECT_TRUE(!result.steps[i].applied || same_norm) << swapped.text() << ", step " << i;
+  }
+  for (const MemoryLine& line : result.memory)
+    EXPECT_TRUE(!plan_holds || line.measured_peak == line.planned)
+        << line.category << " on " << line.tier << ", " << swapped.text();
+  return result;
+}
+
+// In fp16, with a second step that is not finite.
+inline Scenario skipping_a_step(Scenario scenario) {
+  scenario.config.compute_dtype = DType::kFloat16;
+  scenario.config.fp16.enabled = true;
+  scenario.config.fp16.initial_scale_power = 4;
+  scenario.steps = 5;
+  scenario.input_scale = [](int, int step) { return step == 1 ? 1e6F : 1.F; };
+  return scenario;
+}
+
 }  // namespace zeroshard::test
