@@ -68,12 +68,6 @@ Tier tier_of_checkpoints(const Config& config, bool on_device) {
   return on_device && config.offload.activations == Activations::kCpu ? Tier::kHost : Tier::kDevice;
 }
 
-bool has_files(const Config& config) {
-  return config.offload_optimizer.device == OffloadDevice::kNvme ||
-         config.offload_param.device == OffloadDevice::kNvme ||
-         config.offload.activations == OffloadConfig::Activations::kNvme;
-}
-
 void note_offload(const Config& config, PlanInputs& inputs) {
   using Device = OffloadDevice;
   const Device param = config.offload_param.device;
@@ -99,7 +93,7 @@ void note_offload(const Config& config, PlanInputs& inputs) {
     inputs.notes.push_back(
         "ranks on GPUs refuse zeroshard.offload.moment_dtype = \"bf16\" where states stay: planned with fp32 there");
   if (!inputs.options.on_device)
-    inputs.notes.push_back(std::string(has_files(config) ? "files" : "moments in bf16 of states that stay") +
+    inputs.notes.push_back(std::string(asks_for_files(config) ? "files" : "moments in bf16 of states that stay") +
                            " are asked for: planned for ranks on the CPU, whose memory is the host's; --gpu plans for "
                            "GPUs");
   if (inputs.options.on_device && (param == Device::kCpu || optimizer.device == Device::kCpu))

@@ -36,6 +36,8 @@ PlanOptions plan_options(const Config& config, bool on_device = false);
 // Where reduced gradients lie, as options.gradients and the place of the states say: beside a device they leave it with
 // all states alone, and files have them where they have states.
 Tier tier_of_gradients(const PlanOptions& options);
+// Whether the config names files for anything.
+bool asks_for_files(const Config& config);
 // Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files, or for what ranks on
 // the CPU alone can have.
 bool is_for_device(const Config& config);

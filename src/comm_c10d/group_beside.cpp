@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "base/text_hash.h"
 #include "comm_c10d/gloo_group.h"
 
 namespace zeroshard {
@@ -68,9 +69,8 @@ class Cards {
   }
   // The same for all ranks that have read the same cards.
   std::string name() const {
-    uint64_t hash = 0xcbf29ce484222325ULL;
-    for (const std::string& text : texts_)
-      for (const char c : text + '\n') hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+    uint64_t hash = hash_text("");
+    for (const std::string& text : texts_) hash = hash_text(text + '\n', hash);
     return concat("zeroshard/beside/", hash);
   }
   const std::vector<ProcessId>& processes() const { return processes_; }

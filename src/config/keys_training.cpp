@@ -165,8 +165,8 @@ std::vector<Key> own_keys() {
        Effect::kYes, [](Config& config, const Json& value) { config.offload.verify = value.get<bool>(); }},
       {"zeroshard.offload.gradients", Choice{{"auto", "device", "cpu", "nvme"}}, "auto",
        "where reduced gradients, and their sums over micro-batches, lie. \"nvme\": in files, with optimizer states "
-       "that "
-       "are there. Else, beside a device, \"auto\": in host memory once the states have left the device; \"device\": "
+       "that are there. Else, beside a device, \"auto\": in host memory once the states have left the device; "
+       "\"device\": "
        "they stay there, and the update fetches them; \"cpu\": as auto, but an error where the states stay. Else, on "
        "ranks whose device is the CPU, all is in host memory",
        Effect::kYes,

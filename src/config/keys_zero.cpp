@@ -128,8 +128,7 @@ std::vector<Key> offload_param() {
       zero("offload_param.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
            "stage 3. \"cpu\": the shards of parameters lie in host memory; on ranks whose device is the CPU they do "
            "anyway. \"nvme\": they lie in files. fp32 parameters that a GPU updates stay there, as the master weights "
-           "of "
-           "their states. \"auto\": they leave where it does not suffice that states do",
+           "of their states. \"auto\": they leave where it does not suffice that states do",
            set_device),
       zero("cpu_offload_param", Bool{}, false, "true: as offload_param.device = \"cpu\"", set_cpu),
       zero("offload_param.pin_memory", Bool{}, true,

@@ -5,16 +5,10 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/text_hash.h"
 
 namespace zeroshard {
 namespace {
-
-// FNV-1a, 64 bits.
-uint64_t hash_text(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  return hash;
-}
 
 // Every rank's `mine`, in rank order; all have the same length.
 std::vector<std::string> all_gather_text(Comm& comm, const std::string& mine) {

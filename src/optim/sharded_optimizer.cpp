@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/text_hash.h"
 #include "device/device_kernels.h"
 #include "device/dtype.h"
 #include "kernels/table.h"
@@ -40,13 +41,6 @@ StateTensors copied(OptimizerStates& states, Range range) {
     for (size_t slot = 0; slot < lent.moments.size(); ++slot) append(copy.moments[slot], lent.moments[slot], part);
   });
   return copy;
-}
-
-// The same for all processes, runs and versions (FNV-1a).
-uint64_t hash_of(const std::string& name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) hash = (hash ^ uint8_t(c)) * 0x100000001b3;
-  return hash;
 }
 
 bool has_narrow_moments(const UpdateTensors& tensors) {
@@ -234,7 +228,7 @@ void ShardedOptimizer::update_on_host(const ShardedGroup& group, Range piece, co
     if (own.size() == 0) continue;
     const int64_t first = group.updated().begin + own.begin - group.layout().param(i).begin;
     update_stretch(tensors.slice(own.begin - piece.begin, own.end - piece.begin), update,
-                   {kernels::random_key(hash_of(group.param(i).name()), update.step), first});
+                   {kernels::random_key(hash_text(group.param(i).name()), update.step), first});
   }
 }
 

@@ -34,13 +34,17 @@ int optimizer_slots(const OptimizerConfig& config) {
   return 0;
 }
 
+bool asks_for_files(const Config& config) {
+  return config.offload_optimizer.device == OffloadDevice::kNvme ||
+         config.offload_param.device == OffloadDevice::kNvme ||
+         config.offload.activations == OffloadConfig::Activations::kNvme;
+}
+
 bool is_for_device(const Config& config) {
   const OffloadOptimizerConfig& states = config.offload_optimizer;
   const bool stay = states.device == OffloadDevice::kNone || states.ratio < 1;
   if (config.offload.moment_dtype != DType::kFloat32 && stay) return false;
-  return config.offload_optimizer.device != OffloadOptimizerConfig::Device::kNvme &&
-         config.offload_param.device != OffloadParamConfig::Device::kNvme &&
-         config.offload.activations != OffloadConfig::Activations::kNvme;
+  return !asks_for_files(config);
 }
 
 PlanOptions plan_options(const Config& config, bool on_device) {

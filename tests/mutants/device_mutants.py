@@ -189,8 +189,8 @@ _TABLE = [
     (
         "groups-beside-are-counted-by-each-rank",
         "src/comm_c10d/group_beside.cpp",
-        "    for (const std::string& text : texts_)\n",
-        "    for (const std::string& text : {texts_[rank_]})\n",
+        "    for (const std::string& text : texts_) hash",
+        "    for (const std::string& text : {texts_[rank_]}) hash",
         "GroupBeside.ATryAfter*",
     ),
     (

@@ -24,8 +24,8 @@ MUTANTS = [
     Mutant(
         "moments-of-each-parameter-alike",
         _UPDATE,
-        "kernels::random_key(hash_of(group.param(i).name()), update.step)",
-        "kernels::random_key(hash_of(group.unit().name), update.step)",
+        "kernels::random_key(hash_text(group.param(i).name()), update.step)",
+        "kernels::random_key(hash_text(group.unit().name), update.step)",
         "optim",
         "ShardedOptimizer.DrawsDependOnParameterAndStep",
     ),

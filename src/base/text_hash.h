@@ -1,0 +1,14 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace zeroshard {
+
+// FNV-1a, 64 bits: the same for all processes, runs and versions. `before`: the hash of what stands before the text.
+constexpr uint64_t hash_text(std::string_view text, uint64_t before = 0xcbf29ce484222325) {
+  uint64_t hash = before;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+}  // namespace zeroshard
