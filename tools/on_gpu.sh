@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Builds the CUDA variant on a GPU machine without a network and runs what needs a GPU, in at most 9 minutes.
 #   tools/on_gpu.sh --pack                 here: fills the carry folder with the headers such a machine lacks (apt-get)
+#   tools/on_gpu.sh --prebuild             here, after tools/cuda_check.sh or with its wheel: compiles for one card
+#                                          (ZEROSHARD_GPU_ARCH, default 90) into the carry folder; nothing is built there
 #   tools/on_gpu.sh [STEP...]              there: all steps, or those named
 #   tools/on_gpu.sh --rehearse [STEP...]   here: the same steps, limits and results without a GPU: an existing build
 #                                          (ZEROSHARD_BUILD_DIR), the simulated device and the CPU in the card's place
@@ -25,13 +27,15 @@ steps=(
   "kernels 40 tests.log kernels have the bits of the CPU's: all types, lengths, alignments"
   "engine 45 tests.log C++ engine: one result at every stage, near the CPU's; streams of the user's"
   "digests 75 tests.log Python: the CPU's digest at every stage; one rank, and three that share the card"
+  "offload 150 tests.log Python: states, gradients and parameters on the host and in files, beside the GPU"
   "python 60 tests.log Python: streams of the user's, memory as planned, checkpoints"
   "faults 60 tests.log a rank that dies or stops: CommError on the others, soon"
   "memcheck 50 tests.log compute-sanitizer finds no wrong access in kernels and in a short run"
   "racecheck 30 tests.log compute-sanitizer finds no race in the kernel that shares memory"
   "build_lm 75 build.log the programs that train and generate"
-  "lm 40 tests.log whatever other Python tests need a GPU"
+  "lm 90 tests.log whatever other Python tests need a GPU: zeroshard train and generate"
   "step_125m 45 bench.log a step of a 125 M Llama beside plain PyTorch and FSDP2"
+  "offload_1b 100 bench.log a step of a 1.3 B Llama with offload beside FSDP2's CPUOffloadPolicy"
   "optimizer 25 bench.log the update beside the card's bandwidth"
   "host 30 bench.log time of the host for each unit"
   "save 40 bench.log how long a save stops training"
@@ -46,6 +50,8 @@ if [ -n "$rehearse" ]; then
   bench=(--device cpu --small)
 else
   build=$PWD/build/gpu
+  prebuilt=
+  if [ -e "$carry/build/site" ]; then build=$carry/build prebuilt=1; fi
   python=${PYTHON:-python3}
   mark=cuda
   bench=()
@@ -84,15 +90,26 @@ step_build() {
     ls -l "$build"/tests/test_accelerator "$build"/tests/zs_simulated_device.so
     return
   fi
+  if [ -n "$prebuilt" ]; then
+    for program in tests/test_device_cuda tests/test_world_cuda cli/zeroshard-torch; do
+      ldd "$build/$program" | grep "not found" && return 1
+    done
+    "$python" -c 'import torch, zeroshard._built_for as built; print("built elsewhere, for torch", built.TORCH)'
+    return
+  fi
   configure || return
   local rc=0
   compile test_device_cuda test_world_cuda zs_python || rc=$?
   # Without Python's headers there is no target zs_python, and nothing was built.
   [ $rc -eq 0 ] || compile test_device_cuda test_world_cuda
-  # A plain package beside the build: the compiled parts and the Python files.
-  mkdir -p "$build/site/zeroshard"
-  cp -r python/zeroshard/. "$build/site/zeroshard/"
-  cp "$build"/python/_C*.so "$build/python/_built_for.py" "$build/site/zeroshard/" && return $rc
+  make_site "$build" && return $rc
+}
+
+# A plain package in $1/site, beside the build: the compiled parts and the Python files.
+make_site() {
+  mkdir -p "$1/site/zeroshard"
+  cp -r python/zeroshard/. "$1/site/zeroshard/"
+  cp "$build"/python/_C*.so "$build/python/_built_for.py" "$1/site/zeroshard/"
 }
 
 step_kernels() {
@@ -111,8 +128,11 @@ step_engine() {
   fi
 }
 
+# Several at once where pytest-xdist is there: most of a test's time is a process that starts.
 python_tests() {
-  "$python" -m pytest -v -p no:cacheprovider --tb=short -rsP "$@"
+  local parallel=()
+  if [ -z "$rehearse" ] && "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "${ZEROSHARD_GPU_WORKERS:-4}"); fi
+  "$python" -m pytest -v -p no:cacheprovider --tb=short -rsP "${parallel[@]}" "$@"
 }
 
 step_digests() {
@@ -120,6 +140,14 @@ step_digests() {
     python_tests tests/python/test_cuda.py -m "$mark" -k "digest_is and simulated and fp32"
   else
     python_tests tests/python/test_cuda.py -m "$mark" -k digest
+  fi
+}
+
+step_offload() {
+  if [ -n "$rehearse" ]; then
+    python_tests tests/python/test_offload.py -k "digest and gradients_and_some_states and share"
+  else
+    python_tests tests/python/test_cuda_offload.py -m "$mark"
   fi
 }
 
@@ -152,7 +180,7 @@ step_racecheck() {
 }
 
 step_build_lm() {
-  if [ -n "$rehearse" ]; then
+  if [ -n "$rehearse$prebuilt" ]; then
     ls -l "$build"/cli/zeroshard*
   else
     compile zeroshard_cli zeroshard_torch
@@ -161,7 +189,7 @@ step_build_lm() {
 
 step_lm() {
   local files
-  files=$(grep -lE 'mark\.cuda|devices\.(CUDA|NEEDS_GPU)' tests/python/test_*.py | grep -v /test_cuda.py)
+  files=$(grep -lE 'mark\.cuda|devices\.(CUDA|NEEDS_GPU)' tests/python/test_*.py | grep -vE '/test_cuda(_offload)?.py')
   if [ -z "$files" ] || [ -n "$rehearse" ]; then
     echo "no other file of tests that need a GPU is run here: ${files:-there is none}"
     return $kSkipped
@@ -172,6 +200,7 @@ step_lm() {
 
 step_step_125m() { "$python" bench/step_gpu.py --shape 125m "${bench[@]}"; }
 step_step_1b() { "$python" bench/step_gpu.py --shape 1.3b --rounds 5 --steps 3 "${bench[@]}"; }
+step_offload_1b() { "$python" bench/offload_gpu.py --shape 1.3b "${bench[@]}"; }
 step_optimizer() { "$python" bench/optimizer_gpu.py "${bench[@]}"; }
 step_host() { "$python" bench/host_gpu.py "${bench[@]}"; }
 step_save() { "$python" bench/save_gpu.py "${bench[@]}"; }
@@ -276,7 +305,13 @@ run() {
   export OUT=$out ZEROSHARD_GPU_REHEARSE=$rehearse PYTHONUNBUFFERED=1
   mkdir -p "$out"
   rm -f "$out"/{summary,bench}.{json,md} "$out"/{build,tests,bench}.log
-  if [ -z "$rehearse" ]; then export PYTHONPATH=$build/site${PYTHONPATH:+:$PYTHONPATH}; fi
+  if [ -z "$rehearse" ]; then
+    export PYTHONPATH=$build/site${PYTHONPATH:+:$PYTHONPATH}
+    # A machine without a network may not know its own name.
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
+    if [ -n "$prebuilt" ]; then LD_LIBRARY_PATH=$build/lib:$(libraries_of_torch)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+  fi
   trap interrupted TERM INT HUP
   for name in "${names[@]}"; do
     [ "$wanted" = "  " ] || [[ "$wanted" = *" $name "* ]] || continue
@@ -318,9 +353,45 @@ pack() (
   say "packed ${packages[*]} into $carry ($(du -sh "$carry" | cut -f1))"
 )
 
+# Programs that were linked elsewhere do not know where this machine's torch lies.
+libraries_of_torch() {
+  "$python" -c 'import glob, os, torch
+root = os.path.dirname(torch.__file__)
+print(":".join([root + "/lib", *sorted(glob.glob(os.path.dirname(root) + "/nvidia/*/lib"))]))'
+}
+
+# For a machine whose time is short: what step_build and step_build_lm make, stripped.
+prebuild() (
+  set -e
+  version=${CUDA_TORCH_VERSION:-2.11.0}
+  root=$PWD/.cache/cuda/torch-$version/torch
+  [ -e "$root/.complete" ] || { echo "on_gpu: there is no $root: run tools/cuda_check.sh first" >&2 && exit 2; }
+  for candidate in "${CUDA_PYTHON:-}" "$HOME"/.pyenv/versions/3.12*/bin/python3.12 /usr/bin/python3.12; do
+    [ ! -x "$candidate" ] || break
+  done
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEROSHARD_CUDA=ON "-DZEROSHARD_TORCH_ROOT=$root" \
+    "-DPython_EXECUTABLE=$candidate" "-DZEROSHARD_CUDA_ARCHITECTURES=${ZEROSHARD_GPU_ARCH:-90}" \
+    -DZEROSHARD_BUILD_BENCH=OFF -DSKBUILD=2 -DSKBUILD_SCRIPTS_DIR=bin
+  compile test_device_cuda test_world_cuda zs_python zeroshard_cli zeroshard_torch
+  rm -rf "$carry/build"
+  mkdir -p "$carry/build/tests" "$carry/build/cli"
+  cp "$build"/tests/test_*_cuda "$carry/build/tests/"
+  cp "$build"/cli/zeroshard "$build"/cli/zeroshard-torch "$carry/build/cli/"
+  make_site "$carry/build"
+  # Of the system's libraries, those that another machine may lack.
+  mkdir -p "$carry/build/lib"
+  ldd "$build/cli/zeroshard-torch" | awk '/pcre2|utf8proc|uring/ {print $3}' | xargs -I {} cp -L {} "$carry/build/lib/"
+  strip "$carry"/build/{tests,cli}/* "$carry"/build/site/zeroshard/_C*.so
+  say "built into $carry/build ($(du -sh "$carry/build" | cut -f1))"
+)
+
 read_steps
 case "${1:-}" in
   --pack) pack ;;
+  --prebuild)
+    build=$PWD/build/gpu
+    prebuild
+    ;;
   --list)
     for name in "${names[@]}"; do printf '%-10s %4d  %s\n' "$name" "${limit[$name]}" "${shows[$name]}"; done
     ;;
@@ -330,7 +401,7 @@ case "${1:-}" in
     exec env ZEROSHARD_GPU_REHEARSE=1 OUT="${OUT:-build/rehearsal}" bash tools/on_gpu.sh "$@"
     ;;
   -*)
-    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    sed -n '2,16s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
   *)

@@ -71,6 +71,14 @@ def to_host_bandwidth(device, small):
     return best_rate(device, lambda: target.copy_(source, non_blocking=True), 4 * numel)
 
 
+def to_device_bandwidth(device, small):
+    """Bytes per second from pinned memory of the host to the device."""
+    numel = (1 << 20) if small else (1 << 28)
+    source = torch.ones(numel, pin_memory=device.type == "cuda")
+    target = torch.empty(numel, device=device)
+    return best_rate(device, lambda: target.copy_(source, non_blocking=True), 4 * numel)
+
+
 def quartiles(values):
     """First quartile, median, third quartile."""
     if len(values) == 1:

@@ -4,6 +4,7 @@ All compute in bf16 and keep fp32 master weights and moments; AdamW with the sam
 """
 
 import os
+import tempfile
 
 import torch
 from stepbench.workload import BETAS, EPS, WEIGHT_DECAY
@@ -41,16 +42,19 @@ class Plain:
 
 
 class Fsdp2:
-    """torch's fully_shard over one rank: a unit for each layer."""
+    """torch's fully_shard over one rank: a unit for each layer. `offload`: fp32 weights, gradients and moments are in
+    host memory, where torch's fused AdamW for CPUs updates them."""
 
-    def __init__(self, model):
+    def __init__(self, model, offload=False):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         device = next(model.parameters()).device
         join_group_of_one(device)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         options = {"mesh": init_device_mesh(device.type, (1,)), "mp_policy": policy}
+        if offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         for layer in model.layers:
             fully_shard(layer, **options)
         self.model = fully_shard(model, **options)
@@ -70,15 +74,15 @@ class Fsdp2:
 
 
 class Zeroshard:
-    """Stage 3. `shards`: one rank gathers and reduces as several do."""
+    """Stage 3. `shards`: one rank gathers and reduces as several do. `offload`: more keys of zero_optimization."""
 
-    def __init__(self, model, shards=False, micro_batch=1):
+    def __init__(self, model, shards=False, micro_batch=1, offload=None):
         import zeroshard
 
         betas = {**ADAMW, "betas": list(BETAS)}
         config = {
             "train_micro_batch_size_per_gpu": micro_batch,
-            "zero_optimization": {"stage": 3},
+            "zero_optimization": {"stage": 3, **(offload or {})},
             "bf16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": betas},
             "steps_per_print": 1_000_000_000,
@@ -98,6 +102,18 @@ class Zeroshard:
         self.engine.destroy()
 
 
+class ZeroshardFile(Zeroshard):
+    """States in a file, in a directory of its own where TMPDIR says."""
+
+    def __init__(self, model):
+        self.folder = tempfile.TemporaryDirectory(prefix="zeroshard-swap-")
+        super().__init__(model, offload={"offload_optimizer": {"device": "nvme", "nvme_path": self.folder.name}})
+
+    def close(self):
+        super().close()
+        self.folder.cleanup()
+
+
 def join_group_of_one(device):
     if torch.distributed.is_initialized():
         return
@@ -107,9 +123,17 @@ def join_group_of_one(device):
     )
 
 
+ON_HOST = {"device": "cpu", "pin_memory": True}
+
 PEERS = {
     "plain": Plain,
     "fsdp2": Fsdp2,
     "zeroshard": Zeroshard,
     "zeroshard_sharded": lambda model: Zeroshard(model, shards=True),
+    "fsdp2_offload": lambda model: Fsdp2(model, offload=True),
+    "zeroshard_offload": lambda model: Zeroshard(
+        model, offload={"offload_optimizer": ON_HOST, "offload_param": ON_HOST}
+    ),
+    "zeroshard_offload_states": lambda model: Zeroshard(model, offload={"offload_optimizer": ON_HOST}),
+    "zeroshard_offload_file": ZeroshardFile,
 }

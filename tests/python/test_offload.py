@@ -17,6 +17,7 @@ pytestmark = simulated.needed
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PARAMETERS = {"offload_param": {"device": "cpu"}}
 FILE = {"device": "nvme", "nvme_path": tempfile.gettempdir()}  # files have no names there
+IN_FILES = ("files", "gradient files")
 WEIGHTS_ON_DEVICE = ("parameters", "device")
 
 
@@ -24,7 +25,7 @@ def configuration(stage, dtype, offload, **blocks):
     """With ``offload``, states are on the host; at stage 3 parameters, too, if it is "parameters"; "files": there.
 
     "gradients": these stay on the device; "share": so does a part of the states; "alone": all of them. "mixed":
-    parameters are in files, and states on the host.
+    parameters are in files, and states on the host; "gradient files": states and gradients are in files.
     """
     zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload and offload != "alone" else {})
     zero |= PARAMETERS if offload == "alone" else {}
@@ -32,6 +33,9 @@ def configuration(stage, dtype, offload, **blocks):
     zero |= PARAMETERS if offload == "parameters" and stage == 3 else {}
     if offload == "files":
         zero |= {"offload_optimizer": FILE} | ({"offload_param": FILE | {"max_in_cpu": 0}} if stage == 3 else {})
+    if offload == "gradient files":
+        zero["offload_optimizer"] = FILE
+        blocks["zeroshard"] = {"offload": {"gradients": "nvme"}}
     if offload == "share":
         zero["offload_optimizer"] = {"device": "cpu", "ratio": 0.4}
     if offload == "gradients":
@@ -51,7 +55,7 @@ def make(stage, dtype, offload, groups=False, optimizer=None, **blocks):
     if optimizer:
         config.pop("optimizer")
     engine = initialize(model=model, model_parameters=parameters, optimizer=optimizer, config=config)[0]
-    assert engine.zero_cpu_offload() == (bool(offload) and offload not in ("files", "alone"))
+    assert engine.zero_cpu_offload() == (bool(offload) and offload not in IN_FILES + ("alone",))
     return model, engine
 
 
@@ -121,7 +125,7 @@ def test_the_digest_is_that_without_offload_of_parameters_alone(ranks, dtype, on
     assert all(result == by_rank[0] for result in by_rank)
 
 
-@pytest.mark.parametrize("what", ["gradients", "share"])
+@pytest.mark.parametrize("what", ["gradients", "share", "gradient files"])
 @pytest.mark.parametrize(
     "ranks,dtype,stage,on", [(1, "bf16", 1, "lazy"), (2, "fp32", 2, "late"), (2, "fp16", 3, "lazy")]
 )
@@ -278,7 +282,7 @@ def test_checkpoints_go_between_tiers(tmp_path, ranks, dtype, stage, on, what):
     by_rank = world.run(ranks, save_and_load, **run, on=on, timeout_s=240)
     assert len({digest for digests in by_rank for digest in digests}) == 1
     names = ["whole.safetensors", "rank-00000.safetensors"]
-    for name in names[: 1 if what == "files" else 2]:  # saves of files write in another order
+    for name in names[: 1 if what in IN_FILES else 2]:  # saves of files write in another order
         files = [next((tmp_path / str(saves)).rglob(name)).read_bytes() for saves in (False, what)]
         assert files[0] == files[1], name
 

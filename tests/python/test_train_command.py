@@ -20,7 +20,7 @@ import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
 from test_causal_lm import CASES
-from tokenizer_data import train_byte_level
+from tokenizer_data import learnable_tokens, train_byte_level
 from waiting import wait_for
 
 pytestmark = needs(ZEROSHARD_TORCH)
@@ -48,13 +48,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def tokens():
-    """Tokens that can be learned: each follows from the one before, mostly."""
-    random = numpy.random.default_rng(11)
-    follows = random.permutation(89)
-    ids = [0]
-    for surprise in random.random(LENGTH * BATCH * STEPS + 500):
-        ids.append(int(follows[ids[-1]]) if surprise < 0.8 else int(surprise * 1e6) % 89)
-    return numpy.array(ids, dtype=numpy.uint16)
+    return learnable_tokens(LENGTH * BATCH * STEPS + 500)
 
 
 def make(folder, tokens, kind="llama", **train):

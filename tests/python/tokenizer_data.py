@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import numpy
 from built import BUILD, REPOSITORY
 
 RUN_TOKENIZER = BUILD / "tests" / "run_tokenizer"
@@ -256,3 +257,13 @@ class Ours:
 
     def decode(self, lists, *flags):
         return self._ask(" ".join(("decode", *flags)), [struct.pack(f"<{len(ids)}i", *ids) for ids in lists])
+
+
+def learnable_tokens(count):
+    """Tokens below 89 that a model can learn: each follows from the one before, mostly."""
+    random_numbers = numpy.random.default_rng(11)
+    follows = random_numbers.permutation(89)
+    ids = [0]
+    for surprise in random_numbers.random(count):
+        ids.append(int(follows[ids[-1]]) if surprise < 0.8 else int(surprise * 1e6) % 89)
+    return numpy.array(ids, dtype=numpy.uint16)

@@ -52,7 +52,8 @@ class Rank:
 class World:
     """`world_size` processes that run `case(**kwargs)`, a function of a test module; results come back as JSON.
 
-    `on`: the schedule by which each rank's simulated device runs ("eager", "late" or "lazy"); None: ranks have the CPU.
+    `on`: the schedule by which each rank's simulated device runs ("eager", "late" or "lazy"), or "cuda": the first GPU,
+    which several ranks share; None: ranks have the CPU.
     """
 
     def __init__(self, world_size: int, case: Callable, *, on: str | None = None, **kwargs: Any) -> None:
@@ -205,7 +206,7 @@ def _reserve_port() -> tuple[int, socket.socket]:
 
 
 def device() -> torch.device:
-    """On a rank: its own, the CPU or the simulated one."""
+    """On a rank: its own, the CPU, the simulated one or a GPU."""
     import torch
 
     return _device or torch.device("cpu")
@@ -219,6 +220,12 @@ def _placed(on: str | None) -> Iterator[None]:
         return
     import simulated
 
+    if on == "cuda":
+        import devices
+
+        with devices.use("cuda", shared=size() > 1) as _device:
+            yield
+        return
     with simulated.device(simulated.Schedule[on.upper()]) as _device:
         yield
 
