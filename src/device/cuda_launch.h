@@ -12,6 +12,8 @@ namespace zeroshard::cuda {
 const kernels::KernelTable& table();
 void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype, float scale);
 void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs);
+void take_written(float* master, const void* param, DType dtype, int64_t numel);
+void add_checksum(const void* data, int64_t bytes, int64_t* sum);
 
 // torch's, of the current device.
 cudaStream_t current_stream();

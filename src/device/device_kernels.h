@@ -20,6 +20,12 @@ struct DeviceKernels {
   // Adds to `limbs` (ExactSum::kNumLimbs of them, on the device) the squares of `numel` elements, by blocks as
   // sum_of_squares() of device_squares.h does.
   void (*add_squares)(const void* data, DType dtype, int64_t numel, int64_t* limbs) = nullptr;
+  // As take_written() of optim/written.h does. `dtype`: of the parameters, with 16 bits.
+  void (*take_written)(float* master, const void* param, DType dtype, int64_t numel) = nullptr;
+  // Adds to `sum`, on the device, a checksum of `bytes` bytes, an even number of them at an even address: the sum over
+  // words of 8 bytes, the last filled up with zeros, of a mixture of each word and its number. So different memory has
+  // another checksum, but for one case in 2^64.
+  void (*add_checksum)(const void* data, int64_t bytes, int64_t* sum) = nullptr;
 };
 
 // Null where there are none: LibTorch's operations do the work there.

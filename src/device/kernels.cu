@@ -12,7 +12,8 @@
 namespace zeroshard::kernels {
 namespace {
 
-constexpr int kThreads = 256, kNumLimbs = int{ExactSum::kNumLimbs};
+constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kNumLimbs = int{ExactSum::kNumLimbs};
+constexpr int64_t kMostBlocks = 2048;  // of a sum: each of their warps adds to it once
 
 void check_launch() {
   const cudaError_t error = cudaGetLastError();
@@ -98,59 +99,115 @@ void pack_all_to(std::span<const PackItem> items, DType dst_dtype, float scale) 
   pack_all<Src, Fp16>(items, scale);
 }
 
-// Adds a double, which is not negative, to limbs as ExactSum::add does.
-__device__ void add_to_limbs(double value, unsigned long long* limbs) {
+// A warp's part of an ExactSum: lane l has limbs l, l + 32 and l + 64.
+constexpr int kLimbsPerLane = (kNumLimbs + kLanes - 1) / kLanes;
+
+// Adds a double, which is not negative and which all lanes have, as ExactSum::add does.
+__device__ void add_to_limbs(double value, int lane, unsigned long long* own) {
   const unsigned long long bits = static_cast<unsigned long long>(__double_as_longlong(value));
   const auto exponent = static_cast<int>((bits >> 52) & 0x7ff);
-  if (exponent == 0x7ff) {
-    atomicAdd(&limbs[kNumLimbs - 1], 1ULL);
-    return;
-  }
   constexpr unsigned long long kLow = 0xffffffffULL;
   const unsigned long long mantissa = (bits & ((1ULL << 52) - 1)) | (exponent != 0 ? 1ULL << 52 : 0);
-  const int position = exponent > 0 ? exponent - 1 : 0, limb = position >> 5, shift = position & 31;
+  const int position = exponent > 0 ? exponent - 1 : 0, shift = position & 31;
   const unsigned long long low = (mantissa & kLow) << shift, high = (mantissa >> 32) << shift;
-  atomicAdd(&limbs[limb], low & kLow);
-  atomicAdd(&limbs[limb + 1], (low >> 32) + (high & kLow));
-  atomicAdd(&limbs[limb + 2], high >> 32);
+  const int limb = exponent == 0x7ff ? kNumLimbs - 1 : position >> 5;
+  const unsigned long long parts[] = {exponent == 0x7ff ? 1ULL : low & kLow,
+                                      exponent == 0x7ff ? 0ULL : (low >> 32) + (high & kLow),
+                                      exponent == 0x7ff ? 0ULL : high >> 32};
+#pragma unroll
+  for (int i = 0; i < kLimbsPerLane; ++i) {
+    const int part = lane + i * kLanes - limb;
+    own[i] += part == 0 ? parts[0] : part == 1 ? parts[1] : part == 2 ? parts[2] : 0;
+  }
 }
 
-// Blocks of kBlockNumel elements are added by halves, blocks exactly.
+// The first of `sums` becomes the sum of the first 2 * kHalf.
+template <int kHalf>
+__device__ void add_by_halves(double* sums) {
+#pragma unroll
+  for (int k = 0; k < kHalf; ++k) sums[k] = sums[k] + sums[k + kHalf];
+  if constexpr (kHalf > 1) add_by_halves<kHalf / 2>(sums);
+}
+
+// Blocks of kBlockNumel elements are added by halves, blocks exactly. A warp has a block: lane l adds elements l + 32 k
+// by halves of k, then the lanes are added by halves.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) run_squares(const T* data, int64_t numel, unsigned long long* limbs) {
-  static_assert(kBlockNumel == 4 * kThreads);
-  __shared__ double halves[kThreads];
-  __shared__ unsigned long long sums[kNumLimbs];
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kNumLimbs) sums[thread] = 0;
-  const auto square_at = [&](int64_t i) {
-    const double value = i < numel ? static_cast<double>(to_float(data[i])) : 0.0;
-    return value * value;
-  };
-  for (int64_t begin = int64_t{blockIdx.x} * kBlockNumel; begin < numel; begin += int64_t{gridDim.x} * kBlockNumel) {
-    const int64_t i = begin + thread;
-    const double first = square_at(i) + square_at(i + 2 * kThreads);
-    const double second = square_at(i + kThreads) + square_at(i + 3 * kThreads);
-    halves[thread] = first + second;
-    for (int half = kThreads / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (thread < half) halves[thread] = halves[thread] + halves[thread + half];
+  constexpr int kEach = int{kBlockNumel} / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int64_t distance = int64_t{gridDim.x} * kWarps * kBlockNumel;
+  unsigned long long own[kLimbsPerLane] = {};
+  for (int64_t begin = (int64_t{blockIdx.x} * kWarps + warp) * kBlockNumel; begin < numel; begin += distance) {
+    float values[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const int64_t i = begin + lane + k * kLanes;
+      values[k] = i < numel ? to_float(data[i]) : 0.0f;
     }
-    if (thread == 0) add_to_limbs(halves[0], sums);
-    __syncthreads();
+    double sums[kEach / 2];
+#pragma unroll
+    for (int k = 0; k < kEach / 2; ++k) {
+      const double one = values[k], other = values[k + kEach / 2];
+      sums[k] = one * one + other * other;
+    }
+    add_by_halves<kEach / 4>(sums);
+    double sum = sums[0];
+#pragma unroll
+    for (int half = kLanes / 2; half > 0; half /= 2) sum = sum + __shfl_down_sync(0xffffffffu, sum, half);
+    add_to_limbs(__shfl_sync(0xffffffffu, sum, 0), lane, own);
   }
-  __syncthreads();
-  if (thread < kNumLimbs && sums[thread] != 0) atomicAdd(&limbs[thread], sums[thread]);
+  for (int i = 0; i < kLimbsPerLane; ++i)
+    if (own[i] != 0) atomicAdd(&limbs[lane + i * kLanes], own[i]);
 }
 
 template <typename T>
 void square(const void* data, int64_t numel, int64_t* limbs) {
   if (numel == 0) return;
-  constexpr int64_t kMostBlocks = 2048;  // each adds to the limbs once
-  const auto blocks = static_cast<unsigned>(std::min((numel + kBlockNumel - 1) / kBlockNumel, kMostBlocks));
+  constexpr int64_t kPerBlock = int64_t{kWarps} * kBlockNumel;
+  const auto blocks = static_cast<unsigned>(std::min((numel + kPerBlock - 1) / kPerBlock, kMostBlocks));
   run_squares<<<blocks, kThreads, 0, cuda::current_stream()>>>(static_cast<const T*>(data), numel,
                                                               reinterpret_cast<unsigned long long*>(limbs));
   check_launch();
+}
+
+template <class V, typename Param>
+struct TakeWritten {
+  float* master;
+  const void* param;
+
+  template <class Where>
+  __device__ void operator()(Where where) const {
+    auto weights = where.template load<float>(master);
+    if (V::template take_written<Param>(weights, where.template load<Param>(param)))
+      where.template store<float>(master, weights);
+  }
+};
+
+// Word `index` of 8 bytes; of the last one, what there is.
+__device__ uint64_t word_at(const void* data, int64_t bytes, int64_t index, bool is_aligned) {
+  if (is_aligned && (index + 1) * 8 <= bytes) return static_cast<const uint64_t*>(data)[index];
+  uint64_t word = 0;
+  for (int part = 0; part < 4; ++part)
+    if (index * 8 + part * 2 < bytes)
+      word |= uint64_t{static_cast<const uint16_t*>(data)[index * 4 + part]} << (16 * part);
+  return word;
+}
+
+// The finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014).
+__device__ uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+__global__ void __launch_bounds__(kThreads) run_checksum(const void* data, int64_t bytes, unsigned long long* sum) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(data) % 8 == 0;
+  const int64_t words = (bytes + 7) / 8, distance = int64_t{gridDim.x} * kThreads;
+  unsigned long long own = 0;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += distance)
+    own += mixed(word_at(data, bytes, i, is_aligned) + static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15u);
+  for (int half = kLanes / 2; half > 0; half /= 2) own += __shfl_down_sync(0xffffffffu, own, half);
+  if (threadIdx.x % kLanes == 0) atomicAdd(sum, own);
 }
 
 }  // namespace
@@ -180,6 +237,22 @@ void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs) {
     default:
       report("squares of a type that is neither fp32, bf16 nor fp16");
   }
+}
+
+void take_written(float* master, const void* param, DType dtype, int64_t numel) {
+  using kernels::CudaVector, kernels::TakeWritten;
+  if (dtype == DType::kBFloat16)
+    return CudaVector::for_each(numel, TakeWritten<CudaVector, kernels::Bf16>{master, param});
+  CudaVector::for_each(numel, TakeWritten<CudaVector, kernels::Fp16>{master, param});
+}
+
+void add_checksum(const void* data, int64_t bytes, int64_t* sum) {
+  using namespace kernels;
+  if (bytes == 0) return;
+  constexpr int64_t kPerBlock = int64_t{kThreads} * 8;
+  const auto blocks = static_cast<unsigned>(std::min((bytes + kPerBlock - 1) / kPerBlock, kMostBlocks));
+  run_checksum<<<blocks, kThreads, 0, current_stream()>>>(data, bytes, reinterpret_cast<unsigned long long*>(sum));
+  check_launch();
 }
 
 }  // namespace zeroshard::cuda

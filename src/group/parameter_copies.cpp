@@ -5,6 +5,7 @@
 
 #include "device/dtype.h"
 #include "device/host_copy.h"
+#include "group/parameter_checksum.h"
 #include "group/sharded_group.h"
 
 namespace zeroshard {
@@ -70,6 +71,13 @@ void ParameterCopies::lend_pieces(ShardedGroup& group, Access access, Ways ways,
     wait();
     throw;
   }
+}
+
+void ParameterCopies::remember(ShardedGroup& group, ParameterChecksum& checksum) {
+  stream_.follow();  // the device may have updated a part
+  const SideStream::Scope scope(stream_);
+  checksum.remember(group.updated_memory());
+  group.written_until(stream_.record());
 }
 
 void ParameterCopies::use_pieces(const Lent& lent, const Use& use) {

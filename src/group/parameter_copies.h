@@ -12,6 +12,7 @@
 
 namespace zeroshard {
 
+class ParameterChecksum;
 class ShardedGroup;
 
 // Brings parameters from a device to the host and back, where their optimizer states lie in the host's memory: piece
@@ -48,6 +49,8 @@ class ParameterCopies {
   void lend(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
   // The same for the master weights alone: `states` has no others, and others are not fetched.
   void lend_master(ShardedGroup& group, Range range, Access access, Ways ways, const Use& use);
+  // Makes `checksum` that of the parameters, after all copies.
+  void remember(ShardedGroup& group, ParameterChecksum& checksum);
   // The host waits for all copies.
   void wait() const;
 

@@ -26,7 +26,10 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       updated_(positions_of(place_.updated, layout(), options_.rank)),
       parameters_(std::move(parameters)),
       states_(std::move(states)),
-      updates_(num_params(), 0) {}
+      updates_(num_params(), 0) {
+  if (options_.is_open && options_.copies && ParameterChecksum::can_be_on(options_.device))
+    checksum_.emplace(options_.device);
+}
 
 const at::Tensor& ShardedGroup::kept_parameters() const {
   ZS_ASSERT(parameters_.defined(), "the parameters of ", unit_.name, " lie in a file");
@@ -191,6 +194,18 @@ void ShardedGroup::lend_away(Range range, ParameterCopies::Ways ways, int64_t mo
     const Range part{at, std::min(at + most, range.end)};
     use(part, own.slice(0, part.begin, part.end));
   }
+}
+
+bool ShardedGroup::is_untouched() {
+  if (!checksum_) return false;
+  await_copies();
+  const bool same = checksum_->is_of(updated_memory());
+  checksum_->forget();
+  return same;
+}
+
+void ShardedGroup::remember_parameters() {
+  if (checksum_) options_.copies->remember(*this, *checksum_);
 }
 
 void ShardedGroup::take_parameters() {

@@ -88,6 +88,17 @@ struct FourLanes {
       if ((bits_of(a.lanes[i]) & kExponent) == kExponent) a.lanes[i] = b.lanes[i];
     return a;
   }
+  // Lanes of `weights` that do not round to the parameter become it. Whether there are any.
+  template <typename T>
+  ZS_KERNEL static bool take_written(F& weights, F param) {
+    bool any = false;
+    for (int i = 0; i < kWidth; ++i) {
+      if (bits_of(to_float(from_float<T>(weights.lanes[i]))) == bits_of(param.lanes[i])) continue;
+      weights.lanes[i] = param.lanes[i];
+      any = true;
+    }
+    return any;
+  }
 
  private:
   template <typename T>

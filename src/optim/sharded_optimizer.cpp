@@ -186,9 +186,17 @@ struct ShardedOptimizer::Update {
 void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
                               std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                               float grad_scale) const {
-  const bool is_open = group.is_open() && group.has_master();
+  const bool is_open = group.is_open() && group.has_master() && !group.is_untouched();
   for (const Run& run : runs(group, has_grad))
     update_run(group, grads, run.range, {options[size_t(run.param_group)], run.step, grad_scale, is_open});
+  // Where users have written to what was not updated now, that is still to be found.
+  if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
+}
+
+bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad) {
+  for (size_t i = 0; i < group.num_params(); ++i)
+    if (!has_grad[i] && group.param_group(i) >= 0 && group.state_range(i).size() > 0) return false;
+  return true;
 }
 
 void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& grads, Range range,
@@ -251,6 +259,8 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
 
 // A piece at a time: bounds the temporary memory.
 void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at::Tensor& param) const {
+  if (const DeviceKernels* const own = device_kernels(device_.type()); own && own->take_written)
+    return take_written(master, param);
   for (int64_t begin = 0; begin < master.numel(); begin += kComparedNumel) {
     const Range piece{begin, std::min(begin + kComparedNumel, master.numel())};
     std::optional<Temporary> temporary;

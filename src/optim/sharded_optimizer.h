@@ -64,6 +64,8 @@ class ShardedOptimizer {
   struct Run;     // adjacent elements with the same hyper-parameters and step count
   struct Update;  // how one is updated
 
+  // Whether each parameter that this rank updates has a gradient.
+  static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
   static std::vector<Run> runs(ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;

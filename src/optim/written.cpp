@@ -1,11 +1,13 @@
 #include "optim/written.h"
 
 #include <ATen/ops/where.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "device/device_kernels.h"
 #include "device/dtype.h"
 #include "kernels/kernels.h"
 
@@ -34,14 +36,18 @@ void take_piece(float* master, const uint16_t* param, DType dtype, int64_t numel
 }  // namespace
 
 void take_written(const at::Tensor& master, const at::Tensor& param) {
+  const DType dtype = to_dtype(param.scalar_type());
   if (!param.is_cpu()) {
+    if (const DeviceKernels* const own = device_kernels(param.device().type()); own && own->take_written) {
+      const c10::OptionalDeviceGuard guard(param.device());
+      return own->take_written(master.data_ptr<float>(), param.const_data_ptr(), dtype, param.numel());
+    }
     const at::Tensor same = master.to(param.scalar_type()).eq(param);
     master.copy_(at::where(same, master, param.to(at::kFloat)));
     return;
   }
   auto* const to = master.data_ptr<float>();
   const auto* const from = static_cast<const uint16_t*>(param.const_data_ptr());
-  const DType dtype = to_dtype(param.scalar_type());
   for (int64_t at = 0; at < param.numel(); at += kPiece)
     take_piece(to + at, from + at, dtype, std::min(kPiece, param.numel() - at));
 }

@@ -34,6 +34,12 @@ TEST_F(SimulatedKernels, Update) {
 TEST_F(SimulatedKernels, AddSquaresExactly) {
   expect_squares(kernels(), device());
 }
+TEST_F(SimulatedKernels, TakeWhatWasWritten) {
+  expect_takes_what_was_written(kernels(), device());
+}
+TEST_F(SimulatedKernels, ChecksumsOfAnyMemory) {
+  expect_checksums(kernels(), device());
+}
 
 }  // namespace
 }  // namespace zeroshard::kernels::test

@@ -119,6 +119,33 @@ TEST_P(Offload, WritesOfUsersCount) {
   }
 }
 
+// Parameters come to the host where somebody has written to them alone; a checksum on the device tells.
+TEST_P(Offload, ParametersThatNobodyWroteToStayOnTheDevice) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Scenario made = offloading(scenario(dtype));
+    made.steps = 4;
+    std::vector<int64_t> copies;  // of all ranks, up to each step
+    test::ThreadWorld world(made);
+    for (int step = 0; step < made.steps; ++step) {
+      const auto errors = world.run([step](test::Rank& rank) {
+        at::set_num_threads(1);
+        if (step == 0) rank.make_engine();
+        const at::NoGradGuard no_grad;
+        if (step == 2 && rank.scenario.config.stage < 3) rank.model.params()[2][0].data().mul_(1.5);
+        const at::AutoGradMode with_grad(true);
+        rank.train_step(step);
+      });
+      ASSERT_THAT(errors, Each(""));
+      copies.push_back(Streams::get().counts().copies);
+    }
+    const int64_t untouched = copies[1] - copies[0], written = copies[2] - copies[1], after = copies[3] - copies[2];
+    EXPECT_EQ(after, untouched);
+    if (made.config.stage < 3) {
+      EXPECT_GT(written, untouched);
+    }
+  }
+}
+
 // Right after a step, whose copies to the device are under way, and of the whole unit.
 TEST_P(Offload, WeightsThatAreSetFollowTheCopiesOfTheStep) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -31,6 +31,12 @@ TEST_F(CudaKernels, Update) {
 TEST_F(CudaKernels, AddSquaresExactly) {
   expect_squares(kernels(), device());
 }
+TEST_F(CudaKernels, TakeWhatWasWritten) {
+  expect_takes_what_was_written(kernels(), device());
+}
+TEST_F(CudaKernels, ChecksumsOfAnyMemory) {
+  expect_checksums(kernels(), device());
+}
 
 }  // namespace
 }  // namespace zeroshard::kernels::test

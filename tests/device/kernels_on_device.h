@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "device/device_kernels.h"
@@ -220,6 +221,75 @@ inline void expect_squares(const DeviceKernels& kernels, c10::Device device) {
     values.set(2500, bad);
     EXPECT_FALSE(squares_on_device(kernels, values, device).is_finite()) << bad;
   }
+}
+
+// Parameters that are their rounded master weights, but for some; equal NaN are no write.
+inline void expect_takes_what_was_written(const DeviceKernels& kernels, c10::Device device) {
+  SeededRandom random(6);
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t numel : device_lengths()) {
+      for (const int written : {0, 1, 3}) {
+        Buffer master = anywhere(DType::kFloat32, numel, random, /*special=*/true), param = anywhere(dtype, numel, random);
+        pack(*scalar_table(), master.at(0), DType::kFloat32, param.data(), dtype, 1, numel);
+        Buffer want = master;
+        for (int i = 0; i < written && numel > 0; ++i) {
+          const int64_t at = random.between(0, int(numel) - 1);
+          param.set(at, 3.0F + static_cast<float>(i));
+          want.set(at, 3.0F + static_cast<float>(i));
+        }
+        const OnDevice masters(master, device), params(param, device);
+        kernels.take_written(static_cast<float*>(masters.data()), params.data(), dtype, numel);
+        ASSERT_TRUE(masters.is(want)) << name_of(dtype) << ", " << numel << ", " << written;
+        ASSERT_TRUE(params.is(param));
+      }
+    }
+  }
+}
+
+inline int64_t checksum_on_device(const DeviceKernels& kernels, const void* data, int64_t bytes, c10::Device device) {
+  const at::Tensor sum = at::zeros({1}, at::TensorOptions().dtype(at::kLong)).to(device);
+  kernels.add_checksum(data, bytes, static_cast<int64_t*>(sum.data_ptr()));
+  return sum.cpu().const_data_ptr<int64_t>()[0];
+}
+
+// Wherever the memory lies; of each change, another one: a bit, two elements that change places, a length.
+inline void expect_checksums(const DeviceKernels& kernels, c10::Device device) {
+  SeededRandom random(7);
+  for (const int64_t numel : {1, 2, 3, 4, 5, 63, 64, 1023, 5001, 2048 * 256 * 4 + 3}) {
+    std::vector<int64_t> seen;
+    Buffer values(DType::kBFloat16, numel, 0);
+    fill(values, random, /*special=*/false);
+    const auto see = [&](int64_t elements) {
+      const OnDevice there(values, device);
+      seen.push_back(checksum_on_device(kernels, there.data(), elements * 2, device));
+    };
+    see(numel);
+    for (int offset = 2; offset < 18; offset += 2) {
+      Buffer elsewhere(DType::kBFloat16, numel, offset);
+      std::memcpy(elsewhere.data(), values.data(), size_t(numel) * 2);
+      const OnDevice there(elsewhere, device);
+      ASSERT_EQ(checksum_on_device(kernels, there.data(), numel * 2, device), seen[0]) << numel << " at " << offset;
+    }
+    auto* const bits = static_cast<uint16_t*>(values.data());
+    for (int i = 0; i < 8; ++i) {
+      bits[random.between(0, int(numel) - 1)] ^= static_cast<uint16_t>(1U << random.between(0, 15));
+      see(numel);
+    }
+    if (numel > 1) {
+      bits[0] = 1;
+      bits[numel - 1] = 2;
+      see(numel);
+      std::swap(bits[0], bits[numel - 1]);
+      see(numel);
+      see(numel - 1);
+    }
+    const size_t count = seen.size();
+    std::sort(seen.begin(), seen.end());
+    // The same bit may have been turned twice.
+    const auto different = std::unique(seen.begin(), seen.end()) - seen.begin();
+    EXPECT_GE(different, numel < 4 ? 2 : std::ptrdiff_t(count) - 2) << numel;
+  }
+  EXPECT_EQ(checksum_on_device(kernels, nullptr, 0, device), 0);
 }
 
 }  // namespace zeroshard::kernels::test

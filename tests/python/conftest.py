@@ -3,6 +3,7 @@
 import os
 import signal
 
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # whether there is a GPU is asked without CUDA: a rank may hide it
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: ranks inherit it, and there are more ranks than cores
 
 import pytest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,8 @@ def use(name: str, shared: bool = False) -> Iterator[torch.device]:
         with simulated.device(simulated.Schedule.LATE) as device:
             yield device
         return
+    if name == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else zeroshard would take the GPU
     if name == "cuda" and shared:
         import datetime
 

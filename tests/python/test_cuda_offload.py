@@ -92,9 +92,9 @@ def test_a_load_waits_for_gathers_of_a_pass_without_a_backward(tmp_path, on, wha
 
 def refusals():
     """What a GPU cannot hold is refused before anything is allocated, with the way out."""
-    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
     text = test_offload.refused(own={"offload": {"device_memory": "1KiB"}})
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() < 64 << 10  # the model alone
     return text
 
 

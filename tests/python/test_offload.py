@@ -213,6 +213,36 @@ def test_a_users_write_is_the_master_weight(ranks, stage, on, what):
         assert with_offload == without and without[0] == [0.5]
 
 
+def write_to_what_is_not_used_yet(stage, dtype, what=True):
+    """A layer gets its first gradient after others were updated; what a user wrote to it before counts."""
+
+    def run(offload):
+        model, engine = make(stage, dtype, offload)
+        later, used = model.blocks[0], []
+        forward = later.forward
+        later.forward = lambda x: forward(x) if used else x
+        train(engine, range(2))
+        for param in later.parameters():
+            param.data.fill_(0.25)
+        train(engine, range(2, 4))
+        used.append(True)
+        train(engine, range(4, 6))
+        master = zeroshard.get_master_weight(next(later.parameters()))
+        digest = engine.parameter_digest()
+        engine.destroy()
+        return master.cpu().flatten().tolist(), digest
+
+    return both(run, what)
+
+
+@pytest.mark.parametrize("ranks,stage,on,what", [(1, 2, "lazy", True), (2, 1, "late", "share"), (1, 3, "late", True)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_write_to_what_has_no_gradient_yet_counts(ranks, stage, dtype, on, what):
+    run = {"stage": stage, "dtype": dtype, "what": what}
+    for without, with_offload in world.run(ranks, write_to_what_is_not_used_yet, **run, on=on, timeout_s=120):
+        assert with_offload == without
+
+
 def outside(stage, dtype, what=True):
     """The user's own optimizers get slices that lie on the host."""
 

@@ -154,6 +154,34 @@ void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs) {
          });
 }
 
+void take_written(float* master, const void* param, DType dtype, int64_t numel) {
+  if (numel == 0) return;
+  launch(master, "take_written", {write(master, numel * 4), read(param, numel * 2)},
+         [master = real(master), param = static_cast<const uint16_t*>(real(param)), dtype, numel] {
+           std::vector<uint16_t> rounded(size_t(numel), 0);
+           kernels::pack(*kernels::scalar_table(), master, DType::kFloat32, rounded.data(), dtype, 1, numel);
+           for (int64_t i = 0; i < numel; ++i)
+             if (rounded[size_t(i)] != param[i]) master[i] = float(element(param, dtype, i));
+         });
+}
+
+// Word by word, as device/device_kernels.h says.
+void add_checksum(const void* data, int64_t bytes, int64_t* sum) {
+  if (bytes == 0) return;
+  launch(data, "add_checksum", {read(data, bytes), write(sum, 8)}, [data = real(data), bytes, sum = real(sum)] {
+    uint64_t total = 0;
+    for (int64_t begin = 0; begin < bytes; begin += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, static_cast<const char*>(data) + begin, size_t(std::min<int64_t>(8, bytes - begin)));
+      word += uint64_t(begin / 8 + 1) * 0x9e3779b97f4a7c15U;
+      word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9U;
+      word = (word ^ (word >> 27)) * 0x94d049bb133111ebU;
+      total += word ^ (word >> 31);
+    }
+    *sum += int64_t(total);
+  });
+}
+
 template <int kSrc>
 void fill_row(kernels::KernelTable& table) {
   table.pack[kSrc][0] = pack<kSrc, 0, false>;
@@ -182,7 +210,7 @@ const DeviceKernels& own_kernels() {
     fill_row<2>(made);
     return made;
   }();
-  static const DeviceKernels all{&table, pack_all, add_squares};
+  static const DeviceKernels all{&table, pack_all, add_squares, take_written, add_checksum};
   return all;
 }
 

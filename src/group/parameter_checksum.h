@@ -1,0 +1,28 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace zeroshard {
+
+// Notices whether anybody has written to parameters on a device since they were remembered: by a checksum that the
+// device computes, so that nothing but two numbers is copied. 16 bytes of the device's memory, which no plan counts.
+class ParameterChecksum {
+ public:
+  // Whether there is a kernel for it.
+  static bool can_be_on(at::Device device);
+  explicit ParameterChecksum(at::Device device);
+
+  // What `params` are once the current stream has done what it was given.
+  void remember(const at::Tensor& params);
+  void forget() { has_sum_ = false; }
+  // Whether they are that still, after what the current stream was given. False if nothing is remembered. The host
+  // waits for the stream.
+  bool is_of(const at::Tensor& params);
+
+ private:
+  void sum(const at::Tensor& params, int index);
+
+  at::Tensor sums_;  // the one that is remembered, and the last one
+  bool has_sum_ = false;
+};
+
+}  // namespace zeroshard
