@@ -31,7 +31,7 @@ steps=(
   "python 60 tests.log Python: streams of the user's, memory as planned, checkpoints"
   "faults 60 tests.log a rank that dies or stops: CommError on the others, soon"
   "memcheck 50 tests.log compute-sanitizer finds no wrong access in kernels and in a short run"
-  "racecheck 30 tests.log compute-sanitizer finds no race in the kernel that shares memory"
+  "racecheck 30 tests.log compute-sanitizer finds no race in the sum of squares"
   "build_lm 75 build.log the programs that train and generate"
   "lm 90 tests.log whatever other Python tests need a GPU: zeroshard train and generate"
   "step_125m 45 bench.log a step of a 125 M Llama beside plain PyTorch and FSDP2"

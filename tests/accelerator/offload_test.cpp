@@ -119,6 +119,20 @@ TEST_P(Offload, WritesOfUsersCount) {
   }
 }
 
+// Also where a unit gets its first gradient some steps later.
+TEST_P(Offload, WritesBeforeTheFirstGradientCount) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Scenario later = scenario(dtype);
+    later.steps = 5;
+    later.skip = [](int /*rank*/, int step, size_t unit) { return unit == 1 && step < 3; };
+    expect_the_same_without_waits(later, [](test::Rank& rank, int step) {
+      if (step != 1 || rank.scenario.config.stage == 3) return;
+      const at::NoGradGuard no_grad;
+      rank.model.params()[1][0].data().mul_(1.5);
+    });
+  }
+}
+
 // Parameters come to the host where somebody has written to them alone; a checksum on the device tells.
 TEST_P(Offload, ParametersThatNobodyWroteToStayOnTheDevice) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -84,6 +84,27 @@ _TABLE = [
         "",
         "*Offload.WritesOfUsersCount*",
     ),
+    (
+        "parameters-fetched-though-nobody-wrote",
+        _GROUP,
+        "  const bool same = checksum_->is_of(updated_memory());\n",
+        "  const bool same = false;\n",
+        "*Offload.ParametersThatNobodyWroteTo*",
+    ),
+    (
+        "checksum-beside-the-copies",
+        _COPIES,
+        "  stream_.follow();  // the device may have updated a part\n  const SideStream::Scope scope(stream_);\n",
+        "",
+        _BITS,
+    ),
+    (
+        "write-before-the-first-gradient-lost",
+        "src/optim/sharded_optimizer.cpp",
+        "  if (!is_open || updates_all(group, has_grad)) group.remember_parameters();\n",
+        "  group.remember_parameters();\n",
+        "*Offload.WritesBeforeTheFirstGradientCount*",
+    ),
     ("freed-while-gradients-go", _EXIT, "  try {\n    copies_.record().synchronize();\n", "  try {\n", _GOES),
     ("freed-while-parameters-come", _COPIES, "  try {\n    wait();\n", "  try {\n", _GOES),
     (
