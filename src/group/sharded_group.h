@@ -103,8 +103,8 @@ class ShardedGroup {
   using AwayUse = FileParameters::Borrower;
   void lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use);
   // Parameters of a device that the host updates: whether nobody has written to them since they were remembered, so
-  // that each master weight rounds to its parameter. The host waits for the device. False where that is not known, as it
-  // is from then on until they are remembered again: an update may fail half way.
+  // that each master weight rounds to its parameter. The host waits for the device. False where that is not known, as
+  // it is from then on until they are remembered again: an update may fail half way.
   bool is_untouched();
   // All that this rank updates has been published.
   void remember_parameters();

@@ -229,7 +229,8 @@ inline void expect_takes_what_was_written(const DeviceKernels& kernels, c10::Dev
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     for (const int64_t numel : device_lengths()) {
       for (const int written : {0, 1, 3}) {
-        Buffer master = anywhere(DType::kFloat32, numel, random, /*special=*/true), param = anywhere(dtype, numel, random);
+        Buffer master = anywhere(DType::kFloat32, numel, random, /*special=*/true),
+               param = anywhere(dtype, numel, random);
         pack(*scalar_table(), master.at(0), DType::kFloat32, param.data(), dtype, 1, numel);
         Buffer want = master;
         for (int i = 0; i < written && numel > 0; ++i) {
