@@ -250,6 +250,7 @@ std::vector<OptimizerSlice> Engine::slices() {
   const Impl& impl = *impl_;
   std::vector<OptimizerSlice> result;
   for (const ShardedGroup* const group : impl.groups->trained()) {
+    group->forget_parameters();  // the caller may write to the master weights
     for (const ParamSlice& slice : zeroshard::slices(*group, impl.reduced_gradients(*group))) {
       const ParamSpec& param = group->param(slice.index);
       OptimizerSlice out{

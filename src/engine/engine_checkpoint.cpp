@@ -487,6 +487,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
     // A pass without a backward may have gathers left.
     for (size_t unit = 0; unit < impl.layouts.size(); ++unit) impl.executor->end_gather(unit);
     impl.groups->await_copies();  // files are read to where states lie on the host
+    for (const ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
   });
   Uploads uploads(impl.ledger, impl.device_copies());
   std::set<StateKey> chosen;                    // of the checkpoint at hand

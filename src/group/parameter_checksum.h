@@ -3,8 +3,10 @@
 
 namespace zeroshard {
 
-// Notices whether anybody has written to parameters on a device since they were remembered: by a checksum that the
-// device computes, so that nothing but two numbers is copied. 16 bytes of the device's memory, which no plan counts.
+// Whether parameters on a device have the bits that they had when they were remembered: by a checksum that the device
+// computes, so that nothing but two numbers is copied. 16 bytes of the device's memory, which no plan counts. What else
+// was true of them then, that their master weights round to them, is for the owner to know: see
+// ShardedGroup::forget_parameters().
 class ParameterChecksum {
  public:
   // Whether there is a kernel for it.

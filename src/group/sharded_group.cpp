@@ -27,8 +27,8 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       parameters_(std::move(parameters)),
       states_(std::move(states)),
       updates_(num_params(), 0) {
-  if (options_.is_open && options_.copies && ParameterChecksum::can_be_on(options_.device))
-    checksum_.emplace(options_.device);
+  const bool is_host_asked = options_.is_open && options_.copies && place_.numel_of_host(layout()) > 0;
+  if (is_host_asked && ParameterChecksum::can_be_on(options_.device)) checksum_.emplace(options_.device);
 }
 
 const at::Tensor& ShardedGroup::kept_parameters() const {
@@ -90,6 +90,7 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, updated_);
   const Range states{both.begin - updated_.begin, both.end - updated_.begin};
   if (both.size() == 0) return;
+  forget_parameters();
   states_->lend_one(states, kMasterWeights, OptimizerStates::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
     const int64_t first = updated_.begin + part.begin - positions.begin;
     to.copy_(values.slice(0, first, first + part.size()));
@@ -163,6 +164,8 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
 
 void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                                const MasterUse& use) {
+  // fp32 parameters are read into their master weights.
+  if (access != OptimizerStates::Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
   const auto use_master = [&](Range part, const StateTensors& states, const at::Tensor& params) {
     if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
   };
@@ -196,12 +199,10 @@ void ShardedGroup::lend_away(Range range, ParameterCopies::Ways ways, int64_t mo
   }
 }
 
-bool ShardedGroup::is_untouched() {
+bool ShardedGroup::is_untouched() const {
   if (!checksum_) return false;
   await_copies();
-  const bool same = checksum_->is_of(updated_memory());
-  checksum_->forget();
-  return same;
+  return checksum_->is_of(updated_memory());
 }
 
 void ShardedGroup::remember_parameters() {

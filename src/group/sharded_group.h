@@ -102,12 +102,16 @@ class ShardedGroup {
   // that make up `range`. Nobody waits for copies here.
   using AwayUse = FileParameters::Borrower;
   void lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use);
-  // Parameters of a device that the host updates: whether nobody has written to them since they were remembered, so
-  // that each master weight rounds to its parameter. The host waits for the device. False where that is not known, as
-  // it is from then on until they are remembered again: an update may fail half way.
-  bool is_untouched();
+  // Parameters of a device that the host updates: whether they have the bits that they had when they were remembered, so
+  // that each master weight rounds to its parameter. The host waits for the device. False where that is not known.
+  bool is_untouched() const;
   // All that this rank updates has been published.
   void remember_parameters();
+  // Whoever changes master weights without their parameters, or may fail between the two, calls this before: they may
+  // get their old bits back.
+  void forget_parameters() const {
+    if (checksum_) checksum_->forget();
+  }
   // How many updates each parameter has had.
   std::vector<int64_t>& updates() { return updates_; }
   const std::vector<int64_t>& updates() const { return updates_; }
@@ -141,7 +145,7 @@ class ShardedGroup {
   mutable std::optional<c10::Event> writing_;  // the last copy to the parameters
   mutable std::optional<c10::Event> reading_;  // the last copy from them, on the host
   std::unique_ptr<OptimizerStates> states_;
-  std::optional<ParameterChecksum> checksum_;  // of an open group whose parameters the host updates
+  mutable std::optional<ParameterChecksum> checksum_;  // of an open group whose parameters the host updates
   std::vector<int64_t> updates_;
 };
 

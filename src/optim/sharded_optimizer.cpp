@@ -187,6 +187,7 @@ void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
                               std::span<const ParamGroupOptions> options, const std::vector<bool>& has_grad,
                               float grad_scale) const {
   const bool is_open = group.is_open() && group.has_master() && !group.is_untouched();
+  group.forget_parameters();
   for (const Run& run : runs(group, has_grad))
     update_run(group, grads, run.range, {options[size_t(run.param_group)], run.step, grad_scale, is_open});
   // Where users have written to what was not updated now, that is still to be found.
@@ -270,7 +271,7 @@ void ShardedOptimizer::take_written_on_device(const at::Tensor& master, const at
 }
 
 void ShardedOptimizer::take_writes(ShardedGroup& group) const {
-  if (!group.is_open() || !group.has_master()) return;
+  if (!group.is_open() || !group.has_master() || group.is_untouched()) return;
   const Range updated = group.updated();  // nobody writes to the padding
   const Range all{0, std::clamp<int64_t>(group.layout().numel() - updated.begin, 0, updated.size())};
   const auto take = [&](Range part, const at::Tensor& master, const at::Tensor& params) {

@@ -243,6 +243,62 @@ def test_a_write_to_what_has_no_gradient_yet_counts(ranks, stage, dtype, on, wha
         assert with_offload == without
 
 
+def put_back(stage, dtype, folder, what=True):
+    """Others' weights are put in, are taken for the run's, and the old ones come back: these count."""
+
+    def run(how, offload):
+        model, engine = make(stage, dtype, offload)
+        params = [param for param in model.parameters() if param.requires_grad]
+        train(engine, range(2))
+        engine.save_checkpoint(folder, tag=f"{how}-{bool(offload)}")
+        engine.wait_for_checkpoint()
+        train(engine, range(2, 4))
+        own = [param.data.clone() for param in params]
+        if how == "set":
+            for param in params:
+                fragments.safe_set_full_fp32_param(param, torch.full(param.shape, 0.125))
+        elif how == "load":
+            engine.load_checkpoint(folder, tag=f"{how}-{bool(offload)}")
+        elif how == "gathered":
+            with zeroshard.gathered(params, modify_rank=0):
+                for param in params:
+                    param.data.fill_(0.125)
+        else:
+            for param in params:
+                param.data.fill_(0.125)
+        if how == "save":
+            engine.save_checkpoint(folder, tag="others")
+            engine.wait_for_checkpoint()
+        elif how == "get":
+            zeroshard.get_master_weight(params[0])
+        for param, values in zip(params, own, strict=True):
+            param.data.copy_(values)
+        train(engine, range(5, 7))
+        digest = engine.parameter_digest()
+        engine.destroy()
+        return digest
+
+    # A save whose states are in files takes users' writes to its copies alone.
+    hows = ("nothing", "get", "gathered", "set", "load") + (("save",) if what != "files" else ())
+    return [both(functools.partial(run, how), what) for how in hows]
+
+
+@pytest.mark.parametrize(
+    "ranks,stage,dtype,on,what",
+    [
+        (1, 2, "bf16", "lazy", True),
+        (2, 1, "fp32", "late", True),
+        (1, 3, "fp16", "late", "gradients"),
+        (2, 2, "fp32", "lazy", "share"),
+        (2, 1, "bf16", "lazy", "files"),
+    ],
+)
+def test_weights_that_are_put_back_count(tmp_path, ranks, stage, dtype, on, what):
+    run = {"stage": stage, "dtype": dtype, "what": what, "folder": str(tmp_path)}
+    for pairs in world.run(ranks, put_back, **run, on=on, timeout_s=240):
+        assert all(without == with_offload for without, with_offload in pairs), pairs
+
+
 def outside(stage, dtype, what=True):
     """The user's own optimizers get slices that lie on the host."""
 
