@@ -102,8 +102,8 @@ class ShardedGroup {
   // that make up `range`. Nobody waits for copies here.
   using AwayUse = FileParameters::Borrower;
   void lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use);
-  // Parameters of a device that the host updates: whether they have the bits that they had when they were remembered, so
-  // that each master weight rounds to its parameter. The host waits for the device. False where that is not known.
+  // Parameters of a device that the host updates: whether they have the bits that they had when they were remembered,
+  // so that each master weight rounds to its parameter. The host waits for the device. False where that is not known.
   bool is_untouched() const;
   // All that this rank updates has been published.
   void remember_parameters();
