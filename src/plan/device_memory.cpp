@@ -35,19 +35,11 @@ int64_t compare_bytes(int64_t numel) {
   return on_device(numel) + 2 * on_device(numel * element_size(DType::kFloat32));
 }
 
-int64_t step_temporaries(std::span<const UnitLayout> units, PlacementTable table) {
+int64_t step_temporaries(std::span<const UnitLayout> units) {
   int64_t most = 0;
-  for (size_t u = 0; u < units.size(); ++u) {
-    for (size_t g = 0; g < units[u].groups.size(); ++g) {
-      const FlatGroup& group = units[u].groups[g];
-      if (!group.requires_grad) continue;
-      most = std::max({most, kSquaresBytes, waiting_bytes(units[u], group)});
-      const int64_t masters = table[u].groups[g].master_weights.numel_on(Tier::kDevice, group.layout);
-      if (table[u].parameters == Placement::kSharded || masters == 0) continue;
-      const int64_t updated = std::min(masters, group.layout.numel());
-      most = std::max(most, compare_bytes(std::min(updated, kComparedNumel)));
-    }
-  }
+  for (const UnitLayout& unit : units)
+    for (const FlatGroup& group : unit.groups)
+      if (group.requires_grad) most = std::max({most, kSquaresBytes, waiting_bytes(unit, group)});
   return most;
 }
 

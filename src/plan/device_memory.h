@@ -15,7 +15,8 @@ inline constexpr int64_t kDeviceBlock = 512;
 // Gradients of one bucket wait until they are packed in one launch, up to this many bytes. Only one bucket has such.
 inline constexpr int64_t kWaitingBytes = 32 << 20;
 
-// Elements of master weights that are compared with the parameters at a time, where users may have written to these.
+// Elements of master weights that are compared with the parameters at a time, where users may have written to these and
+// the device has no kernel for that.
 inline constexpr int64_t kComparedNumel = 1 << 22;
 // Memory for comparing `numel` elements.
 int64_t compare_bytes(int64_t numel);
@@ -23,9 +24,9 @@ int64_t compare_bytes(int64_t numel);
 // The sum of squares, exact: its limbs.
 inline constexpr int64_t kSquaresBytes = 1024;
 
-// The most that a step needs for a while: gradients that wait, the comparison with what users wrote, or the squares.
-// They follow one another. Of a device with kernels of zeroshard's; without them there is more.
-int64_t step_temporaries(std::span<const UnitLayout> units, PlacementTable table);
+// The most that a step needs for a while: gradients that wait, or the squares. They follow one another. Of a device with
+// kernels of zeroshard's; without them there is more.
+int64_t step_temporaries(std::span<const UnitLayout> units);
 
 // Where a unit's tensors are before an engine is built from them.
 struct UnitOrigin {

@@ -62,7 +62,7 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       swap_memory_bytes(parameters_in_file(units, report.placements),
                         parameter_chunks(units, report.placements, options));
   if (options.on_device)
-    report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units, report.placements);
+    report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units);
   return report;
 }
 
