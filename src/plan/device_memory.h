@@ -24,8 +24,8 @@ int64_t compare_bytes(int64_t numel);
 // The sum of squares, exact: its limbs.
 inline constexpr int64_t kSquaresBytes = 1024;
 
-// The most that a step needs for a while: gradients that wait, or the squares. They follow one another. Of a device with
-// kernels of zeroshard's; without them there is more.
+// The most that a step needs for a while: gradients that wait, or the squares. They follow one another. Of a device
+// with kernels of zeroshard's; without them there is more.
 int64_t step_temporaries(std::span<const UnitLayout> units);
 
 // Where a unit's tensors are before an engine is built from them.

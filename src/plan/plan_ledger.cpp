@@ -61,8 +61,7 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
       (options.activations_in_files ? kRecordStagingBytes : 0) +
       swap_memory_bytes(parameters_in_file(units, report.placements),
                         parameter_chunks(units, report.placements, options));
-  if (options.on_device)
-    report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units);
+  if (options.on_device) report.bytes.at(Category::kTemporaries, Tier::kDevice) = step_temporaries(units);
   return report;
 }
 
