@@ -87,8 +87,8 @@ _TABLE = [
     (
         "parameters-fetched-though-nobody-wrote",
         _GROUP,
-        "  const bool same = checksum_->is_of(updated_memory());\n",
-        "  const bool same = false;\n",
+        "  return checksum_->is_of(updated_memory());\n",
+        "  return false;\n",
         "*Offload.ParametersThatNobodyWroteTo*",
     ),
     (
