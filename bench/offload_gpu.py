@@ -13,7 +13,6 @@ Losses must agree. On a CPU nothing is offloaded but to the file: all is in host
 
 import gc
 import os
-import statistics
 import sys
 
 import step_gpu
@@ -23,7 +22,6 @@ from gpubench.llama import SHAPES
 from gpubench.measuring import (
     copy_bandwidth,
     parse_arguments,
-    quartiles,
     seconds_of,
     to_device_bandwidth,
     to_host_bandwidth,
@@ -69,14 +67,11 @@ class Runner(step_gpu.Runner):
 def race(base, name, rounds, steps):
     """`name` and the base in turns."""
     own = Runner(name, base.shape, base.device)
-    runners, times = [base, own], [[], []]
-    for number in range(rounds):
-        for index in (0, 1) if number % 2 == 0 else (1, 0):
-            times[index].append(runners[index].seconds(steps))
+    base_ms, own_ms, ratio = step_gpu.take_turns(base, own, rounds, steps)
     figures = {
-        "base_ms": statistics.median(times[0]) * 1e3,
-        "ms": statistics.median(times[1]) * 1e3,
-        "ratio": quartiles([mine / other for other, mine in zip(*times, strict=True)]),
+        "base_ms": base_ms,
+        "ms": own_ms,
+        "ratio": ratio,
         "base_phases_ms": base.phases(),
         "phases_ms": own.phases(),
         "peak_gigabytes": own.peak_gigabytes,

@@ -49,22 +49,29 @@ def worst_difference(one, other):
     return max(abs(float(a) - float(b)) / abs(float(b)) for a, b in zip(one[:4], other[:4], strict=True))
 
 
+def take_turns(base, own, rounds, steps):
+    """Medians of a step's milliseconds, and quartiles of the ratio to the base within a round."""
+    runners, times = [base, own], [[], []]
+    for number in range(rounds):
+        for index in (0, 1) if number % 2 == 0 else (1, 0):
+            times[index].append(runners[index].seconds(steps))
+    base_ms, own_ms = (statistics.median(each) * 1e3 for each in times)
+    return base_ms, own_ms, quartiles([mine / other for other, mine in zip(*times, strict=True)])
+
+
 def race(name, shape, device, rounds, steps):
     """`name` and plain in turns."""
     runners = [Runner("plain", shape, device), Runner(name, shape, device)]
     for runner in runners:
         runner.seconds(3)
-    times = [[], []]
-    for number in range(rounds):
-        for index in (0, 1) if number % 2 == 0 else (1, 0):
-            times[index].append(runners[index].seconds(steps))
     plain, own = runners
+    plain_ms, own_ms, ratio = take_turns(plain, own, rounds, steps)
     difference = worst_difference(own.losses, plain.losses)
     own.peer.close()
     return {
-        "plain_ms": statistics.median(times[0]) * 1e3,
-        "ms": statistics.median(times[1]) * 1e3,
-        "ratio": quartiles([mine / base for base, mine in zip(*times, strict=True)]),
+        "plain_ms": plain_ms,
+        "ms": own_ms,
+        "ratio": ratio,
         "loss_difference": difference,
         "gigabytes": own.gigabytes,
         "plain_gigabytes": plain.gigabytes,

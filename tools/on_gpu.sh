@@ -73,7 +73,7 @@ configure() {
   [ -d "$carry/usr" ] || echo "no carry folder at $carry: using this machine's own headers"
   [ -z "${ZEROSHARD_TORCH_ROOT:-}" ] || options+=("-DZEROSHARD_TORCH_ROOT=$(realpath "$ZEROSHARD_TORCH_ROOT")")
   # "9.0" is 90. Without an answer: for all cards.
-  card=$(nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. \n')
+  card=${ZEROSHARD_GPU_ARCH:-$(nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. \n')}
   [ -z "$card" ] || options+=("-DZEROSHARD_CUDA_ARCHITECTURES=$card")
   "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
     options+=("-DPython_INCLUDE_DIR=$carry/include/python3.12")
@@ -330,6 +330,17 @@ run() {
 
 # ---- before the run ----------------------------------------------------------------------------------------------------
 
+# A Python 3.12 of this machine with its headers, if there is one.
+find_python() {
+  local candidate
+  for candidate in "${CUDA_PYTHON:-}" "$HOME"/.pyenv/versions/3.12*/bin/python3.12 /usr/bin/python3.12; do
+    [ -x "$candidate" ] || continue
+    include=$("$candidate" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    if [ -e "$include/Python.h" ]; then python=$candidate && return; fi
+  done
+  return 1
+}
+
 pack() (
   set -e
   mkdir -p "$carry/debs"
@@ -341,15 +352,11 @@ pack() (
   rm -rf "$carry/debs" "$carry/usr/src" "$carry/usr/share/doc"
   find "$carry" -name 'libgloo*' -delete
   # The headers of Python 3.12, for a machine whose Python has none.
-  for candidate in "${CUDA_PYTHON:-}" "$HOME"/.pyenv/versions/3.12*/bin/python3.12 /usr/bin/python3.12; do
-    [ -x "$candidate" ] || continue
-    include=$("$candidate" -c 'import sysconfig; print(sysconfig.get_path("include"))')
-    [ -e "$include/Python.h" ] || continue
+  if find_python; then
     mkdir -p "$carry/include"
     cp -rL "$include" "$carry/include/python3.12"
     packages+=("Python's headers")
-    break
-  done
+  fi
   say "packed ${packages[*]} into $carry ($(du -sh "$carry" | cut -f1))"
 )
 
@@ -366,12 +373,9 @@ prebuild() (
   version=${CUDA_TORCH_VERSION:-2.11.0}
   root=$PWD/.cache/cuda/torch-$version/torch
   [ -e "$root/.complete" ] || { echo "on_gpu: there is no $root: run tools/cuda_check.sh first" >&2 && exit 2; }
-  for candidate in "${CUDA_PYTHON:-}" "$HOME"/.pyenv/versions/3.12*/bin/python3.12 /usr/bin/python3.12; do
-    [ ! -x "$candidate" ] || break
-  done
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEROSHARD_CUDA=ON "-DZEROSHARD_TORCH_ROOT=$root" \
-    "-DPython_EXECUTABLE=$candidate" "-DZEROSHARD_CUDA_ARCHITECTURES=${ZEROSHARD_GPU_ARCH:-90}" \
-    -DZEROSHARD_BUILD_BENCH=OFF -DSKBUILD=2 -DSKBUILD_SCRIPTS_DIR=bin
+  find_python || { echo "on_gpu: there is no Python 3.12 with its headers: name one in CUDA_PYTHON" >&2 && exit 2; }
+  export ZEROSHARD_TORCH_ROOT=$root ZEROSHARD_GPU_ARCH=${ZEROSHARD_GPU_ARCH:-90}
+  configure
   compile test_device_cuda test_world_cuda zs_python zeroshard_cli zeroshard_torch
   rm -rf "$carry/build"
   mkdir -p "$carry/build/tests" "$carry/build/cli"
