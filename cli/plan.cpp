@@ -72,13 +72,10 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   using Device = OffloadDevice;
   const Device param = config.offload_param.device;
   const OffloadOptimizerConfig& optimizer = config.offload_optimizer;
-  const bool stay = optimizer.device == Device::kNone || optimizer.ratio == 0;
+  const bool stay = optimizer.device == Device::kNone || optimizer.ratio < 1;
   const bool have_left = param == Device::kCpu || param == Device::kNvme;
   if (inputs.options.on_device && have_left && stay && config.compute_dtype == DType::kFloat32)
     inputs.notes.push_back("fp32 parameters stay on the device with their optimizer states, whose masters they are");
-  const bool is_part = optimizer.device != Device::kNone && optimizer.ratio > 0 && optimizer.ratio < 1;
-  if (inputs.options.on_device && is_part && param != Device::kNone && param != Device::kAuto)
-    inputs.notes.push_back("ranks on GPUs refuse offload_param with an offload_optimizer.ratio between 0 and 1");
   using Gradients = OffloadConfig::Gradients;
   const Gradients gradients = config.offload.gradients;
   if (inputs.options.on_device && gradients == Gradients::kCpu &&

@@ -62,8 +62,7 @@ std::vector<Key> offload_optimizer() {
       zero("cpu_offload", Bool{}, false, "true: as offload_optimizer.device = \"cpu\"", set_cpu),
       zero("offload_optimizer.ratio", Number{.min = 0, .max = 1}, 1.0,
            "the share of each unit's states that leaves the device, in whole blocks of 1024 elements; the device "
-           "updates "
-           "the rest. On ranks whose device is the CPU a share between 0 and 1 is for \"nvme\"",
+           "updates the rest. On ranks whose device is the CPU a share between 0 and 1 is for \"nvme\"",
            set_offload<&Offload::ratio>),
       zero("offload_optimizer.nvme_path", Paths{}, nullptr,
            "the directory, or directories, of the files; required with \"nvme\"", set_paths),
@@ -127,8 +126,8 @@ std::vector<Key> offload_param() {
   return {
       zero("offload_param.device", Choice{{"none", "cpu", "nvme", "auto"}}, "none",
            "stage 3. \"cpu\": the shards of parameters lie in host memory; on ranks whose device is the CPU they do "
-           "anyway. \"nvme\": they lie in files. fp32 parameters that a GPU updates stay there, as the master weights "
-           "of their states. \"auto\": they leave where it does not suffice that states do",
+           "anyway. \"nvme\": they lie in files. fp32 parameters that a GPU updates, or a part of them, stay there, as "
+           "the master weights of their states. \"auto\": they leave where it does not suffice that states do",
            set_device),
       zero("cpu_offload_param", Bool{}, false, "true: as offload_param.device = \"cpu\"", set_cpu),
       zero("offload_param.pin_memory", Bool{}, true,

@@ -57,13 +57,9 @@ void check_moments(const Config& config, c10::Device device, const std::string& 
                            ", or zeroshard.offload.moment_dtype to \"fp32\""));
 }
 
-// A part of each unit's states leaves a device, which updates the rest with its own gradients and parameters.
+// A part of each unit's states leaves a device, which updates the rest with its own gradients.
 void check_share(const Config& config, const std::string& external_optimizer) {
   const double ratio = config.offload_optimizer.ratio;
-  if (config.offload_param.device != OffloadDevice::kNone)
-    throw ConfigError(concat(kRatio, ratio, ": the device updates the rest of the states, and its parameters cannot ",
-                             "leave it: zero_optimization.offload_param.device is \"",
-                             name_of(config.offload_param.device), "\". Set that to \"none\", or ratio to 1"));
   const OffloadConfig::Gradients gradients = config.offload.gradients;
   if (gradients == OffloadConfig::Gradients::kCpu || gradients == OffloadConfig::Gradients::kNvme)
     throw ConfigError(concat("zeroshard.offload.gradients = \"",
@@ -106,10 +102,14 @@ void tell_offload_param(const Config& config, std::span<const UnitLayout> units,
     }
   }
   if (stay == 0) return;
+  const bool all_leave = config.offload_optimizer.ratio == 1;
+  const std::string_view missing = config.offload_optimizer.device == OffloadDevice::kNone
+                                       ? (all_leave ? "device, too" : "device, too, and ratio to 1")
+                                       : "ratio to 1";
   log(leave > 0 ? LogLevel::kInfo : LogLevel::kWarning,
       concat("zero_optimization.offload_param.device = \"", name_of(config.offload_param.device), "\": ", stay,
              " elements of fp32 parameters stay on the device, where they are the master weights of their optimizer ",
-             "states. They leave it with these: set zero_optimization.offload_optimizer.device, too"));
+             "states. They leave it with all of these: set zero_optimization.offload_optimizer.", missing));
 }
 
 }  // namespace zeroshard

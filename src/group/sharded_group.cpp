@@ -122,19 +122,21 @@ OptimizerStates::Access ShardedGroup::access_to_file(ParameterCopies::Ways ways)
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
 }
 
-// The device works on its part while the host waits for its own.
-Range ShardedGroup::lend_rest(Range range, OptimizerStates::Access access, const ParameterCopies::Use& use) {
+ShardedGroup::Split ShardedGroup::split(Range range) const {
+  if (!options_.copies && !options_.shard_copies) return {range, {}};
   const int64_t border = place_.numel_of_host(layout());
-  const Range rest{std::max(range.begin, border), std::max(range.end, border)};
-  if (rest.size() > 0) {
-    const at::Tensor own = updated_memory();  // the copies are of the other elements
-    states_->lend(rest, access, [&](Range part, const StateTensors& lent) {
-      StateTensors states = lent;
-      if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
-      use(part, states, own.slice(0, part.begin, part.end));
-    });
-  }
-  return {std::min(range.begin, border), std::min(range.end, border)};
+  return {{std::min(range.begin, border), std::min(range.end, border)},
+          {std::max(range.begin, border), std::max(range.end, border)}};
+}
+
+void ShardedGroup::lend_rest(Range rest, OptimizerStates::Access access, const ParameterCopies::Use& use) {
+  if (rest.size() == 0) return;
+  const at::Tensor own = updated_memory();  // the copies are of the other elements
+  states_->lend(rest, access, [&](Range part, const StateTensors& lent) {
+    StateTensors states = lent;
+    if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
+    use(part, states, own.slice(0, part.begin, part.end));
+  });
 }
 
 void ShardedGroup::await_readers_of_file(ParameterCopies::Ways ways) const {
@@ -143,22 +145,25 @@ void ShardedGroup::await_readers_of_file(ParameterCopies::Ways ways) const {
 
 void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
                         const ParameterCopies::Use& use) {
+  const auto [first, rest] = split(range);
   if (options_.copies) {
-    const Range of_host = lend_rest(range, access, use);
-    if (of_host.size() > 0) options_.copies->lend(*this, of_host, access, ways, use);
+    lend_rest(rest, access, use);
+    if (first.size() > 0) options_.copies->lend(*this, first, access, ways, use);
     return;
   }
   if (in_file()) await_readers_of_file(ways);
-  if (options_.shard_copies) return options_.shard_copies->lend(*this, range, access, ways, use);
+  if (first.size() > 0) await_copies();  // before those of the rest begin, which are of the other elements
+  if (rest.size() > 0) options_.shard_copies->lend(*this, rest, access, ways, use);
+  if (first.size() == 0) return;
   if (in_file()) {
-    return states_->lend(range, access, [&](Range lent, const StateTensors& states) {
+    return states_->lend(first, access, [&](Range lent, const StateTensors& states) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
       });
     });
   }
-  const at::Tensor own = updated_parameters();
-  states_->lend(range, access,
+  const at::Tensor own = updated_memory();
+  states_->lend(first, access,
                 [&](Range part, const StateTensors& lent) { use(part, lent, own.slice(0, part.begin, part.end)); });
 }
 
@@ -169,22 +174,25 @@ void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, Para
   const auto use_master = [&](Range part, const StateTensors& states, const at::Tensor& params) {
     if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
   };
+  const auto [first, rest] = split(range);
   if (options_.copies) {
-    const Range of_host = lend_rest(range, access, use_master);
-    if (of_host.size() > 0) options_.copies->lend_master(*this, of_host, access, ways, use_master);
+    lend_rest(rest, access, use_master);
+    if (first.size() > 0) options_.copies->lend_master(*this, first, access, ways, use_master);
     return;
   }
   if (in_file()) await_readers_of_file(ways);
-  if (options_.shard_copies) return options_.shard_copies->lend_master(*this, range, access, ways, use_master);
+  if (first.size() > 0) await_copies();  // as in lend()
+  if (rest.size() > 0) options_.shard_copies->lend_master(*this, rest, access, ways, use_master);
+  if (first.size() == 0) return;
   if (in_file()) {
-    return states_->lend_one(range, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
+    return states_->lend_one(first, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, master.slice(0, part.begin - lent.begin, part.end - lent.begin), params);
       });
     });
   }
-  const at::Tensor own = updated_parameters();
-  states_->lend_one(range, kMasterWeights, access, [&](Range part, const at::Tensor& master) {
+  const at::Tensor own = updated_memory();
+  states_->lend_one(first, kMasterWeights, access, [&](Range part, const at::Tensor& master) {
     use(part, master, own.slice(0, part.begin, part.end));
   });
 }

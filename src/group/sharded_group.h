@@ -33,7 +33,7 @@ class ShardedGroup {
     bool is_open = false;                 // users may write to the parameters between steps
     std::vector<int> param_group;         // of each parameter; -1: it is never updated
     ParameterCopies* copies = nullptr;    // where the host updates the parameters of a device
-    ShardCopies* shard_copies = nullptr;  // where the device updates parameters that have left it
+    ShardCopies* shard_copies = nullptr;  // where the device updates parameters that have left it, or a part of them
     at::Device device = at::kCPU;         // that computes; the parameters may lie on the host beside it
     std::unique_ptr<FileParameters> in_file = nullptr;  // the parameters, where they lie in files
   };
@@ -92,8 +92,8 @@ class ShardedGroup {
   // OptimizerStates::lend() does. Where the host updates them for a device, `params` are on the host, copied there and
   // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Where a
   // device updates those that have left it, they are on the device: see ShardCopies. Where they lie in files they come
-  // from there and go back. Elsewhere they are the parameters themselves, as they are for elements that the device
-  // updates beside the host; those are lent first.
+  // from there and go back. Elsewhere they are the parameters themselves. Elements that the device updates beside the
+  // host are lent first.
   void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
   // The same for the master weights alone: other states are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
@@ -129,8 +129,13 @@ class ShardedGroup {
 
  private:
   at::Tensor parameters(Range positions) const;
-  // Of `range`, what the device updates beside the host, lent as elsewhere, and what is left.
-  Range lend_rest(Range range, OptimizerStates::Access access, const ParameterCopies::Use& use);
+  // Of a range of the states: `rest` is what a device updates though the parameters have left it, or beside the host.
+  struct Split {
+    Range first, rest;
+  };
+  Split split(Range range) const;
+  // Of parameters on the device: the host copies none of these.
+  void lend_rest(Range rest, OptimizerStates::Access access, const ParameterCopies::Use& use);
   // What a loan of parameters in files is for: `ways` says whether they are read and written.
   OptimizerStates::Access access_to_file(ParameterCopies::Ways ways) const;
   // Before their states are lent: who waits with these would keep a save from what it still reads of them.

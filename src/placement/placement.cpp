@@ -26,11 +26,11 @@ Tier in_memory(const PlacementOptions& options) {
   return options.on_device ? Tier::kHost : Tier::kDevice;
 }
 
-// Of a gathered unit's shards. fp32 parameters that a device updates are the master weights of their states, which
-// would need as much memory there.
-Tier tier_of_parameters(DType dtype, bool requires_grad, bool host_updates, const PlacementOptions& options) {
+// Of a gathered unit's shards. fp32 parameters that a device updates, or a part of them, are the master weights of
+// their states, which would need as much memory there.
+Tier tier_of_parameters(DType dtype, bool requires_grad, bool device_updates, const PlacementOptions& options) {
   const bool are_masters = requires_grad && dtype == DType::kFloat32;
-  if (are_masters && options.on_device && !host_updates) return Tier::kDevice;
+  if (are_masters && device_updates) return Tier::kDevice;
   const bool may_use_files = !are_masters || !options.masters_in_memory;
   return options.parameter_tier != Tier::kFile || may_use_files ? options.parameter_tier : in_memory(options);
 }
@@ -128,9 +128,10 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   const double state_share = state_tier == Tier::kDevice ? 1 : options.state_share;
   place.parameters = {parameters == Placement::kReplicated ? Extent::kWhole : Extent::kShard, dtype};
   place.host_updates = requires_grad && (state_tier == Tier::kHost || (state_tier == Tier::kFile && options.on_device));
+  const bool device_updates = options.on_device && (!place.host_updates || state_share < 1);  // a part, or all
   // Small units have their shards where they stay gathered.
   const bool is_gathered = options.stage == 3 && parameters == Placement::kSharded;
-  if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, place.host_updates, options);
+  if (is_gathered) place.parameters.tier = tier_of_parameters(dtype, requires_grad, device_updates, options);
   if (!requires_grad) return place;
   // Optimizer states are sharded from stage 1 on.
   place.updated = options.stage >= 1 ? Extent::kShard : Extent::kWhole;
@@ -144,14 +145,13 @@ GroupPlacement place_group(DType dtype, bool requires_grad, Placement parameters
   if (!passes_ring) place.packed_gradients = {Extent::kWhole, place.wire_dtype};
   const bool in_place = !passes_ring && !accumulates && place.grad_dtype == place.wire_dtype;
   if (!in_place) place.reduced_gradients = {place.updated, place.grad_dtype, /*values=*/1, gradient_tier};
+  place.sends_parameters = device_updates && place.parameters.tier != Tier::kDevice;
   // fp32 parameters are their own master weights, unless they are updated in the host's memory and lie on a device.
-  place.sends_parameters = options.on_device && !place.host_updates && place.parameters.tier != Tier::kDevice;
   if (dtype != DType::kFloat32 || place.updates_on_host()) {
     place.master_weights = {place.updated, DType::kFloat32, /*values=*/1, state_tier, state_share};
     place.master_weights.has_rest = dtype != DType::kFloat32 || state_share == 1;
   }
   // The device's own kernels keep fp32.
-  const bool device_updates = options.on_device && (state_tier == Tier::kDevice || state_share < 1);
   const DType moment_dtype = device_updates ? DType::kFloat32 : options.moment_dtype;
   if (options.optimizer_slots > 0)
     place.moments = {place.updated, moment_dtype, options.optimizer_slots, state_tier, state_share};

@@ -54,7 +54,8 @@ struct GroupPlacement {
   DType grad_dtype = DType::kFloat32;  // of reduced ones
   Extent updated = Extent::kNothing;   // what this rank's optimizer updates
   bool host_updates = false;           // beside a device: the states have left it, and the host updates
-  bool sends_parameters = false;  // 16-bit parameters have left the device, which has their states and updates them
+  // 16-bit parameters have left the device, which has the states of all of them or of a part, and updates these.
+  bool sends_parameters = false;
 
   // Where master weights and moments lie: on one tier, of a share below 1 the rest on the device. A group may have
   // either alone; kDevice if neither.

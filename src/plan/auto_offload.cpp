@@ -38,13 +38,6 @@ std::vector<Device> places_of_parameters(const Config& config, Device states, bo
   return places;
 }
 
-// What a device updates of a share cannot leave it.
-bool can_be(const Config& config, Device states, Device parameters, bool on_device) {
-  const double ratio = config.offload_optimizer.ratio;
-  const bool is_shared = on_device && states != Device::kNone && ratio > 0 && ratio < 1;
-  return parameters == Device::kNone || !is_shared;
-}
-
 }  // namespace
 
 bool has_auto_offload(const Config& config) {
@@ -63,16 +56,12 @@ std::vector<Config> offload_choices(const Config& config, bool on_device, bool m
       config.offload_optimizer.device == Device::kAuto && config.offload_param.device == Device::kAuto;
   for (const Device states : places) {
     for (const Device parameters : places_of_parameters(config, states, on_device, may_use_files)) {
-      if (places.size() > 1 && !can_be(config, states, parameters, on_device)) continue;
       // Parameters alone, where the host has no room for states: they free less of the device.
       if (are_both_auto && states == Device::kCpu && parameters == Device::kCpu && places.front() == Device::kNone)
         add(Device::kNone, Device::kCpu);
       add(states, parameters);
     }
   }
-  if (!choices.empty()) return choices;
-  choices.push_back(config);  // an engine says what is wrong with it
-  choices.back().offload_optimizer.device = places.back();
   return choices;
 }
 

@@ -135,7 +135,7 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
 RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table) {
   return buffers_of_pieces(units, table, kCopiedNumel, 2, [](const GroupPlacement& place, const ShardLayout& layout) {
     if (!place.sends_parameters) return Passing{};
-    return Passing{place.parameters.numel(layout), place.parameters.dtype};
+    return Passing{place.parameters.numel(layout) - place.numel_of_host(layout), place.parameters.dtype};
   });
 }
 

@@ -61,19 +61,20 @@ UpdateBytes update_bytes(double updated, const PlanOptions& options) {
       place_group(options.compute_dtype, /*requires_grad=*/true, Placement::kSharded, options).parameters.tier;
   const bool have_left = parameters != Tier::kDevice;
   if (options.on_device && have_left) bytes.to_device = 2 * updated * e * batches;  // for forward and for backward
-  if (options.on_device && options.state_tier == Tier::kDevice) {  // the update is the device's, and takes no time
-    if (have_left) bytes.to_host = updated * e;
-    return bytes;
+  if (options.on_device) {  // what the device updates takes no time
+    const double all = updated;
+    updated *= options.state_tier == Tier::kDevice ? 0 : options.state_share;
+    if (have_left) bytes.to_host = (all - updated) * e;
+    if (updated == 0) return bytes;
   }
-  if (options.on_device) updated *= options.state_share;
   const double states = 4 + double(place.moments.element_bytes());  // the master weight comes first
   bytes.memory = updated * (2 * states + gradient + (is_wide ? 0 : e));
   if (!options.on_device) return bytes;
   if (options.gradient_tier != Tier::kDevice) {
-    bytes.to_host = updated * gradient * batches;
+    bytes.to_host += updated * gradient * batches;
     bytes.to_device += updated * gradient * (batches - 1);  // sums over micro-batches are made on the device
   } else {
-    bytes.to_host = updated * gradient;  // once, for the update
+    bytes.to_host += updated * gradient;  // once, for the update
   }
   if (!have_left) {
     bytes.to_host += updated * e;  // what users may have written

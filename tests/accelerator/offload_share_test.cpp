@@ -197,11 +197,6 @@ TEST_P(ShareOffload, WhatCannotBeIsRefused) {
   EXPECT_THAT(refused(gradients), Each(AllOf(HasSubstr("offload.gradients = \"cpu\": "), HasSubstr("ratio is 0.4"))));
   EXPECT_THAT(refused(share(scenario()), "Adagrad"),
               Each(AllOf(HasSubstr("offload_optimizer.ratio = 0.4: "), HasSubstr("Adagrad is an optimizer of your"))));
-  if (stage() < 3) return;
-  Scenario parameters = share(scenario());
-  parameters.config.offload_param.device = OffloadDevice::kCpu;
-  EXPECT_THAT(refused(parameters),
-              Each(AllOf(HasSubstr("offload_optimizer.ratio = 0.4: "), HasSubstr("offload_param.device is \"cpu\""))));
 }
 
 }  // namespace

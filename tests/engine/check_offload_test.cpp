@@ -94,12 +94,14 @@ TEST(CheckOffload, NarrowMomentsAreUpdatedByTheHost) {
 }
 
 // What is told of units with trained and frozen parameters of that dtype.
-std::string told(const PlanOptions& options, DType dtype, bool some_are_frozen) {
+std::string told(const PlanOptions& options, DType dtype, bool some_are_frozen,
+                 const OffloadOptimizerConfig& states = {}) {
   std::vector<ParamSpec> params{{{"first"}, {8}, dtype, true}, {{"second"}, {9}, dtype, !some_are_frozen}};
   std::vector<UnitLayout> units;
   units.push_back(make_unit_layout("unit", std::move(params), /*world_size=*/1));
   Config config;
   config.offload_param.device = OffloadDevice::kCpu;
+  config.offload_optimizer = states;
   ::testing::internal::CaptureStderr();
   tell_offload_param(config, units, place(units, options));
   return ::testing::internal::GetCapturedStderr();
@@ -112,11 +114,21 @@ TEST(CheckOffload, TellsWhatStaysWithItsStates) {
   options.persistence_threshold = 0;
   options.parameter_tier = Tier::kHost;
   EXPECT_EQ(told(options, DType::kBFloat16, false), "");
-  EXPECT_THAT(told(options, DType::kFloat32, false),
-              ::testing::HasSubstr("zero_optimization.offload_param.device = \"cpu\": 17 elements of fp32"));
+  EXPECT_THAT(
+      told(options, DType::kFloat32, false),
+      ::testing::AllOf(::testing::HasSubstr("zero_optimization.offload_param.device = \"cpu\": 17 elements of fp32"),
+                       ::testing::HasSubstr("all of these: set zero_optimization.offload_optimizer.device, too\n")));
+  EXPECT_THAT(told(options, DType::kFloat32, false, {.ratio = 0.5, .nvme_path = {}}),
+              ::testing::HasSubstr("set zero_optimization.offload_optimizer.device, too, and ratio to 1\n"));
   EXPECT_THAT(told(options, DType::kFloat32, true),
               ::testing::HasSubstr("zero_optimization.offload_param.device = \"cpu\": 8 elements of fp32"));
-  options.state_tier = options.gradient_tier = Tier::kHost;
+  options.state_tier = Tier::kHost;
+  options.state_share = 0.5;
+  EXPECT_EQ(told(options, DType::kBFloat16, false), "");
+  EXPECT_THAT(told(options, DType::kFloat32, false, {.device = OffloadDevice::kCpu, .ratio = 0.5, .nvme_path = {}}),
+              ::testing::HasSubstr("all of these: set zero_optimization.offload_optimizer.ratio to 1\n"));
+  options.state_share = 1;
+  options.gradient_tier = Tier::kHost;
   EXPECT_EQ(told(options, DType::kFloat32, false), "");
   options.persistence_threshold = 100;
   EXPECT_EQ(told(options, DType::kFloat32, false), "");
@@ -129,9 +141,10 @@ TEST(CheckOffload, TheDeviceUpdatesTheRestWithWhatLiesThere) {
   EXPECT_EQ(refusal(config, device, ""), "");
   EXPECT_THAT(refusal(config, device, "Adafactor"), ::testing::HasSubstr("offload_optimizer.ratio = 0.5: Adafactor"));
   Config parameters = config;
-  parameters.offload_param.device = OffloadDevice::kCpu;
-  EXPECT_THAT(refusal(parameters, device, ""), ::testing::HasSubstr("offload_param.device is \"cpu\""));
-  EXPECT_EQ(refusal(parameters, at::kCPU, ""), "");  // nothing leaves
+  for (const OffloadDevice place : {OffloadDevice::kCpu, OffloadDevice::kNvme}) {
+    parameters.offload_param.device = place;  // it sends what it updates
+    for (const c10::Device on : {device, c10::Device(at::kCPU)}) EXPECT_EQ(refusal(parameters, on, ""), "");
+  }
   Config gradients = config;
   gradients.offload.gradients = OffloadConfig::Gradients::kCpu;
   EXPECT_THAT(refusal(gradients, device, ""), ::testing::HasSubstr("offload.gradients = \"cpu\": "));

@@ -199,6 +199,41 @@ TEST(Place, MasterWeightsThatStayInMemory) {
   }
 }
 
+// Those of 16 bits leave with a share of their states, and the device sends what it updates. fp32 ones are the master
+// weights of what the device updates, and stay; frozen ones leave.
+TEST(Place, ParametersLeaveWithAShareOfTheirStates) {
+  const auto placed = [](DType dtype, const PlacementOptions& options) {
+    const std::vector<UnitLayout> units{make_unit_layout(
+        "block", {{{"weight"}, {5000}, dtype, true}, {{"base"}, {900}, dtype, false}}, options.world_size)};
+    return place(units, options)[0].groups;
+  };
+  for (const Tier states : {Tier::kHost, Tier::kFile}) {
+    for (const Tier parameters : {Tier::kHost, Tier::kFile}) {
+      PlacementOptions options;
+      options.world_size = 2;
+      options.stage = 3;
+      options.on_device = true;
+      options.persistence_threshold = 0;
+      options.state_tier = states;
+      options.parameter_tier = parameters;
+      for (const double share : {0.3, 1.0}) {
+        options.state_share = share;
+        const std::vector<GroupPlacement> narrow = placed(DType::kBFloat16, options);
+        EXPECT_EQ(narrow[0].parameters.tier, parameters);
+        EXPECT_EQ(narrow[0].sends_parameters, share < 1);
+        EXPECT_FALSE(narrow[0].updates_on_host());
+        EXPECT_TRUE(narrow[0].fetches_gradients());
+        EXPECT_FALSE(narrow[1].sends_parameters);
+        const std::vector<GroupPlacement> wide = placed(DType::kFloat32, options);
+        EXPECT_EQ(wide[0].parameters.tier, share < 1 ? Tier::kDevice : parameters);
+        EXPECT_FALSE(wide[0].sends_parameters);
+        EXPECT_EQ(wide[0].updates_on_host(), share < 1);
+        EXPECT_EQ(wide[1].parameters.tier, parameters);
+      }
+    }
+  }
+}
+
 // At stage 3 the shards of gathered units leave the device, on one rank, too. fp32 parameters that the device updates
 // are master weights there, and stay.
 TEST(Place, ParametersOnTheHost) {

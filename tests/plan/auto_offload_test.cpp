@@ -44,18 +44,19 @@ TEST(AutoOffload, GradientsInFilesRuleOutTheRest) {
     EXPECT_EQ(devices(offload_choices(config, on_device, true)), (std::vector{Device::kNvme}));
 }
 
-// Gradients are on the host with the states, and parameters leave with all of these.
-TEST(AutoOffload, WhatIsAskedOfGradientsAndSharesRulesOutSome) {
+// Gradients are on the host with the states. A share of these rules out no place of parameters.
+TEST(AutoOffload, WhatIsAskedOfGradientsRulesOutSome) {
   Config config = automatic(3);
   config.offload.gradients = OffloadConfig::Gradients::kCpu;
   EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kCpu}));
   EXPECT_EQ(devices(offload_choices(config, false, true)), (std::vector{Device::kNone}));
   config.offload.gradients = OffloadConfig::Gradients::kAuto;
   config.offload_param.device = Device::kAuto;
-  EXPECT_EQ(devices(offload_choices(config, true, true)),
-            (std::vector{Device::kNone, Device::kCpu, Device::kNone, Device::kCpu}));
-  config.offload_optimizer.ratio = 0.5;
-  EXPECT_EQ(devices(offload_choices(config, true, true)), (std::vector{Device::kNone, Device::kCpu}));
+  for (const double ratio : {1., 0.5}) {
+    config.offload_optimizer.ratio = ratio;
+    EXPECT_EQ(devices(offload_choices(config, true, true)),
+              (std::vector{Device::kNone, Device::kCpu, Device::kNone, Device::kCpu}));
+  }
 }
 
 // The host updates all of them, or none is narrow.

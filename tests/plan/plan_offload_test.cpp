@@ -92,6 +92,33 @@ TEST(PlanOffload, GradientsInFilesTakeBuffersAlone) {
   }
 }
 
+// With a part of their states: what the device updates passes through its buffers, and no more.
+TEST(PlanOffload, ParametersLeaveWithAShareOfTheirStates) {
+  PlanOptions options = at(3, 1);
+  options.on_device = true;
+  options.parameter_tier = options.state_tier = Tier::kHost;
+  const auto buffers = [&](int64_t numel, double share, DType dtype = DType::kBFloat16) {
+    options.state_share = share;
+    return plan_ledger(std::vector<UnitLayout>{unit("a", numel, 1, dtype)}, options).shard_copies;
+  };
+  EXPECT_EQ(buffers(9 * kCopiedNumel, 0.5), (RingClass{2 * kCopiedNumel, 2, 1}));
+  EXPECT_EQ(buffers(2 * kCopiedNumel, 0.75), (RingClass{kCopiedNumel, 1, 1}));  // a quarter of it, in 2 bytes each
+  EXPECT_EQ(buffers(kBlockNumel, 0.75), RingClass{});                           // the host updates all
+  EXPECT_EQ(buffers(9 * kCopiedNumel, 1), RingClass{});
+  EXPECT_EQ(buffers(9 * kCopiedNumel, 0.5, DType::kFloat32), RingClass{});  // they stay
+  options.state_share = 0.25;
+  const std::vector<UnitLayout> units{unit("a", 2 * kCopiedNumel, 1)};
+  const PlanReport report = plan_ledger(units, options);
+  EXPECT_EQ(report.parameter_copies, RingClass{});
+  EXPECT_EQ(report.bytes.at(Category::kParameters, Tier::kHost), 4 * kCopiedNumel);
+  EXPECT_EQ(report.bytes.at(Category::kMoments, Tier::kHost), 4 * kCopiedNumel);
+  EXPECT_EQ(held(report, Category::kMoments), 12 * kCopiedNumel);
+  const PlannedBytes counted = plan_count(1'000'000, options);
+  EXPECT_EQ(counted.parameters, 0);
+  EXPECT_EQ(counted.host.parameters, 2e6);
+  EXPECT_EQ(counted.moments, 6e6);
+}
+
 // As without offload, and through two buffers of the host to the update.
 TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
   for (const int stage : {1, 2, 3}) {

@@ -95,6 +95,25 @@ TEST(StepTime, GradientsThatStayAreCopiedOnceAStep) {
   EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).link, 34 * double(kParams) / 1e9, 1e-3 * 34e9);
 }
 
+// The device sends what it updates, and brings the gradients of the rest; the host writes its part where it lies.
+TEST(StepTime, ParametersThatLeaveWithAShareOfTheirStates) {
+  const MachineRates rates{.flops = 1e30, .host = 28e9, .link = 1e9, .disk = {}};
+  PlanOptions at = options(3);
+  at.persistence_threshold = 0;
+  at.parameter_tier = at.state_tier = Tier::kHost;
+  const auto step = [&](double share, DType dtype = DType::kBFloat16) {
+    at.state_share = share;
+    at.compute_dtype = dtype;
+    return plan_step(matrices(), at, tokens(1, false), rates);
+  };
+  for (const double share : {0.25, 0.75})
+    EXPECT_NEAR(step(share).update, share * step(1).update, 1e-6 * step(1).update);
+  // Parameters come twice; more goes to the device than to the host.
+  EXPECT_NEAR(step(0.25).link, 4 * double(kParams) / 1e9, 1e-2 * step(0.25).link);
+  // fp32 ones stay: those that the host updates go and come, and their gradients come.
+  EXPECT_NEAR(step(0.25, DType::kFloat32).link, 2 * double(kParams) / 1e9, 1e-2 * step(0.25).link);
+}
+
 // They come for forward and for backward, and go back when the device has updated them. fp32 ones stay there.
 TEST(StepTime, ParametersThatLeaveAloneCrossTheLink) {
   const MachineRates rates{.flops = 1e30, .host = {}, .link = 1e9, .disk = 1e9};
