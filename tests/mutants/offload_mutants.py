@@ -138,7 +138,7 @@ _TABLE = [
     (
         "fp32-parameters-leave-their-masters",
         "src/placement/placement.cpp",
-        "  if (are_masters && options.on_device && !host_updates) return Tier::kDevice;\n",
+        "  if (are_masters && device_updates) return Tier::kDevice;\n",
         "",
         "*ParamOffload.FrozenParametersLeaveAlone*",
     ),
@@ -163,6 +163,29 @@ _TABLE += [
     ("sent-before-the-update", _SHARDS, "  stream_.follow();\n", "", _ALONE + "GivesTheSameBits*"),
     ("updated-over-what-is-sent", _SHARDS, "  slot.uses.take();\n", "", _ALONE + "BuffersAreUsedAgain*"),
     ("buffer-is-nobodys-while-it-is-sent", _SHARDS, "  slot.uses.share();\n", "", _ALONE + "BuffersAreUsedAgain*"),
+]
+_TABLE += [
+    (
+        "host-waits-for-what-the-device-sends",
+        _GROUP,
+        "  const at::Tensor own = updated_memory();\n  states_->lend(first",
+        "  const at::Tensor own = updated_parameters();\n  states_->lend(first",
+        "*ParamShareOffload.TheHostUpdatesWhile*",
+    ),
+    (
+        "rest-of-a-shard-is-not-sent",
+        _GROUP,
+        "  if (rest.size() > 0) options_.shard_copies->lend_master(*this, rest, access, ways, use_master);\n",
+        "",
+        "*ParamShareOffload.CheckpointsGo*",
+    ),
+    (
+        "device-sends-what-the-host-updates",
+        _GROUP,
+        "options_.shard_copies->lend(*this, rest, access, ways, use);",
+        "options_.shard_copies->lend(*this, range, access, ways, use);",
+        "*ParamShareOffload.GivesTheSameBits*",
+    ),
 ]
 
 _FILES = "*FileOffload.GivesTheSameBits*"
@@ -249,6 +272,22 @@ _SHARES = [
         _BLOCKS,
     ),
     ("share-rounds-down", _PLACE, "std::ceil(", "std::floor(", "placement", _BLOCKS),
+    (
+        "shares-of-fp32-leave-their-masters",
+        _PLACE,
+        "(!place.host_updates || state_share < 1);  // a part, or all",
+        "!place.host_updates;",
+        "placement",
+        "Place.ParametersLeaveWithAShare*",
+    ),
+    (
+        "buffers-for-what-the-host-updates",
+        "src/plan/state_rules.cpp",
+        "place.parameters.numel(layout) - place.numel_of_host(layout), place",
+        "place.parameters.numel(layout), place",
+        "plan",
+        "PlanOffload.ParametersLeaveWithAShare*",
+    ),
     (
         "files-for-all-states",
         "src/plan/swap_plan.cpp",

@@ -14,7 +14,7 @@ from zeroshard.compat.deepspeed import initialize
 
 ON_GPU = pytest.mark.parametrize("on", [pytest.param("cuda", marks=devices.NEEDS_GPU)])
 STATES = (True, "gradients", "share", "gradient files")
-PARAMETERS = ("parameters", "files", "alone", "mixed")
+PARAMETERS = ("parameters", "files", "alone", "mixed", "all share", "file share")
 
 
 def every(body, whats, **arguments):
@@ -39,7 +39,7 @@ def test_the_digest_is_that_without_offload(on, ranks, dtype, stage):
 
 def use(folder, stage, dtype):
     """Single parameters, users' writes, optimizers outside and checkpoints between tiers."""
-    whats = (True, "share") + (PARAMETERS[:2] if stage == 3 else ())
+    whats = (True, "share") + ((*PARAMETERS[:2], "all share") if stage == 3 else ())
     for what, equal in every(test_offload.see_and_set, whats, stage=stage, dtype=dtype):
         assert all(equal), (what, equal)
     for what in whats:

@@ -17,7 +17,7 @@ pytestmark = simulated.needed
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PARAMETERS = {"offload_param": {"device": "cpu"}}
 FILE = {"device": "nvme", "nvme_path": tempfile.gettempdir()}  # files have no names there
-IN_FILES = ("files", "gradient files")
+IN_FILES = ("files", "gradient files", "file share")
 WEIGHTS_ON_DEVICE = ("parameters", "device")
 
 
@@ -25,7 +25,8 @@ def configuration(stage, dtype, offload, **blocks):
     """With ``offload``, states are on the host; at stage 3 parameters, too, if it is "parameters"; "files": there.
 
     "gradients": these stay on the device; "share": so does a part of the states; "alone": all of them. "mixed":
-    parameters are in files, and states on the host; "gradient files": states and gradients are in files.
+    parameters are in files, and states on the host; "gradient files": states and gradients are in files. "all share":
+    parameters are on the host, with a part of the states; "file share": both are in files.
     """
     zero = {"stage3_gather_16bit_weights_on_model_save": True} | (OFFLOAD if offload and offload != "alone" else {})
     zero |= PARAMETERS if offload == "alone" else {}
@@ -36,8 +37,12 @@ def configuration(stage, dtype, offload, **blocks):
     if offload == "gradient files":
         zero["offload_optimizer"] = FILE
         blocks["zeroshard"] = {"offload": {"gradients": "nvme"}}
-    if offload == "share":
+    if offload in ("share", "all share"):
         zero["offload_optimizer"] = {"device": "cpu", "ratio": 0.4}
+    zero |= PARAMETERS if offload == "all share" and stage == 3 else {}
+    if offload == "file share":
+        zero["offload_optimizer"] = FILE | {"ratio": 0.4}
+        zero |= {"offload_param": FILE | {"max_in_cpu": 0}} if stage == 3 else {}
     if offload == "gradients":
         blocks["zeroshard"] = {"offload": {"gradients": "device"}}
     blocks = {"optimizer": models.adamw(3e-3, weight_decay=0.01), "gradient_clipping": 0.5, **blocks}
@@ -83,8 +88,11 @@ def digests(stage, dtype, what=True):
             assert models.held_as_planned(report["planned"], report["measured_peak"]), report
             lines = engine._run.core.memory()
             on_device = sum(planned for category, tier, planned, _ in lines if (category, tier) == WEIGHTS_ON_DEVICE)
-            leave = offload in ("parameters", "files", "mixed") or (offload == "alone" and dtype != "fp32")
+            narrow_leave = offload in ("alone", "all share", "file share") and dtype != "fp32"
+            leave = offload in ("parameters", "files", "mixed") or narrow_leave
             assert (on_device == 0) == leave, lines
+            if "share" in (offload or ""):
+                assert all(planned > 0 for category, _, planned, _ in lines if category == "moments"), lines
             digest, norm = engine.parameter_digest(), engine.get_global_grad_norm()
             engine.destroy()
             return digest, norm, report["tiers"].get("host", {}).get("planned", 0) > 0
@@ -118,7 +126,7 @@ def test_the_digest_is_that_without_offload_of_parameters(ranks, dtype, on, what
 
 
 # fp32 parameters stay with their states, and the frozen ones go.
-@pytest.mark.parametrize("what", ["alone", "mixed"])
+@pytest.mark.parametrize("what", ["alone", "mixed", "all share", "file share"])
 @pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "late"), (2, "fp16", "lazy"), (2, "fp32", "lazy")])
 def test_the_digest_is_that_without_offload_of_parameters_alone(ranks, dtype, on, what):
     by_rank = world.run(ranks, digests, stage=3, dtype=dtype, what=what, on=on, timeout_s=240)
