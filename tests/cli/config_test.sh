@@ -58,6 +58,8 @@ check 0 'Note: the config has unknown keys, ignored as DeepSpeed does: _comment'
 echo '{"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' >"$work/offload.json"
 check 0 'fp32 parameters stay on the device with their optimizer states' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
 check 0 '^  total  *16.00$' stdout plan --params 1B --world-size 1 --config "$work/offload.json"
+sed 's/"offload_param"/"offload_optimizer": {"device": "cpu", "ratio": 0.5}, &/' "$work/offload.json" >"$work/share.json"
+check 0 'fp32 parameters stay on the device with their optimizer states' stdout plan --params 1B --world-size 1 --config "$work/share.json"
 echo '{"train_batch_size": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}' \
   >"$work/alone.json"
 check 0 '^  all others  *sharded bf16 on host  *sharded bf16  *sharded fp32  *sharded 2 x fp32$' stdout \

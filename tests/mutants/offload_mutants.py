@@ -179,13 +179,6 @@ _TABLE += [
         "",
         "*ParamShareOffload.CheckpointsGo*",
     ),
-    (
-        "device-sends-what-the-host-updates",
-        _GROUP,
-        "options_.shard_copies->lend(*this, rest, access, ways, use);",
-        "options_.shard_copies->lend(*this, range, access, ways, use);",
-        "*ParamShareOffload.GivesTheSameBits*",
-    ),
 ]
 
 _FILES = "*FileOffload.GivesTheSameBits*"
