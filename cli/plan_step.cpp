@@ -71,12 +71,11 @@ std::optional<MachineRates> read_rates(const RateArguments& arguments, const Pla
 std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
   const PlannedStep step = planned(inputs, at);
   std::string text = format("stage %d: a step takes %.3g s: ", at.stage, step.total());
-  text += format(
-      "max(forward %.3g + backward %.3g, copies %.3g, files %.3g) + max(update %.3g, disk %.3g); the device computes "
-      "in "
-      "%.0f %% of it, %.4g tokens/s a rank\n",
-      step.forward, step.backward, step.link, step.reads, step.update, step.disk, 100 * step.efficiency(),
-      step.tokens / step.total());
+  text +=
+      format("max(forward %.3g + backward %.3g, copies %.3g, files %.3g)%s max(update %.3g, disk %.3g)", step.forward,
+             step.backward, step.link, step.reads, step.is_late ? " beside" : " +", step.update, step.disk);
+  text += format("; the device computes in %.0f %% of it, %.4g tokens/s a rank\n", 100 * step.efficiency(),
+                 step.tokens / step.total());
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     text += format("  what would help most: %s: %.4g tokens/s\n", change->change.c_str(),
                    change->step.tokens / change->step.total());

@@ -74,9 +74,12 @@ class Fsdp2:
 
 
 class Zeroshard:
-    """Stage 3. `shards`: one rank gathers and reduces as several do. `offload`: more keys of zero_optimization."""
+    """Stage 3. `shards`: one rank gathers and reduces as several do. `offload`: more keys of zero_optimization.
 
-    def __init__(self, model, shards=False, micro_batch=1, offload=None):
+    `delayed`: updates come a step late, so losses are others.
+    """
+
+    def __init__(self, model, shards=False, micro_batch=1, offload=None, delayed=False):
         import zeroshard
 
         betas = {**ADAMW, "betas": list(BETAS)}
@@ -86,7 +89,7 @@ class Zeroshard:
             "bf16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": betas},
             "steps_per_print": 1_000_000_000,
-            "zeroshard": {"shard_one_rank": shards},
+            "zeroshard": {"shard_one_rank": shards, "offload": {"delayed_update": delayed}},
         }
         self.engine = zeroshard.initialize(model=model, config=config)[0]
 
@@ -135,5 +138,6 @@ PEERS = {
         model, offload={"offload_optimizer": ON_HOST, "offload_param": ON_HOST}
     ),
     "zeroshard_offload_states": lambda model: Zeroshard(model, offload={"offload_optimizer": ON_HOST}),
+    "zeroshard_offload_delayed": lambda model: Zeroshard(model, offload={"offload_optimizer": ON_HOST}, delayed=True),
     "zeroshard_offload_file": ZeroshardFile,
 }

@@ -173,6 +173,8 @@ struct OffloadConfig {
   // In which the optimizer's moments are stored: fp32, or bf16, to which each update rounds them at random. In host
   // memory and files alone.
   DType moment_dtype = DType::kFloat32;
+  // Beside a device: the host updates while the next step computes with the parameters before.
+  bool delayed_update = false;
 };
 
 // "aio": the requests to swap files. Unset: zeroshard's own values.

@@ -263,10 +263,16 @@ class Engine {
   // Lets every rank see StepResult::stop at the next step. May be called from any thread and from signal handlers.
   void request_stop() noexcept;
 
+  // With zeroshard.offload.delayed_update: brings the last step's update to the parameters, as saves, exports and
+  // gather() for modifying do. The gradients of a forward before it are refused. Collective; nothing happens where none
+  // is pending. Throws StateError between the micro-batches of a step, and where users have written to parameters since
+  // the last step, which is lost then.
+  void publish_update();
+
   // Makes the parameters of a unit ordinary tensors again, with their own memory, their current values and dtype. Frees
-  // the optimizer's states and everything else that only training needs. After the first call the engine may only
-  // return its other units and be destroyed; units that were not returned by then cannot be read any more. Collective
-  // at stage 3. A module whose units were all returned may be given to another engine.
+  // the optimizer's states and everything else that only training needs, and an update that is not published. After the
+  // first call the engine may only return its other units and be destroyed; units that were not returned by then cannot
+  // be read any more. Collective at stage 3. A module whose units were all returned may be given to another engine.
   void return_unit(size_t unit);
 
   double loss_scale() const;

@@ -34,6 +34,7 @@ struct PlacementOptions {
   Tier state_tier = Tier::kDevice;      // of master weights and moments, from stage 1 on
   double state_share = 1;               // of each group's states, 0 to 1, on that tier; the device has the others
   Tier gradient_tier = Tier::kDevice;   // of reduced gradients, from stage 1 on; kFile with states there alone
+  bool delayed_update = false;          // new parameters of a step wait on the host until the end of the next one
   int64_t persistence_threshold = 100'000;  // units of at most this many elements stay unsharded
   std::vector<PlacementRule> rules;         // if several match one unit, the last one counts
 };

@@ -28,10 +28,11 @@ struct PlannedStep {
   double update = 0;                 // by the CPU
   double disk = 0;                   // swap files: beside the update
   double tokens = 0;                 // of a step, on this rank
+  bool is_late = false;              // update and swap files: beside the passes of the next step
 
   double passes() const { return std::max({forward + backward, link, reads}); }
   double after() const { return std::max(update, disk); }
-  double total() const { return passes() + after(); }
+  double total() const { return is_late ? std::max(passes(), after()) : passes() + after(); }
   // The share of the step in which the device computes: what the ZeRO-Infinity paper calls efficiency.
   double efficiency() const { return (forward + backward) / total(); }
 };

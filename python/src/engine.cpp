@@ -198,7 +198,7 @@ void bind_passes(EngineClass& engine) {
       .def("end_micro_batch", &Engine::end_micro_batch)
       .def("step", py::overload_cast<const std::vector<ParamGroupOptions>&>(&Engine::step), Release())
       .def("prepare_step", &Engine::prepare_step, Release())
-      .def("slices", &Engine::slices)
+      .def("slices", &Engine::slices, Release())
       .def("finish_step", &Engine::finish_step, Release())
       .def("set_updates", &Engine::set_updates)
       .def("set_moment", &Engine::set_moment, py::arg("param"), py::arg("slot"), py::arg("values"), Release())
@@ -219,7 +219,7 @@ void bind_kept_tensors(py::module_& m, EngineClass& engine) {
 }
 
 void bind_param_states(EngineClass& engine) {
-  engine.def("slice", &Engine::slice, py::arg("unit"), py::arg("param"))
+  engine.def("slice", &Engine::slice, py::arg("unit"), py::arg("param"), Release())
       .def("full_state", &Engine::full_state, py::arg("unit"), py::arg("param"), py::arg("mine"), py::arg("kind"),
            Release())
       .def("local_grad", &Engine::local_grad, py::arg("unit"), py::arg("param"))
@@ -243,6 +243,7 @@ void bind_units(EngineClass& engine) {
       .def_readonly_static("DROP_WRITES", &Engine::kDropWrites)
       .def("gather", &Engine::gather, Release())
       .def("release", &Engine::release, Release())
+      .def("publish_update", &Engine::publish_update, Release())
       .def("return_unit", &Engine::return_unit, Release(),
            "Makes the unit's parameters ordinary tensors again. Collective at stage 3; no more training afterwards.")
       .def_property_readonly("num_units", &Engine::num_units)

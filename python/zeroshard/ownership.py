@@ -102,6 +102,15 @@ class Ownership:
             unmark(tensor)
         self._tensors[index] = []
 
+    def publish(self) -> None:
+        """Brings an update that comes a step late to the parameters. Collective."""
+        if self.core is None:
+            return
+        try:
+            self.core.publish_update()
+        except _C.Error as error:
+            log(f"the parameters do not have the last step's update: {error}")
+
     def end(self, *, gather: bool = True) -> None:
         """Returns all remaining units and frees the core. Without ``gather``, sharded units are not returned.
 
@@ -124,6 +133,7 @@ class Ownership:
 def take_back(params: Iterable[torch.Tensor]) -> None:
     """Makes parameters of another engine ordinary tensors again, together with all others of their units."""
     for owner, unit in owners_of(params):
+        owner.publish()
         owner.return_unit(unit)
 
 
@@ -184,6 +194,8 @@ def destroy(run: Run, ownership: Ownership) -> None:
     if left and run.rank == 0:
         log(f"warning: destroy: {describe(left)}")
     ownership.detach("this engine was destroyed (engine.destroy()): make another one with zeroshard.initialize")
+    if at_peace:
+        ownership.publish()
     try:
         ownership.end(gather=gather)
     except (_C.CommError, MemoryError) as error:

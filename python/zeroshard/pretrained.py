@@ -87,6 +87,8 @@ def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> di
 
     Gathered unit by unit: beside rank 0's copies no rank needs more than a step does.
     """
+    if not run.core.has_pending_gradients:  # else what the step's gradients are of
+        run.core.publish_update()
     copies: dict[int, torch.Tensor] = {}  # by id of the parameter; tied ones share theirs
     failures: list[Exception] = []
 

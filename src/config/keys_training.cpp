@@ -198,6 +198,11 @@ std::vector<Key> own_keys() {
        [](Config& config, const Json& value) {
          config.offload.moment_dtype = value == "bf16" ? DType::kBFloat16 : DType::kFloat32;
        }},
+      {"zeroshard.offload.delayed_update", Bool{}, false,
+       "beside a device, with all optimizer states on the host or in files: the host updates a step's parameters while "
+       "the device computes the next step with those before, and they count from the end of that one on. Other "
+       "results than without it",
+       Effect::kYes, [](Config& config, const Json& value) { config.offload.delayed_update = value.get<bool>(); }},
       {"zeroshard.timeout_s", seconds, 600,
        "a collective without progress for this long fails, and a start without all ranks", Effect::kYes,
        [=](Config& config, const Json& value) { config.timeout_ms = milliseconds(value); }},

@@ -57,6 +57,36 @@ void check_moments(const Config& config, c10::Device device, const std::string& 
                            ", or zeroshard.offload.moment_dtype to \"fp32\""));
 }
 
+// A thread of the host has the states and gradients to itself, and the device whole parameters of its own.
+void check_delayed(const Config& config, c10::Device device, const std::string& external_optimizer) {
+  if (!config.offload.delayed_update) return;
+  using Gradients = OffloadConfig::Gradients;
+  constexpr std::string_view kKey = "zeroshard.offload.delayed_update = true: ";
+  constexpr std::string_view kOr = ", or delayed_update to false";
+  const OffloadOptimizerConfig& offload = config.offload_optimizer;
+  if (device.is_cpu())
+    throw ConfigError(concat(kKey, "the host updates while a device computes, and the ranks' device is the CPU, which ",
+                             "has to do both: set false"));
+  if (!external_optimizer.empty())
+    throw ConfigError(concat(kKey, external_optimizer, " is an optimizer of your own, which updates at once: set ",
+                             "false, or use one of zeroshard's optimizers"));
+  if (offload.device == OffloadDevice::kNone)
+    throw ConfigError(concat(kKey, "the host updates states that have left the device, and ",
+                             "zero_optimization.offload_optimizer.device is \"none\": set that to \"cpu\" or \"nvme\"",
+                             kOr));
+  if (offload.ratio != 1)
+    throw ConfigError(concat(kKey, "all states must have left the device, and zero_optimization.offload_optimizer.",
+                             "ratio is ", offload.ratio, ": set that to 1", kOr));
+  if (config.offload_param.device != OffloadDevice::kNone)
+    throw ConfigError(concat(kKey, "the device computes with parameters of its own, and zero_optimization.",
+                             "offload_param.device is \"", name_of(config.offload_param.device),
+                             "\": set that to \"none\"", kOr));
+  if (config.offload.gradients == Gradients::kDevice || config.offload.gradients == Gradients::kNvme)
+    throw ConfigError(concat(kKey, "the host updates with gradients in its memory, and zeroshard.offload.gradients is ",
+                             config.offload.gradients == Gradients::kNvme ? "\"nvme\"" : "\"device\"",
+                             ": set that to \"auto\"", kOr));
+}
+
 // A part of each unit's states leaves a device, which updates the rest with its own gradients.
 void check_share(const Config& config, const std::string& external_optimizer) {
   const double ratio = config.offload_optimizer.ratio;
@@ -80,6 +110,7 @@ void check_offload(const Config& config, c10::Device device, const std::string& 
   const OffloadOptimizerConfig& offload = config.offload_optimizer;
   if (!(offload.ratio >= 0 && offload.ratio <= 1))
     throw ConfigError(concat(kRatio, offload.ratio, ": must be at least 0 and at most 1"));
+  check_delayed(config, device, external_optimizer);
   check_moments(config, device, external_optimizer);
   check_gradients_in_files(config);
   if (!device.is_cpu()) check_gradients(config);

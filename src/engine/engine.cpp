@@ -145,10 +145,10 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
     // The graph may outlive the engine.
-    impl_->backward_hooks.add(
-        output, [impl = impl_.get(), alive = std::weak_ptr(impl_->in_use), unit, key = output.unsafeGetTensorImpl()] {
-          if (!alive.expired()) impl->pre_backward(unit, key);
-        });
+    impl_->backward_hooks.add(output, [impl = impl_.get(), alive = std::weak_ptr(impl_->in_use), unit,
+                                       key = output.unsafeGetTensorImpl(), publishes = impl_->publishes] {
+      if (!alive.expired()) impl->pre_backward(unit, key, publishes);
+    });
   }
   const Unit& own = impl_->executor->unit(unit);
   // What comes and goes with the unit's memory.
@@ -197,13 +197,19 @@ StepResult Engine::prepare_step() {
     for (size_t i = 0; i < bucket.group().params.size(); ++i) flags.push_back(bucket.has_grad(i));
   }
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
-                            impl.watch->any_written()};
+                            impl.watch->any_written() || impl.wrote_late()};
   const StepState state{impl.progress.is_unapplied(), impl.hash_trainable()};
   impl.reduce_comm.await_device("gradients of the step");
   impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad), signals, state);
   impl.check_step();
+  if (impl.consensus.signals.wrote) impl.check_late_writes();
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);
+  // What users wrote before the first delayed update counts, and what they write after it is found.
+  if (impl.delayed && !impl.delayed->is_pending()) {
+    impl.take_writes_to_groups();
+    impl.remember_open_parameters();
+  }
   if (!impl.options.external_optimizer.empty()) {
     impl.take_writes_to_groups();
     impl.groups->await_copies();  // the optimizer writes to states without asking
@@ -232,9 +238,14 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
     impl.optimizer.update(group, {impl.reduced_gradients(group), fetch, in_file}, groups,
                           impl.consensus.has_grad[group.number()], impl.grad_scale);
   };
+  if (impl.delayed) {
+    impl.publish_update();
+    impl.finish_step(result, [&] { impl.begin_delayed(groups); });
+    return result;
+  }
   try {
     if (result.applied) impl.announce_gradients();
-    impl.finish_step(result, update);
+    impl.finish_step(result, [&] { impl.update_all(update); });
   } catch (...) {  // the next gradients must not meet copies of these
     if (fetch) fetch->end();
     throw;
@@ -249,8 +260,9 @@ StepResult Engine::step() {
 std::vector<OptimizerSlice> Engine::slices() {
   const Impl& impl = *impl_;
   std::vector<OptimizerSlice> result;
+  impl.await_update();
   for (const ShardedGroup* const group : impl.groups->trained()) {
-    group->forget_parameters();  // the caller may write to the master weights
+    if (!impl.options.external_optimizer.empty()) group->forget_parameters();  // it may write to the master weights
     for (const ParamSlice& slice : zeroshard::slices(*group, impl.reduced_gradients(*group))) {
       const ParamSpec& param = group->param(slice.index);
       OptimizerSlice out{
@@ -285,6 +297,7 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
   const at::NoGradGuard no_grad;
   impl_->check_whole();
   const auto [group, index] = impl_->find_trained(name);
+  impl_->await_update();
   const Range range = group->state_range(index);
   ZS_CHECK(values.numel() == range.size(), "values are ", values.numel(), " elements, and this rank keeps ",
            range.size(), " of '", name, "'");
@@ -297,19 +310,23 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
 
 void Engine::finish_step(const StepResult& result) {
   impl_->check_caller();
-  impl_->finish_step(result, [&](ShardedGroup& group) {
-    if (!impl_->options.external_optimizer.empty()) group.publish_master();
+  impl_->finish_step(result, [&] {
+    impl_->update_all([&](ShardedGroup& group) {
+      if (!impl_->options.external_optimizer.empty()) group.publish_master();
+    });
   });
 }
 
-void Engine::Impl::finish_step(const StepResult& result, const Update& update) {
+void Engine::Impl::update_all(const Update& update) {
+  announce_update();
+  refresh(update);
+}
+
+void Engine::Impl::finish_step(const StepResult& result, const std::function<void()>& apply) {
   check_caller();
   // A step that no backward came before says nothing of overflows.
   if (progress.is_unapplied()) scaler.update(!result.applied);
-  if (result.applied) {
-    announce_update();
-    refresh(update);
-  }
+  if (result.applied) apply();
   watch->forget_readings();
   reducer->end_step();
   last_grad_scale = result.loss_scale;
@@ -331,6 +348,7 @@ void Engine::gather(const std::vector<size_t>& units, bool to_modify, bool can_d
   using Purpose = HeldValues::Purpose;
   impl_->check_caller();
   if (!impl_->in_use) impl_->check_whole();
+  if (to_modify && impl_->in_use) publish_update();
   const Purpose purpose = !to_modify ? Purpose::kRead : can_drop ? Purpose::kModify : Purpose::kModifyForGood;
   for (const size_t unit : units) {
     impl_->executor->hold(unit);
@@ -470,12 +488,21 @@ void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {
 }
 
 void Engine::Impl::while_a_save_reads() {
+  // Nobody interrupts the thread of a late update.
+  if (delayed && delayed->is_on_thread()) return reduce_comm.check();
+  check_while_waiting("it waited for a checkpoint to be read");
+}
+
+void Engine::Impl::while_an_update_goes_on() {
+  check_while_waiting("it waited for the update of the step before");
+}
+
+void Engine::Impl::check_while_waiting(std::string_view waited) {
   reduce_comm.check();  // another rank may have failed
   try {
     check_interrupt();
-  } catch (const std::exception&) {  // others wait for the update of this rank
-    fail_on_all_ranks(
-        concat("rank ", reduce_comm.rank(), " was interrupted while it waited for a checkpoint to be read"));
+  } catch (const std::exception&) {  // others wait for this rank
+    fail_on_all_ranks(concat("rank ", reduce_comm.rank(), " was interrupted while ", waited));
     throw;
   }
 }
@@ -489,6 +516,7 @@ void Engine::Impl::retire() {
   trainable.clear();
   held->forget();
   backward_hooks = BackwardHooks();
+  delayed.reset();
   reducer.reset();
   groups->free_states();
   swap.reset();

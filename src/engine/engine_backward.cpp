@@ -77,8 +77,11 @@ void Engine::Impl::in_hook(std::string_view doing, size_t unit, const Call& call
   }
 }
 
-void Engine::Impl::pre_backward(size_t unit, const void* output) {
-  in_hook("compute the gradients", unit, [&] { executor->pre_backward(unit, output); });
+void Engine::Impl::pre_backward(size_t unit, const void* output, int64_t publishes_at_forward) {
+  in_hook("compute the gradients", unit, [&] {
+    if (publishes != publishes_at_forward) refuse_other_parameters();
+    executor->pre_backward(unit, output);
+  });
 }
 
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
@@ -101,6 +104,8 @@ void Engine::Impl::discard() {
 
 void Engine::begin_backward(bool sync) {
   impl_->check_whole();
+  // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
+  if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
   impl_->progress.begin_pass(sync);
   impl_->last_grad_scale.reset();
   impl_->backward_comm_error.clear();

@@ -279,6 +279,7 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
   reduce.ring = reduce_ring(layouts, placements);
   reduce.exit_buffers = gradient_exit(layouts, placements);
   reduce.pin = options.config.offload_optimizer.pin_memory;
+  reduce.while_read = [this] { while_an_update_goes_on(); };
   reduce.scratch = exchange_scratch(layouts, placements, plan);
   reduce.make_file = [this, next_in_file = size_t{0}](const FlatGroup& group, const GroupPlacement& place) mutable {
     FileParameters::Options in_file{
@@ -286,6 +287,9 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
     return std::make_unique<FileParameters>(*gradient_swap, std::move(in_file), ledger);
   };
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
+  if (plan.delayed_update)
+    delayed = std::make_unique<DelayedUpdate>(groups->trained(), optimizer, options.device, reduce.pin, ledger,
+                                              [this] { while_an_update_goes_on(); });
   const RingClass& fetch = report.gradient_fetch;
   if (fetch.units == 0) return;
   const GradientFetch::Options fetch_options{options.device, fetch.slot_bytes, fetch.slots, kFetchedNumel, reduce.pin};

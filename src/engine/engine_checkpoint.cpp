@@ -414,6 +414,7 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.
   run_together(kSave, [&] {
+    publish_update();
     impl.take_all_writes(of_master);
     if (has_pending_gradients())
       throw StateError(
@@ -479,6 +480,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   const std::string root = from_root(path);
   run_together(kLoad, [&] {
     impl.check_no_change_begun("load_checkpoint()");
+    impl.publish_before_load(has_pending_gradients());
     impl.take_all_writes();  // to what is not loaded, too
     if (has_pending_gradients())
       throw StateError(

@@ -24,11 +24,13 @@
 #include "group/groups.h"
 #include "hooks/autograd_hooks.h"
 #include "memory/ledger.h"
+#include "optim/delayed_update.h"
 #include "optim/sharded_optimizer.h"
 #include "plan/plan_ledger.h"
 #include "precision/loss_scaler.h"
 #include "reduce/reducer.h"
 #include "zeroshard/engine.h"
+#include "zeroshard/error.h"
 
 namespace zeroshard {
 
@@ -58,7 +60,7 @@ struct Engine::Impl {
   // What a hook of autograd does for a unit. Keeps the text of an error, whose class autograd loses.
   template <typename Call>
   void in_hook(std::string_view doing, size_t unit, const Call& call);
-  void pre_backward(size_t unit, const void* output);
+  void pre_backward(size_t unit, const void* output, int64_t publishes_at_forward);
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
@@ -68,7 +70,29 @@ struct Engine::Impl {
   // Lets `update` write each trained group, and brings what it wrote to all ranks. Collective.
   using Update = std::function<void(ShardedGroup&)>;
   void refresh(const Update& update);
-  void finish_step(const StepResult& result, const Update& update);
+  // Tells states what the update of the step will ask for, before.
+  void update_all(const Update& update);
+  // `apply` brings the step to the parameters, unless it is skipped.
+  void finish_step(const StepResult& result, const std::function<void()>& apply);
+  // Note [Delayed updates]
+  // With zeroshard.offload.delayed_update a step hands its update to a thread, and publishes that of the step before.
+  // Until then states and parameters are of two steps: whoever looks at states awaits the thread; whoever saves,
+  // exports, loads or lets users write to parameters publishes before; whoever reads parameters sees those that the
+  // device computes with.
+  void begin_delayed(const std::vector<ParamGroupOptions>& groups);
+  // So that wrote_late() finds what users write from now on.
+  void remember_open_parameters();
+  // Brings the update that is pending, if one is, to all ranks, whatever users have written. Collective.
+  void publish_update();
+  // What users have written since does not count.
+  void publish_before_load(bool has_gradients);
+  // Of a backward, where an update was published outside of a step since its forward.
+  [[noreturn]] static void refuse_other_parameters();
+  // Whether the user has written to parameters that the pending update will overwrite.
+  bool wrote_late();
+  // Throws StateError where that is so on some rank. It is told once: then the writes are lost. Collective.
+  void check_late_writes();
+  void await_update() const;
   void take_writes(bool written_somewhere);
   // Which master weights; kAllButSaved: not those of whole 32-bit parameters that a save in the background reads
   // instead.
@@ -94,6 +118,9 @@ struct Engine::Impl {
   void fail_on_all_ranks(const std::string& text) noexcept;
   // While an update waits for states that are not saved yet. Throws where it must not go on waiting.
   void while_a_save_reads();
+  // While something waits for the thread of a late update.
+  void while_an_update_goes_on();
+  void check_while_waiting(std::string_view waited);
   // Frees what only training needs. From then on the engine can do nothing but return units.
   void retire();
 
@@ -144,6 +171,9 @@ struct Engine::Impl {
   ShardedOptimizer optimizer;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<GradientFetch> gradient_fetch;  // null where gradients lie where they are updated with
+  std::unique_ptr<DelayedUpdate> delayed;         // null where a step updates at once
+  int64_t publishes = 0;                          // of its updates outside of steps
+  bool has_lost_sums = false;                     // of parameters that were written before: see set_weights()
   std::unique_ptr<Executor> executor;
   std::unique_ptr<WriteWatch> watch;
   std::unique_ptr<HeldValues> held;

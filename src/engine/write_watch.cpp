@@ -45,8 +45,12 @@ std::vector<int64_t> WriteWatch::written() const {
 bool WriteWatch::any_written() const {
   for (size_t u = 0; u < versions_.size(); ++u)
     for (size_t i = 0; i < versions_[u].size(); ++i)
-      if (version(u, i) != versions_[u][i] || executor_.unit(u).is_moved(i)) return true;
+      if (is_written(u, i)) return true;
   return false;
+}
+
+bool WriteWatch::is_written(size_t unit, size_t param) const {
+  return version(unit, param) != versions_[unit][param] || executor_.unit(unit).is_moved(param);
 }
 
 void WriteWatch::accept(size_t unit) {
@@ -104,7 +108,7 @@ void Engine::Impl::take_writes(bool written_somewhere) {
   for (size_t u = 0; u < executor->size(); ++u) executor->unit(u).take_written();
 }
 
-// Where no step follows. Master weights take them where `of_master` says so. Collective.
+// For a call outside of steps. Master weights take them where `of_master` says so. Collective.
 void Engine::Impl::take_all_writes(OfMaster of_master) {
   if (!in_use) return;
   take_writes(agree_on_flags(reduce_comm, {watch->any_written() ? 1 : 0}).front() != 0);

@@ -22,6 +22,7 @@ class WriteWatch {
   // Per unit and parameter, one after another: 0, or how it was written since it was accepted.
   std::vector<int64_t> written() const;
   bool any_written() const;
+  bool is_written(size_t unit, size_t param) const;
   void accept(size_t unit);
   // It counts as written until it is accepted.
   void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }

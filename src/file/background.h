@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -26,7 +27,7 @@ class Background {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error&) {
-        return job();  // the process may not get another thread: this is slower, but the data are written
+        return keep_error(job);  // the process may not get another thread: this is slower, but the data are written
       }
     }
     {
@@ -37,28 +38,39 @@ class Background {
     std::this_thread::yield();  // on a shared core, the device gets its work before the caller continues
   }
 
-  // Waits until the job is done. Throws the job's exception, each time.
-  void wait() {
+  // Waits until the job is done. Throws the job's exception, each time. Calls `while_waiting`, if there is one, some
+  // ten times a second; an exception of that ends the wait, not the job.
+  void wait(const std::function<void()>& while_waiting = {}) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !job_; });
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !job_; })) {
+      if (!while_waiting) continue;
+      lock.unlock();
+      while_waiting();
+      lock.lock();
+    }
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
+  void keep_error(const std::function<void()>& job) {
+    std::exception_ptr error;
+    try {
+      job();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    if (error) error_ = error;
+  }
+
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return job_ || stopping_; });
       if (!job_) return;
       lock.unlock();
-      std::exception_ptr error;
-      try {
-        job_();
-      } catch (...) {
-        error = std::current_exception();
-      }
+      keep_error(job_);
       lock.lock();
-      if (error) error_ = error;
       job_ = nullptr;
       changed_.notify_all();
     }

@@ -16,6 +16,7 @@ class ParameterChecksum {
   // What `params` are once the current stream has done what it was given.
   void remember(const at::Tensor& params);
   void forget() { has_sum_ = false; }
+  bool is_known() const { return has_sum_; }
   // Whether they are that still, after what the current stream was given. False if nothing is remembered. The host
   // waits for the stream.
   bool is_of(const at::Tensor& params);

@@ -213,6 +213,10 @@ bool ShardedGroup::is_untouched() const {
   return checksum_->is_of(updated_memory());
 }
 
+bool ShardedGroup::was_written() const {
+  return checksum_ && checksum_->is_known() && !is_untouched();
+}
+
 void ShardedGroup::remember_parameters() {
   if (checksum_) options_.copies->remember(*this, *checksum_);
 }

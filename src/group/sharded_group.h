@@ -105,6 +105,8 @@ class ShardedGroup {
   // Parameters of a device that the host updates: whether they have the bits that they had when they were remembered,
   // so that each master weight rounds to its parameter. The host waits for the device. False where that is not known.
   bool is_untouched() const;
+  // The same of parameters that somebody has written to since they were remembered. False where that is not known.
+  bool was_written() const;
   // All that this rank updates has been published.
   void remember_parameters();
   // Whoever changes master weights without their parameters, or may fail between the two, calls this before: they may

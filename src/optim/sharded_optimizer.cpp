@@ -125,14 +125,8 @@ int num_moments(OptimizerConfig::Type type, bool momentum) {
   return 0;
 }
 
-struct ShardedOptimizer::Run {
-  Range range;  // of the states: from the first element that this rank updates on
-  int param_group;
-  int64_t step;
-};
-
-// Counts this step for every parameter with a gradient, updated here or not, and merges neighbours.
-std::vector<ShardedOptimizer::Run> ShardedOptimizer::runs(ShardedGroup& group, const std::vector<bool>& has_grad) {
+// Merges neighbours.
+std::vector<ShardedOptimizer::Run> ShardedOptimizer::count(ShardedGroup& group, const std::vector<bool>& has_grad) {
   std::vector<Run> result;
   std::vector<int64_t>& steps = group.updates();
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -188,10 +182,26 @@ void ShardedOptimizer::update(ShardedGroup& group, const UpdateGradients& grads,
                               float grad_scale) const {
   const bool is_open = group.is_open() && group.has_master() && !group.is_untouched();
   group.forget_parameters();
-  for (const Run& run : runs(group, has_grad))
+  for (const Run& run : count(group, has_grad))
     update_run(group, grads, run.range, {options[size_t(run.param_group)], run.step, grad_scale, is_open});
   // Where users have written to what was not updated now, that is still to be found.
   if (!is_open || updates_all(group, has_grad)) group.remember_parameters();
+}
+
+void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
+                                     std::span<const ParamGroupOptions> options, float grad_scale,
+                                     const at::Tensor& params) const {
+  const bool are_masters = group.flat().dtype == DType::kFloat32;
+  for (const Run& run : runs) {
+    const Update update{options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false};
+    group.states().lend(run.range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+      const at::Tensor to = cut(params, part);
+      const UpdateTensors tensors{are_masters ? at::Tensor() : lent.master, are_masters ? lent.master : to,
+                                  cut(grads, part), lent.moments};
+      update_on_host(group, part, tensors, update);
+      if (are_masters) to.copy_(lent.master);
+    });
+  }
 }
 
 bool ShardedOptimizer::updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad) {

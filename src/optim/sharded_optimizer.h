@@ -56,17 +56,28 @@ class ShardedOptimizer {
   // `grads` are multiplied by `grad_scale` first. `has_grad[j]`: parameter j of the group got a gradient on some rank.
   void update(ShardedGroup& group, const UpdateGradients& grads, std::span<const ParamGroupOptions> options,
               const std::vector<bool>& has_grad, float grad_scale) const;
+  // Adjacent elements, of the states, that are updated with the same hyper-parameters and step count.
+  struct Run {
+    Range range;  // from the first element on that this rank updates
+    int param_group;
+    int64_t step;
+  };
+  // The same in two parts. Counts the step for each parameter with a gradient, updated here or not.
+  static std::vector<Run> count(ShardedGroup& group, const std::vector<bool>& has_grad);
+  // Updates the states on the host, on any thread, and leaves the parameters where they are: the new ones go to
+  // `params`, as `grads` on the host and of all elements that this rank updates. What users have written does not
+  // count.
+  void update_beside(ShardedGroup& group, const at::Tensor& grads, std::span<const Run> runs,
+                     std::span<const ParamGroupOptions> options, float grad_scale, const at::Tensor& params) const;
   // Master weights take over what users have written to the parameters of an open group: see written.h. update() does
   // so for what it updates.
   void take_writes(ShardedGroup& group) const;
 
  private:
-  struct Run;     // adjacent elements with the same hyper-parameters and step count
-  struct Update;  // how one is updated
+  struct Update;  // how a run is updated
 
   // Whether each parameter that this rank updates has a gradient.
   static bool updates_all(const ShardedGroup& group, const std::vector<bool>& has_grad);
-  static std::vector<Run> runs(ShardedGroup& group, const std::vector<bool>& has_grad);
   void update_run(ShardedGroup& group, const UpdateGradients& grads, Range range, const Update& update) const;
   void update_on_device(const UpdateTensors& tensors, const Update& update) const;
   // `piece`: the states that the tensors are of.

@@ -17,9 +17,9 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
   const bool has_path = may_use_files && !config.offload_optimizer.nvme_path.empty();
   if (config.offload.gradients == OffloadConfig::Gradients::kNvme && has_path) return {Device::kNvme};
   std::vector<Device> places;
-  // Gradients are on the host with the states alone, and so are narrow moments.
-  const bool must_leave =
-      config.offload.gradients == OffloadConfig::Gradients::kCpu || config.offload.moment_dtype != DType::kFloat32;
+  // Gradients are on the host with the states alone, and so are narrow moments; and then alone an update is late.
+  const bool must_leave = config.offload.gradients == OffloadConfig::Gradients::kCpu ||
+                          config.offload.moment_dtype != DType::kFloat32 || config.offload.delayed_update;
   if (!on_device || !must_leave) places.push_back(Device::kNone);
   if (on_device) places.push_back(Device::kCpu);
   if (has_path) places.push_back(Device::kNvme);
@@ -30,6 +30,7 @@ std::vector<Device> places_of_states(const Config& config, bool on_device, bool 
 std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
   const Device given = config.offload_param.device;
   if (given != Device::kAuto) return {given};
+  if (config.offload.delayed_update) return {Device::kNone};  // an engine refuses others
   const bool are_states_given = config.offload_optimizer.device != Device::kAuto;
   std::vector<Device> places{Device::kNone};
   if (on_device && (are_states_given || states != Device::kNone)) places.push_back(Device::kCpu);

@@ -52,7 +52,8 @@ std::vector<Change> offloads_of_state(const FitSearch& search, const PlanOptions
   for (Change& change : to_tier(Tier::kFile, key + "\"nvme\" with an nvme_path", options))
     changes.push_back(std::move(change));
   const bool are_in_files = options.parameter_tier == Tier::kFile;
-  if (options.stage != 3 || (are_in_files && options.parameters_in_memory == 0)) return changes;
+  if (options.stage != 3 || options.delayed_update || (are_in_files && options.parameters_in_memory == 0))
+    return changes;
   Change more = changes.empty() ? Change{"", options} : changes.back();
   if (!more.keys.empty()) more.keys += " and ";
   more.keys += are_in_files ? "zero_optimization.offload_param.max_in_cpu = 0"

@@ -72,6 +72,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.grad_dtype = config.grad_accum_dtype;
   options.optimizer_slots = optimizer_slots(config.optimizer.value_or(OptimizerConfig{}));
   options.moment_dtype = config.offload.moment_dtype;
+  options.delayed_update = config.offload.delayed_update && on_device;
   options.grad_accumulation_steps = config.grad_accumulation_steps;
   options.overlap = config.overlap_comm;
   options.prefetch = config.prefetch_numel > 0;

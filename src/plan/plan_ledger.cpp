@@ -54,7 +54,9 @@ PlanReport plan_ledger(std::span<const UnitLayout> units, const PlanOptions& opt
   report.bytes.at(Category::kReduceRing, Tier::kDevice) +=
       report.gradient_exit.bytes() + report.gradient_exit.units * kSquaresBytes;
   report.gradient_fetch = gradient_fetch(units, report.placements);
-  report.bytes.at(Category::kPinned, Tier::kHost) = report.parameter_copies.bytes() + report.gradient_fetch.bytes();
+  report.pending_parameters = pending_parameters(units, report.placements, options);
+  report.bytes.at(Category::kPinned, Tier::kHost) =
+      report.parameter_copies.bytes() + report.gradient_fetch.bytes() + report.pending_parameters;
   report.bytes.at(Category::kSwap, options.on_device ? Tier::kHost : Tier::kDevice) =
       swap_memory_bytes(groups_in_file(units, report.placements), options.swap_buffers) +
       swap_memory_bytes(gradients_in_file(units, report.placements), options.swap_buffers) +

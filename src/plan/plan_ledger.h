@@ -20,6 +20,7 @@ struct PlanReport {
   int64_t exchange_scratch_bytes = 0;          // counted in kReduceRing
   RingClass gradient_exit;                     // in kReduceRing, with the squares of each bucket
   RingClass parameter_copies, gradient_fetch;  // in kPinned
+  int64_t pending_parameters = 0;              // also
 };
 
 // The bytes that the runtime holds for these units. The layouts must have been made for options.world_size. Their own

@@ -132,6 +132,19 @@ RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable tab
   });
 }
 
+int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options) {
+  int64_t bytes = 0;
+  if (!options.delayed_update) return bytes;
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GroupPlacement& place = table[u].groups[g];
+      if (place.updates_on_host())
+        bytes += place.numel_of_host(units[u].groups[g].layout) * element_size(place.parameters.dtype);
+    }
+  }
+  return bytes;
+}
+
 RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table) {
   return buffers_of_pieces(units, table, kCopiedNumel, 2, [](const GroupPlacement& place, const ShardLayout& layout) {
     if (!place.sends_parameters) return Passing{};

@@ -97,6 +97,7 @@ PlannedStep plan_step(const ModelShapes& model, const PlanOptions& options, cons
   const double updated = double(model.numel()) / (options.stage == 0 ? 1 : options.world_size);
   const UpdateBytes bytes = update_bytes(updated, options);
   PlannedStep step;
+  step.is_late = options.delayed_update;
   step.tokens = double(activations.batch) * double(activations.sequence_length) * batches;
   step.forward = forward_flops(model, activations) * batches / rates.flops;
   step.backward = step.forward * (activations.checkpointing ? 3 : 2);

@@ -22,6 +22,7 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       full_(std::move(full)),
       grads_(std::move(grads)),
       in_file_(std::move(in_file)),
+      hold_(std::make_unique<WriteHold>(options.while_read)),
       uses_(options.device),
       local_uses_(options.device),
       expected_(group_.params.size(), 1),
@@ -185,6 +186,7 @@ void GradBucket::end_exit() {
   if (in_file_) {
     options_.exit->end(*in_file_, number_);
   } else {
+    hold_->await_readers();
     arrived_ = options_.exit->end(grads_, number_);
   }
 }

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/write_hold.h"
 #include "comm/comm.h"
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
@@ -26,6 +27,7 @@ struct ReduceOptions {
   bool native = false;           // the transport's own reduce-scatter, if it has one, not the canonical order
   Ledger* ledger = nullptr;      // set by the Reducer
   GradientExit* exit = nullptr;  // set by the Reducer, where reduced gradients lie on the host beside a device
+  WriteHold::WhileWaiting while_read = {};  // called while new gradients wait for GradBucket::read()
 };
 
 // The gradients of one trainable group of a unit, on their way from autograd to this rank's shard.
@@ -87,6 +89,8 @@ class GradBucket {
   // The reduced gradients that the optimizer of this rank reads: its shard, or all of them. Where they lie on the host,
   // it waits until they have arrived there. Undefined where they lie in files.
   const at::Tensor& grads() const;
+  // Where they lie on the host beside a device: as long as the result lives, the next gradients wait.
+  WriteHold::Reading read() const { return hold_->read(); }
   // Null where they lie in memory.
   FileParameters* in_file() const { return in_file_.get(); }
   // Those of `range` of them: a copy of what lies in files.
@@ -150,6 +154,7 @@ class GradBucket {
   at::Tensor full_;  // undefined: a ring lends it
   at::Tensor grads_;
   std::unique_ptr<FileParameters> in_file_;
+  std::unique_ptr<WriteHold> hold_;            // of grads_
   size_t number_ = 0;                          // at the exit
   mutable std::optional<c10::Event> arrived_;  // on the host, where the last gradients went
   at::Tensor kept_;   // the result of an earlier reduction, while a second one of the step uses its place

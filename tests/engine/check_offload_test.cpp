@@ -93,6 +93,39 @@ TEST(CheckOffload, NarrowMomentsAreUpdatedByTheHost) {
   }
 }
 
+TEST(CheckOffload, LateUpdatesAreOfStatesThatHaveLeftADevice) {
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  const c10::Device gpu(at::kCUDA, 0);
+  Config config = in_files();
+  config.offload.delayed_update = true;
+  EXPECT_EQ(refusal(config, gpu, ""), "");
+  EXPECT_THAT(refusal(config, at::kCPU, ""), AllOf(HasSubstr("delayed_update = true"), HasSubstr("is the CPU")));
+  EXPECT_THAT(refusal(config, gpu, "Adafactor"), AllOf(HasSubstr("Adafactor"), HasSubstr("set false")));
+  config.offload_optimizer.device = OffloadDevice::kCpu;
+  EXPECT_EQ(refusal(config, gpu, ""), "");
+  config.offload.gradients = OffloadConfig::Gradients::kCpu;
+  EXPECT_EQ(refusal(config, gpu, ""), "");
+  const auto told = [&](const auto& change) {
+    Config wrong = config;
+    change(wrong);
+    const std::string text = refusal(wrong, gpu, "");
+    EXPECT_THAT(text, HasSubstr("or delayed_update to false"));
+    return text;
+  };
+  EXPECT_THAT(told([](Config& wrong) { wrong.offload_optimizer.device = OffloadDevice::kNone; }),
+              HasSubstr("offload_optimizer.device is \"none\": set that to \"cpu\" or \"nvme\""));
+  for (const double ratio : {0.0, 0.5})
+    EXPECT_THAT(told([&](Config& wrong) { wrong.offload_optimizer.ratio = ratio; }),
+                HasSubstr(concat("ratio is ", ratio, ": set that to 1")));
+  EXPECT_THAT(told([](Config& wrong) { wrong.offload_param.device = OffloadDevice::kCpu; }),
+              HasSubstr("offload_param.device is \"cpu\": set that to \"none\""));
+  EXPECT_THAT(told([](Config& wrong) { wrong.offload.gradients = OffloadConfig::Gradients::kDevice; }),
+              HasSubstr("zeroshard.offload.gradients is \"device\": set that to \"auto\""));
+  EXPECT_THAT(told([](Config& wrong) { wrong.offload.gradients = OffloadConfig::Gradients::kNvme; }),
+              HasSubstr("zeroshard.offload.gradients is \"nvme\": set that to \"auto\""));
+}
+
 // What is told of units with trained and frozen parameters of that dtype.
 std::string told(const PlanOptions& options, DType dtype, bool some_are_frozen,
                  const OffloadOptimizerConfig& states = {}) {

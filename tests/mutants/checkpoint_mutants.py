@@ -480,8 +480,8 @@ ENGINE = [
     (
         "engine-begins-a-save-alone",
         _ENGINE,
-        "  run_together(kSave, [&] {\n    impl.take_all_writes(",
-        "  const auto alone = [](const auto& step) { step(); };\n  alone([&] {\n    impl.take_all_writes(",
+        "  run_together(kSave, [&] {\n    publish_update();",
+        "  const auto alone = [](const auto& step) { step(); };\n  alone([&] {\n    publish_update();",
         "EngineCheckpoint.ASaveThatOneRankCannotBeginFailsOnAll",
     ),
     (

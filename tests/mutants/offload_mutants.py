@@ -8,7 +8,56 @@ _BITS, _AGAIN = "*Offload.GivesTheSameBits*", "*Offload.BuffersAreUsedAgain*"
 _GOES = "*Offload.AnEngineMayGo*"
 _GRADIENT_FILES = "*GradientFileOffload.*"
 
+_LATE, _ENGINE_LATE, _LATE_BITS = (
+    "src/optim/delayed_update.cpp",
+    "src/engine/engine_delayed.cpp",
+    "*DelayedUpdates.AreThoseOfTheDefinition*",
+)
+
 _TABLE = [
+    (
+        "gradients-replaced-while-read",
+        _BUCKET,
+        "    hold_->await_readers();\n",
+        "",
+        "GradBucket.NewGradientsWaitForReadersOfTheOldOnes",
+    ),
+    (
+        "late-parameters-under-a-pass",
+        _LATE,
+        "  stream_.follow();  // what still reads the parameters before\n",
+        "",
+        "*DelayedUpdates.ComeAfterAnEvaluation*",
+    ),
+    ("late-parameters-sent-too-late", _LATE, "    if (own.sent) own.sent->synchronize();\n", "", _LATE_BITS),
+    (
+        "late-update-over-a-write",
+        "src/engine/engine.cpp",
+        "any_written() || impl.wrote_late()",
+        "any_written()",
+        "*DelayedUpdates.RefuseWritesThatWouldBeLost*",
+    ),
+    (
+        "late-update-within-a-pass",
+        _ENGINE_LATE,
+        "  ++impl.publishes;\n",
+        "",
+        "*DelayedUpdates.DoNotComeBetweenForwardAndBackward*",
+    ),
+    (
+        "late-update-after-a-save",
+        "src/engine/engine_checkpoint.cpp",
+        "    publish_update();\n",
+        "",
+        "*DelayedUpdates.GoOnFromACheckpoint*",
+    ),
+    (
+        "late-update-over-weights-that-are-set",
+        "src/engine/param_states.cpp",
+        "  if (impl.delayed) impl.delayed->replace(group, positions, flat);\n",
+        "",
+        "*DelayedUpdates.WeightsThatAreSetStay*",
+    ),
     ("gradient-used-before-it-arrived", _BUCKET, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
     ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n  if (host", "  filled.uses.share();\n  if (host", _BITS),
     (
@@ -58,8 +107,8 @@ _TABLE = [
     (
         "update-in-spite-of-the-norm",
         "src/engine/engine.cpp",
-        "    refresh(update);\n  }\n  watch->",
-        "  }\n  refresh(update);\n  watch->",
+        "  if (result.applied) apply();\n",
+        "  apply();\n",
         "*Offload.SkipsSteps*",
     ),
     (

@@ -44,6 +44,17 @@ TEST(AutoOffload, GradientsInFilesRuleOutTheRest) {
     EXPECT_EQ(devices(offload_choices(config, on_device, true)), (std::vector{Device::kNvme}));
 }
 
+// States have left, and parameters have not.
+TEST(AutoOffload, LateUpdatesRuleOutTheRest) {
+  Config config = automatic(3);
+  config.offload.delayed_update = true;
+  config.offload_param.device = Device::kAuto;
+  config.offload_optimizer.nvme_path = config.offload_param.nvme_path = {"/nvme"};
+  const std::vector<Config> choices = offload_choices(config, true, true);
+  EXPECT_EQ(devices(choices), (std::vector{Device::kCpu, Device::kNvme}));
+  for (const Config& choice : choices) EXPECT_EQ(choice.offload_param.device, Device::kNone);
+}
+
 // Gradients are on the host with the states. A share of these rules out no place of parameters.
 TEST(AutoOffload, WhatIsAskedOfGradientsRulesOutSome) {
   Config config = automatic(3);

@@ -152,6 +152,23 @@ TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
 }
 
 // In half the memory, wherever the host updates all; the device's own kernels keep fp32.
+// They wait on the host, in the dtype of the parameters.
+TEST(PlanOffload, NewParametersOfALateUpdate) {
+  for (const int stage : {1, 3}) {
+    const std::vector<UnitLayout> units{unit("a", kNumel, 2), unit("b", kNumel, 2, DType::kFloat32)};
+    PlanOptions options = at(stage, 2);
+    options.on_device = true;
+    options.state_tier = options.gradient_tier = Tier::kHost;
+    const PlanReport now = plan_ledger(units, options);
+    options.delayed_update = true;
+    const PlanReport late = plan_ledger(units, options);
+    EXPECT_EQ(now.pending_parameters, 0);
+    EXPECT_EQ(late.pending_parameters, kNumel / 2 * (2 + 4));
+    EXPECT_EQ(late.bytes.total(Tier::kHost), now.bytes.total(Tier::kHost) + late.pending_parameters);
+    EXPECT_EQ(late.bytes.total(Tier::kDevice), now.bytes.total(Tier::kDevice));
+  }
+}
+
 TEST(PlanOffload, MomentsInBf16) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kFile}) {
     for (const bool on_device : {false, true}) {

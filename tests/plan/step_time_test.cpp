@@ -78,6 +78,23 @@ TEST(StepTime, MomentsInBf16AreReadAndWrittenFaster) {
   EXPECT_NEAR(step.disk, double(kParams) / 1e9, 1e-5);
 }
 
+// The longer of both counts, not their sum.
+TEST(StepTime, LateUpdatesGoOnBesideTheNextPasses) {
+  PlanOptions at = options(1, /*on_device=*/true);
+  at.state_tier = at.gradient_tier = Tier::kHost;
+  for (const double host : {1e9, 1e13}) {
+    const MachineRates rates{.flops = 1e13, .host = host, .link = 1e11, .disk = {}};
+    at.delayed_update = false;
+    const PlannedStep now = plan_step(matrices(), at, tokens(1, false), rates);
+    at.delayed_update = true;
+    const PlannedStep late = plan_step(matrices(), at, tokens(1, false), rates);
+    EXPECT_EQ(late.passes(), now.passes());
+    EXPECT_EQ(late.after(), now.after());
+    EXPECT_EQ(now.total(), now.passes() + now.after());
+    EXPECT_EQ(late.total(), std::max(now.passes(), now.after()));
+  }
+}
+
 // Gradients that stay cross the link once a step; of a share all counts as much less.
 TEST(StepTime, GradientsThatStayAreCopiedOnceAStep) {
   const MachineRates rates{.flops = 1e30, .host = 28e9, .link = 1e9, .disk = {}};

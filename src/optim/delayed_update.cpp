@@ -1,0 +1,85 @@
+#include "optim/delayed_update.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "device/host_copy.h"
+
+namespace zeroshard {
+
+DelayedUpdate::DelayedUpdate(std::span<ShardedGroup* const> groups, const ShardedOptimizer& optimizer,
+                             at::Device device, bool pin, Ledger& ledger, std::function<void()> while_waiting)
+    : optimizer_(optimizer), device_(device), stream_(device), while_waiting_(std::move(while_waiting)) {
+  int64_t bytes = 0;
+  for (const ShardedGroup* const group : groups) bytes += group->updated().size() * element_size(group->flat().dtype);
+  if (bytes > 0) memory_ = FlatBuffer::on_host(bytes, device, pin, ledger, Category::kPinned);
+  Carver carver(memory_);
+  for (const ShardedGroup* const group : groups)
+    pending_.push_back({carver.take(group->flat().dtype, group->updated().size()), {}, std::nullopt});
+}
+
+DelayedUpdate::~DelayedUpdate() {
+  ends_ = true;
+  try {
+    stream_.record().synchronize();
+  } catch (const std::exception&) {  // the device has failed, and copies nothing more
+  }
+}
+
+void DelayedUpdate::begin(Step step) {
+  ZS_ASSERT(!is_pending_, "an update is not published");
+  for (const Step::Part& part : step.parts)
+    pending_.at(part.group->number()).runs = ShardedOptimizer::count(*part.group, part.has_grad);
+  is_pending_ = true;
+  thread_.start([this, own = std::make_shared<Step>(std::move(step))] { run(*own); });
+}
+
+void DelayedUpdate::run(Step& step) {
+  thread_id_ = std::this_thread::get_id();
+  const std::unique_ptr<DelayedUpdate, void (*)(DelayedUpdate*)> on_thread(
+      this, [](DelayedUpdate* update) { update->thread_id_ = std::thread::id(); });
+  const at::NoGradGuard no_grad;
+  const c10::OptionalDeviceGuard guard(device_);
+  for (const Step::Part& part : step.parts)
+    for (const Run& each : pending_[part.group->number()].runs) part.group->states().will_need(each.range);
+  for (Step::Part& part : step.parts) {
+    if (ends_) return;
+    Pending& own = pending_[part.group->number()];
+    if (own.sent) own.sent->synchronize();
+    own.sent.reset();
+    optimizer_.update_beside(*part.group, part.grads, own.runs, step.options, step.grad_scale, own.values);
+    part.reading.reset();
+  }
+}
+
+void DelayedUpdate::publish(ShardedGroup& group) {
+  Pending& own = pending_.at(group.number());
+  if (own.runs.empty()) return;
+  const at::Tensor to = group.updated_parameters();
+  stream_.follow();  // what still reads the parameters before
+  {
+    const SideStream::Scope scope(stream_);
+    for (const Run& run : std::exchange(own.runs, {})) {
+      const at::Tensor from = own.values.slice(0, run.range.begin, run.range.end);
+      begin_copy_from_host(to.slice(0, run.range.begin, run.range.end).data_ptr(), from.const_data_ptr(),
+                           int64_t(from.nbytes()), device_);
+    }
+  }
+  own.sent = stream_.record();
+  group.written_until(stream_.record());
+}
+
+void DelayedUpdate::replace(const ShardedGroup& group, Range positions, const at::Tensor& values) {
+  const Range updated = group.updated(), both = intersect(positions, updated);
+  if (both.size() == 0) return;
+  Pending& own = pending_.at(group.number());
+  if (own.sent) own.sent->synchronize();
+  own.values.slice(0, both.begin - updated.begin, both.end - updated.begin)
+      .copy_(values.slice(0, both.begin - positions.begin, both.end - positions.begin));
+}
+
+}  // namespace zeroshard
