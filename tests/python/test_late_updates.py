@@ -93,7 +93,8 @@ def runs(dtype):
                 params = list(model.parameters())
                 with zeroshard.gathered(params):
                     for param, weight in zip(params, weights, strict=True):
-                        torch.testing.assert_close(param.detach().cpu(), weight, rtol=1e-4, atol=1e-5)
+                        # Where a gradient is nearly 0, Adam makes a step of its rounding.
+                        torch.testing.assert_close(param.detach().cpu(), weight, rtol=1e-4, atol=LR / 10)
             engine.destroy()
     return ends
 
