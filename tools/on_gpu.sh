@@ -97,8 +97,12 @@ step_build() {
     "$python" -c 'import torch, zeroshard._built_for as built; print("built elsewhere, for torch", built.TORCH)'
     return
   fi
+  # A compiler that links a libstdc++ of its own statically would take functions from torch, as std::call_once, which
+  # then crash: the shared one comes first.
+  local shared rc=0
+  shared=$(ldconfig -p | awk '/libstdc\+\+\.so\.6 .*x86-64/ {print $NF; exit}')
+  [ -z "$shared" ] || export LDFLAGS="-Wl,--no-as-needed $shared${LDFLAGS:+ $LDFLAGS}"
   configure || return
-  local rc=0
   compile test_device_cuda test_world_cuda zs_python || rc=$?
   # Without Python's headers there is no target zs_python, and nothing was built.
   [ $rc -eq 0 ] || compile test_device_cuda test_world_cuda
