@@ -266,8 +266,8 @@ class Engine {
   // With zeroshard.offload.delayed_update: brings the last step's update to the parameters, as saves, exports and
   // gather() for modifying do. The gradients of a forward before it are refused. Collective; nothing happens where none
   // is pending. Throws StateError between the micro-batches of a step, and where users have written to parameters since
-  // the last step, which is lost then.
-  void publish_update();
+  // the last step, which is lost then. With `ends` nothing is trained any more: also between micro-batches.
+  void publish_update(bool ends = false);
 
   // Makes the parameters of a unit ordinary tensors again, with their own memory, their current values and dtype. Frees
   // the optimizer's states and everything else that only training needs, and an update that is not published. After the

@@ -243,7 +243,7 @@ void bind_units(EngineClass& engine) {
       .def_readonly_static("DROP_WRITES", &Engine::kDropWrites)
       .def("gather", &Engine::gather, Release())
       .def("release", &Engine::release, Release())
-      .def("publish_update", &Engine::publish_update, Release())
+      .def("publish_update", &Engine::publish_update, py::arg("ends") = false, Release())
       .def("return_unit", &Engine::return_unit, Release(),
            "Makes the unit's parameters ordinary tensors again. Collective at stage 3; no more training afterwards.")
       .def_property_readonly("num_units", &Engine::num_units)

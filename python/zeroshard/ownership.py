@@ -103,11 +103,11 @@ class Ownership:
         self._tensors[index] = []
 
     def publish(self) -> None:
-        """Brings an update that comes a step late to the parameters. Collective."""
+        """Brings an update that comes a step late to the parameters, which nobody trains any more. Collective."""
         if self.core is None:
             return
         try:
-            self.core.publish_update()
+            self.core.publish_update(ends=True)
         except _C.Error as error:
             log(f"the parameters do not have the last step's update: {error}")
 

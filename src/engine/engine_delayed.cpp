@@ -50,25 +50,30 @@ void Engine::Impl::publish_update() {
   delayed->end();
 }
 
-void Engine::publish_update() {
+void Engine::publish_update(bool ends) {
   Impl& impl = *impl_;
   if (!impl.delayed || !impl.delayed->is_pending()) return;
   impl.check_whole();
-  if (agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() != 0)
+  if (!ends && agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() != 0)
     throw StateError(
         "zeroshard.offload.delayed_update: the last step's update cannot come to the parameters between the "
         "micro-batches of a step, whose gradients would be of two sets of weights. Save, export and call "
         "zeroshard.gathered(..., modify_rank=...) after step()");
   impl.check_late_writes();
-  impl.publish_update();
-  ++impl.publishes;
+  impl.publish_outside_of_steps();
+}
+
+// A forward without a backward may have gathers left.
+void Engine::Impl::publish_outside_of_steps() {
+  for (size_t unit = 0; unit < layouts.size(); ++unit) executor->end_gather(unit);
+  publish_update();
+  ++publishes;
 }
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
   if (!delayed || !delayed->is_pending()) return;
   if (agree_on_flags(reduce_comm, {has_gradients ? 1 : 0}).front() != 0) return;  // the load is refused
-  publish_update();
-  ++publishes;
+  publish_outside_of_steps();
 }
 
 void Engine::Impl::refuse_other_parameters() {

@@ -84,6 +84,7 @@ struct Engine::Impl {
   void remember_open_parameters();
   // Brings the update that is pending, if one is, to all ranks, whatever users have written. Collective.
   void publish_update();
+  void publish_outside_of_steps();
   // What users have written since does not count.
   void publish_before_load(bool has_gradients);
   // Of a backward, where an update was published outside of a step since its forward.

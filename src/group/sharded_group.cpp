@@ -147,6 +147,7 @@ void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCo
                         const ParameterCopies::Use& use) {
   const auto [first, rest] = split(range);
   if (options_.copies) {
+    await_copies();  // another stream may have made the last ones
     lend_rest(rest, access, use);
     if (first.size() > 0) options_.copies->lend(*this, first, access, ways, use);
     return;
@@ -176,6 +177,7 @@ void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, Para
   };
   const auto [first, rest] = split(range);
   if (options_.copies) {
+    await_copies();
     lend_rest(rest, access, use_master);
     if (first.size() > 0) options_.copies->lend_master(*this, first, access, ways, use_master);
     return;

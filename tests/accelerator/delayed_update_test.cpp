@@ -359,6 +359,36 @@ TEST_P(DelayedUpdates, ComeAfterAnEvaluation) {
   expect_no_race(made);
 }
 
+// The update that is pending comes before what is loaded, and after gathers of a forward without a backward.
+TEST_P(DelayedUpdates, AreOverwrittenByALoad) {
+  const TemporaryDirectory directory;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Scenario made = delayed(scenario(dtype));
+    const std::string root = directory.path() + "/" + std::string(name_of(dtype));
+    const auto train = [&](test::SavingRank& rank) {
+      for (const int step : {0, 1}) rank.train_step(made, step);
+      rank.engine->save_checkpoint(root, "a", 2, {}, {});
+      const at::Tensor saved = rank.values();
+      for (const bool passes : {false, true}) {
+        rank.train_step(made, 2);
+        if (passes) {
+          rank.engine->begin_forward(/*training=*/true);
+          static_cast<void>(test::loss_of(*rank.model, made, rank.rank, 3, 0, rank.engine.get()));
+        }
+        EXPECT_NE(rank.engine->load_checkpoint(root), std::nullopt);
+        EXPECT_TRUE(rank.values().equal(saved));
+        rank.train_step(made, 2);
+        EXPECT_TRUE(rank.values().equal(saved));
+      }
+      rank.engine->begin_forward(/*training=*/true);
+      static_cast<void>(test::loss_of(*rank.model, made, rank.rank, 3, 0, rank.engine.get()));
+      rank.engine->publish_update();
+    };
+    EXPECT_THAT(run_saving(made, train), Each(""));
+    expect_no_race(made);
+  }
+}
+
 // A save publishes: the run goes on as one that loads it, on the host and in files, at once and in the background.
 TEST_P(DelayedUpdates, GoOnFromACheckpoint) {
   const TemporaryDirectory directory;
@@ -377,6 +407,7 @@ TEST_P(DelayedUpdates, GoOnFromACheckpoint) {
             EXPECT_NE(rank.engine->load_checkpoint(root), std::nullopt);
           });
         }
+        expect_no_race(saving);
       }
     }
   }

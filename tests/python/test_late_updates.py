@@ -161,6 +161,26 @@ def test_a_write_that_would_be_lost_is_refused_on_every_rank(on):
     assert all("zeroshard.gathered(..., modify_rank=0)" in text for text in texts)
 
 
+def end(stage):
+    """What the module has when the engine ends: after two whole steps, and after one micro-batch more."""
+    ends = []
+    for more in (0, 1):
+        model, engine = make(stage, "bf16", "cpu", accumulation=2)
+        for micro in range(4 + more):
+            engine.backward(loss_of(engine, micro, "bf16"))
+            engine.step()
+        engine.destroy()
+        ends.append([param.detach().float().cpu().tolist() for param in model.parameters()])
+    return ends
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("on", ON_DEVICES)
+def test_a_module_has_the_last_update_when_its_engine_ends(stage, on):
+    for whole, with_a_rest in world.run(2, end, stage=stage, on=on, timeout_s=120):
+        assert whole == with_a_rest
+
+
 def on_the_cpu():
     with pytest.raises(zeroshard.ConfigError, match="delayed_update = true") as caught:
         make(2, "bf16", "cpu")
