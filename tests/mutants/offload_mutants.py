@@ -31,6 +31,13 @@ _TABLE = [
     ),
     ("late-parameters-sent-too-late", _LATE, "    if (own.sent) own.sent->synchronize();\n", "", _LATE_BITS),
     (
+        "late-update-over-a-load",
+        _GROUP,
+        "    await_copies();\n    lend_rest(rest, access, use_master);\n",
+        "    lend_rest(rest, access, use_master);\n",
+        "*DelayedUpdates.AreOverwrittenByALoad*",
+    ),
+    (
         "late-update-over-a-write",
         "src/engine/engine.cpp",
         "any_written() || impl.wrote_late()",
@@ -40,7 +47,7 @@ _TABLE = [
     (
         "late-update-within-a-pass",
         _ENGINE_LATE,
-        "  ++impl.publishes;\n",
+        "  ++publishes;\n",
         "",
         "*DelayedUpdates.DoNotComeBetweenForwardAndBackward*",
     ),
