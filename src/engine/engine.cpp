@@ -206,7 +206,7 @@ StepResult Engine::prepare_step() {
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);
   // What users wrote before the first delayed update counts, and what they write after it is found.
-  if (impl.delayed && !impl.delayed->is_pending()) {
+  if (impl.delayed && !impl.has_pending_update()) {
     impl.take_writes_to_groups();
     impl.remember_open_parameters();
   }

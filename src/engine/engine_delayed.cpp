@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "base/format.h"
-#include "base/log.h"
 #include "engine/impl.h"
 #include "zeroshard/error.h"
 
@@ -33,16 +30,18 @@ void Engine::Impl::await_update() const {
 
 void Engine::Impl::remember_open_parameters() {
   has_lost_sums = false;
-  for (ShardedGroup* const group : groups->trained()) {
-    if (!group->is_open()) continue;
-    group->await_copies();
-    group->remember_parameters();
-    group->await_copies();  // users may write from here on
-  }
+  for (ShardedGroup* const group : groups->trained()) remember_open_parameters(*group);
+}
+
+void Engine::Impl::remember_open_parameters(ShardedGroup& group) {
+  if (!group.is_open()) return;
+  group.await_copies();
+  group.remember_parameters();
+  group.await_copies();  // users may write from here on
 }
 
 void Engine::Impl::publish_update() {
-  if (!delayed || !delayed->is_pending()) return;
+  if (!has_pending_update()) return;
   delayed->await();
   refresh([this](ShardedGroup& group) { delayed->publish(group); });
   remember_open_parameters();
@@ -52,7 +51,7 @@ void Engine::Impl::publish_update() {
 
 void Engine::publish_update(bool ends) {
   Impl& impl = *impl_;
-  if (!impl.delayed || !impl.delayed->is_pending()) return;
+  if (!impl.has_pending_update()) return;
   impl.check_whole();
   if (!ends && agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() != 0)
     throw StateError(
@@ -71,7 +70,7 @@ void Engine::Impl::publish_outside_of_steps() {
 }
 
 void Engine::Impl::publish_before_load(bool has_gradients) {
-  if (!delayed || !delayed->is_pending()) return;
+  if (!has_pending_update()) return;
   if (agree_on_flags(reduce_comm, {has_gradients ? 1 : 0}).front() != 0) return;  // the load is refused
   publish_outside_of_steps();
 }
@@ -85,7 +84,7 @@ void Engine::Impl::refuse_other_parameters() {
 }
 
 bool Engine::Impl::wrote_late() {
-  if (!delayed || !delayed->is_pending()) return false;
+  if (!has_pending_update()) return false;
   if (has_lost_sums) return true;
   for (size_t u = 0; u < executor->size(); ++u) {
     Unit& unit = executor->unit(u);
@@ -98,7 +97,7 @@ bool Engine::Impl::wrote_late() {
 }
 
 void Engine::Impl::check_late_writes() {
-  if (!delayed || !delayed->is_pending()) return;
+  if (!has_pending_update()) return;
   if (agree_on_flags(reduce_comm, {wrote_late() ? 1 : 0}).front() == 0) return;
   for (size_t u = 0; u < executor->size(); ++u) {
     Unit& unit = executor->unit(u);

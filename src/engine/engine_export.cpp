@@ -96,7 +96,8 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
   run_together(kExport, [&] {
     impl.check_whole();
     // Between micro-batches: what the step's gradients are of.
-    if (agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() == 0) publish_update();
+    if (impl.has_pending_update() && agree_on_flags(impl.reduce_comm, {has_pending_gradients() ? 1 : 0}).front() == 0)
+      publish_update();
     impl.take_all_writes(Impl::OfMaster::kNone);  // the parameters are what is exported
   });
   WeightFile file;

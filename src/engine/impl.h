@@ -82,6 +82,7 @@ struct Engine::Impl {
   void begin_delayed(const std::vector<ParamGroupOptions>& groups);
   // So that wrote_late() finds what users write from now on.
   void remember_open_parameters();
+  static void remember_open_parameters(ShardedGroup& group);
   // Brings the update that is pending, if one is, to all ranks, whatever users have written. Collective.
   void publish_update();
   void publish_outside_of_steps();
@@ -94,6 +95,7 @@ struct Engine::Impl {
   // Throws StateError where that is so on some rank. It is told once: then the writes are lost. Collective.
   void check_late_writes();
   void await_update() const;
+  bool has_pending_update() const { return delayed && delayed->is_pending(); }
   void take_writes(bool written_somewhere);
   // Which master weights; kAllButSaved: not those of whole 32-bit parameters that a save in the background reads
   // instead.

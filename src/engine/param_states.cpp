@@ -77,9 +77,9 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   ShardedGroup& group = *found->group;
   impl.await_update();
-  const bool is_pending = impl.delayed && impl.delayed->is_pending();
   // Master weights on the host of fp32 parameters on a device: users may have written to these.
-  if (!is_pending && group.has_states_on_host() && group.is_open() && group.flat().dtype == DType::kFloat32)
+  if (!impl.has_pending_update() && group.has_states_on_host() && group.is_open() &&
+      group.flat().dtype == DType::kFloat32)
     group.take_parameters();
   if (const auto slice = zeroshard::slice(group, found->index, impl.reduced_gradients(group))) {
     const ParamSpec& spec = found->spec();
@@ -207,8 +207,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
   ZS_CHECK(intersect(positions, group.layout().param(found->index)) == positions, "values are for elements [", begin,
            ", ", begin + flat.numel(), ") of '", found->spec().name(), "', which has ", found->spec().numel());
   impl.await_update();
-  const bool is_pending = impl.delayed && impl.delayed->is_pending();
-  if (is_pending && group.was_written()) impl.has_lost_sums = true;
+  if (impl.has_pending_update() && group.was_written()) impl.has_lost_sums = true;
   group.write_master(positions, flat);
   if (impl.delayed) impl.delayed->replace(group, positions, flat);
   const auto copy_to = [&](const at::Tensor& memory, Range held) {
@@ -217,10 +216,7 @@ void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Ten
         .copy_(flat.slice(0, both.begin - first, both.end - first));
   };
   group.write_parameters(positions, flat);
-  if (is_pending && group.is_open()) {
-    group.remember_parameters();
-    group.await_copies();  // users may write from here on
-  }
+  if (impl.has_pending_update()) impl.remember_open_parameters(group);
   impl.gathers.after_current_stream();
   Unit& whole = impl.executor->unit(unit);
   if (whole.placement() == Placement::kReplicated || !whole.is_unsharded()) return;

@@ -53,10 +53,10 @@ inline constexpr int64_t kCopiedNumel = 1 << 22;
 // Where they are of 16 bits: the buffers of host memory through which they go. One is filled, one is in use, one is
 // being sent back.
 RingClass parameter_copies(std::span<const UnitLayout> units, PlacementTable table);
+// Bytes on the host: new parameters that wait there for the end of the next step (PlacementOptions::delayed_update).
+int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 // Where the device updates parameters that have left it: its buffers through which they go. One is filled while the
 // other is sent.
-// On the host: new parameters that wait there for the end of the next step (PlacementOptions::delayed_update).
-int64_t pending_parameters(std::span<const UnitLayout> units, PlacementTable table, const PlanOptions& options);
 RingClass shard_copies(std::span<const UnitLayout> units, PlacementTable table);
 
 // Elements of reduced gradients that come to the host at a time, where the host updates and they stay on a device.
