@@ -190,6 +190,7 @@ StepResult Engine::prepare_step() {
   if (is_unsynced) begin_backward();
   // Else loss.backward() was called instead of backward(loss).
   if (is_unsynced || impl.progress.has_open_gradients()) end_backward();
+  impl.executor->end_gathers_ahead();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
   for (const GradBucket& bucket : impl.reducer->buckets()) {

@@ -408,8 +408,8 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   });
   const bool async = wants_async && !at_once && impl.has_room_for_staging(staging);
   const bool staged = async || impl.must_stage();
-  // Of master weights in files, what is saved takes them as it is read: see state_data(). But in the background users
-  // may be writing again by then. Parameters of 32 bits are saved themselves.
+  // Master weights in files take them as they are read for the save: see state_data(). But in the background users may
+  // be writing again by then. Parameters of 32 bits are saved themselves.
   const auto of_master = staged ? Impl::OfMaster::kAllButSaved : Impl::OfMaster::kInMemory;
   SaveRequest request;
   // All that can fail on one rank alone, before the others write or wait in the background.

@@ -230,6 +230,14 @@ void Executor::end_gather(size_t index) {
   units_[index]->await_readers();
 }
 
+void Executor::end_gathers_ahead() {
+  for (size_t index = 0; index < units_.size(); ++index) {
+    if (!units_[index]->is_unsharding()) continue;
+    units_[index]->wait();
+    reshard(index);
+  }
+}
+
 void Executor::refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {
   size_t finished = 0;
   for (size_t started = 0; started < order.size(); ++started) {

@@ -80,6 +80,9 @@ class Executor {
   // Before the shards of a unit are written between passes, on all ranks: what a pass that ended early has gathered is
   // dropped, or is there if the unit stays whole, and no rank reads the shards for it any more.
   void end_gather(size_t unit);
+  // Before ranks agree on a step: every gather ahead that was begun, as by a forward without a backward, has been
+  // waited for on every rank when they have. Units of which nobody holds the values are sharded again.
+  void end_gathers_ahead();
   // Lets the optimizer write the shards: calls `update(u)` for each unit in `order`, which has every unit once and is
   // the same on all ranks. The updated values of a unit travel to the other ranks while the next units are updated.
   // Units that are held have the new values afterwards.

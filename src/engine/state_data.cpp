@@ -65,7 +65,7 @@ class StateData final : public SliceData {
     lend(offset, bytes, OptimizerStates::Access::kRead,
          [&](int64_t at, const at::Tensor& state) { read_values(state, static_cast<std::byte*>(to) + at); });
     if (state_ == kMasterWeights && group_.is_open() && group_.states().in_memory() == nullptr)
-      take_params(view_memory(to, bytes / kBytes, at::kFloat, at::kCPU), params(range_of(offset, bytes)));
+      take_params(offset, bytes, view_memory(to, bytes / kBytes, at::kFloat, at::kCPU));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
     lend(offset, bytes, OptimizerStates::Access::kOverwrite,
@@ -94,10 +94,18 @@ class StateData final : public SliceData {
 
   bool is_narrow() const { return state_ != kMasterWeights && group_.place().moments.dtype != DType::kFloat32; }
   static Range range_of(int64_t offset, int64_t bytes) { return {offset / kBytes, (offset + bytes) / kBytes}; }
-  at::Tensor params(Range range) const { return group_.updated_parameters().slice(0, range.begin, range.end).cpu(); }
-  // fp32 parameters of a device are copied to their master weights with each update: what they have counts.
-  static void take_params(const at::Tensor& master, const at::Tensor& params) {
-    params.scalar_type() == at::kFloat ? void(master.copy_(params)) : take_written(master, params);
+  // What users have written to parameters counts from here on: in `copy` of the master weights, and in these.
+  void take_params(int64_t offset, int64_t bytes, at::Tensor copy) const {
+    const Range range = range_of(offset, bytes);
+    const at::Tensor params = group_.updated_parameters().slice(0, range.begin, range.end).cpu();
+    // fp32 parameters of a device are copied to their master weights with each update.
+    if (params.scalar_type() == at::kFloat) return void(copy.copy_(params));
+    if (!is_written(copy, params)) return;
+    take_written(copy, params);
+    group_.forget_parameters();
+    const auto* const from = static_cast<const std::byte*>(copy.data_ptr());
+    lend(offset, bytes, OptimizerStates::Access::kOverwrite,
+         [&](int64_t at, const at::Tensor& state) { write_values(state, from + at); });
   }
   // Calls use(bytes before, state) for parts of the state that make up the bytes.
   template <typename Use>

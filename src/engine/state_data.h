@@ -15,9 +15,9 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 std::shared_ptr<SliceData> file_data(const ShardedGroup& group);
 
 // One optimizer state of a group, a slot or kMasterWeights, for all elements that this rank updates. The group outlives
-// it. `is_engines`: nobody writes to it but by borrowing from the group. Master weights that lie elsewhere than in
-// memory are read as if the group had taken what users have written to its parameters: so a save need not read them
-// twice.
+// it. `is_engines`: nobody writes to it but by borrowing from the group. To read master weights that lie elsewhere
+// than in memory is to take what users have written to the group's parameters, as ShardedOptimizer::take_writes() does:
+// so a save need not read them twice.
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines);
 
 // The same, read on any thread from where it lies while training goes on: until SliceData::end_reading(), or its end,

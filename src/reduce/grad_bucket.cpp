@@ -205,6 +205,11 @@ void GradBucket::sum_into_file(InFlight& in_flight) {
   if (in_flight.exchange) in_flight.exchange->release();
 }
 
+void GradBucket::await_exchange() {
+  InFlight& in_flight = std::get<InFlight>(state_);
+  in_flight.exchange ? in_flight.exchange->drain() : in_flight.work->drain();
+}
+
 void GradBucket::finish() {
   InFlight& in_flight = std::get<InFlight>(state_);
   squares_ = ExactSum();

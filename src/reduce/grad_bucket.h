@@ -67,6 +67,8 @@ class GradBucket {
 
   // Filling -> InFlight. Parameters without a gradient count as zero. `scratch`: see Comm::exchange.
   void launch(Span scratch);
+  // While in flight: the current stream waits until the memory is not used for that any more.
+  void await_exchange();
   // InFlight -> Draining. Adds to the reduced gradients, or writes them when they are the first of the step.
   void finish();
   // Draining -> Idle, where the bucket owns its buffer.

@@ -55,6 +55,16 @@ Reducer::Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacemen
   set_order(std::move(order));
 }
 
+// On the host an exchange that nobody waited for is left: a peer may never come.
+Reducer::~Reducer() {
+  if (options_.device.is_cpu()) return;
+  try {
+    const SideStream::Scope scope(stream_);
+    for (const size_t index : in_flight_) buckets_[index].await_exchange();
+  } catch (const std::exception&) {  // the device or a rank has failed: nobody uses the memory again
+  }
+}
+
 void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements) {
   int64_t full_bytes = 0, grad_bytes = 0;
   size_t count = 0;

@@ -41,6 +41,10 @@ class Reducer {
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.
   Reducer(std::span<const UnitLayout> units, std::span<const UnitPlacement> placements, Options options, Comm& comm,
           Ledger& ledger);
+  // May go while buckets are in flight, as after a loss.backward() that nobody has ended.
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
 
   // Before the first gradient of a backward pass: `needed` are the units of the forward pass in order, a unit once per
   // use. Collective in the first pass with `sync`. May be left out on all ranks: the first pass then goes from the

@@ -71,6 +71,8 @@ class Unit {
   // Takes part in a gather that another rank needs, whatever this unit's state, which stays.
   void take_part();
   bool is_sharded() const { return std::holds_alternative<Sharded>(state_); }
+  // Whether a gather is under way that nobody has waited for.
+  bool is_unsharding() const { return std::holds_alternative<Unsharding>(state_); }
   bool is_unsharded() const { return std::holds_alternative<Unsharded>(state_); }
 
   std::span<ShardedGroup> groups() const { return groups_; }

@@ -152,16 +152,8 @@ TEST_P(ParamAloneOffload, BuffersAreUsedAgain) {
 
 // The weights of a rank change while a pass that needs the old ones is under way.
 TEST_P(ParamAloneOffload, APassHasTheWeightsThatItBeganWith) {
-  using Change = std::function<void(test::Rank&, int)>;
-  const Change steps = [](test::Rank& rank, int pass) { rank.train_step(pass + 1); };
-  const Change writes_and_steps = [](test::Rank& rank, int pass) {
-    write_gathered_units(rank, pass);
-    rank.train_step(pass + 1);
-    set_weights(rank, pass);
-  };
-  for (const Change& change : {Change(set_weights), Change(write_gathered_units), steps, writes_and_steps})
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-      expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), change);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+    expect_old_weights_whatever_changes(on_devices(scenario(dtype)), offloading(scenario(dtype)));
 }
 
 TEST_P(ParamAloneOffload, StreamsOfTheUsersGiveTheSameBits) {

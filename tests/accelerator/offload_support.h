@@ -185,7 +185,8 @@ void expect_skipped_steps(test::Scenario overflowing, const Offloads& offloads) 
 
 // The memory of an engine, pinned or not, is given back, whatever is under way.
 inline void expect_an_engine_may_go(const test::Scenario& scenario) {
-  for (const int end : {0, 1, 2}) {  // after a step, within a forward that gathers ahead, after a backward
+  // After a step, within a forward that gathers ahead, after a backward, after a backward that nobody has ended.
+  for (const int end : {0, 1, 2, 3}) {
     const int64_t pinned = pinned_bytes(), allocated = allocated_bytes(0);
     {
       test::ThreadWorld world(scenario);
@@ -195,8 +196,9 @@ inline void expect_an_engine_may_go(const test::Scenario& scenario) {
         for (int step = 0; step < 2; ++step) rank.train_step(step);
         if (end > 0) rank.engine->begin_forward(/*training=*/true);
         if (end == 1) rank.engine->unit(0, [&] { return at::zeros({1}); });
-        if (end == 2) {
-          rank.engine->backward(test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get()));
+        if (end >= 2) {
+          const at::Tensor loss = test::loss_of(rank.model, rank.scenario, rank.gather.rank(), 2, 0, rank.engine.get());
+          end == 2 ? rank.engine->backward(loss) : loss.backward();
         }
         rank.engine.reset();
       });
@@ -256,6 +258,22 @@ inline void write_gathered_units(test::Rank& rank, int pass) {
   rank.engine->gather({1, 2}, /*to_modify=*/true);
   rank.model.params()[2][0].data().fill_(0.01 * (pass + 1));
   rank.engine->release({1, 2}, /*modify_rank=*/0);
+}
+
+// The same for each change, where steps change the weights, too. `also`: written behind a step.
+inline void expect_old_weights_whatever_changes(const test::Scenario& scenario, const test::Scenario& offloads,
+                                                const std::function<void(test::Rank&, int)>& also = {}) {
+  const auto steps = [](test::Rank& rank, int pass) { rank.train_step(pass + 1); };
+  const auto writes_and_steps = [&also](test::Rank& rank, int pass) {
+    write_gathered_units(rank, pass);
+    rank.train_step(pass + 1);
+    set_weights(rank, pass);
+    if (also) also(rank, pass);
+  };
+  expect_old_weights_in_passes(scenario, offloads, set_weights);
+  expect_old_weights_in_passes(scenario, offloads, write_gathered_units);
+  expect_old_weights_in_passes(scenario, offloads, steps);
+  expect_old_weights_in_passes(scenario, offloads, writes_and_steps);
 }
 
 // Streams of the user's for forward, backward and step change no bit.

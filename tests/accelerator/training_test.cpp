@@ -119,25 +119,62 @@ TEST_P(DeviceTraining, AnUpdateComesBeforeGathersAhead) {
   expect_the_same_without_waits(scenario, {});
 }
 
-// An engine that goes while units are gathered ahead gives its memory back.
-TEST_P(DeviceTraining, AnEngineGoesWhileItGathersAhead) {
-  const auto [schedule, world_size, stage] = GetParam();
-  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
+at::Tensor forward(test::Rank& rank, int step) {
+  rank.engine->begin_forward(/*training=*/true);
+  return test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0, rank.engine.get());
+}
+
+// The engine gives its memory back, behind what uses it, where it goes after `last` of each rank.
+void expect_an_engine_may_go_after(const Scenario& scenario, const std::function<void(test::Rank&)>& last) {
   const int64_t before = allocated_bytes(0);
   {
     test::ThreadWorld world(scenario);
-    const auto errors = world.run([](test::Rank& rank) {
+    const auto errors = world.run([&last](test::Rank& rank) {
       at::set_num_threads(1);
       rank.make_engine();
       for (int step = 0; step < 2; ++step) rank.train_step(step);
-      rank.engine->begin_forward(/*training=*/true);
-      rank.engine->unit(0, [&] { return at::zeros({1}); });
+      last(rank);
       rank.engine.reset();
     });
     for (const std::string& error : errors) ASSERT_EQ(error, "");
   }
-  for (int i = 0; i < world_size; ++i) Streams::get().wait_for_device(i);
+  for (int i = 0; i < scenario.world_size; ++i) Streams::get().wait_for_device(i);
   EXPECT_EQ(allocated_bytes(0), before);
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
+}
+
+TEST_P(DeviceTraining, AnEngineGoesWhileItGathersAhead) {
+  const auto [schedule, world_size, stage] = GetParam();
+  expect_an_engine_may_go_after(on_devices(test::make_scenario(world_size, stage)), [](test::Rank& rank) {
+    rank.engine->begin_forward(/*training=*/true);
+    rank.engine->unit(0, [&] { return at::zeros({1}); });
+  });
+}
+
+TEST_P(DeviceTraining, AnEngineGoesWhileGradientsAreReduced) {
+  const auto [schedule, world_size, stage] = GetParam();
+  expect_an_engine_may_go_after(on_devices(test::make_scenario(world_size, stage)),
+                                [](test::Rank& rank) { forward(rank, 2).backward(); });
+}
+
+// It gathers ahead what the step writes.
+TEST_P(DeviceTraining, AForwardWithoutABackwardComesBeforeTheStep) {
+  const auto [schedule, world_size, stage] = GetParam();
+  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
+  const Result expected = test::train(scenario);
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    for (int step = 0; step < rank.scenario.steps; ++step) {
+      rank.engine->backward(forward(rank, step));
+      const at::Tensor unused = forward(rank, step + 7);
+      rank.result.steps.push_back(rank.engine->step());
+    }
+    rank.finish();
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
   EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 

@@ -114,6 +114,53 @@ TEST(SwapSave, HasWhatUsersWroteBeforeItAlone) {
 }
 
 // States that are set wait, too.
+// Others' weights are put in for a save, and taken out again: what a step makes of that does not depend on the tier.
+at::Tensor values_after_a_save_of_other_weights(const Scenario& scenario, bool async) {
+  const TemporaryDirectory root;
+  at::Tensor result;
+  const auto errors = run_saving(scenario, [&](SavingRank& rank) {
+    const at::NoGradGuard no_grad;
+    const auto train = [&](int step) {
+      const at::AutoGradMode grad(true);
+      rank.train_step(scenario, step);
+    };
+    train(0);
+    std::vector<std::pair<at::Tensor, at::Tensor>> own;
+    for (const auto& unit : rank.model->params()) {
+      for (const at::Tensor& param : unit) {
+        own.emplace_back(param, param.clone());
+        at::Tensor(param).fill_(0.125);
+      }
+    }
+    rank.engine->save_checkpoint(root.path(), "others", 1, {}, {.async = async});
+    rank.engine->wait_for_checkpoint();
+    for (auto& [param, values] : own) param.copy_(values);
+    train(1);
+    const at::Tensor values = rank.values();
+    if (rank.rank == 0) result = values;
+  });
+  EXPECT_THAT(errors, Each(""));
+  return result;
+}
+
+TEST(SwapSave, TakesWhatIsPutBackAfterItAsElsewhere) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int ranks : {1, 3}) {
+      const TemporaryDirectory swap;
+      Scenario files = in_files(ranks, /*stage=*/1, swap);
+      files.config.compute_dtype = dtype;
+      Scenario memory = files;
+      memory.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kNone;
+      const at::Tensor expected = values_after_a_save_of_other_weights(memory, /*async=*/false);
+      for (const bool async : {false, true}) {
+        const at::Tensor values = values_after_a_save_of_other_weights(files, async);
+        ASSERT_FALSE(::testing::Test::HasFailure());
+        EXPECT_TRUE(values.equal(expected)) << name_of(dtype) << ", " << ranks << " ranks, async " << async;
+      }
+    }
+  }
+}
+
 TEST(SwapSave, WhoSetsStatesWaitsForIt) {
   const TemporaryDirectory swap;
   const Scenario scenario = in_files(2, 3, swap);

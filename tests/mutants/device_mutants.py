@@ -52,6 +52,20 @@ _TABLE = [
     ),
     ("sum-before-the-exchange", _BUCKET, "    in_flight.exchange->wait();\n", "", _TRAINING),
     ("step-before-the-sums", "src/reduce/reducer.cpp", "  stream_.join();\n", "", _TRAINING),
+    (
+        "exchange-left-with-its-memory",
+        "src/reduce/reducer.cpp",
+        "buckets_[index].await_exchange();",
+        "static_cast<void>(index);",
+        "*DeviceTraining.AnEngineGoesWhileGradients*",
+    ),
+    (
+        "step-writes-what-is-gathered-ahead",
+        "src/engine/engine.cpp",
+        "  impl.executor->end_gathers_ahead();\n",
+        "",
+        "*DeviceTraining.AForwardWithout*",
+    ),
     ("streams-never-wait", "src/device/streams.cpp", "    use.event->block(current);\n", "", _TRAINING),
     (
         "host-reads-the-device",

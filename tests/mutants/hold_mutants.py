@@ -71,6 +71,14 @@ _TABLE = [
         "SwapSave.HasWhatUsersWroteBeforeItAlone",
     ),
     (
+        "writes-of-users-are-taken-by-the-copy-alone",
+        "src/engine/state_data.cpp",
+        "    if (!is_written(copy, params)) return;\n    take_written(copy, params);\n",
+        "    return take_written(copy, params);\n",
+        "engine",
+        "SwapSave.TakesWhatIsPutBackAfterItAsElsewhere",
+    ),
+    (
         "whole-parameters-are-not-copied",
         _SAVE,
         "is_held(group) && group.is_open() && group.flat().dtype == DType::kFloat32",

@@ -286,8 +286,7 @@ def put_back(stage, dtype, folder, what=True):
         engine.destroy()
         return digest
 
-    # A save whose states are in files takes users' writes to its copies alone.
-    hows = ("nothing", "get", "gathered", "set", "load") + (("save",) if what != "files" else ())
+    hows = ("nothing", "get", "gathered", "set", "load", "save")
     return [both(functools.partial(run, how), what) for how in hows]
 
 
