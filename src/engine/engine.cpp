@@ -235,7 +235,7 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   if (result.applied) ShardedOptimizer::check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto update = [&](ShardedGroup& group) {
-    FileParameters* const in_file = impl.reducer->buckets()[group.number()].in_file();
+    FileShard* const in_file = impl.reducer->buckets()[group.number()].in_file();
     impl.optimizer.update(group, {impl.reduced_gradients(group), fetch, in_file}, groups,
                           impl.consensus.has_grad[group.number()], impl.grad_scale);
   };
@@ -438,7 +438,7 @@ void Engine::Impl::announce_gradients() {
   for (const size_t unit : reducer->order_of_forward()) {
     for (const ShardedGroup& group : groups->of_unit(unit)) {
       if (!group.is_trained()) continue;
-      const FileParameters* const in_file = reducer->buckets()[group.number()].in_file();
+      const FileShard* const in_file = reducer->buckets()[group.number()].in_file();
       if (!in_file && !group.place().fetches_gradients()) continue;
       const int64_t end = group.place().numel_of_host(group.layout());
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {

@@ -220,10 +220,9 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   };
   group_options.make_parameters = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
                                                                    const GroupPlacement& place) mutable {
-    FileParameters::Options in_file{next_in_file++, place.parameters.dtype,
-                                    place.parameters.numel(unit.groups[group].layout),
-                                    [this] { while_a_save_reads(); }};
-    return std::make_unique<FileParameters>(*parameter_swap, std::move(in_file), ledger);
+    FileShard::Options in_file{next_in_file++, place.parameters.dtype,
+                               place.parameters.numel(unit.groups[group].layout), [this] { while_a_save_reads(); }};
+    return std::make_unique<FileShard>(*parameter_swap, std::move(in_file), ledger);
   };
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
@@ -282,9 +281,9 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
   reduce.while_read = [this] { while_an_update_goes_on(); };
   reduce.scratch = exchange_scratch(layouts, placements, plan);
   reduce.make_file = [this, next_in_file = size_t{0}](const FlatGroup& group, const GroupPlacement& place) mutable {
-    FileParameters::Options in_file{
+    FileShard::Options in_file{
         next_in_file++, place.grad_dtype, place.reduced_gradients.numel(group.layout), {}, Category::kGradients};
-    return std::make_unique<FileParameters>(*gradient_swap, std::move(in_file), ledger);
+    return std::make_unique<FileShard>(*gradient_swap, std::move(in_file), ledger);
   };
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
   if (plan.delayed_update)

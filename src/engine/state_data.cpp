@@ -166,7 +166,7 @@ class HeldParameters final : public HeldData {
 
 class HeldFile final : public HeldData {
  public:
-  explicit HeldFile(FileParameters& params) : HeldData(params.hold()), reader_(params.reader()) {}
+  explicit HeldFile(FileShard& params) : HeldData(params.hold()), reader_(params.reader()) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
     told_as_state([&] { reader_->read_bytes({offset, offset + bytes}, to); });
   }

@@ -31,7 +31,7 @@ class Groups {
     // Called while an update waits for states in files that a save still reads.
     WriteHold::WhileWaiting while_a_save_reads = {};
     // The parameters of such a group that its placement has in files.
-    std::function<std::unique_ptr<FileParameters>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
+    std::function<std::unique_ptr<FileShard>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_parameters = {};
     // Set where some states lie on the host, and the device is another.
     std::optional<ParameterCopies::Options> copies = std::nullopt;

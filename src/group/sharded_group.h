@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/streams.h"
-#include "group/file_parameters.h"
+#include "group/file_shard.h"
 #include "group/optimizer_states.h"
 #include "group/parameter_checksum.h"
 #include "group/parameter_copies.h"
@@ -35,7 +35,7 @@ class ShardedGroup {
     ParameterCopies* copies = nullptr;    // where the host updates the parameters of a device
     ShardCopies* shard_copies = nullptr;  // where the device updates parameters that have left it, or a part of them
     at::Device device = at::kCPU;         // that computes; the parameters may lie on the host beside it
-    std::unique_ptr<FileParameters> in_file = nullptr;  // the parameters, where they lie in files
+    std::unique_ptr<FileShard> in_file = nullptr;  // the parameters, where they lie in files
   };
 
   // `parameters`: 1-D, kept() elements in the group's dtype; undefined where they lie in files. `states` is null for a
@@ -71,7 +71,7 @@ class ShardedGroup {
   // Whether the states lie on the host, or in a file, beside a device that has the parameters.
   bool has_states_on_host() const { return options_.copies != nullptr; }
   // This rank's parameters where they lie in files, else null.
-  FileParameters* in_file() const { return options_.in_file.get(); }
+  FileShard* in_file() const { return options_.in_file.get(); }
   // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
   // Gives `stream` a copy of this rank's shard, which lies on the host or in a file, to `to`, memory of the device.
@@ -100,7 +100,7 @@ class ShardedGroup {
   void lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const MasterUse& use);
   // Parameters beside the device, without their states: calls `use` for consecutive parts of at most `most` elements
   // that make up `range`. Nobody waits for copies here.
-  using AwayUse = FileParameters::Borrower;
+  using AwayUse = FileShard::Borrower;
   void lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use);
   // Parameters of a device that the host updates: whether they have the bits that they had when they were remembered,
   // so that each master weight rounds to its parameter. The host waits for the device. False where that is not known.

@@ -13,7 +13,7 @@
 namespace zeroshard {
 
 GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-                       Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<FileParameters> in_file)
+                       Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<FileShard> in_file)
     : unit_(unit),
       group_(unit.groups.at(group)),
       place_(place),

@@ -35,7 +35,7 @@ GradientExit::~GradientExit() {
   }
 }
 
-at::Tensor GradientExit::begin(FileParameters& file, bool has_values) {
+at::Tensor GradientExit::begin(FileShard& file, bool has_values) {
   settle();
   Buffer& next = buffer();
   filling_ = next.memory.view(to_scalar_type(file.dtype()), 0, file.numel());
@@ -69,7 +69,7 @@ GradientExit::Buffer& GradientExit::end_buffer(size_t bucket) {
   return filled;
 }
 
-void GradientExit::end(FileParameters& file, size_t bucket) {
+void GradientExit::end(FileShard& file, size_t bucket) {
   Buffer& filled = end_buffer(bucket);
   filled.uses.end();  // the copy waits for this sum, and for none that comes later
   pending_ = Pending{&file, &filled, std::exchange(filling_, at::Tensor())};

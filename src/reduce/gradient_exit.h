@@ -8,7 +8,7 @@
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
 #include "device/streams.h"
-#include "group/file_parameters.h"
+#include "group/file_shard.h"
 #include "plan/state_rules.h"
 
 namespace zeroshard {
@@ -38,8 +38,8 @@ class GradientExit {
 
   // The same where they lie in a file: it has what was written to the buffer after settle(), which begin() calls, too.
   // The host waits there, for the copy and for the file.
-  at::Tensor begin(FileParameters& file, bool has_values);
-  void end(FileParameters& file, size_t bucket);
+  at::Tensor begin(FileShard& file, bool has_values);
+  void end(FileShard& file, size_t bucket);
   void settle();
 
   // The squares of the buckets that are `chosen`, by number. The host waits for the current stream.
@@ -52,7 +52,7 @@ class GradientExit {
   };
   // What is to be written to a file.
   struct Pending {
-    FileParameters* file;
+    FileShard* file;
     Buffer* buffer;
     at::Tensor values;
   };

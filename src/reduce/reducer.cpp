@@ -95,7 +95,7 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
       for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
       const GroupPlacement& place = placements[u].groups[g];
       at::Tensor full, grads;
-      std::unique_ptr<FileParameters> in_file;
+      std::unique_ptr<FileShard> in_file;
       if (place.keeps_packed()) full = full_memory.take(place.wire_dtype, group.layout.padded_numel());
       if (place.reduced_gradients.tier == Tier::kFile) {
         in_file = options_.make_file(group, place);

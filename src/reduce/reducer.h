@@ -35,7 +35,7 @@ class Reducer {
     RingClass exit_buffers = {};  // where reduced gradients go to the host: gradient_exit()
     bool pin = true;              // the host's memory for them
     // Of groups whose reduced gradients lie in files, in the order of units and their groups.
-    std::function<std::unique_ptr<FileParameters>(const FlatGroup& group, const GroupPlacement& place)> make_file;
+    std::function<std::unique_ptr<FileShard>(const FlatGroup& group, const GroupPlacement& place)> make_file;
   };
 
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.

@@ -88,11 +88,11 @@ _TABLE = [
     ),
     (
         "parameters-in-files-do-not-wait",
-        "src/group/file_parameters.cpp",
+        "src/group/file_shard.cpp",
         "  if (access != OptimizerStates::Access::kRead) hold_.await_readers();\n",
         "",
         "group",
-        "FileParametersTest.AreHeldWhileASaveReadsThem",
+        "FileShardTest.AreHeldWhileASaveReadsThem",
     ),
     (
         "waits-with-states-on-loan",
@@ -100,7 +100,7 @@ _TABLE = [
         "in_file()->hold().await_readers();",
         "return;",
         "group",
-        "FileParametersTest.AreHeldWhileASaveReadsThem",
+        "FileShardTest.AreHeldWhileASaveReadsThem",
     ),
     (
         "nobody-hears-of-an-interruption",

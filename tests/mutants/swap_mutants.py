@@ -4,7 +4,7 @@ import hold_mutants
 import moment_mutants
 from mutant import Mutant
 
-_STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_parameters.cpp"
+_STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_shard.cpp"
 _GROUP, _UNIT, _PLACEMENT = "src/group/sharded_group.cpp", "src/unit/unit.cpp", "src/placement/placement.cpp"
 _STORE_H, _DEVICE = "src/file/chunk_store.h", "*ParamFileOffload.GivesTheSameBits*"
 _LATE, _BITS = "UnitsInFiles.Gather*", "*ParameterFiles.GiveTheSameBits*"
@@ -33,7 +33,7 @@ _TABLE = [
         "return ways.reads || !has_master() ? Access::kModify",
         "return ways.reads ? Access::kModify",
         "group",
-        "FileParametersTest.AGroupUsesThem*",
+        "FileShardTest.AGroupUsesThem*",
     ),
     (
         "neighbours-overwritten",
@@ -41,7 +41,7 @@ _TABLE = [
         "::kOverwrite && !is_whole)",
         "::kOverwrite && !is_whole && false)",
         "group",
-        "FileParametersTest.ElementsBeside*",
+        "FileShardTest.ElementsBeside*",
     ),
     (
         "updates-not-written",

@@ -48,8 +48,7 @@ class Units {
     groups.make_parameters = [this, next = size_t{0}](const UnitLayout& unit, size_t g,
                                                       const GroupPlacement& place) mutable {
       const int64_t numel = place.parameters.numel(unit.groups[g].layout);
-      return std::make_unique<FileParameters>(*space_, FileParameters::Options{next++, place.parameters.dtype, numel},
-                                              ledger_);
+      return std::make_unique<FileShard>(*space_, FileShard::Options{next++, place.parameters.dtype, numel}, ledger_);
     };
     groups_.emplace(layouts_, placements_, std::move(groups), comm_, ledger_);
     for (size_t u = 0; u < kUnits; ++u) add_unit(u);

@@ -1,4 +1,4 @@
-#include "group/file_parameters.h"
+#include "group/file_shard.h"
 
 #include <ATen/ops/empty.h>
 
@@ -28,7 +28,7 @@ class CopyToDevice final : public ChunkStore::Reader {
 
 }  // namespace
 
-FileParameters::FileParameters(SwapSpace& space, Options options, Ledger& ledger)
+FileShard::FileShard(SwapSpace& space, Options options, Ledger& ledger)
     : space_(space),
       group_(options.group),
       dtype_(options.dtype),
@@ -39,11 +39,11 @@ FileParameters::FileParameters(SwapSpace& space, Options options, Ledger& ledger
   ledger_.add(category_, Tier::kFile, numel_ * element_size(dtype_));
 }
 
-FileParameters::~FileParameters() {
+FileShard::~FileShard() {
   ledger_.remove(category_, Tier::kFile, numel_ * element_size(dtype_));
 }
 
-Range FileParameters::values_of(Range range) const {
+Range FileShard::values_of(Range range) const {
   const int64_t size = element_size(dtype_);
   if (range.size() == 0) return {};
   // Whole blocks at the end: what is overwritten is not read for the sake of padding.
@@ -52,7 +52,7 @@ Range FileParameters::values_of(Range range) const {
   return {range.begin * size / kValueBytes, end};
 }
 
-void FileParameters::lend(Range range, OptimizerStates::Access access, const Borrower& use) {
+void FileShard::lend(Range range, OptimizerStates::Access access, const Borrower& use) {
   const int64_t size = element_size(dtype_);
   const Range values = values_of(range);
   if (values.size() == 0) return;
@@ -69,14 +69,14 @@ void FileParameters::lend(Range range, OptimizerStates::Access access, const Bor
   });
 }
 
-void FileParameters::read(Range range, void* to) {
+void FileShard::read(Range range, void* to) {
   lend(range, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& params) {
     auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * element_size(dtype_);
     std::memcpy(at, params.const_data_ptr(), size_t(params.nbytes()));
   });
 }
 
-void FileParameters::begin_read(Range range, void* to, at::Device device, const SideStream& stream) {
+void FileShard::begin_read(Range range, void* to, at::Device device, const SideStream& stream) {
   if (device.is_cpu()) return read(range, to);
   const SideStream::Scope scope(stream);
   lend(range, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& params) {
@@ -86,7 +86,7 @@ void FileParameters::begin_read(Range range, void* to, at::Device device, const 
   });
 }
 
-at::Tensor FileParameters::copy_of(Range range) {
+at::Tensor FileShard::copy_of(Range range) {
   const at::Tensor copy = at::empty({range.size()}, to_scalar_type(dtype_));
   read(range, copy.data_ptr());
   return copy;

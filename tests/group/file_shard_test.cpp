@@ -1,4 +1,4 @@
-#include "group/file_parameters.h"
+#include "group/file_shard.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -52,7 +52,7 @@ std::vector<UnitPlacement> place_in_files(const std::vector<UnitLayout>& units) 
   return place(units, options);
 }
 
-class FileParametersTest : public ::testing::Test {
+class FileShardTest : public ::testing::Test {
  protected:
   SwapSpace make_space(const std::vector<ChunkGroup>& groups, SwapSpace::OnFailure on_failure = {}) {
     ChunkStore::Options options;
@@ -70,8 +70,8 @@ class FileParametersTest : public ::testing::Test {
     ShardedGroup::Options options;
     options.rank = 1;
     options.param_group = {0};
-    options.in_file = std::make_unique<FileParameters>(
-        parameters, FileParameters::Options{u, units_[u].groups[0].dtype, kNumel, while_a_save_reads_}, ledger_);
+    options.in_file = std::make_unique<FileShard>(
+        parameters, FileShard::Options{u, units_[u].groups[0].dtype, kNumel, while_a_save_reads_}, ledger_);
     std::unique_ptr<OptimizerStates> own;
     if (states)
       own = std::make_unique<FileStates>(*states, u - std::size(kDTypes), units_[u].groups[0].layout,
@@ -89,14 +89,14 @@ class FileParametersTest : public ::testing::Test {
   Ledger ledger_;
 };
 
-TEST_F(FileParametersTest, AnyRangesLookLikeMemory) {
+TEST_F(FileShardTest, AnyRangesLookLikeMemory) {
   ASSERT_EQ(groups_.size(), units_.size());
   for (const uint64_t seed : testing::seeds(3)) {
     SCOPED_TRACE(seed);
     testing::SeededRandom random(seed);
     SwapSpace space = make_space(groups_);
     for (size_t g = 0; g < std::size(kDTypes); ++g) {
-      FileParameters params(space, {g, kDTypes[g], kNumel}, ledger_);
+      FileShard params(space, {g, kDTypes[g], kNumel}, ledger_);
       at::Tensor expected = at::zeros({kNumel}, to_scalar_type(kDTypes[g]));
       for (int step = 0; step < 40; ++step) {
         const int64_t a = int64_t(random() % uint64_t(kNumel + 1)), b = int64_t(random() % uint64_t(kNumel + 1));
@@ -124,11 +124,11 @@ TEST_F(FileParametersTest, AnyRangesLookLikeMemory) {
   }
 }
 
-TEST_F(FileParametersTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
+TEST_F(FileShardTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
   SwapSpace space = make_space(groups_);
   int64_t most = 0;  // bytes written
   for (size_t g = 0; g < std::size(kDTypes); ++g) {
-    FileParameters params(space, {g, kDTypes[g], kNumel}, ledger_);
+    FileShard params(space, {g, kDTypes[g], kNumel}, ledger_);
     const int64_t read = space.store().bytes_read();
     params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(3); });
     EXPECT_EQ(space.store().bytes_read(), read) << name_of(kDTypes[g]);
@@ -140,11 +140,11 @@ TEST_F(FileParametersTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) 
 }
 
 // Where several elements share a value of the store.
-TEST_F(FileParametersTest, ElementsBesideWhatIsOverwrittenStay) {
+TEST_F(FileShardTest, ElementsBesideWhatIsOverwrittenStay) {
   SwapSpace space = make_space(groups_);
-  FileParameters others(space, {0, kDTypes[0], kNumel}, ledger_);
+  FileShard others(space, {0, kDTypes[0], kNumel}, ledger_);
   for (size_t g = 1; g < std::size(kDTypes); ++g) {
-    FileParameters params(space, {g, kDTypes[g], kNumel}, ledger_);
+    FileShard params(space, {g, kDTypes[g], kNumel}, ledger_);
     params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(5); });
     others.copy_of({0, kNumel});  // takes the buffers
     params.lend({1, kNumel - 1}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(7); });
@@ -154,11 +154,11 @@ TEST_F(FileParametersTest, ElementsBesideWhatIsOverwrittenStay) {
   }
 }
 
-TEST_F(FileParametersTest, TheLedgerHasThem) {
+TEST_F(FileShardTest, TheLedgerHasThem) {
   const Bytes expected;
   {
     SwapSpace space = make_space(groups_);
-    const FileParameters params(space, {1, DType::kBFloat16, kNumel}, ledger_);
+    const FileShard params(space, {1, DType::kBFloat16, kNumel}, ledger_);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kFile), 2 * kNumel);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kDevice), 0);
   }
@@ -166,7 +166,7 @@ TEST_F(FileParametersTest, TheLedgerHasThem) {
 }
 
 // As if they were in memory, also beside states in files of their own.
-TEST_F(FileParametersTest, AGroupUsesThemAsOthers) {
+TEST_F(FileShardTest, AGroupUsesThemAsOthers) {
   SwapSpace parameters = make_space(groups_), states = make_space(groups_in_file(units_, table_));
   for (size_t u = std::size(kDTypes); u < units_.size(); ++u) {
     SCOPED_TRACE(units_[u].name);
@@ -212,7 +212,7 @@ TEST_F(FileParametersTest, AGroupUsesThemAsOthers) {
 }
 
 // Who writes to them waits for a save, before it borrows their states; who reads them does not.
-TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
+TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
   std::function<void()> read_states;  // by the save, of another group
   std::vector<std::thread> readers;
   int looks = 0;
@@ -233,7 +233,7 @@ TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
   for (size_t u = std::size(kDTypes); u < units_.size(); ++u) {
     SCOPED_TRACE(units_[u].name);
     ShardedGroup group = make_group(u, parameters, &states);
-    FileParameters& params = *group.in_file();
+    FileShard& params = *group.in_file();
     const Range mine = group.mine(), all{0, mine.size()};
     const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
     group.write_parameters({0, values.numel()}, values);
@@ -278,7 +278,7 @@ TEST_F(FileParametersTest, AreHeldWhileASaveReadsThem) {
   }
 }
 
-TEST_F(FileParametersTest, AFailureIsToldOnceWithTheUnit) {
+TEST_F(FileShardTest, AFailureIsToldOnceWithTheUnit) {
   std::vector<std::string> told;
   SwapSpace space = make_space(groups_, [&](const std::string& message) { told.push_back(message); });
   ShardedGroup group = make_group(1, space);

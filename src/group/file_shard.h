@@ -11,12 +11,12 @@
 
 namespace zeroshard {
 
-// One group's parameters, or reduced gradients, of this rank in swap files: number `group` of those that `space` was
-// made for. On loan they are in memory of the host. Positions count this rank's elements from 0.
-class FileParameters {
+// This rank's shard of one group's parameters, or reduced gradients, in swap files: number `group` of those that
+// `space` was made for. On loan it is in memory of the host. Positions count the shard's elements from 0.
+class FileShard {
  public:
-  // `params`: of the elements in `part`, in the group's dtype. Valid during the call only.
-  using Borrower = std::function<void(Range part, const at::Tensor& params)>;
+  // `values`: of the elements in `part`, in the shard's dtype. Valid during the call only.
+  using Borrower = std::function<void(Range part, const at::Tensor& values)>;
 
   struct Options {
     size_t group = 0;  // its number
@@ -26,24 +26,24 @@ class FileParameters {
     Category category = Category::kParameters;
   };
 
-  // All are zero. `space` and `ledger`, which counts the bytes in files, outlive them.
-  FileParameters(SwapSpace& space, Options options, Ledger& ledger);
-  ~FileParameters();
-  FileParameters(const FileParameters&) = delete;
-  FileParameters& operator=(const FileParameters&) = delete;
+  // All elements are zero. `space` and `ledger`, which counts the bytes in files, outlive them.
+  FileShard(SwapSpace& space, Options options, Ledger& ledger);
+  ~FileShard();
+  FileShard(const FileShard&) = delete;
+  FileShard& operator=(const FileShard&) = delete;
 
   int64_t numel() const { return numel_; }
   DType dtype() const { return dtype_; }
-  // Where a thread may read them beside this one: as long as this is held, who borrows them to write waits.
+  // Where a thread may read it beside this one: as long as this is held, who borrows it to write waits.
   WriteHold& hold() { return hold_; }
-  // For that thread. They outlive it.
+  // For that thread. The shard outlives it.
   ChunkReader reader() { return space_.reader(group_, /*slot=*/0); }
   // As OptimizerStates::lend().
   void lend(Range range, OptimizerStates::Access access, const Borrower& use);
   // Copies `range` to `to`, memory of the host.
   void read(Range range, void* to);
   // Copies `range` to `to`, memory of `device`, by `stream`: for the file alone the host waits here. Who writes to the
-  // parameters later waits for the copy. On the CPU it is done when this returns.
+  // shard later waits for the copy. On the CPU it is done when this returns.
   void begin_read(Range range, void* to, at::Device device, const SideStream& stream);
   at::Tensor copy_of(Range range);
   // The place of `range` in the files, for SwapSpace::will_need_next().
