@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -59,6 +59,23 @@ def explaining_sharded_parameters() -> Iterator[None]:
         ) from error
 
 
+class _Own:
+    """A hook of a module of the engine's. A copy of the module, which is not, gets one that does nothing."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        self._hook(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
 def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -> list[RemovableHandle]:
     def before(module: nn.Module, args: Any) -> None:
         core.pre_forward(unit)
@@ -67,7 +84,7 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
         if core.post_forward(unit, tensors_in(output)):
             readers.note_returned(unit)
 
-    return [module.register_forward_pre_hook(before, prepend=True), module.register_forward_hook(after)]
+    return [module.register_forward_pre_hook(_Own(before), prepend=True), module.register_forward_hook(_Own(after))]
 
 
 def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHandle]:
@@ -78,8 +95,9 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
         readers.leave(unit, output)
 
     return [
-        module.register_forward_pre_hook(before, prepend=True),
-        module.register_forward_hook(after, always_call=True),  # recomputation ends a forward early, with an exception
+        module.register_forward_pre_hook(_Own(before), prepend=True),
+        # Recomputation ends a forward early, with an exception.
+        module.register_forward_hook(_Own(after), always_call=True),
     ]
 
 

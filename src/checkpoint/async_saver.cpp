@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "base/check.h"
@@ -34,14 +35,31 @@ bool is_held(const StateSlice& slice) {
 
 }  // namespace
 
+struct AsyncSaver::Workers {
+  struct Entry {
+    pid_t process;
+    std::weak_ptr<Worker> worker;
+  };
+  std::mutex mutex;
+  std::vector<Entry> entries;
+};
+
+AsyncSaver::Workers& AsyncSaver::workers() {
+  static auto* const all = new Workers;  // for savers that end when the process does
+  return *all;
+}
+
 AsyncSaver::AsyncSaver(Comm& comm, Io& io, Ledger& ledger, DeviceCopies* copies)
     : comm_(comm), io_(io), ledger_(ledger), copies_(copies), process_(::getpid()) {
   worker_->thread = std::thread([this] { run(); });
+  const std::scoped_lock lock(workers().mutex);
+  std::erase_if(workers().entries, [](const Workers::Entry& entry) { return entry.worker.expired(); });
+  workers().entries.push_back({process_, worker_});
 }
 
 AsyncSaver::~AsyncSaver() {
   if (::getpid() != process_) {
-    static_cast<void>(worker_.release());
+    static_cast<void>(new std::shared_ptr<Worker>(std::move(worker_)));  // for ever
     return;
   }
   attempt([&] { wait(); }, [](const std::string& reason) { return "the last checkpoint was not saved: " + reason; },
@@ -211,12 +229,31 @@ void AsyncSaver::await_copies() noexcept {
         [](const std::string& reason) { return "a copy for a checkpoint that was not saved failed, too: " + reason; });
 }
 
-void AsyncSaver::await_end() {
-  std::unique_lock lock(worker_->mutex);
-  while (!worker_->changed.wait_for(lock, kLook, [&] { return !worker_->request; })) {
+void AsyncSaver::await_end(Worker& worker, const std::function<bool(const SaveRequest& request)>& is_awaited) {
+  std::unique_lock lock(worker.mutex);
+  while (!worker.changed.wait_for(lock, kLook, [&] { return !worker.request || !is_awaited(*worker.request); })) {
     lock.unlock();  // the check may call what asks whether the saver is busy
     check_interrupt();
     lock.lock();
+  }
+}
+
+void AsyncSaver::await_end() {
+  await_end(*worker_, [](const SaveRequest&) { return true; });
+}
+
+void AsyncSaver::await_saves_in(const std::string& root) {
+  const std::filesystem::path place = std::filesystem::weakly_canonical(root);
+  std::vector<std::shared_ptr<Worker>> all;
+  {
+    const std::scoped_lock lock(workers().mutex);
+    for (const Workers::Entry& entry : workers().entries)
+      if (entry.process == ::getpid()) all.push_back(entry.worker.lock());
+  }
+  for (const std::shared_ptr<Worker>& worker : all) {
+    if (!worker) continue;
+    await_end(*worker,
+              [&](const SaveRequest& request) { return std::filesystem::weakly_canonical(request.root) == place; });
   }
 }
 

@@ -50,6 +50,9 @@ class AsyncSaver {
   void wait();
   // The same, but keeps the save's error for a later call. Throws only an interruption of the wait (base/interrupt.h).
   void await_end();
+  // Waits until no saver of this process, whoever has it, is to save anything more in the directory `root`. Throws as
+  // above.
+  static void await_saves_in(const std::string& root);
   bool busy() const;
   // Whether a save has failed and was not reported yet: start() or wait() will throw.
   bool failed() const;
@@ -104,7 +107,12 @@ class AsyncSaver {
     bool stop = false;
     std::thread thread;
   };
-  std::unique_ptr<Worker> worker_ = std::make_unique<Worker>();
+  // Those of this process that have not ended; a forked child has its parent's, too.
+  struct Workers;
+  static Workers& workers();
+  static void await_end(Worker& worker, const std::function<bool(const SaveRequest& request)>& is_awaited);
+
+  std::shared_ptr<Worker> worker_ = std::make_shared<Worker>();
   pid_t process_;
 };
 

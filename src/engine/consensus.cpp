@@ -49,6 +49,7 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
     kSaveFailed,
     kStop,
     kWrote,
+    kAssigned,
     kHaveGradients,
     kTrainable,
     kTrainableSquare
@@ -60,8 +61,8 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
   int64_t missing = 0;
   for (const auto& group : has_grad) missing += std::count(group.begin(), group.end(), false);
   const int64_t hash = state.trainable % kHashes;
-  words.insert(words.end(),
-               {missing, signals.save_failed, signals.stop, signals.wrote, state.has_gradients, hash, hash * hash});
+  words.insert(words.end(), {missing, signals.save_failed, signals.stop, signals.wrote, signals.assigned,
+                             state.has_gradients, hash, hash * hash});
   words = all_reduce(comm, words, ReduceOp::kSum, kTag);
   std::copy_n(words.begin(), ExactSum::kNumLimbs, carried.limbs().begin());
   if (words[kMissing] > 0) agree_on_gradients(comm, has_grad);
@@ -69,7 +70,7 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
   consensus.finite = carried.is_finite();
   consensus.squares = carried.value();
   consensus.has_grad = std::move(has_grad);
-  consensus.signals = {words[kSaveFailed] > 0, words[kStop] > 0, words[kWrote] > 0};
+  consensus.signals = {words[kSaveFailed] > 0, words[kStop] > 0, words[kWrote] > 0, words[kAssigned] > 0};
   consensus.some_have_gradients = words[kHaveGradients] > 0;
   consensus.all_have_gradients = words[kHaveGradients] == comm.world_size();
   // Numbers are all alike exactly when their mean square is the square of their mean.

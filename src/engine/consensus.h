@@ -23,6 +23,7 @@ struct StepSignals {
   bool save_failed = false;  // a checkpoint in the background
   bool stop = false;         // the run is to end at this step
   bool wrote = false;        // the user wrote to parameters
+  bool assigned = false;     // the user gave a parameter a gradient (param.grad = ...)
 };
 
 // What must be the same on all ranks.

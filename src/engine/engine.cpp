@@ -64,10 +64,34 @@ void Engine::Impl::check_step() {
     }
     check_agreement(reduce_comm, "parameters that require a gradient", now);
   }
+  if (consensus.signals.assigned) {
+    const std::string name = assigned_gradient();
+    throw StateError(concat(name.empty() ? "on another rank a parameter" : concat("parameter '", name, "'"),
+                            " was given a gradient (param.grad = ...), which step() does not use: it has the gradients "
+                            "of backward passes. Set it to None, or call zero_grad(), and use "
+                            "zeroshard.set_gradient(param, values)"));
+  }
   if (consensus.some_have_gradients == consensus.all_have_gradients) return;
   throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
                           reduce_comm.rank(), progress.is_unapplied() ? " has some" : " has none",
                           ". Every rank calls backward and zero_grad as often as the others"));
+}
+
+std::string Engine::Impl::assigned_gradient() const {
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+      const std::vector<at::Tensor>& tensors = executor->unit(u).tensors(i);
+      const auto has_one = [](const at::Tensor& tensor) { return tensor.grad().defined(); };
+      if (std::ranges::any_of(tensors, has_one)) return layouts[u].params[i].name();
+    }
+  }
+  return "";
+}
+
+void Engine::Impl::drop_assigned_gradients() {
+  for (size_t u = 0; u < layouts.size(); ++u)
+    for (size_t i = 0; i < layouts[u].params.size(); ++i)
+      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
 }
 
 // Before the update: afterwards, stages 1 and 2 have overwritten what other ranks own.
@@ -119,6 +143,7 @@ void Engine::begin_forward(bool training) {
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
   impl_->executor->begin_pass(training);
+  impl_->ended_before_gradients.clear();
   if (!training) end_cpu_memory_step();  // evaluation has no other end
 }
 
@@ -188,8 +213,10 @@ StepResult Engine::prepare_step() {
   impl.check_no_change_begun("step()");
   const bool is_unsynced = impl.progress.is_unsynced();  // gradients of a pass under no_sync still have to travel
   if (is_unsynced) begin_backward();
+  // Note [Backward passes that are none of the engine's]
+  const bool has_other = impl.executor->is_sharded() && impl.executor->is_in_backward() && impl.progress.is_unapplied();
   // Else loss.backward() was called instead of backward(loss).
-  if (is_unsynced || impl.progress.has_open_gradients()) end_backward();
+  if (is_unsynced || has_other || impl.progress.has_open_gradients()) end_backward();
   impl.executor->end_gathers_ahead();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
@@ -198,7 +225,7 @@ StepResult Engine::prepare_step() {
     for (size_t i = 0; i < bucket.group().params.size(); ++i) flags.push_back(bucket.has_grad(i));
   }
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
-                            impl.watch->any_written() || impl.wrote_late()};
+                            impl.watch->any_written() || impl.wrote_late(), !impl.assigned_gradient().empty()};
   const StepState state{impl.progress.is_unapplied(), impl.hash_trainable()};
   impl.reduce_comm.await_device("gradients of the step");
   impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad), signals, state);
@@ -232,7 +259,7 @@ StepResult Engine::prepare_step() {
 StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   const StepResult result = prepare_step();
-  if (result.applied) ShardedOptimizer::check(impl.groups->trained(), groups);
+  if (result.applied) impl.optimizer.check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto update = [&](ShardedGroup& group) {
     FileShard* const in_file = impl.reducer->buckets()[group.number()].in_file();
@@ -328,6 +355,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   // A step that no backward came before says nothing of overflows.
   if (progress.is_unapplied()) scaler.update(!result.applied);
   if (result.applied) apply();
+  if (result.applied && !delayed) watch->tell_autograd();
   watch->forget_readings();
   reducer->end_step();
   last_grad_scale = result.loss_scale;

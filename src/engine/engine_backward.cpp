@@ -48,6 +48,7 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
     reducer->launch_again(world_size == 1 ? late : all_reduce(reduce_comm, late, ReduceOp::kMax, "late gradients"));
   }
   reducer->end_backward(progress.syncs());
+  ended_before_gradients.clear();
   const std::array<Comm*, 2> comms = {&reduce_comm, &gather_comm};
   compare_histories(comms, "end of backward");
   progress.end_pass();
@@ -84,21 +85,26 @@ void Engine::Impl::pre_backward(size_t unit, const void* output, int64_t publish
   });
 }
 
+// See Note [Backward passes that are none of the engine's].
+void Engine::Impl::end_unit_of_backward(size_t unit) {
+  if (!progress.syncs()) return;
+  if (progress.is_in_pass() || progress.has_open_gradients() || executor->is_sharded()) return reducer->flush(unit);
+  ended_before_gradients.push_back(unit);
+}
+
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
   progress.add_gradient();
   last_grad_scale.reset();
-  in_hook("add a gradient", unit, [&] { reducer->add(unit, param, grad, progress.syncs()); });
+  in_hook("add a gradient", unit, [&] {
+    for (const size_t ended : std::exchange(ended_before_gradients, {})) reducer->flush(ended);
+    reducer->add(unit, param, grad, progress.syncs());
+  });
 }
 
 void Engine::Impl::discard() {
   reducer->discard();
   last_grad_scale.reset();
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
-      // Where a hook of the user's threw, a gradient has stayed.
-      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
-    }
-  }
+  drop_assigned_gradients();  // where a hook of the user's threw, one has stayed
   progress.discard();
 }
 
@@ -107,13 +113,14 @@ void Engine::begin_backward(bool sync) {
   // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
   if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
   impl_->progress.begin_pass(sync);
+  impl_->ended_before_gradients.clear();
   impl_->last_grad_scale.reset();
   impl_->backward_comm_error.clear();
   impl_->backward_io_error.clear();
   impl_->executor->begin_backward();
   if (impl_->activations) impl_->activations->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
-  if (!impl_->progress.has_open_gradients()) {
+  if (!impl_->progress.has_launched_gradients()) {
     impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
     if (sync) impl_->read_gradients_ahead();
   }
@@ -171,6 +178,7 @@ void Engine::zero_grad() {
   } else if (impl.progress.is_unapplied()) {
     impl.discard();
   }
+  impl.drop_assigned_gradients();
   if (before == 0 || impl.progress.micro_batches() > 0 || std::exchange(impl.warned_of_discards, true)) return;
   log(LogLevel::kWarning,
       concat("zero_grad() discarded the gradients of ", before, " micro-batch(es) of a step of ",

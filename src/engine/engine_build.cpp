@@ -257,9 +257,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
   }
   gather_ring->add(slots_by_size(zeroshard::gather_ring(layouts, placements, plan)));
   Executor::Callbacks callbacks;
-  callbacks.on_unit_done = [this](size_t unit) {
-    if (progress.syncs()) reducer->flush(unit);
-  };
+  callbacks.on_unit_done = [this](size_t unit) { end_unit_of_backward(unit); };
   if (parameter_swap) callbacks.on_upcoming = [this](std::span<const size_t> units) { read_parameters_ahead(units); };
   const auto is_sharded = [](const auto& unit) { return unit->placement() == Placement::kSharded; };
   if (std::any_of(units.begin(), units.end(), is_sharded)) {

@@ -384,6 +384,7 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
     }
   }
   refresh([](ShardedGroup& group) { group.publish_master(); });
+  watch->tell_autograd();
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;
@@ -480,6 +481,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::string& path, cons
   const std::string root = from_root(path);
   run_together(kLoad, [&] {
     impl.check_no_change_begun("load_checkpoint()");
+    AsyncSaver::await_saves_in(root);  // of other engines of the process
     impl.publish_before_load(has_pending_gradients());
     impl.take_all_writes();  // to what is not loaded, too
     if (has_pending_gradients())

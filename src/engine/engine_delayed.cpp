@@ -45,6 +45,7 @@ void Engine::Impl::publish_update() {
   delayed->await();
   refresh([this](ShardedGroup& group) { delayed->publish(group); });
   remember_open_parameters();
+  watch->tell_autograd();
   watch->forget_readings();
   delayed->end();
 }

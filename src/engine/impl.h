@@ -57,11 +57,15 @@ struct Engine::Impl {
   void report_skip(double scale);
   uint32_t hash_trainable() const;
   void check_step();
+  // The first parameter whose tensor has a gradient, "" if none has: those of backward passes are taken from there.
+  std::string assigned_gradient() const;
+  void drop_assigned_gradients();
   // What a hook of autograd does for a unit. Keeps the text of an error, whose class autograd loses.
   template <typename Call>
   void in_hook(std::string_view doing, size_t unit, const Call& call);
   void pre_backward(size_t unit, const void* output, int64_t publishes_at_forward);
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
+  void end_unit_of_backward(size_t unit);
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
   std::string end_pass(const std::string& failure);
@@ -185,6 +189,13 @@ struct Engine::Impl {
   BackwardHooks backward_hooks;
   LossScaler scaler;
   StepProgress progress;
+  // Note [Backward passes that are none of the engine's]
+  // torch.autograd.grad() of a loss to an input runs the hooks of units, and gives none of their parameters a gradient.
+  // It must launch nothing: what is reduced for the step would be summed again, and other ranks may not have such a
+  // pass. From a loss.backward() it differs by its first gradient. So these are the units that have ended before, whose
+  // ends count once there is one. Where units are sharded ends count at once, as other ranks may wait for them; every
+  // rank then has the pass, because it gathers, and the step ends it.
+  std::vector<size_t> ended_before_gradients;
   int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
   bool warned_of_discards = false;
   // Of the last CommError, and IoError, that a hook of this pass threw; "" without one.

@@ -87,7 +87,8 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                             .maximize = o.maximize,
                             .step = step});
     case Type::kSgd:
-      return kernels::sgd(table, buffers, first,
+      // A param group without momentum leaves its buffer alone, which others of the engine need.
+      return kernels::sgd(table, buffers, o.momentum != 0 ? first : nullptr,
                           {.lr = o.lr,
                            .momentum = o.momentum,
                            .dampening = o.dampening,
@@ -107,6 +108,16 @@ void run_kernel(const kernels::KernelTable& table, OptimizerConfig::Type type, c
                                .maximize = o.maximize,
                                .step = step});
   }
+}
+
+void check_sgd(const ShardedGroup& group, const ParamGroupOptions& options, int number) {
+  ZS_CHECK(options.momentum == 0 || group.place().moments.extent != Extent::kNothing, "param group ", number,
+           " of SGD has momentum ", options.momentum,
+           ", but there are no momentum buffers: no param group had a momentum when the engine was made. Make it with "
+           "the momentum that one of them is to have");
+  ZS_CHECK(!options.nesterov || (options.momentum > 0 && options.dampening == 0), "param group ", number,
+           " of SGD has nesterov, which needs a positive momentum and no dampening, got momentum ", options.momentum,
+           ", dampening ", options.dampening);
 }
 
 }  // namespace
@@ -155,11 +166,14 @@ std::vector<Range> ShardedOptimizer::updated_ranges(const ShardedGroup& group, c
   return result;
 }
 
-void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) {
+void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const {
   for (const ShardedGroup* const group : groups) {
-    for (size_t i = 0; i < group->num_params(); ++i)
-      ZS_CHECK(group->param_group(i) < std::ssize(options), "the optimizer has ", options.size(),
-               " param groups, but a parameter belongs to group ", group->param_group(i));
+    for (size_t i = 0; i < group->num_params(); ++i) {
+      const int number = group->param_group(i);
+      ZS_CHECK(number < std::ssize(options), "the optimizer has ", options.size(),
+               " param groups, but a parameter belongs to group ", number);
+      if (type_ == OptimizerConfig::Type::kSgd && number >= 0) check_sgd(*group, options[size_t(number)], number);
+    }
   }
 }
 

@@ -49,8 +49,9 @@ class ShardedOptimizer {
   ShardedOptimizer(OptimizerConfig::Type type, at::Device device, Ledger* ledger = nullptr)
       : type_(type), device_(device), ledger_(ledger) {}
 
-  // Before an update: throws ValueError when `options` has fewer entries than there are param groups.
-  static void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options);
+  // Before an update: throws ValueError when `options` has fewer entries than there are param groups, or one that the
+  // groups' states do not allow.
+  void check(std::span<ShardedGroup* const> groups, std::span<const ParamGroupOptions> options) const;
   // What update() will borrow of the group's states.
   static std::vector<Range> updated_ranges(const ShardedGroup& group, const std::vector<bool>& has_grad);
   // `grads` are multiplied by `grad_scale` first. `has_grad[j]`: parameter j of the group got a gradient on some rank.

@@ -62,6 +62,8 @@ class GradBucket {
   void pack();
   // Adds to this rank's own sum instead, which joins the next launch (no_sync). Any state.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
+  // Whether that sum waits for a launch.
+  bool has_local() const { return local_used_; }
   // Every parameter has as many gradients as in earlier backward passes.
   bool is_complete() const { return missing_ == 0; }
 

@@ -267,7 +267,8 @@ void Reducer::finish_all() {
 std::vector<int64_t> Reducer::late() const {
   std::vector<int64_t> late(buckets_.size(), 0);
   for (size_t i = 0; i < buckets_.size(); ++i)
-    if (buckets_[i].is_filling()) late[i] = kMaxEnds - std::clamp<int64_t>(ready_at_[i], 1, kMaxEnds - 1);
+    if (buckets_[i].is_filling() || buckets_[i].has_local())
+      late[i] = kMaxEnds - std::clamp<int64_t>(ready_at_[i], 1, kMaxEnds - 1);
   return late;
 }
 

@@ -58,7 +58,8 @@ class Reducer {
   void flush(size_t unit);
   // Launches and finishes every bucket once.
   void launch_all(bool sync);
-  // Per bucket: 0, or, if gradients came after its launch, a number that identifies the unit's end at which they came.
+  // Per bucket: 0, or, if gradients came after its launch, a number that identifies the unit's end at which they came;
+  // so with those of a pass without `sync`.
   // If any rank has such gradients, the bucket needs a second launch on all ranks: pass the ranks' maximum to
   // launch_again().
   std::vector<int64_t> late() const;

@@ -40,8 +40,8 @@ MUTANTS = [
     Mutant(
         "unsynced-gradients-stay",
         "src/engine/engine.cpp",
-        "if (is_unsynced || impl.progress.has_open_gradients()) end_backward();",
-        "if (impl.progress.has_open_gradients()) end_backward();",
+        "if (is_unsynced || has_other || impl.progress.has_open_gradients()) end_backward();",
+        "if (has_other || impl.progress.has_open_gradients()) end_backward();",
         "world",
         "Accumulation.AStepTakesWhatNoSyncHasLeft",
     ),

@@ -40,8 +40,8 @@ MUTANTS = [
         (
             "write-of-one-rank-kept-to-itself",
             "src/engine/consensus.cpp",
-            "words[kWrote] > 0}",
-            "words[kWrote] == comm.world_size()}",
+            "words[kWrote] > 0,",
+            "words[kWrote] == comm.world_size(),",
             _NAMED,
         ),
     ]

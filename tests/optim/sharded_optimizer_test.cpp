@@ -136,7 +136,7 @@ struct Rank {
     for (ShardedGroup& group : groups) all.push_back(&group);
     for (int step = 0; step < kSteps; ++step) {
       for (size_t g = 0; g < groups.size(); ++g) grads[g].copy_(mine(g, flat(unit.groups[g], uint64_t(step) + 2, g)));
-      ShardedOptimizer::check(all, test.groups);
+      optimizer.check(all, test.groups);
       const auto with_grad = has_grad(step);
       for (size_t i = 0; i < groups.size(); ++i) {
         const size_t g = step % 2 == 0 ? i : groups.size() - 1 - i;  // in any order
@@ -358,7 +358,7 @@ TEST(ShardedOptimizer, TooFewParamGroupsAreRefused) {
   Rank rank(test, 1, 0, /*whole=*/true);
   test.groups.resize(1);
   ShardedGroup* const group = &rank.groups[0];
-  EXPECT_THROW(ShardedOptimizer::check({&group, 1}, test.groups), ValueError);
+  EXPECT_THROW(rank.optimizer.check({&group, 1}, test.groups), ValueError);
 }
 
 }  // namespace
