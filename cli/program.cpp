@@ -31,9 +31,20 @@ int check_output() {
   return report("standard output cannot be written" + reason, kFailure);
 }
 
+// A value that is empty would be read as 0, or as if the option were not given. Not for required options, whose
+// commands say what they need.
+void refuse_empty_values(CLI::App& app) {
+  const auto check = [](const std::string& text) { return std::string(text.empty() ? kNoValue : ""); };
+  for (CLI::Option* option : app.get_options())
+    if (option->nonpositional() && option->get_items_expected_max() > 0 && !option->get_required())
+      option->check(check);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) refuse_empty_values(*command);
+}
+
 }  // namespace
 
 int run_program(CLI::App& app, int argc, const char* const* argv) {
+  refuse_empty_values(app);
   try {
     app.parse(argc, argv);
     return check_output();

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <iomanip>
 #include <iostream>
 #include <memory>
@@ -54,10 +55,28 @@ void print_report(const TokenizeReport& report, const std::string& output) {
   if (report.empty > 0) std::cout << report.empty << " documents without text were left out\n";
 }
 
+// Throws ValueError if the tokens would replace a file that load_tokenizer() reads.
+void check_output_is_not_of_tokenizer(const Arguments& arguments) {
+  namespace fs = std::filesystem;
+  std::error_code missing;  // then it is not the same
+  const fs::path given(arguments.tokenizer);
+  const fs::path directory = fs::is_directory(given, missing) ? given : given.parent_path();
+  std::vector<fs::path> files = {given};
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+    files.push_back(directory / name);
+  const fs::path output(arguments.output);
+  if (output.extension() == ".model") files.push_back(directory / output.filename());
+  for (const fs::path& file : files)
+    if (fs::equivalent(file, output, missing))
+      throw ValueError("--output '" + arguments.output + "' is the tokenizer's file '" + file.string() +
+                       "', which the tokens would replace: give the output another name");
+}
+
 void write_tokens(const Arguments& arguments) {
   if (arguments.tokenizer.empty()) throw ValueError("--tokenizer is missing: a directory with tokenizer.json");
   if (arguments.output.empty()) throw ValueError("--output is missing: the file of tokens to write");
   if (arguments.inputs.empty()) throw ValueError("INPUT is missing: text, JSON lines or Parquet; - is standard input");
+  check_output_is_not_of_tokenizer(arguments);
   stop_on_signals();
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.tokenizer);
   TokenizeOptions options = arguments.options;

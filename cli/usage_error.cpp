@@ -127,8 +127,9 @@ std::string wrong_value(const CLI::Option& option, const CLI::ParseError& error)
   if (option.get_items_expected_max() == 0) return name + " takes no value, got " + values_of(option);
   if (kind == "ConversionError")
     return name + " is " + values_of(option) + ", expected " + expected_of(option) + meaning;
-  if (kind != "ArgumentMismatch") return error.what();
-  if (given > size_t(option.get_items_expected_max())) {
+  const bool is_empty = kind == "ValidationError" && std::string(error.what()).ends_with(kNoValue);
+  if (kind != "ArgumentMismatch" && !is_empty) return error.what();
+  if (!is_empty && given > size_t(option.get_items_expected_max())) {
     return name + " is given " + std::to_string(given) + " times, as " + values_of(option) + ": once is enough";
   }
   return name + " has no value, expected " + expected_of(option) + meaning;

@@ -8,6 +8,9 @@ class ParseError;
 
 namespace zeroshard::cli {
 
+// What a check of an option says of a value that is empty, for explain().
+inline constexpr const char* kNoValue = "has no value";
+
 // Explains why `app` refused the command line with `error`: the word, its place, and what to do.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 

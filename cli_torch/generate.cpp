@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "../cli/generate_options.h"
+#include "checkpoint/agreement.h"
 #include "commands.h"
 #include "without_frames.h"
 #include "zeroshard/config.h"
@@ -55,15 +56,33 @@ class Printer {
   size_t printed_ = 0;
 };
 
-std::string read_prompt(const std::string& prompt) {
+// Rank 0 reads standard input for all: ranks of one launcher share it, and each would get a part of the text.
+std::string read_prompt(const std::string& prompt, World& world) {
   if (prompt != "-") return prompt;
-  return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::string text;
+  if (world.rank() == 0) text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  return broadcast_text(world.gather().host(), text, 0, "prompt");
 }
 
-void generate_with(const GenerateArguments& arguments, const Tokenizer& tokenizer, const std::vector<int32_t>& prompt,
-                   World& world) {
+// The text would end at such an id, which has none.
+std::vector<int32_t> ids_without_token(const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    try {
+      tokenizer.token(id);
+    } catch (const ValueError&) {
+      ids.push_back(id);
+    }
+  }
+  return ids;
+}
+
+void generate_with(const GenerateArguments& arguments, const Tokenizer& tokenizer, World& world) {
+  const std::vector<int32_t> prompt = tokenizer.encode(read_prompt(arguments.prompt, world), true, true);
   Generator generator(arguments.directory, world, arguments.dtype);
   GenerateOptions options = arguments.options;
+  options.vocab_size = tokenizer.vocab_size();
+  options.never = ids_without_token(tokenizer);
   if (tokenizer.eos()) options.stop.push_back(*tokenizer.eos());
   if (world.rank() != 0) {
     generator.generate(prompt, options);
@@ -78,12 +97,11 @@ void generate(const GenerateArguments& arguments) {
   check_model_directory(arguments.directory);
   const c10::Device device = choose_device(arguments.device, "--device");
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(arguments.directory);
-  const std::vector<int32_t> prompt = tokenizer->encode(read_prompt(arguments.prompt), true, true);
   Config config;
   config.world_size = rank_environment().world_size;
   World world(config, device);
   try {
-    without_frames([&] { generate_with(arguments, *tokenizer, prompt, world); });
+    without_frames([&] { generate_with(arguments, *tokenizer, world); });
   } catch (const std::exception& error) {
     world.abort(error.what());
     throw;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <filesystem>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -175,6 +176,17 @@ class Job {
   Encoders encoders_;                           // last: its threads end before what they use
 };
 
+// By another name, too. Writing would replace the text by its tokens.
+void check_output_is_no_input(const std::string& output, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code missing;  // then it is not the same
+    const bool same = std::filesystem::equivalent(input == "-" ? "/dev/stdin" : input, output, missing);
+    ZS_CHECK(!same, "the output '", output, "' is the same file as the input ",
+             input == "-" ? "standard input" : concat("'", input, "'"),
+             ", whose text the tokens would replace: give the output another name");
+  }
+}
+
 }  // namespace
 
 TokenizeReport tokenize_files(const Tokenizer& tokenizer, const std::vector<std::string>& inputs,
@@ -187,6 +199,7 @@ TokenizeReport tokenize_files(Io& io, const Tokenizer& tokenizer, const std::vec
   ZS_CHECK(!inputs.empty(), "there is no input to make tokens of");
   ZS_CHECK(options.split != TokenizeOptions::Split::kLine || !options.separator.empty(), "the separator is empty");
   ZS_CHECK(options.max_document_bytes > 0, "max_document_bytes must be positive, got ", options.max_document_bytes);
+  check_output_is_no_input(output, inputs);
   return Job(io, tokenizer, inputs, output, options).run();
 }
 

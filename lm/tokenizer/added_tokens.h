@@ -39,6 +39,7 @@ class AddedTokens {
       const Token& candidate = tokens_[static_cast<size_t>(found->value)];
       if (!is_taken(candidate, text, begin, end, parse_special)) continue;
       widen(candidate, text, done, begin, end);
+      if (candidate.lstrip && begin >= end) continue;  // white space that the token before has taken
       if (done < begin) part(done, begin);
       token(candidate.id);
       done = end;

@@ -11,6 +11,7 @@
 #include "plan/memory_limits.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
+#include "train/prompts.h"
 #include "train/run_data.h"
 #include "train/text_data.h"
 #include "zeroshard/nn.h"
@@ -161,6 +162,7 @@ std::string describe_run(const TrainConfig& config, bool on_device, int ranks_of
   values_of(options, *made.model);  // finds weights that are missing or have another shape
   const std::unique_ptr<Dataset> training = training_data(options, *made.model);
   const std::unique_ptr<Dataset> validation = validation_data(options, *made.model);
+  encode_prompts(options, *made.model);  // finds prompts that cannot be continued
   const int64_t batch = own.engine.config.train_batch_size, steps = total_steps(options, *training, batch);
   const std::string warning = check_targets(options, batch, steps, *training, validation.get());
   std::ostringstream out;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <set>
 
 #include "base/check.h"
@@ -80,6 +81,15 @@ class PartFinder final : public PartRunner {
 
   mutable std::vector<const torch::nn::Module*> before, blocks, after;
 };
+
+// What of the logits the options leave to choose from. Changes `logits`.
+at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) {
+  const int64_t all = logits.numel(), ids = options.vocab_size > 0 ? std::min(options.vocab_size, all) : all;
+  float* const values = logits.data_ptr<float>();
+  for (const int32_t id : options.never)
+    if (id >= 0 && id < ids) values[id] = -std::numeric_limits<float>::infinity();
+  return logits.narrow(0, 0, ids);
+}
 
 }  // namespace
 
@@ -171,14 +181,15 @@ std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, con
   Sampler sampler(options.sampling);
   ZS_CHECK(!prompt.empty(), "the prompt has no tokens: a text needs something to begin with");
   ZS_CHECK(options.max_tokens >= 0, "max_tokens is ", options.max_tokens, "; it must be at least 0");
-  const int64_t most = static_cast<int64_t>(prompt.size()) + options.max_tokens;
-  ZS_CHECK(most <= max_length(), "a prompt of ", prompt.size(), " tokens and ", options.max_tokens, " more are ", most,
-           ", but the model has ", max_length(), " positions: ask for fewer");
+  ZS_CHECK(options.vocab_size >= 0, "vocab_size is ", options.vocab_size, "; it must be at least 0");
+  const auto given = static_cast<int64_t>(prompt.size());
+  ZS_CHECK(options.max_tokens <= max_length() - given, "a prompt of ", given, " tokens and ", options.max_tokens,
+           " more were asked for, but the model has ", max_length(), " positions: ask for fewer");
   const at::NoGradGuard no_grad;
-  KvCache cache(most);
+  KvCache cache(given + options.max_tokens);
   std::vector<int32_t> text, ids = prompt;
   while (static_cast<int64_t>(text.size()) < options.max_tokens) {
-    const int32_t token = sampler.choose(impl_->next_logits(ids, cache));
+    const int32_t token = sampler.choose(choices_of(impl_->next_logits(ids, cache), options));
     if (std::find(options.stop.begin(), options.stop.end(), token) != options.stop.end()) break;
     text.push_back(token);
     if (on_token) on_token(token);

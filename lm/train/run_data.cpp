@@ -48,7 +48,7 @@ std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const Caus
                                    rows_of(options, model, Part::kValidation));
 }
 
-int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size) {
+int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done) {
   constexpr int64_t kMostRows = int64_t{1} << 53;  // a double counts them one by one
   if (options.steps > 0) {
     ZS_CHECK(options.steps <= kMostRows / batch_size, "train.steps is ", options.steps, ", of ", batch_size,
@@ -58,7 +58,8 @@ int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batc
   const double rows = options.epochs * static_cast<double>(training.rows_in_epoch(0));
   ZS_CHECK(rows <= static_cast<double>(kMostRows), "train.epochs is ", options.epochs, ", which are ", rows,
            " rows: a run may have 2^53 at most. Give fewer epochs");
-  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(rows / static_cast<double>(batch_size))));
+  const int64_t left = std::max<int64_t>(0, static_cast<int64_t>(std::ceil(rows)) - done.rows);
+  return std::max<int64_t>(1, done.steps + (left + batch_size - 1) / batch_size);
 }
 
 std::string check_targets(const TrainOptions& options, int64_t batch_size, int64_t steps, Dataset& training,

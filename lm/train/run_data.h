@@ -13,8 +13,14 @@ namespace zeroshard {
 std::unique_ptr<Dataset> training_data(const TrainOptions& options, const CausalLM& model);
 std::unique_ptr<Dataset> validation_data(const TrainOptions& options, const CausalLM& model);
 
-// The number of steps of `batch_size` rows. Throws ValueError if their rows cannot be counted.
-int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size);
+// How far an earlier run has come, maybe with another batch size.
+struct RowsDone {
+  int64_t steps = 0, rows = 0;
+};
+
+// The number of steps of a run: those that are done, and those of `batch_size` rows that are left. Throws ValueError if
+// their rows cannot be counted.
+int64_t total_steps(const TrainOptions& options, Dataset& training, int64_t batch_size, const RowsDone& done = {});
 
 // Checks that a run of `steps` steps can learn and be evaluated. Throws ValueError if no row has a target, or if early
 // stopping has nothing to decide by. Returns a warning if evaluations would be empty; an empty text if all is well.

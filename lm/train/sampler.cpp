@@ -26,12 +26,14 @@ int32_t Sampler::choose(const at::Tensor& logits) {
   if (options_.temperature == 0) return static_cast<int32_t>(logits.argmax().item<int64_t>());
   const int64_t all = logits.numel();
   const int64_t kept = options_.top_k > 0 ? std::min(options_.top_k, all) : all;
-  const auto [values, ids] = at::topk(logits / options_.temperature, kept, 0, /*largest=*/true, /*sorted=*/true);
-  at::Tensor shares = at::softmax(values, 0);
+  const auto [values, ids] = at::topk(logits, kept, 0, /*largest=*/true, /*sorted=*/true);
+  // Less the largest, and in fp64: a small temperature would make infinities of logits, or be 0 in fp32.
+  const at::Tensor below = (values - values[0]).to(at::kDouble) / options_.temperature;
+  const at::Tensor shares = at::softmax(below.to(at::kFloat), 0);
   if (options_.top_p < 1) {
-    // Tokens whose predecessors together have less than top_p; always at least the first.
+    // Tokens whose predecessors together have less than top_p; always the first, which a small top_p would drop.
     const at::Tensor before = shares.cumsum(0) - shares;
-    shares = shares.masked_fill(before.ge(options_.top_p), 0);
+    shares.slice(0, 1).masked_fill_(before.slice(0, 1).ge(options_.top_p), 0);
   }
   const int64_t place = at::multinomial(shares, 1, /*replacement=*/false, generator_).item<int64_t>();
   return static_cast<int32_t>(ids[place].item<int64_t>());

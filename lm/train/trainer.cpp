@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,15 +13,19 @@
 #include "ops/recompute.h"
 #include "train/batch.h"
 #include "train/describe_run.h"
+#include "train/evaluation_state.h"
 #include "train/loss_sum.h"
 #include "train/made_model.h"
 #include "train/model_directory.h"
+#include "train/network_fields.h"
 #include "train/output_lock.h"
+#include "train/prompts.h"
 #include "train/run_data.h"
 #include "train/sampler.h"
 #include "train/text_data.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/nn.h"
+#include "zeroshard/rank_observer.h"
 #include "zeroshard/tokenizer.h"
 #include "zeroshard/train.h"
 #include "zeroshard/world.h"
@@ -66,9 +69,11 @@ class Run {
         observer_(observer),
         stop_(stop),
         made_(make_model(options_)),
+        network_(network_fields(options_.model)),
         model_(made_.model),
         training_(training_data(options_, *model_)),
         validation_(validation_data(options_, *model_)),
+        prompts_(encode_prompts(options_, *model_)),
         total_(planned_steps(config)),
         engine_(*model_, config.engine, world, values_of(options_, *model_)),
         runner_(engine_, options_.recompute_every) {
@@ -78,35 +83,24 @@ class Run {
   TrainEnd run() {
     resume();
     observer_.started(engine_.steps(), total_);
-    evaluate_if_due();
-    TrainEnd end = TrainEnd::kDone;
-    while (engine_.steps() < total_) {
-      if (options_.patience > 0 && without_progress_ >= options_.patience) {
-        end = TrainEnd::kStoppedEarly;
-        break;
-      }
+    bool goes_on = evaluate_if_due();
+    while (goes_on && engine_.steps() < total_ && !has_stalled()) {
       if (stop_) engine_.request_stop();
       const bool interrupted = step();
       const int64_t done = engine_.steps();
-      if (interrupted && done < total_) {
-        forget_failed_save();
-        save();
-        if (!engine_.wait_for_checkpoint())  // "warn" is for saves after which training continues
-          throw IoError(concat("the last checkpoint, of step ", done, ", was not saved in '", options_.checkpoints,
-                               "': rank 0 has logged why"));
-        return TrainEnd::kInterrupted;
-      }
-      evaluate_if_due();
+      goes_on = !interrupted || done == total_;
+      if (!goes_on) break;
+      // See Note [Evaluations after a save].
       if (is_due(options_.checkpoint_every, done) && done < total_) save();
+      goes_on = evaluate_if_due();
     }
-    check_trained();
-    if (validation_ && evaluated_ != engine_.steps()) evaluate();
-    save();
-    engine_.wait_for_checkpoint();
+    if (goes_on) check_trained();
+    save_last();
+    if (!goes_on || (validation_ && evaluations_.step != engine_.steps() && !evaluate())) return TrainEnd::kInterrupted;
     engine_.run_together("writing the trained model", [&] {
       if (world_.rank() == 0) write_result(options_, made_);
     });
-    return end;
+    return engine_.steps() < total_ ? TrainEnd::kStoppedEarly : TrainEnd::kDone;
   }
 
  private:
@@ -131,6 +125,8 @@ class Run {
     }
     return steps;
   }
+
+  bool has_stalled() const { return options_.patience > 0 && evaluations_.without_progress >= options_.patience; }
 
   static bool is_due(int64_t every, int64_t step) { return every > 0 && step > 0 && step % every == 0; }
 
@@ -197,20 +193,54 @@ class Run {
   }
 
   // A run that a signal ended was not evaluated after its last step: the sender of the signal may not wait for that.
-  void evaluate_if_due() {
+  // Returns false if a signal came during the evaluation.
+  bool evaluate_if_due() {
     const int64_t done = engine_.steps();
-    if (is_due(options_.evaluate_every, done) && done < total_ && evaluated_ != done) evaluate();
+    return !is_due(options_.evaluate_every, done) || done >= total_ || evaluations_.step == done || evaluate();
+  }
+
+  // Before each pass of an evaluation: the launcher hears that this rank goes on. Returns whether a signal came to any
+  // rank, the same on all. They ask each other before every fourth pass: a pass of a small model takes less than that.
+  bool is_stopped(int64_t pass) {
+    if (world_.observer()) world_.observer()->step_finished(engine_.steps());
+    return pass % 4 == 0 && world_.mean(stop_ ? 1 : 0) > 0;
+  }
+
+  // Returns false if a signal ended it. Then nothing is told of it, and it is made when the run goes on.
+  bool evaluate() {
+    const at::NoGradGuard no_grad;
+    model_->eval();
+    const std::optional<Evaluation> evaluation = validate();
+    if (!evaluation) return false;
+    std::vector<std::string> texts;
+    for (const std::vector<int32_t>& prompt : prompts_.ids) {
+      const std::optional<std::string> text = sample(prompt);
+      if (!text) return false;
+      texts.push_back(*text);
+    }
+    record(*evaluation);
+    for (const std::string& text : texts) observer_.sampled(engine_.steps(), text);
+    return true;
+  }
+
+  void record(const Evaluation& evaluation) {
+    evaluations_.step = evaluation.step;
+    if (evaluation.targets > 0) {
+      evaluations_.without_progress = evaluation.loss < evaluations_.best ? 0 : evaluations_.without_progress + 1;
+      evaluations_.best = std::min(evaluations_.best, evaluation.loss);
+      observer_.evaluated(evaluation);
+    }
+    if (saved_ == evaluation.step && world_.rank() == 0) write_evaluation(options_.checkpoints, evaluations_);
   }
 
   // Every rank calls the units equally often: a rank without rows left runs one without targets.
-  void evaluate() {
-    const at::NoGradGuard no_grad;
-    model_->eval();
+  std::optional<Evaluation> validate() {
     const int64_t limit = rows_of_evaluation(options_, *validation_), size = config_.micro_batch_size;
     const int64_t rows_at_once = size * world_.world_size();
     LossSum sum((limit + rows_at_once - 1) / rows_at_once, world_.device());
     int64_t targets = 0;
     for (int64_t begin = 0; begin < limit; begin += rows_at_once) {
+      if (is_stopped(begin / rows_at_once)) return std::nullopt;
       std::vector<TokenRow> rows;
       const int64_t first = begin + world_.rank() * size;
       for (int64_t i = first; i < std::min(first + size, limit); ++i) rows.push_back(validation_->row(i));
@@ -224,49 +254,51 @@ class Run {
       targets += batch.num_targets;
     }
     Evaluation evaluation;
-    evaluation.step = evaluated_ = engine_.steps();
+    evaluation.step = engine_.steps();
     evaluation.targets = static_cast<int64_t>(std::round(sum_over_ranks(static_cast<double>(targets))));
     evaluation.loss = sum_over_ranks(sum.total()) / std::max(1.0, static_cast<double>(evaluation.targets));
-    if (evaluation.targets > 0) {
-      without_progress_ = evaluation.loss < best_ ? 0 : without_progress_ + 1;
-      best_ = std::min(best_, evaluation.loss);
-      observer_.evaluated(evaluation);
-    }
-    for (const std::string& prompt : options_.sample_prompts) sample(prompt);
+    return evaluation;
   }
 
-  // Generates the likeliest text.
-  void sample(const std::string& prompt) {
-    if (!tokenizer_) tokenizer_ = load_tokenizer(options_.model);
-    std::vector<int32_t> ids = tokenizer_->encode(prompt, true, true);
-    ZS_CHECK(!ids.empty(), "train.samples.prompts has a prompt without tokens: '", prompt, "'");
+  // The likeliest text; nothing if a signal came.
+  std::optional<std::string> sample(const std::vector<int32_t>& prompt) {
+    const Tokenizer& tokenizer = *prompts_.tokenizer;
     Sampler sampler({.temperature = 0});
-    const int64_t most = std::min(int64_t(ids.size()) + options_.sample_tokens, model_->max_length());
+    const int64_t most = std::min(int64_t(prompt.size()) + options_.sample_tokens, model_->max_length());
     KvCache cache(most);
-    std::vector<int32_t> next = ids;
+    std::vector<int32_t> ids = prompt, next = prompt;
     // Equally many on every rank: an end token does not end the loop.
     while (int64_t(ids.size()) < most) {
+      if (is_stopped(int64_t(ids.size() - prompt.size()))) return std::nullopt;
       engine_.begin_forward(/*training=*/false);
       const at::Tensor logits = model_->logits(batch_of(next, world_.device()), runner_, &cache).flatten();
       next = {sampler.choose(logits.to(at::kCPU, at::kFloat))};
       ids.push_back(next.front());
     }
-    const auto ends = [&](int32_t id) { return id == tokenizer_->eos() || id >= tokenizer_->vocab_size(); };
+    const auto ends = [&](int32_t id) { return id == tokenizer.eos() || id >= tokenizer.vocab_size(); };
     ids.erase(std::find_if(ids.begin() + 1, ids.end(), ends), ids.end());
-    observer_.sampled(engine_.steps(), tokenizer_->decode(ids, /*skip_special=*/true));
+    return tokenizer.decode(ids, /*skip_special=*/true);
   }
 
   void save() {
     if (saved_ == engine_.steps()) return;
-    const nlohmann::json client = {{"rows", engine_.progress().global_samples},
-                                   {"data", training_->digest()},
-                                   {"seed", options_.seed},
-                                   {"adapter_scale", adapter_scale()},
-                                   {"evaluated", evaluated_},
-                                   {"best", std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json()},
-                                   {"without_progress", without_progress_}};
+    nlohmann::json client = {{"rows", engine_.progress().global_samples},
+                             {"data", training_->digest()},
+                             {"seed", options_.seed},
+                             {"adapter_scale", adapter_scale()},
+                             {"network", network_}};
+    client.update(evaluations_.to_json());
     engine_.save(options_.checkpoints, client.dump());
     saved_ = engine_.steps();
+  }
+
+  // What is left when the run ends, for a while or for good. "warn" is for saves after which training continues.
+  void save_last() {
+    if (saved_ != engine_.steps()) forget_failed_save();
+    save();
+    if (!engine_.wait_for_checkpoint())
+      throw IoError(concat("the last checkpoint, of step ", engine_.steps(), ", was not saved in '",
+                           options_.checkpoints, "': rank 0 has logged why"));
   }
 
   // An earlier save's error must not prevent the last save.
@@ -297,13 +329,16 @@ class Run {
       throw ValueError(concat("the checkpoint in '", options_.checkpoints, "' is not of this run: ", error.what(),
                               ". Name another folder in train.output or train.checkpoints.folder"));
     }
-    if (!client) return;
-    const nlohmann::json state = nlohmann::json::parse(*client);
+    if (client) resume_from(nlohmann::json::parse(*client));
+    evaluations_ = read_evaluation(options_.checkpoints, engine_.steps(), evaluations_, world_);
+  }
+
+  void resume_from(const nlohmann::json& state) {
     engine_.progress().global_samples = state.at("rows").get<int64_t>();  // earlier versions did not count them
-    if (state.at("best").is_number()) best_ = state.at("best").get<double>();
-    without_progress_ = state.at("without_progress").get<int64_t>();
     saved_ = engine_.steps();
-    evaluated_ = state.value("evaluated", saved_);  // earlier versions did not save it
+    evaluations_ = evaluation_state_of(state, saved_);
+    const RowsDone done{engine_.steps(), engine_.progress().global_samples};
+    total_ = total_steps(options_, *training_, config_.train_batch_size, done);
   }
 
   void check_data(const nlohmann::json& client) const {
@@ -322,6 +357,10 @@ class Run {
     ZS_CHECK(scale == adapter_scale(), "the checkpoint in '", options_.checkpoints,
              "' was made with adapters of scale ", scale.dump(), " (null: without adapters), this run has ",
              adapter_scale().dump(), ". Give the same \"train.lora\", or another train.checkpoints.folder");
+    const std::string changed = changed_fields(client.value("network", nlohmann::json::object()), network_);
+    ZS_CHECK(changed.empty(), "the checkpoint in '", options_.checkpoints, "' is of another network than '",
+             options_.model, "/config.json' describes: ", changed,
+             ". Restore that file, or name another train.checkpoints.folder");
   }
 
   const TrainOptions& options_;
@@ -330,16 +369,16 @@ class Run {
   TrainObserver& observer_;
   const std::atomic<bool>& stop_;
   MadeModel made_;
+  nlohmann::json network_;  // what of config.json a checkpoint must agree with
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<Dataset> training_;
   std::unique_ptr<Dataset> validation_;  // null: there is none
-  int64_t total_;                        // steps
+  Prompts prompts_;
+  int64_t total_;  // steps
   ModuleEngine engine_;
   EngineRunner runner_;
-  std::unique_ptr<Tokenizer> tokenizer_;  // loaded for the first sample
-  int64_t saved_ = 0, evaluated_ = -1;    // the step of the last save, of the last evaluation
-  double best_ = std::numeric_limits<double>::infinity();
-  int64_t without_progress_ = 0;  // evaluations
+  int64_t saved_ = 0;  // the step of the last save
+  EvaluationState evaluations_;
 };
 
 }  // namespace

@@ -243,7 +243,12 @@ void AsyncSaver::await_end() {
 }
 
 void AsyncSaver::await_saves_in(const std::string& root) {
-  const std::filesystem::path place = std::filesystem::weakly_canonical(root);
+  const auto place_of = [](const std::string& directory) {
+    std::error_code error;
+    const std::filesystem::path place = std::filesystem::weakly_canonical(directory, error);
+    return error ? std::filesystem::path(directory) : place;  // who reads there tells why it cannot be
+  };
+  const std::filesystem::path place = place_of(root);
   std::vector<std::shared_ptr<Worker>> all;
   {
     const std::scoped_lock lock(workers().mutex);
@@ -252,8 +257,7 @@ void AsyncSaver::await_saves_in(const std::string& root) {
   }
   for (const std::shared_ptr<Worker>& worker : all) {
     if (!worker) continue;
-    await_end(*worker,
-              [&](const SaveRequest& request) { return std::filesystem::weakly_canonical(request.root) == place; });
+    await_end(*worker, [&](const SaveRequest& request) { return place_of(request.root) == place; });
   }
 }
 

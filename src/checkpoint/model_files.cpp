@@ -61,7 +61,7 @@ ModelFiles::ModelFiles(const std::string& directory, const std::string& stem) : 
   const fs::path path(directory);
   const std::string single = export_name(stem), index = export_index_name(stem);
   if (fs::exists(path / index)) {
-    add_indexed_files((path / index).string());
+    add_indexed_files(stem);
   } else if (fs::exists(path / single)) {
     add_file(single);
   } else {
@@ -83,10 +83,16 @@ void ModelFiles::add_file(const std::string& name) {
   }
 }
 
-void ModelFiles::add_indexed_files(const std::string& index_name) {
+void ModelFiles::add_indexed_files(const std::string& stem) {
+  const std::string index_name = (fs::path(directory_) / export_index_name(stem)).string();
   const std::map<std::string, std::string> file_of = parse_index(read_index(index_name), index_name);
   std::set<std::string> names;
   for (const auto& [tensor, file] : file_of) names.insert(file);
+  const std::string single = export_name(stem);
+  ZS_CHECK(names == std::set{single} || !fs::exists(fs::path(directory_) / single), "'", directory_, "' has both ",
+           single, " and ", fs::path(index_name).filename().string(),
+           ", which names other files: it does not tell which is the model, and others would read ", single,
+           ". Remove the one that is left over from an earlier model");
   for (const std::string& name : names) add_file(name);
   for (const auto& [tensor, file] : file_of) {
     const Tensor* found = find(tensor);

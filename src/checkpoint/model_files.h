@@ -22,7 +22,8 @@ class ModelFiles {
   };
 
   // Reads the headers alone. Throws IoError or ValueError naming the file, and the tensor where one is concerned: for a
-  // missing, truncated or malformed file, and an index and files that do not have the same tensors.
+  // missing, truncated or malformed file, an index and files that do not have the same tensors, and a STEM.safetensors
+  // beside an index of other files: other readers take that one.
   explicit ModelFiles(const std::string& directory, const std::string& stem = "model");
 
   const std::string& directory() const { return directory_; }
@@ -42,7 +43,7 @@ class ModelFiles {
     int64_t data_begin;
   };
   void add_file(const std::string& name);
-  void add_indexed_files(const std::string& index_name);
+  void add_indexed_files(const std::string& stem);
 
   std::string directory_;
   std::vector<File> files_;

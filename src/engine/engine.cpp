@@ -214,9 +214,14 @@ StepResult Engine::prepare_step() {
   const bool is_unsynced = impl.progress.is_unsynced();  // gradients of a pass under no_sync still have to travel
   if (is_unsynced) begin_backward();
   // Note [Backward passes that are none of the engine's]
-  const bool has_other = impl.executor->is_sharded() && impl.executor->is_in_backward() && impl.progress.is_unapplied();
+  const bool has_other = impl.has_other_pass && impl.progress.is_unapplied();
   // Else loss.backward() was called instead of backward(loss).
-  if (is_unsynced || has_other || impl.progress.has_open_gradients()) end_backward();
+  const bool ends_pass = is_unsynced || impl.progress.has_open_gradients();
+  if (ends_pass || (has_other && impl.executor->is_in_backward())) {
+    end_backward();
+  } else if (has_other) {  // a forward has come since, which has ended the units
+    impl.end_launched();
+  }
   impl.executor->end_gathers_ahead();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
@@ -355,7 +360,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   // A step that no backward came before says nothing of overflows.
   if (progress.is_unapplied()) scaler.update(!result.applied);
   if (result.applied) apply();
-  if (result.applied && !delayed) watch->tell_autograd();
+  if (result.applied && !delayed) tell_autograd_of_update();
   watch->forget_readings();
   reducer->end_step();
   last_grad_scale = result.loss_scale;
@@ -363,6 +368,17 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   end_cpu_memory_step();
   if (options.observer) options.observer->step_finished(progress.counts().global_steps);
   if (!result.applied) report_skip(result.loss_scale);
+}
+
+// With delayed updates, perhaps of more than the pending one writes.
+void Engine::Impl::tell_autograd_of_update() {
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (const ShardedGroup& group : groups->of_unit(u)) {
+      for (size_t i = 0; group.is_trained() && i < group.num_params(); ++i)
+        if (group.param_group(i) >= 0 && (delayed || consensus.has_grad[group.number()][i]))
+          watch->tell_autograd(u, group.flat().params[i]);
+    }
+  }
 }
 
 bool Engine::has_pending_gradients() const {

@@ -20,6 +20,14 @@ std::string share_reason(Comm& comm, int root, const std::string& reason) {
   return text.c_str();
 }
 
+// `failure`: what end_pass() has returned.
+void throw_discarded(const std::string& failure) {
+  if (failure.empty()) return;
+  throw StateError(
+      concat("a backward pass was discarded on all ranks, with all that this step had before it, because of ", failure,
+             ". To go on, begin the step again"));
+}
+
 }  // namespace
 
 // `failure`: why this rank's pass failed; empty if it did not. Returns the failure of the first rank that has one, with
@@ -27,6 +35,14 @@ std::string share_reason(Comm& comm, int root, const std::string& reason) {
 std::string Engine::Impl::end_pass(const std::string& failure) {
   try {
     executor->end_backward();
+  } catch (const CommError& error) {
+    explain_backward(error, "end its backward pass");
+  }
+  return end_reductions(failure);
+}
+
+std::string Engine::Impl::end_reductions(const std::string& failure) {
+  try {
     reducer->launch_all(progress.syncs());
   } catch (const CommError& error) {
     explain_backward(error, "end its backward pass");
@@ -48,11 +64,16 @@ std::string Engine::Impl::end_pass(const std::string& failure) {
     reducer->launch_again(world_size == 1 ? late : all_reduce(reduce_comm, late, ReduceOp::kMax, "late gradients"));
   }
   reducer->end_backward(progress.syncs());
+  if (progress.syncs()) has_other_pass = false;
   ended_before_gradients.clear();
   const std::array<Comm*, 2> comms = {&reduce_comm, &gather_comm};
   compare_histories(comms, "end of backward");
   progress.end_pass();
   return "";
+}
+
+void Engine::Impl::end_launched() {
+  throw_discarded(end_reductions(""));
 }
 
 void Engine::Impl::explain_backward(const CommError& error, const std::string& doing) {
@@ -88,8 +109,10 @@ void Engine::Impl::pre_backward(size_t unit, const void* output, int64_t publish
 // See Note [Backward passes that are none of the engine's].
 void Engine::Impl::end_unit_of_backward(size_t unit) {
   if (!progress.syncs()) return;
-  if (progress.is_in_pass() || progress.has_open_gradients() || executor->is_sharded()) return reducer->flush(unit);
-  ended_before_gradients.push_back(unit);
+  const bool is_own = progress.is_in_pass() || progress.has_open_gradients();
+  if (!is_own && !executor->is_sharded()) return ended_before_gradients.push_back(unit);
+  if (!is_own) has_other_pass = true;
+  reducer->flush(unit);
 }
 
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
@@ -103,6 +126,7 @@ void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& gra
 
 void Engine::Impl::discard() {
   reducer->discard();
+  has_other_pass = false;
   last_grad_scale.reset();
   drop_assigned_gradients();  // where a hook of the user's threw, one has stayed
   progress.discard();
@@ -110,6 +134,8 @@ void Engine::Impl::discard() {
 
 void Engine::begin_backward(bool sync) {
   impl_->check_whole();
+  // Other ranks may not reach what they wait for within a pass that reduces nothing.
+  if (!sync && impl_->progress.has_open_gradients()) impl_->end_launched();
   // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
   if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
   impl_->progress.begin_pass(sync);
@@ -120,7 +146,7 @@ void Engine::begin_backward(bool sync) {
   impl_->executor->begin_backward();
   if (impl_->activations) impl_->activations->begin_backward();
   // Gradients of a loss.backward() before this one are under way in the order that there is.
-  if (!impl_->progress.has_launched_gradients()) {
+  if (!impl_->progress.has_open_gradients()) {
     impl_->reducer->begin_backward(impl_->executor->needed(), sync, impl_->gather_comm);
     if (sync) impl_->read_gradients_ahead();
   }
@@ -128,11 +154,7 @@ void Engine::begin_backward(bool sync) {
 
 void Engine::end_backward() {
   impl_->check_caller();
-  const std::string failure = impl_->end_pass("");
-  if (failure.empty()) return;
-  throw StateError(
-      concat("a backward pass was discarded on all ranks, with all that this step had before it, because of ", failure,
-             ". To go on, begin the step again"));
+  throw_discarded(impl_->end_pass(""));
 }
 
 const std::string& Engine::backward_comm_error() const {

@@ -336,9 +336,12 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
     const TensorRecord* const saved = index.find(slice.name, slice.kind);
     if (saved == nullptr) {
       const bool is_weight = slice.kind == kWeight;
-      ZS_CHECK(is_weight || index.find(slice.name, kWeight) == nullptr, "the checkpoint has no ", slice.kind, " for '",
-               slice.name, "': it was saved with another optimizer, or while the parameter was frozen. Load without ",
-               "optimizer states (load_optimizer_states=False) to take its weights");
+      ZS_CHECK(
+          is_weight || index.find(slice.name, kWeight) == nullptr, "the checkpoint has no ", slice.kind, " for '",
+          slice.name,
+          "': it was saved with another optimizer, or while the parameter was frozen. From Python, "
+          "load_checkpoint(..., load_optimizer_states=False) takes its weights; with `zeroshard train`, start anew "
+          "in another output directory");
       if (is_weight) (excludes_frozen && !slice.trainable ? kept : missing).push_back(slice.name);
       continue;
     }
@@ -384,7 +387,8 @@ void Engine::Impl::take_loaded(const Manifest& manifest, const TensorIndex& inde
     }
   }
   refresh([](ShardedGroup& group) { group.publish_master(); });
-  watch->tell_autograd();
+  for (size_t u = 0; u < layouts.size(); ++u)
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) watch->tell_autograd(u, i);
   watch->accept_all();
   watch->forget_readings();
   if (!load.optimizer) return;

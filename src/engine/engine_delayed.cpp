@@ -45,7 +45,7 @@ void Engine::Impl::publish_update() {
   delayed->await();
   refresh([this](ShardedGroup& group) { delayed->publish(group); });
   remember_open_parameters();
-  watch->tell_autograd();
+  tell_autograd_of_update();
   watch->forget_readings();
   delayed->end();
 }

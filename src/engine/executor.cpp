@@ -30,8 +30,8 @@ Executor::Executor(std::vector<std::unique_ptr<Unit>> units, const std::vector<i
 }
 
 void Executor::begin_pass(bool training) {
-  if (backward_begun_) let_all_others_pass();  // of a loss.backward() that nobody has ended
-  in_forward_.clear();                         // a forward that failed has left its own there
+  if (backward_begun_) end_units_of_backward();  // of a loss.backward() that nobody has ended
+  in_forward_.clear();                           // a forward that failed has left its own there
   order_->end_pass();
   order_ = training ? &training_ : &evaluation_;
   order_->begin_pass();
@@ -197,11 +197,15 @@ void Executor::finish_all() {
   }
 }
 
-void Executor::end_backward() {
-  begin_backward();
+void Executor::end_units_of_backward() {
   let_all_others_pass();
   finish_all();
   for (const size_t index : std::exchange(recomputed_, {})) reshard(index);
+}
+
+void Executor::end_backward() {
+  begin_backward();
+  end_units_of_backward();
   order_->end_pass();
   // A unit that was gathered ahead and never used.
   for (size_t index = 0; index < units_.size(); ++index) {

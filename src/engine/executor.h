@@ -102,6 +102,7 @@ class Executor {
   void skip(size_t unit);
   std::optional<size_t> agree_on_next(std::optional<size_t> mine);
   void let_all_others_pass();
+  void end_units_of_backward();
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::set<size_t>> around_;  // by unit: itself and those around it, by modules or as forward showed

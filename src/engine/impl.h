@@ -69,6 +69,10 @@ struct Engine::Impl {
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.
   [[noreturn]] void explain_backward(const CommError& error, const std::string& doing);
   std::string end_pass(const std::string& failure);
+  // Its part behind the ends of units.
+  std::string end_reductions(const std::string& failure);
+  // The same of gradients that came outside of a pass. Throws StateError where they were discarded.
+  void end_launched();
   void discard();
   void compare_replicas();
   // Lets `update` write each trained group, and brings what it wrote to all ranks. Collective.
@@ -76,6 +80,8 @@ struct Engine::Impl {
   void refresh(const Update& update);
   // Tells states what the update of the step will ask for, before.
   void update_all(const Update& update);
+  // Of the parameters that were updated.
+  void tell_autograd_of_update();
   // `apply` brings the step to the parameters, unless it is skipped.
   void finish_step(const StepResult& result, const std::function<void()>& apply);
   // Note [Delayed updates]
@@ -196,6 +202,7 @@ struct Engine::Impl {
   // ends count once there is one. Where units are sharded ends count at once, as other ranks may wait for them; every
   // rank then has the pass, because it gathers, and the step ends it.
   std::vector<size_t> ended_before_gradients;
+  bool has_other_pass = false;   // whose ends have counted
   int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
   bool warned_of_discards = false;
   // Of the last CommError, and IoError, that a hook of this pass threw; "" without one.

@@ -105,10 +105,10 @@ std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const st
 }
 
 void Engine::Impl::check_reduced(const ParamSpec& param) const {
-  if (!executor->is_in_backward() && !progress.has_open_gradients()) return;
+  if (!progress.is_in_pass() && !progress.has_open_gradients() && !has_other_pass) return;
   throw StateError(concat("the gradient of '", param.name(),
                           "' is not reduced yet: ask for it after engine.backward(loss), not within it and not after a "
-                          "loss.backward(), which ends with the step"));
+                          "loss.backward(), or, at stage 3, a torch.autograd.grad(), which end with the step"));
 }
 
 std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {

@@ -11,7 +11,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kAdvice =
-    ". Load without optimizer states (load_optimizer_states=False) to take the weights and begin with new states";
+    ". From Python, load_checkpoint(..., load_optimizer_states=False) takes the weights and begins with new states; "
+    "with "
+    "`zeroshard train`, start anew in another output directory";
 
 std::string name_of(OptimizerConfig::Type type) {
   using Type = OptimizerConfig::Type;

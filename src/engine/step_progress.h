@@ -34,8 +34,6 @@ class StepProgress {
   bool syncs() const { return syncs_; }
   // Gradients have come since the last pass ended.
   bool has_open_gradients() const { return has_open_; }
-  // The same, or before a pass under no_sync, which ended none of those outside of it.
-  bool has_launched_gradients() const { return has_open_ || (has_plain_ && is_unsynced_); }
   bool is_in_pass() const { return in_pass_; }
   // The last pass was under no_sync: its gradients are on this rank only.
   bool is_unsynced() const { return is_unsynced_; }

@@ -64,18 +64,13 @@ void WriteWatch::accept_all() {
   for (size_t unit = 0; unit < versions_.size(); ++unit) accept(unit);
 }
 
-void WriteWatch::tell_autograd() {
-  for (size_t unit = 0; unit < versions_.size(); ++unit) {
-    for (size_t i = 0; i < versions_[unit].size(); ++i) {
-      if (!executor_.unit(unit).layout().params[i].requires_grad) continue;
-      const bool was_written = is_written(unit, i);
-      for (const at::Tensor& tensor : executor_.unit(unit).tensors(i)) {
-        c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-        if (impl->version_counter().enabled()) impl->bump_version();
-      }
-      if (!was_written) versions_[unit][i] = version(unit, i);
-    }
+void WriteWatch::tell_autograd(size_t unit, size_t param) {
+  const bool was_written = is_written(unit, param);
+  for (const at::Tensor& tensor : executor_.unit(unit).tensors(param)) {
+    c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+    if (impl->version_counter().enabled()) impl->bump_version();
   }
+  if (!was_written) versions_[unit][param] = version(unit, param);
 }
 
 std::vector<int64_t> WriteWatch::checksums(size_t unit) const {

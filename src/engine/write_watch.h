@@ -27,9 +27,9 @@ class WriteWatch {
   // It counts as written until it is accepted.
   void reject(size_t unit, size_t param) { versions_[unit][param] = ~uint64_t{0}; }
   void accept_all();
-  // The engine has written to the parameters that are trained. As behind an optimizer of torch's, autograd then refuses
-  // a backward that needs the values before.
-  void tell_autograd();
+  // The engine has written to the parameter. As behind an optimizer of torch's, autograd then refuses a backward that
+  // needs the values before.
+  void tell_autograd(size_t unit, size_t param);
 
   // Around reading: `unit` is whole, and must have the same values when end_reading() has been called equally often.
   // Then end_reading() returns the names of changed parameters; parameters that are in other memory lose it.

@@ -112,7 +112,7 @@ void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger)
   has_grad_[index] = true;
 }
 
-void GradBucket::launch(Span scratch) {
+void GradBucket::launch(Span scratch, bool with_local) {
   Filling& filling = std::get<Filling>(state_);
   const int64_t padded = group_.layout.padded_numel();
   uses(filling.slot).take();
@@ -121,7 +121,7 @@ void GradBucket::launch(Span scratch) {
     if (!filling.filled[i]) place_in(filling.buffer, i).zero_();
   // The ring lends buffers to units of other layouts.
   if (group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
-  if (local_used_) {
+  if (local_used_ && with_local) {
     local_uses_.take();
     math::pack(local_.view(to_scalar_type(place_.grad_dtype), 0, padded), filling.buffer, 1, /*add=*/true);
     local_used_ = false;

@@ -67,8 +67,9 @@ class GradBucket {
   // Every parameter has as many gradients as in earlier backward passes.
   bool is_complete() const { return missing_ == 0; }
 
-  // Filling -> InFlight. Parameters without a gradient count as zero. `scratch`: see Comm::exchange.
-  void launch(Span scratch);
+  // Filling -> InFlight. Parameters without a gradient count as zero. `scratch`: see Comm::exchange. `with_local`: this
+  // rank's own sum goes, too, if there is one.
+  void launch(Span scratch, bool with_local);
   // While in flight: the current stream waits until the memory is not used for that any more.
   void await_exchange();
   // InFlight -> Draining. Adds to the reduced gradients, or writes them when they are the first of the step.

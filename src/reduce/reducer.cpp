@@ -211,13 +211,13 @@ void Reducer::mark_ready(size_t index) {
 
 void Reducer::launch_ready() {
   while (next_ < order_.size() && ready_[order_[next_]]) {
-    launch(order_[next_]);
+    launch(order_[next_], /*with_local=*/!empty_[order_[next_]]);
     ++next_;  // not before: a launch that fails is tried again by launch_all(), as other ranks wait for it
     finish_overlapped();
   }
 }
 
-void Reducer::launch(size_t index) {
+void Reducer::launch(size_t index, bool with_local) {
   GradBucket& bucket = buckets_[index];
   while (!scratch_.empty() && in_flight_.size() >= scratch_.size()) finish_oldest();
   Span scratch;
@@ -226,7 +226,7 @@ void Reducer::launch(size_t index) {
   }
   {
     const SideStream::Scope scope(stream_);
-    bucket.launch(scratch);
+    bucket.launch(scratch, with_local);
   }
   ++launches_;
   in_flight_.push_back(index);
@@ -277,7 +277,7 @@ void Reducer::launch_again(const std::vector<int64_t>& late) {
     if (late.at(index) == 0) continue;
     ready_at_[index] = int(kMaxEnds - late[index]);
     filling(index);
-    launch(index);
+    launch(index, /*with_local=*/true);
     finish_overlapped();
   }
 }

@@ -25,7 +25,8 @@ namespace zeroshard {
 // point: at the end of the unit at which it was ready in the previous pass; in the first pass, after as many ends as
 // the unit has uses. Not earlier: later gradients would be late and need another launch on all ranks. The same is done
 // where units are not sharded and no rank waits, because the terms of one launch, and so its rounding, must not depend
-// on the stage.
+// on the stage. So what a rank has summed under no_sync does not go with such a launch, but with gradients, or when the
+// pass ends.
 class Reducer {
  public:
   struct Options : ReduceOptions {
@@ -96,7 +97,7 @@ class Reducer {
   void mark_ready(size_t bucket);
   void reset_pass();
   void launch_ready();
-  void launch(size_t bucket);
+  void launch(size_t bucket, bool with_local);
   void finish_oldest();
   void finish_overlapped();
   void finish_all();

@@ -446,7 +446,7 @@ TEST(GradBucket, NewGradientsWaitForReadersOfTheOldOnes) {
     for (const double value : {1.0, 2.0}) {
       bucket.begin(ring.acquire(bucket.slot_bytes()));
       bucket.add(0, at::full({kNumel}, value, at::TensorOptions(device(0)).dtype(at::kFloat)));
-      bucket.launch({});
+      bucket.launch({}, /*with_local=*/true);
       bucket.finish();
       ring.release(bucket.hand_over().drain());
       bucket.end_backward();

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "checkpoint/model_files.h"
 #include "checkpoint/support.h"
 #include "file/support.h"
 #include "zeroshard/checkpoint_files.h"
@@ -64,6 +65,20 @@ TEST_F(Export, SeveralFilesTakeThePlaceOfOneAndOfAnotherNumber) {
                                    "model-00003-of-00003.safetensors", "model.safetensors.index.json"));
   write(kOne);
   EXPECT_EQ(names().size(), 4U);
+}
+
+// One that an export left when it was killed before its last step is read as neither model; the next export ends that.
+TEST_F(Export, AFileBesideTheIndexOfOthersIsNotReadAsEitherModel) {
+  write(kOne);
+  put(out_ / "model.safetensors", contents_of(out_ / "model-00001-of-00003.safetensors"));
+  ::testing::Matcher<std::string> told =
+      AllOf(HasSubstr("both model.safetensors and model.safetensors.index.json"), HasSubstr(out_.path()));
+  EXPECT_THAT([&] { ModelFiles{out_.path()}; }, ::testing::ThrowsMessage<ValueError>(told));
+  for (const int64_t max_file_bytes : {kOne, kAll}) {
+    put(out_ / "model.safetensors", "old");
+    write(max_file_bytes);
+    EXPECT_EQ(ModelFiles(out_.path()).tensors().size(), 3U);
+  }
 }
 
 TEST_F(Export, ADamagedCheckpointLeavesTheEarlierExport) {

@@ -13,7 +13,7 @@ MUTANTS = [
     Mutant(name, file, old, new, "world", test)
     for name, file, old, new, test in [
         ("failed-backward-untold", _BACKWARD, "if (words[0] > 0) {", "if (!failure.empty()) {", _AGAIN),
-        ("failed-pass-left-early", _EXECUTOR, "  begin_backward();\n  let_all_others_pass();", "", _AGAIN),
+        ("failed-pass-left-early", _EXECUTOR, "  begin_backward();\n  end_units_of_backward();", "", _AGAIN),
         ("failed-local-sum-kept", _BUCKET, "  local_used_ = false;\n  std::fill(", "  std::fill(", _CLEARED),
         ("failed-gradients-kept", _BUCKET, "  end_step();\n  return slot;", "  return slot;", _CLEARED),
         ("norm-of-the-step-before", _BUCKET, "= false;\n  squares_ = ExactSum();", "= false;", _CLEARED),

@@ -40,8 +40,8 @@ MUTANTS = [
     Mutant(
         "unsynced-gradients-stay",
         "src/engine/engine.cpp",
-        "if (is_unsynced || has_other || impl.progress.has_open_gradients()) end_backward();",
-        "if (has_other || impl.progress.has_open_gradients()) end_backward();",
+        "ends_pass = is_unsynced || impl.progress.has_open_gradients();",
+        "ends_pass = impl.progress.has_open_gradients();",
         "world",
         "Accumulation.AStepTakesWhatNoSyncHasLeft",
     ),

@@ -25,8 +25,8 @@ _TABLE = [
     (
         "train-due-evaluation-left-out",
         _TRAINER,
-        "    evaluate_if_due();\n    TrainEnd end",
-        "    TrainEnd end",
+        "bool goes_on = evaluate_if_due();",
+        "bool goes_on = true;",
         "InterruptedTraining.ASignalAtAnyStepChangesNoEvaluation",
     ),
     ("train-position-lost", _TRAINER, 'state.at("rows").get<int64_t>()', "0", _RESUME),
@@ -68,8 +68,8 @@ _TABLE = [
     (
         "train-patience-ignored",
         _TRAINER,
-        "without_progress_ >= options_.patience",
-        "without_progress_ > options_.patience",
+        "without_progress >= options_.patience",
+        "without_progress > options_.patience",
         "Training.EndsEarlyWithoutProgress",
     ),
     (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import numpy
@@ -230,6 +231,22 @@ def index(**weight_map):
     return write
 
 
+def beside(change):
+    """The change, with the weights in two.safetensors."""
+
+    def apply(directory):
+        (directory / "model.safetensors").rename(directory / "two.safetensors")
+        change(directory)
+
+    return apply
+
+
+def two_models(directory):
+    path = directory / "model.safetensors"
+    shutil.copyfile(path, directory / "two.safetensors")
+    index(**dict.fromkeys(safetensors.torch.load_file(path), "two.safetensors"))(directory)
+
+
 NORM = "model.norm.weight"
 WRONG = {
     "architecture": (change_config(model_type="bert"), ["model_type", '"bert"', "llama, mistral"]),
@@ -249,7 +266,8 @@ WRONG = {
     "missing": (change_tensors(lambda tensors: tensors.pop(NORM)), [NORM, "in no file"]),
     "too many": (change_tensors(lambda tensors: tensors.update(extra=torch.ones(3))), ["'extra'", "no parameter"]),
     "dtype": (change_tensors(lambda tensors: tensors.update({NORM: torch.ones(48, dtype=torch.int32)})), [NORM, "I32"]),
-    "missing shard": (index(**{NORM: "other.safetensors"}), ["other.safetensors", "No such file"]),
+    "missing shard": (beside(index(**{NORM: "other.safetensors"})), ["other.safetensors", "No such file"]),
+    "two models": (two_models, ["both model.safetensors and model.safetensors.index.json", "other files", "Remove"]),
     "way out": (index(**{NORM: "../model.safetensors"}), [NORM, "same directory"]),
     "wrong index": (index(other="model.safetensors"), ["other", "model.safetensors", "where it is not"]),
     "short index": (index(**{NORM: "model.safetensors"}), ["is not in", "index.json"]),
@@ -263,6 +281,13 @@ def test_wrong_directories_are_refused(what, llama):
     logits, error = logits_of(llama)
     assert logits is None and all(part in error for part in expected_parts), error
     assert len(error.splitlines()) == 1, error
+
+
+def test_an_index_may_name_the_only_file(llama):
+    expected, _ = logits_of(llama)
+    index(**dict.fromkeys(safetensors.torch.load_file(llama / "model.safetensors"), "model.safetensors"))(llama)
+    logits, error = logits_of(llama)
+    assert logits is not None and torch.equal(logits, expected), error
 
 
 def test_ids_past_the_vocabulary_are_refused(llama):

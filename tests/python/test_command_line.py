@@ -177,6 +177,28 @@ def test_wrong_numbers_for_the_supervisor_are_named(command, name):
     assert error_of(command, name).startswith(f"{name} has no value, expected {least}: ")
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", "x", "--prompt", "x", "--temperature"], "a number: 0: always the likeliest"),
+        (["generate", "x", "--prompt", "x", "--top-p"], "a number: Only the likeliest with"),
+        (["generate", "x", "--prompt", "x", "--max-tokens"], "a whole number: How many follow"),
+        (["generate", "x", "--prompt", "x", "--seed"], "a whole number >= 0: Of the choice"),
+        (["checkpoint", "export", "a", "b", "--dtype"], "a text: fp32 (the master weights), bf16 or fp16"),
+        (["checkpoint", "export", "a", "b", "--max-file-size"], "a text: 5GB"),
+        (["tokenize", "x", "--threads"], "a whole number: 0: one per core"),
+        (["tokenize", "x", "--format"], "FORMAT: text; jsonl"),
+        (["train", "x", "--nproc"], NPROC.removeprefix("expected ")),
+        (["train", "x", "--grace-period"], "seconds >= 0"),
+        (["plan", "--params"], "a text: Number of parameters"),
+    ],
+)
+def test_an_empty_value_is_none(args, message):
+    if args[0] in ("train", "generate") and not ZEROSHARD_TORCH.exists():
+        pytest.skip("zeroshard-torch is not built")
+    assert error_of(*args, "").startswith(f"{args[-1]} has no value, expected {message}")
+
+
 @needs(ZEROSHARD_TORCH)
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_fewer_ranks_need_restarts(command):

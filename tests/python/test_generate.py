@@ -36,10 +36,10 @@ def tokenizer():
     return train_byte_level([PROMPT, "that is the question: whether 'tis nobler é 你 🙂"], ["<|end|>"])
 
 
-def make(folder, kind, tokenizer):
+def make(folder, kind, tokenizer, padding=0):
     torch.manual_seed(1)
     config_class, fields = KINDS[kind]
-    config = config_class(vocab_size=tokenizer.get_vocab_size(), **fields)
+    config = config_class(vocab_size=tokenizer.get_vocab_size() + padding, **fields)
     config.initializer_range = 0.2  # so that the likeliest tokens are not nearly as likely as others
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(folder)
@@ -48,11 +48,11 @@ def make(folder, kind, tokenizer):
     return model
 
 
-def run(*arguments, ranks=1):
+def run(*arguments, ranks=1, **options):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [ZEROSHARD, "generate", *map(str, arguments)]
     command[2 + ranks % 2 : 2 + ranks % 2] = ["--nproc", str(ranks)]  # before the directory, or after
-    return subprocess.run(command, capture_output=True, timeout=60, env=environment)
+    return subprocess.run(command, capture_output=True, timeout=60, env=environment, **options)
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def likeliest(model, tokenizer):
     ids = tokenizer.encode(PROMPT).ids
     end = tokenizer.token_to_id("<|end|>")
     for _ in range(TOKENS):
-        token = int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        token = int(model(torch.tensor([ids])).logits[0, -1, : tokenizer.get_vocab_size()].argmax())
         if token == end:
             break
         ids.append(token)
@@ -80,16 +80,42 @@ def test_the_likeliest_text_is_that_of_transformers(tmp_path, kind, tokenizer):
         assert done.stdout.decode(errors="replace") == expected + "\n", f"{ranks} ranks"
 
 
+def test_ids_that_the_tokenizer_does_not_have_are_never_chosen(tmp_path, tokenizer):
+    model = make(tmp_path, "llama", tokenizer, padding=200)
+    ids = torch.tensor([tokenizer.encode(PROMPT).ids])
+    with torch.no_grad():
+        likely = model(ids).logits[0, -1].topk(5).indices
+    assert (likely >= tokenizer.get_vocab_size()).any()
+    common = [tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS]
+    for ranks in (1, 2):
+        done = run(*common, "--temperature", 0, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode(errors="replace") == likeliest(model, tokenizer) + "\n", f"{ranks} ranks"
+    hot = [*common, "--temperature", 5]  # nearly alike, so that all would be chosen
+    done = run(*hot)
+    assert done.returncode == 0, done.stderr
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    far = {"id": tokenizer.get_vocab_size() + 150, "content": "<far>"}  # no id between has a token
+    state["added_tokens"].append(state["added_tokens"][0] | far)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    done = run(*hot)
+    assert done.returncode == 0, done.stderr
+
+
 def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
     make(tmp_path, "llama", tokenizer)
-    common = [tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 1.5]
+    plain = [tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS]
+    common = [*plain, "--temperature", 1.5]
     first = run(*common, "--seed", 1)
     assert first.returncode == 0, first.stderr
     assert run(*common, "--seed", 1, ranks=2).stdout == first.stdout
     assert run(*common, "--seed", 2).stdout != first.stdout
-    greedy = run(tmp_path, "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0).stdout
+    greedy = run(*plain, "--temperature", 0).stdout
     assert run(*common, "--seed", 1, "--top-k", 1).stdout == greedy
     assert run(*common, "--seed", 1, "--top-p", 1e-6).stdout == greedy
+    for option, value in (("--temperature", 1e-40), ("--temperature", 1e-300), ("--top-p", 1e-300)):
+        done = run(*plain, option, value)
+        assert done.stdout == greedy, (option, value, done.stderr)
     assert first.stdout != greedy
     assert run(tmp_path, "--prompt", PROMPT, "--max-tokens", 5, "--dtype", "BF16").returncode == 0
 
@@ -98,6 +124,7 @@ def test_samples_depend_on_the_seed_alone(tmp_path, tokenizer):
     ("arguments", "message"),
     [
         (["--max-tokens", 99], "the model has 64 positions"),
+        (["--max-tokens", 2**63 - 1], "the model has 64 positions"),
         (["--temperature", -1], "temperature"),
         (["--top-p", 0], "top_p"),
         (["--dtype", "F8"], "F8"),
@@ -127,3 +154,14 @@ def test_text_that_cannot_be_written_is_an_error(tmp_path, tokenizer, ranks):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1 and "standard output cannot be written" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_prompt_from_standard_input_reaches_every_rank(tmp_path, tokenizer, ranks):
+    make(tmp_path, "llama", tokenizer)
+    arguments = [tmp_path, "--max-tokens", 5, "--temperature", 0, "--prompt"]
+    expected = run(*arguments, PROMPT)
+    done = run(*arguments, "-", ranks=ranks, input=PROMPT.encode())
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    done = run(*arguments, "-", ranks=ranks, input=b"")
+    assert done.returncode != 0 and b"prompt has no tokens" in done.stderr, done

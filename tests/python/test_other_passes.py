@@ -33,13 +33,13 @@ def ask_for_an_inputs_gradient(model):
     return torch.autograd.grad(model(x).sum(), x)[0]
 
 
-def make(stage, model=None, **optimizer):
+def make(stage, model=None, unit="Linear", **optimizer):
     model = model or Model()
     model.to(world.device())
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "zeroshard": {"unit_classes": ["Linear"]},
+        "zeroshard": {"unit_classes": [unit]},
     }
     sgd = torch.optim.SGD(model.parameters(), **{"lr": LR, "momentum": 0.5, **optimizer})
     return zeroshard.initialize(model=model, optimizer=sgd, config=config)[0]
@@ -60,6 +60,22 @@ def without_sync(engine, model, number):
 def grad_after(engine, model, number):
     backward(engine, loss_of(engine or model, number))
     ask_for_an_inputs_gradient(engine or model)
+
+
+def grad_twice_before(engine, model, number):
+    ask_for_an_inputs_gradient(engine or model)
+    grad_before(engine, model, number)
+
+
+def evaluation_after_grad(engine, model, number):
+    grad_after(engine, model, number)
+    with torch.no_grad():
+        loss_of(engine or model, number)
+
+
+def unused_forward_after_grad(engine, model, number):
+    grad_after(engine, model, number)
+    loss_of(engine or model, number)
 
 
 def grad_before(engine, model, number):
@@ -102,6 +118,9 @@ WAYS = {
     for way in (
         grad_after,
         grad_before,
+        grad_twice_before,
+        evaluation_after_grad,
+        unused_forward_after_grad,
         grad_between,
         grad_before_no_sync,
         grad_after_plain,
@@ -126,11 +145,11 @@ def in_plain_torch(way, first):
     return values_of(model)
 
 
-def differences(stage, ways, first):
+def differences(stage, ways, first, unit="Linear"):
     """For each way, how far the values are from plain torch's."""
     result = {}
     for way in ways:
-        engine = make(stage)
+        engine = make(stage, unit=unit)
         for number in range(first, 3):
             WAYS[way](engine, engine.module, number) if number >= 0 else engine.backward(loss_of(engine, 90))
             engine.step()
@@ -141,8 +160,8 @@ def differences(stage, ways, first):
     return result
 
 
-def expect_plain_torch(ranks, stage, ways, on=None, first=-2):
-    for found in world.run(ranks, differences, stage=stage, ways=ways, first=first, on=on, timeout_s=120):
+def expect_plain_torch(ranks, stage, ways, *, first=-2, **run):
+    for found in world.run(ranks, differences, stage=stage, ways=ways, first=first, timeout_s=120, **run):
         assert all(difference < 1e-6 for difference in found.values()), found
 
 
@@ -151,10 +170,15 @@ def test_a_step_is_that_of_plain_torch(ranks, stage):
     expect_plain_torch(ranks, stage, list(WAYS))
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_model_may_be_one_unit(ranks):
+    expect_plain_torch(ranks, 3, list(WAYS), unit="Model")
+
+
 # At stage 3 the order of units is not known yet where no gradient has come.
 @pytest.mark.parametrize("ranks,stage", [(1, 1), (2, 1), (2, 2), (2, 3)])
 def test_the_first_step_is_that_of_plain_torch(ranks, stage):
-    ways = [way for way in WAYS if stage < 3 or not way.startswith(("grad_before", "grad_between"))]
+    ways = [way for way in WAYS if stage < 3 or not way.startswith(("grad_b", "grad_twice"))]
     expect_plain_torch(ranks, stage, ways, first=0)
 
 
@@ -163,28 +187,26 @@ def test_on_devices_too(ranks, stage, on):
     expect_plain_torch(ranks, stage, list(WAYS), on=on)
 
 
-def grad_on_one_rank(stage):
-    """Saliency on rank 0 alone, where no unit is sharded."""
+def grad_on_one_rank(stage, way):
+    """Saliency on rank 1 alone, where no unit is sharded; what it reads of gradients then; how far values are off."""
     engine = make(stage)
     for number in range(3):
-        engine.backward(loss_of(engine, number))
-        if world.rank() == 0:
+        if world.rank() == 1:
             ask_for_an_inputs_gradient(engine.module)
+        WAYS[way](engine, engine.module, number)
+        if world.rank() == 1 and way == "grad_after":
+            ask_for_an_inputs_gradient(engine.module)
+            assert zeroshard.get_gradient(engine.module.layers[0].bias, local=True) is not None
         engine.step()
     values = values_of(engine.module)
     engine.destroy()
-    model = Model()
-    sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
-    for number in range(3):
-        sgd.zero_grad()
-        loss_of(model, number).backward()
-        sgd.step()
-    return (values - values_of(model)).abs().max().item()
+    return (values - in_plain_torch(way, 0)).abs().max().item()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_one_rank_alone_may_ask_for_gradients(stage):
-    assert max(world.run(2, grad_on_one_rank, stage=stage)) < 1e-6
+@pytest.mark.parametrize("way", ["grad_after", "plain_before_no_sync", "no_sync_before_plain"])
+def test_one_rank_alone_may_ask_for_gradients(stage, way):
+    assert max(world.run(2, grad_on_one_rank, stage=stage, way=way)) < 1e-6
 
 
 # --- Gradients that are assigned, and forwards that are too old.
@@ -260,6 +282,57 @@ def backward_of_an_old_forward(stage, then, folder):
 def test_a_backward_needs_the_parameters_of_its_forward(tmp_path, ranks, stage, then):
     for told in world.run(ranks, backward_of_an_old_forward, stage=stage, then=then, folder=str(tmp_path)):
         assert "modified by an inplace operation" in told, told
+
+
+class TwoHeads(Model):
+    def forward(self, x):
+        first, second, *heads = self.layers
+        return [head(second(first(x)).detach()) for head in heads]
+
+
+def two_heads(stage):
+    """A step that has gradients of one head alone, between forward and backward of the other's; and one without any."""
+    engine = make(stage, TwoHeads(), unit="Linear", momentum=0)
+    for _ in range(2):
+        one, other = (out.square().mean() for out in engine(torch.ones(2, 4)))
+        engine.backward(one)
+        engine.step()
+        engine.step()
+        engine.backward(other)
+        engine.step()
+    engine.destroy()
+    return True
+
+
+@pytest.mark.parametrize("ranks,stage", [(1, 1), (2, 0), (2, 2), (2, 3)])
+def test_a_step_changes_what_had_gradients(ranks, stage):
+    assert world.run(ranks, two_heads, stage=stage) == [True] * ranks
+
+
+def frozen_behind(stage, folder):
+    """Later layers are frozen; a load changes them between forward and backward."""
+
+    def build():
+        model = Model()
+        model.layers[2:].requires_grad_(False)
+        return model
+
+    engine = make(stage, build())
+    engine.save_checkpoint(folder)
+    engine.wait_for_checkpoint()
+    old = loss_of(engine, 0)
+    engine.load_checkpoint(folder)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.backward(old)
+    engine.backward(loss_of(engine, 1))
+    engine.step()
+    engine.destroy()
+    return True
+
+
+@pytest.mark.parametrize("ranks,stage", [(1, 1), (2, 2), (2, 3)])
+def test_a_load_changes_frozen_parameters_too(tmp_path, ranks, stage):
+    assert world.run(ranks, frozen_behind, stage=stage, folder=str(tmp_path)) == [True] * ranks
 
 
 # --- SGD whose param groups differ in momentum.

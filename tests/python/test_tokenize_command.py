@@ -269,6 +269,37 @@ def test_mistakes_are_told_and_leave_nothing(of_bytes, tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+@pytest.mark.parametrize("name", ["in.txt", "./in.txt", "hard", "soft", "standard input"])
+def test_the_text_is_not_replaced_by_its_tokens(of_bytes, tmp_path, name):
+    text, other = tmp_path / "in.txt", tmp_path / "other.txt"
+    text.write_text("some words")
+    other.write_text("others")
+    (tmp_path / "hard").hardlink_to(text)
+    (tmp_path / "soft").symlink_to(text)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    output, source = ("in.txt", "-") if name == "standard input" else (name, "in.txt")
+    with text.open() as stdin:
+        result = run(
+            *("--tokenizer", of_bytes.path, "--output", output, "other.txt", source), stdin=stdin, cwd=tmp_path
+        )
+    shown = "standard input" if source == "-" else "'in.txt'"
+    assert result.returncode == 2 and f"the output '{output}' is the same file as the input {shown}" in result.stderr
+    assert text.read_text() == (tmp_path / "hard").read_text() == "some words" and (tmp_path / "soft").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("by_file", [False, True])
+def test_the_tokenizer_is_not_replaced_by_tokens(of_bytes, tmp_path, name, by_file):
+    for each in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / each).write_text((of_bytes.path / each).read_text())
+    (tmp_path / "in.txt").write_text("some words")
+    tokenizer = tmp_path / "tokenizer.json" if by_file else tmp_path
+    result = run("--tokenizer", tokenizer, "--output", tmp_path / name, tmp_path / "in.txt")
+    assert result.returncode == 2 and f"is the tokenizer's file '{tmp_path / name}'" in result.stderr, result
+    assert (tmp_path / name).read_text() == (of_bytes.path / name).read_text()
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(of_bytes, stop, tmp_path):
     command = [ZEROSHARD, "tokenize", "--tokenizer", of_bytes.path, "--output", tmp_path / "out.tokens", "-"]

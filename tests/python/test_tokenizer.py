@@ -335,6 +335,13 @@ SMALL = {
         ("<pad>", {"special": True}),
         ("<pa", {}),
     ),
+    "added_white_space": lambda: with_added(
+        byte_level(),
+        ("\n", {"lstrip": True, "rstrip": True}),
+        ("\n\n\n", {"rstrip": True}),
+        ("\t", {"rstrip": True}),
+        ("\tx", {"lstrip": True}),
+    ),
     "added_normalized": lambda: with_added(
         byte_level(normalizer("NFKC")), ("ﬁne", {"normalized": True}), ("①", {"normalized": False}), ("e\u0301", {})
     ),
@@ -364,6 +371,7 @@ def test_small_tokenizers(small):
     texts = [text for text in data.odd_texts(5, 500) if has_marks_alike(other, text)]
     assert len(texts) > 450
     texts += [b"<unk>", b"<unk><unk>", "<unk>é<unk>日 <unk>".encode(), b"xyzzy the<0x41>the", b"''``the``''"]
+    texts += [b"\n\n", b" \n \n\n\n \n a\n\nb", b"a\t\n\tx \tx\n\tx \n\n\n\n\nb \n"]
     for flags in ((), ("special", "parse")):
         assert differences(ours, other, texts, *flags) == []
 

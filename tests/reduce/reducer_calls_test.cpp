@@ -67,6 +67,46 @@ TEST(Reducer, TellsInWhichOrderTheNextForwardPassNeedsUnits) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+// Where it goes decides how sums are rounded, and when units end depends on the stage.
+TEST(Reducer, TheSumOfNoSyncGoesWithGradientsNotWithAnEnd) {
+  const auto errors = run_local_world(2, [](Comm& comm) {
+    PlacementOptions placement;
+    placement.world_size = 2;
+    placement.stage = 2;
+    const std::vector<UnitLayout> units = {unit("u", {{{4}, DType::kFloat32}}, 2)};
+    Ledger ledger;
+    Reducer reducer(units, place(units, placement), {}, comm, ledger);
+    const bool is_first = comm.rank() == 0;
+    const auto gradient = [&](float first, float other) { return at::full({4}, is_first ? first : other); };
+    for (const bool ends_early : {false, true}) {
+      reducer.add(0, 0, gradient(1e8F, 0), /*sync=*/false);
+      reducer.begin_backward(std::vector<size_t>{0}, /*sync=*/true, comm);
+      if (ends_early) reducer.flush(0);
+      reducer.add(0, 0, gradient(-1e8F, 1), /*sync=*/true);
+      reducer.flush(0);
+      reducer.launch_all(/*sync=*/true);
+      reducer.launch_again(reducer.late());
+      reducer.end_backward(/*sync=*/true);
+      const GradBucket& bucket = reducer.buckets()[0];
+      if (bucket.group().layout.owned(0, comm.rank()).size() > 0) {
+        EXPECT_EQ(bucket.grads()[0].item<float>(), 1) << ends_early;
+      }
+      reducer.end_step();
+      comm.barrier("step");
+    }
+    // Without gradients it goes when the pass ends.
+    reducer.add(0, 0, gradient(3, 4), /*sync=*/false);
+    reducer.begin_backward(std::vector<size_t>{0}, /*sync=*/true, comm);
+    reducer.end_backward(/*sync=*/true);
+    const GradBucket& bucket = reducer.buckets()[0];
+    if (bucket.group().layout.owned(0, comm.rank()).size() > 0) {
+      EXPECT_EQ(bucket.grads()[0].item<float>(), 7);
+    }
+    comm.barrier("end");
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
 TEST(Reducer, ASparseGradientIsRefused) {
   const auto comm = make_single_comm();
   const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/check.h"
 #include "train/training_support.h"
+#include "zeroshard/data.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -14,6 +16,7 @@ namespace {
 using testing::config_of;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::Material;
 using testing::Outcome;
 using testing::run;
@@ -164,6 +167,38 @@ TEST(Steps, TooManyAreAnError) {
     const std::string wrong = replaced(json, "\"steps\": 4", length);
     EXPECT_THAT(run(wrong, 1).errors, Each(HasSubstr(message)));
     EXPECT_THROW(dry_run(wrong), ValueError);
+  }
+}
+
+// A run that goes on trains the rows that are left, and none twice, though its batches are of another size.
+TEST(Steps, AnotherBatchSizeLeavesTheEpochsAsTheyAre) {
+  const Material material;
+  DatasetOptions options;
+  options.length = 16;
+  options.validation_share = 0.2;
+  options.seed = 3;
+  const int64_t rows = 3 * Dataset({material.tokens()}, options).rows_in_epoch(0);
+  ASSERT_GT(rows, 6 * 12);
+  const auto steps_of = [](int64_t left, int64_t batch) { return (left + batch - 1) / batch; };
+  for (const int64_t batch : {6, 24, 1000}) {
+    SCOPED_TRACE(batch);
+    const TemporaryDirectory output;
+    const std::string json =
+        replaced(config_of(material, output.path(), {1, 0, 1, ""}), "\"steps\": 4", "\"epochs\": 3");
+    std::atomic<bool> stop = false;
+    const Outcome first = run(json, 1, stop, [&](int64_t step) { stop = step == 3; });
+    ASSERT_THAT(first.errors, Each(""));
+    EXPECT_EQ(first.told[0].total, steps_of(rows, 12));
+    const std::string other = replaced(json, "\"train_batch_size\": 12", concat("\"train_batch_size\": ", batch));
+    const Outcome rest = run(other, 1);
+    ASSERT_THAT(rest.errors, Each(""));
+    EXPECT_EQ(rest.told[0].first, 4);
+    EXPECT_EQ(rest.told[0].total, 4 + steps_of(rows - 4 * 12, batch));
+    EXPECT_EQ(int64_t(rest.told[0].losses.size()), steps_of(rows - 4 * 12, batch));
+    const Outcome done = run(json, 1);  // the rows are trained, whatever the size is now
+    ASSERT_THAT(done.errors, Each(""));
+    EXPECT_EQ(done.told[0].total, rest.told[0].total);
+    EXPECT_THAT(done.told[0].losses, IsEmpty());
   }
 }
 

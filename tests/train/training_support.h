@@ -58,8 +58,9 @@ struct Variant {
 
 // What a run told.
 struct Told final : TrainObserver {
-  void started(int64_t step, int64_t) override {
+  void started(int64_t step, int64_t of) override {
     first = step;
+    total = of;
     if (after_step) after_step(step);
   }
   void stepped(const TrainStep& step) override {
@@ -67,13 +68,18 @@ struct Told final : TrainObserver {
     if (after_step) after_step(step.step);
   }
   void evaluated(const Evaluation& evaluation) override {
+    if (before_evaluation_is_kept) before_evaluation_is_kept(evaluation.step);
     evaluations.push_back(evaluation.loss);
     evaluated_at.push_back(evaluation.step);
   }
-  int64_t first = -1;
+  void sampled(int64_t, const std::string& text) override { samples.push_back(text); }
+
+  int64_t first = -1, total = -1;
   std::vector<double> losses, evaluations;
-  std::vector<int64_t> evaluated_at;             // steps
+  std::vector<int64_t> evaluated_at;  // steps
+  std::vector<std::string> samples;
   std::function<void(int64_t step)> after_step;  // and before the first
+  std::function<void(int64_t step)> before_evaluation_is_kept;
 };
 
 struct Outcome {
@@ -105,10 +111,9 @@ inline std::unique_ptr<World> world_on_host(const Config& config, const StorePtr
   return std::make_unique<World>(config, at::kCPU, group("gather"), group("reduce"), group("checkpoint"));
 }
 
-// On each rank `after_step` is called before the first step and after each.
-inline Outcome run(const std::string& json, int world_size, const std::atomic<bool>& stop = false,
-                   const std::function<void(int64_t step)>& after_step = {},
-                   const MakeWorld& make_world = world_on_host) {
+// `prepare` is called with what each rank will tell to.
+inline Outcome run_prepared(const std::string& json, int world_size, const std::atomic<bool>& stop,
+                            const std::function<void(Told&)>& prepare, const MakeWorld& make_world = world_on_host) {
   Outcome outcome;
   outcome.ends.resize(size_t(world_size));
   outcome.told.resize(size_t(world_size));
@@ -118,11 +123,19 @@ inline Outcome run(const std::string& json, int world_size, const std::atomic<bo
     context.world_size = world_size;
     const TrainConfig config = parse_train_config(json, context, "config");
     const std::unique_ptr<World> world = make_world(config.engine.config, store, rank);
-    outcome.told[size_t(rank)].after_step = after_step;
+    prepare(outcome.told[size_t(rank)]);
     outcome.ends[size_t(rank)] = train(config, *world, outcome.told[size_t(rank)], stop);
     world->barrier();
   });
   return outcome;
+}
+
+// On each rank `after_step` is called before the first step and after each.
+inline Outcome run(const std::string& json, int world_size, const std::atomic<bool>& stop = false,
+                   const std::function<void(int64_t step)>& after_step = {},
+                   const MakeWorld& make_world = world_on_host) {
+  return run_prepared(
+      json, world_size, stop, [&](Told& told) { told.after_step = after_step; }, make_world);
 }
 
 inline Outcome run(const Material& material, const std::string& output, const Variant& variant) {

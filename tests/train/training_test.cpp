@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "train/network_fields.h"
 #include "train/training_support.h"
 #include "zeroshard/causal_lm.h"
 #include "zeroshard/error.h"
@@ -108,6 +109,27 @@ TEST(Training, AnInterruptedRunGoesOnWhereItWas) {
   other.replace(other.find("\"steps\": 7"), 10, "\"steps\": 9");
   EXPECT_THAT(run(other, 2).errors, Each(AllOf(HasSubstr("with the optimizer AdamW, this engine has Lion"),
                                                HasSubstr("Name another folder in train.output"))));
+}
+
+// The parameters have the same shapes, and would mean something else.
+TEST(Training, AnotherNetworkIsRefusedByACheckpoint) {
+  const Material material;
+  const TemporaryDirectory output;
+  const std::string json = config_of(material, output.path(), {2, 3, 1, "", 2});
+  ASSERT_THAT(run(json, 2).errors, Each(""));
+  const std::string path = material.root.path() + "/config.json", config = read_file(path);
+  const auto errors_with = [&](const std::string& fields) {
+    std::ofstream(path, std::ios::trunc) << config.substr(0, config.rfind('}')) << ", " << fields << "}";
+    return run(json, 2).errors;
+  };
+  EXPECT_THAT(
+      errors_with(R"("rms_norm_eps": 0.5, "rope_theta": 20.0)"),
+      Each(AllOf(HasSubstr(path + "' describes: rms_norm_eps was null and is 0.5, rope_theta was null and is 20.0"),
+                 HasSubstr("Restore that file, or name another train.checkpoints.folder"))));
+  EXPECT_THAT(errors_with(R"("hidden_act": "relu")"), Each(HasSubstr("hidden_act was null and is \"relu\"")));
+  EXPECT_THAT(errors_with(R"("attention_dropout": 0.1, "transformers_version": "9")"), Each(""));
+  // Checkpoints of earlier versions do not say it.
+  EXPECT_EQ(changed_fields(nlohmann::json::object(), network_fields(material.root.path())), "");
 }
 
 TEST(Training, TheResultIsAModelToGoOnFrom) {

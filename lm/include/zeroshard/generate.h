@@ -20,6 +20,9 @@ struct SamplingOptions {
 struct GenerateOptions {
   int64_t max_tokens = 128;   // after the prompt
   std::vector<int32_t> stop;  // tokens that end the text; they are not returned
+  // Only ids below are chosen: the tokenizer's, where a model's vocabulary is padded. 0: the model's.
+  int64_t vocab_size = 0;
+  std::vector<int32_t> never;  // nor are these: ids below that are no token's
   SamplingOptions sampling;
 };
 

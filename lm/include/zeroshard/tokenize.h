@@ -53,7 +53,8 @@ struct TokenizeReport {
 };
 
 // Writes the documents of `inputs`, in order, to `output`, which gets its name only when it is whole and durable.
-// Throws IoError, or ValueError that names file, line and field of an unusable document.
+// Throws IoError, or ValueError that names file, line and field of an unusable document. Throws ValueError, before
+// anything is written, if `output` is the same file as an input.
 TokenizeReport tokenize_files(const Tokenizer& tokenizer, const std::vector<std::string>& inputs,
                               const std::string& output, const TokenizeOptions& options);
 TokenizeReport tokenize_files(Io& io, const Tokenizer& tokenizer, const std::vector<std::string>& inputs,

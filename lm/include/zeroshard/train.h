@@ -87,9 +87,9 @@ struct TrainObserver {
 enum class TrainEnd : uint8_t { kDone, kStoppedEarly, kInterrupted };
 
 // Collective. Resumes from the newest checkpoint, if there is one. At the end the trained model is in `output`. When
-// `stop` becomes true on any rank (a signal handler may set it), the run ends after its current step with a checkpoint
-// instead. While texts are still being tokenized it ends at once, before TrainObserver::started(). Throws Error on
-// every rank.
+// `stop` becomes true on any rank (a signal handler may set it), the run ends after its current step, or within an
+// evaluation, with a checkpoint instead. While texts are still being tokenized it ends at once, before
+// TrainObserver::started(). Throws Error on every rank.
 TrainEnd train(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop);
 
 // What train() would do, as lines of text: model, data and its first row, steps, and what each of the

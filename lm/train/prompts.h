@@ -1,0 +1,22 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "zeroshard/causal_lm.h"
+#include "zeroshard/tokenizer.h"
+#include "zeroshard/train.h"
+
+namespace zeroshard {
+
+// train.samples.prompts as tokens.
+struct Prompts {
+  std::unique_ptr<Tokenizer> tokenizer;  // null without prompts
+  std::vector<std::vector<int32_t>> ids;
+};
+
+// Throws IoError or ValueError if there are prompts and the model's directory has no tokenizer, or ValueError naming a
+// prompt that has no tokens, or one that the model does not know.
+Prompts encode_prompts(const TrainOptions& options, const CausalLM& model);
+
+}  // namespace zeroshard
