@@ -11,7 +11,6 @@
 #include "engine/agreement.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
-#include "schedule/prefetch.h"
 #include "zeroshard/rank_observer.h"
 #include "zeroshard/world.h"
 
@@ -458,73 +457,6 @@ void Engine::Impl::refresh(const Update& update) {
   const auto is_replicated = [](const UnitPlacement& unit) { return unit.parameters == Placement::kReplicated; };
   if (options.device.is_cpu() && std::any_of(placements.begin(), placements.end(), is_replicated))
     gather_comm.barrier("updated parameters");
-}
-
-void Engine::Impl::announce_update() {
-  if (!swap && !parameter_swap) return;
-  std::vector<ChunkStore::Announced> parameters;
-  for (const size_t unit : reducer->order_of_forward()) {
-    for (ShardedGroup& group : groups->of_unit(unit)) {
-      if (!group.is_trained()) continue;
-      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
-        group.states().will_need(range);
-        // Those with master weights are overwritten.
-        if (group.in_file() && !group.has_master()) parameters.push_back(group.in_file()->place_of(range));
-      }
-    }
-  }
-  if (parameter_swap) parameter_swap->will_need_next(parameters);
-}
-
-void Engine::Impl::announce_gradients() {
-  if (!gradient_fetch && !gradient_swap) return;
-  std::vector<ChunkStore::Announced> in_files;
-  for (const size_t unit : reducer->order_of_forward()) {
-    for (const ShardedGroup& group : groups->of_unit(unit)) {
-      if (!group.is_trained()) continue;
-      const FileShard* const in_file = reducer->buckets()[group.number()].in_file();
-      if (!in_file && !group.place().fetches_gradients()) continue;
-      const int64_t end = group.place().numel_of_host(group.layout());
-      for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
-        if (in_file) {
-          in_files.push_back(in_file->place_of(range));
-        } else {
-          gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
-        }
-      }
-    }
-  }
-  if (gradient_swap) gradient_swap->will_need_next(in_files);
-}
-
-void Engine::Impl::read_gradients_ahead() {
-  if (!gradient_swap) return;
-  std::vector<ChunkStore::Announced> next;
-  const std::vector<size_t>& units = reducer->order_of_forward();
-  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
-    for (const ShardedGroup& group : groups->of_unit(*unit)) {
-      if (!group.is_trained()) continue;
-      const GradBucket& bucket = reducer->buckets()[group.number()];
-      if (bucket.in_file() && bucket.is_reduced())
-        next.push_back(bucket.in_file()->place_of({0, bucket.in_file()->numel()}));
-    }
-  }
-  gradient_swap->will_need_next(next);
-}
-
-void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {
-  const ChunkStore& store = parameter_swap->store();
-  int64_t room = int64_t{store.options().buffer_count} * store.options().chunk_numel;
-  std::vector<ChunkStore::Announced> next;
-  for (const size_t unit : units.first(std::min(units.size(), kLookAhead))) {
-    if (!executor->unit(unit).is_sharded()) continue;
-    for (const ShardedGroup& group : groups->of_unit(unit)) {
-      if (!group.in_file() || room <= 0) continue;
-      next.push_back(group.in_file()->place_of({0, group.in_file()->numel()}));
-      room -= next.back().range.size();
-    }
-  }
-  parameter_swap->will_need_next(next);
 }
 
 void Engine::Impl::fail_on_all_ranks(const std::string& text) noexcept {
