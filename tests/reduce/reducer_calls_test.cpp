@@ -72,7 +72,7 @@ TEST(Reducer, TheSumOfNoSyncGoesWithGradientsNotWithAnEnd) {
   const auto errors = run_local_world(2, [](Comm& comm) {
     PlacementOptions placement;
     placement.world_size = 2;
-    placement.stage = 2;
+    placement.stage = 1;
     const std::vector<UnitLayout> units = {unit("u", {{{4}, DType::kFloat32}}, 2)};
     Ledger ledger;
     Reducer reducer(units, place(units, placement), {}, comm, ledger);
