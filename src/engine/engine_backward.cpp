@@ -199,8 +199,9 @@ void Engine::zero_grad() {
     impl.end_pass("zero_grad() was called");
   } else if (impl.progress.is_unapplied()) {
     impl.discard();
+  } else {
+    impl.drop_assigned_gradients();
   }
-  impl.drop_assigned_gradients();
   if (before == 0 || impl.progress.micro_batches() > 0 || std::exchange(impl.warned_of_discards, true)) return;
   log(LogLevel::kWarning,
       concat("zero_grad() discarded the gradients of ", before, " micro-batch(es) of a step of ",

@@ -60,7 +60,7 @@ class GradBucket {
   void add(size_t index, const at::Tensor& grad);
   // Packs the gradients that wait, if there are any, before more of them come for another bucket.
   void pack();
-  // Adds to this rank's own sum instead, which joins the next launch (no_sync). Any state.
+  // Adds to this rank's own sum instead, which joins the next launch that takes it (no_sync). Any state.
   void add_local(size_t index, const at::Tensor& grad, Ledger& ledger);
   // Whether that sum waits for a launch.
   bool has_local() const { return local_used_; }

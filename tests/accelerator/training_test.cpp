@@ -119,6 +119,24 @@ TEST_P(DeviceTraining, AnUpdateComesBeforeGathersAhead) {
   expect_the_same_without_waits(scenario, {});
 }
 
+// Ranks that `take_steps` have, with an engine, the values of test::train(), without a race. `at_end`, which may be
+// null, is done behind all.
+void expect_the_same_bits(const Scenario& scenario, const std::function<void(test::Rank&)>& take_steps,
+                          const std::function<void(test::Rank&)>& at_end = {}) {
+  const Result expected = test::train(scenario);
+  test::ThreadWorld world(scenario);
+  const auto errors = world.run([&](test::Rank& rank) {
+    at::set_num_threads(1);
+    rank.make_engine();
+    take_steps(rank);
+    rank.finish();
+    if (at_end) at_end(rank);
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
+  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
+}
+
 at::Tensor forward(test::Rank& rank, int step) {
   rank.engine->begin_forward(/*training=*/true);
   return test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0, rank.engine.get());
@@ -160,22 +178,13 @@ TEST_P(DeviceTraining, AnEngineGoesWhileGradientsAreReduced) {
 // It gathers ahead what the step writes.
 TEST_P(DeviceTraining, AForwardWithoutABackwardComesBeforeTheStep) {
   const auto [schedule, world_size, stage] = GetParam();
-  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
-  const Result expected = test::train(scenario);
-  test::ThreadWorld world(scenario);
-  const auto errors = world.run([](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
+  expect_the_same_bits(on_devices(test::make_scenario(world_size, stage)), [](test::Rank& rank) {
     for (int step = 0; step < rank.scenario.steps; ++step) {
       rank.engine->backward(forward(rank, step));
       const at::Tensor unused = forward(rank, step + 7);
       rank.result.steps.push_back(rank.engine->step());
     }
-    rank.finish();
   });
-  for (const std::string& error : errors) ASSERT_EQ(error, "");
-  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
-  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 
 // A device without kernels of its own. torch's fused Adam rounds otherwise than zeroshard's: 7e-10 apart in fp32.
@@ -191,18 +200,9 @@ TEST_P(DeviceTraining, LibTorchsOperationsGiveNearlyTheCpusValues) {
 
 TEST_P(DeviceTraining, StreamsOfTheUsersGiveTheSameBits) {
   const auto [schedule, world_size, stage] = GetParam();
-  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
-  const Result expected = test::train(scenario);
-  test::ThreadWorld world(scenario);
-  const auto errors = world.run([](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
+  expect_the_same_bits(on_devices(test::make_scenario(world_size, stage)), [](test::Rank& rank) {
     for (int step = 0; step < rank.scenario.steps; ++step) step_on_own_streams(rank, step);
-    rank.finish();
   });
-  for (const std::string& error : errors) ASSERT_EQ(error, "");
-  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
-  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 
 // The memory of an engine may be lent again to the stream under which it was made, whichever is current when it goes.
@@ -226,12 +226,7 @@ TEST_P(DeviceTraining, AnEngineGoesUnderAnotherStream) {
 // Streams and memory are those of the engine's device, whichever is current.
 TEST_P(DeviceTraining, AnotherDeviceMayBeCurrent) {
   const auto [schedule, world_size, stage] = GetParam();
-  const Scenario scenario = on_devices(test::make_scenario(world_size, stage));
-  const Result expected = test::train(scenario);
-  test::ThreadWorld world(scenario);
-  const auto errors = world.run([](test::Rank& rank) {
-    at::set_num_threads(1);
-    rank.make_engine();
+  const auto take_steps = [](test::Rank& rank) {
     for (int step = 0; step < rank.scenario.steps; ++step) {
       const test::Batch batch = test::batch_of(rank.scenario, rank.gather.rank(), step, /*micro_batch=*/0);
       set_current_device(kDevices - 1);
@@ -240,13 +235,11 @@ TEST_P(DeviceTraining, AnotherDeviceMayBeCurrent) {
           test::loss_of(rank.model, rank.scenario, rank.gather.rank(), step, batch, rank.engine.get()));
       rank.result.steps.push_back(rank.engine->step());
     }
-    rank.finish();
+  };
+  expect_the_same_bits(on_devices(test::make_scenario(world_size, stage)), take_steps, [](test::Rank& rank) {
     set_current_device(kDevices - 1);
     rank.engine.reset();
   });
-  for (const std::string& error : errors) ASSERT_EQ(error, "");
-  EXPECT_TRUE(expected.values.equal(world.rank(0).result.values));
-  EXPECT_EQ(Streams::get().races().found(), std::vector<std::string>{});
 }
 
 // Of forward and backward without an engine.
