@@ -138,7 +138,6 @@ Engine::~Engine() {
 
 void Engine::begin_forward(bool training) {
   impl_->check_whole();
-  impl_->backward_hooks.forget();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
   impl_->executor->begin_pass(training);
@@ -170,8 +169,8 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;  // a parameter: nothing was computed from others
     // The graph may outlive the engine.
     impl_->backward_hooks.add(output, [impl = impl_.get(), alive = std::weak_ptr(impl_->in_use), unit,
-                                       key = output.unsafeGetTensorImpl(), publishes = impl_->publishes] {
-      if (!alive.expired()) impl->pre_backward(unit, key, publishes);
+                                       publishes = impl_->publishes](int64_t tensor) {
+      if (!alive.expired()) impl->pre_backward(unit, tensor, publishes);
     });
   }
   const Unit& own = impl_->executor->unit(unit);

@@ -88,7 +88,7 @@ void Executor::post_forward(size_t index, bool recomputing) {
   if (!order_->is_next(index)) reshard(index);
 }
 
-void Executor::pre_backward(size_t index, const void* output) {
+void Executor::pre_backward(size_t index, int64_t output) {
   if (in_backward_.contains(index)) return;
   finish_others(index, output);
   // Not before a recomputation, which may be of a whole segment: of units whose backward is still to come.
@@ -102,10 +102,10 @@ void Executor::pre_backward(size_t index, const void* output) {
   demand_in_backward(index);
 }
 
-void Executor::finish_others(size_t index, const void* output) {
+void Executor::finish_others(size_t index, std::optional<int64_t> output) {
   for (auto next = in_backward_.begin(); next != in_backward_.end();) {
     const auto [other, begun_with] = *next;
-    if (contains(other, index) || begun_with == output) {
+    if (contains(other, index) || (output && begun_with == output)) {
       // A unit that returned its input gives no gradients here, but may on other ranks, which wait for its reduction.
       const bool is_before = !contains(other, index) && !contains(index, other) && finished_[index] < finished_[other];
       if (is_before) callbacks_.on_unit_done(other);
@@ -155,9 +155,8 @@ void Executor::let_others_pass(size_t index) {
 // Advances the order as if this rank's backward needed the unit: makes the same gathers as ranks whose backward does.
 void Executor::skip(size_t index) {
   if (!in_backward_.contains(index)) {
-    const void* const nothing = &units_[index];
-    finish_others(index, nothing);
-    in_backward_.emplace(index, nothing);
+    finish_others(index, std::nullopt);
+    in_backward_.emplace(index, std::nullopt);
     recomputed_.erase(index);
   }
   demand(index);

@@ -59,10 +59,10 @@ class Executor {
   void begin_pass(bool training);
   void pre_forward(size_t unit, bool recomputing);
   void post_forward(size_t unit, bool recomputing);
-  // `output`: identifies the tensor whose gradient is known. A unit may return its input itself, or the result of an
-  // inner unit. Several units then begin their backward with the same tensor, and none of them is done before the
-  // others.
-  void pre_backward(size_t unit, const void* output);
+  // `output`: the number of the tensor whose gradient is known (BackwardHooks). A unit may return its input itself, or
+  // the result of an inner unit. Several units then begin their backward with the same tensor, and none of them is done
+  // before the others.
+  void pre_backward(size_t unit, int64_t output);
   // Before the first event of a backward: a rank may have none.
   void begin_backward();
   // Collective where units are sharded.
@@ -92,7 +92,7 @@ class Executor {
   void demand(size_t unit);
   void reshard(size_t unit);
   bool contains(size_t outer, size_t inner) const { return around_[inner].contains(outer); }
-  void finish_others(size_t unit, const void* output);
+  void finish_others(size_t unit, std::optional<int64_t> output);
   void finish_all();
   // Note [Ranks whose backward passes need other units].
   void demand_in_backward(size_t unit);
@@ -115,8 +115,8 @@ class Executor {
   int64_t forwards_ = 0;
   std::vector<size_t> awaited_;  // units in the order in which their forwards ended, whose backward has not come
   bool backward_begun_ = false;
-  // Units whose backward has begun and not ended, and the output it began with.
-  std::map<size_t, const void*> in_backward_;
+  // Units whose backward has begun and not ended, and the output it began with: none where another rank's began.
+  std::map<size_t, std::optional<int64_t>> in_backward_;
   std::set<size_t> recomputed_;  // unsharded by a recomputation, backward not begun
   std::vector<int> holds_;
 };

@@ -63,7 +63,7 @@ struct Engine::Impl {
   // What a hook of autograd does for a unit. Keeps the text of an error, whose class autograd loses.
   template <typename Call>
   void in_hook(std::string_view doing, size_t unit, const Call& call);
-  void pre_backward(size_t unit, const void* output, int64_t publishes_at_forward);
+  void pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward);
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
   void end_unit_of_backward(size_t unit);
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.

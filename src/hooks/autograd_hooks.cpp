@@ -52,35 +52,40 @@ void GradHook::renew() const {
     torch::autograd::impl::set_grad_accumulator(leaf, weakly(node_));
 }
 
-void BackwardHooks::add(const at::Tensor& output, std::function<void()> callback) {
+BackwardHooks::Entry& BackwardHooks::entry_of(const at::Tensor& tensor) {
+  const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (const auto found = entries_.find(impl); found != entries_.end()) return found->second;
+  if (entries_.size() >= sweep_at_) sweep();
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+  return entries_.emplace(impl, Entry{weak, num_tensors_++}).first->second;
+}
+
+void BackwardHooks::add(const at::Tensor& output, Callback callback) {
+  Entry& entry = entry_of(output);
   // A write in place to a view (as a Linear returns) starts anew from the view's base: the node that is hooked here
   // drops out. A base that other tensors share may belong to another unit.
   if (output.is_view() && output._base().grad_fn() && output._base().use_count() == 1) {
     const auto passed = std::make_shared<bool>(false);
-    add(at::Tensor(output._base()), [passed, callback] {
-      if (!std::exchange(*passed, false)) callback();
+    add(at::Tensor(output._base()), [passed, callback, number = entry.number](int64_t) {
+      if (!std::exchange(*passed, false)) callback(number);
     });
-    callback = [passed, callback = std::move(callback)] {
+    callback = [passed, callback = std::move(callback)](int64_t number) {
       *passed = true;
-      callback();
+      callback(number);
     };
   }
-  const c10::TensorImpl* const impl = output.unsafeGetTensorImpl();
   const torch::autograd::Node* const node = output.grad_fn().get();
-  if (const auto found = entries_.find(impl); found != entries_.end() && found->second.node == node) {
-    if (const auto callbacks = found->second.callbacks.lock()) {
-      callbacks->push_back(std::move(callback));
-      return;
-    }
+  if (const auto callbacks = entry.callbacks.lock(); callbacks && entry.node == node) {
+    callbacks->push_back(std::move(callback));
+    return;
   }
   const auto callbacks = std::make_shared<Callbacks>(1, std::move(callback));
-  output.register_hook([callbacks](const at::Tensor& grad) {
-    for (auto each = callbacks->rbegin(); each != callbacks->rend(); ++each) (*each)();
+  output.register_hook([callbacks, number = entry.number](const at::Tensor& grad) {
+    for (auto each = callbacks->rbegin(); each != callbacks->rend(); ++each) (*each)(number);
     return grad;
   });
-  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(output.getIntrusivePtr());
-  if (entries_.size() >= sweep_at_) sweep();
-  entries_.insert_or_assign(impl, Entry{weak, node, callbacks});
+  entry.node = node;
+  entry.callbacks = callbacks;
 }
 
 // A program that calls modules but never the engine forgets nothing.

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -38,28 +39,33 @@ class GradHook {
 // Calls back when the gradient of a tensor is known, which is before the backward of the function that computed it.
 class BackwardHooks {
  public:
+  // Gets the number of the tensor, which no other tensor ever has. (Once a tensor is freed, another one may have its
+  // address, while somebody still remembers that the first one had a gradient.)
+  using Callback = std::function<void(int64_t tensor)>;
+
   // `output` must require a gradient. Modules may return a tensor that they were given, or that an inner module
   // returned. Hooks of one tensor are called in reverse order of addition, as backward passes the modules.
-  void add(const at::Tensor& output, std::function<void()> callback);
+  void add(const at::Tensor& output, Callback callback);
 
-  // Existing hooks stay, but hooks added later are called after them.
-  void forget() { entries_.clear(); }
   // The number of known tensors. Those that no longer exist are at most as many as those that do, and a few.
   size_t size() const { return entries_.size(); }
 
  private:
   static constexpr size_t kFewEntries = 64;
-  using Callbacks = std::vector<std::function<void()>>;
+  using Callbacks = std::vector<Callback>;
   struct Entry {
-    // Weak: keeps no graph alive, but the address is not reused.
+    // Weak: keeps no graph alive, but the address is not reused while the entry is there.
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    const torch::autograd::Node* node;  // an operation in place gives the tensor another node
+    int64_t number;
+    const torch::autograd::Node* node = nullptr;  // an operation in place gives the tensor another node
     std::weak_ptr<Callbacks> callbacks;
   };
 
+  Entry& entry_of(const at::Tensor& tensor);
   void sweep();
 
   std::unordered_map<const c10::TensorImpl*, Entry> entries_;
+  int64_t num_tensors_ = 0;  // that ever had an entry
   size_t sweep_at_ = kFewEntries;
 };
 

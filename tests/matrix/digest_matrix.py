@@ -4,15 +4,18 @@
     PYTHONPATH=.../python digest_matrix.py > lines          one line per run
     PYTHONPATH=.../python digest_matrix.py --save DIR       trains, saves, loads and goes on
     PYTHONPATH=.../python digest_matrix.py --load DIR       loads what --save wrote, by any build: the same lines
+    PYTHONPATH=.../python digest_matrix.py --forwards       gradients of equal steps of several forwards each
 
 It imports nothing of the tests, and takes the build that PYTHONPATH names. Ranks are processes on CPU, and those of one
-world do all its runs: about 3 minutes on 2 cores. Exits 1 when a digest depends on the stage or differs between ranks.
+world do all its runs: about 3 minutes on 2 cores. Exits 1 when a digest depends on the stage or differs between ranks,
+and when two equal steps have different gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import itertools
 import multiprocessing
 import os
@@ -39,8 +42,39 @@ class Run:
     stage: int
 
     def __str__(self) -> str:
-        clip = f"clip={self.clip:g}"
-        return f"model={self.model} dtype={self.dtype} accumulation={self.accumulation} {clip} stage={self.stage}"
+        return f"{self.key} stage={self.stage}"
+
+    @property
+    def key(self) -> str:
+        """What the digest may depend on."""
+        return f"model={self.model} dtype={self.dtype} accumulation={self.accumulation} clip={self.clip:g}"
+
+    def result(self, save_to: str | None, load_from: str | None) -> str:
+        folder = Path(save_to or load_from or "") / f"{self.model}-{self.dtype}-{self.stage}"
+        if save_to:
+            save(self, folder)
+        return loaded(self, folder) if save_to or load_from else trained(self)
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """Equal steps with a learning rate of 0, in each of which a backward follows several forwards."""
+
+    model: str
+    forwards: int
+    stage: int
+    overlap: bool
+    checkpointed: bool
+
+    def __str__(self) -> str:
+        return f"{self.key} stage={self.stage} overlap={self.overlap} checkpointed={self.checkpointed}"
+
+    @property
+    def key(self) -> str:
+        return f"model={self.model} forwards={self.forwards}"
+
+    def result(self, save_to: None, load_from: None) -> str:
+        return ", ".join(sorted(gradients(self)))
 
 
 def configuration(run: Run) -> dict:
@@ -60,10 +94,11 @@ def configuration(run: Run) -> dict:
     return config
 
 
-def make_model(kind: str):
+def make_model(kind: str, checkpointed: bool = False):
     """Residual blocks between an embedding and a head; "all" is frozen in part, tied and has several groups."""
     import torch
     from torch import nn
+    from torch.utils.checkpoint import checkpoint
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -83,7 +118,7 @@ def make_model(kind: str):
         def forward(self, ids):
             x = self.embed(ids)
             for block in self.blocks:
-                x = block(x)
+                x = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
             return self.head(x)
 
     torch.manual_seed(1)
@@ -141,6 +176,34 @@ def loaded(run: Run, folder: Path) -> str:
     return digest
 
 
+def gradients(run: Forwards) -> set[str]:
+    """The distinct gradients of 50 steps."""
+    import torch
+    import zeroshard
+
+    model = make_model(run.model, run.checkpointed)
+    config = configuration(Run(run.model, "fp32", 1, 0.0, run.stage))
+    config |= {"optimizer": {"type": "SGD", "params": {"lr": 0.0}}, "scheduler": {}}
+    config["zero_optimization"] |= {"overlap_comm": run.overlap, "stage3_param_persistence_threshold": 0}
+    engine = zeroshard.initialize(model=model, config=config)[0]
+    seen = set()
+    for _ in range(50):
+        losses = []
+        for forward in range(run.forwards):
+            generator = torch.Generator().manual_seed(10 * forward + engine.rank())
+            ids = torch.randint(0, VOCABULARY, (2, 7), generator=generator)
+            logits = engine(ids)[:, :-1]
+            losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+        engine.backward(sum(losses))
+        digest = hashlib.sha256()
+        for param in (param for param in model.parameters() if param.requires_grad):
+            digest.update(zeroshard.get_gradient(param).numpy().tobytes())
+        seen.add(digest.hexdigest()[:16])
+        engine.step()
+    engine.destroy()
+    return seen
+
+
 def save(run: Run, folder: Path) -> None:
     engine = make_engine(run)
     train(engine, range(STEPS), run.accumulation)
@@ -157,10 +220,7 @@ def rank_main(rank: int, port: int, ranks: int, job: tuple, results: multiproces
     torch.set_num_threads(1)
     runs, save_to, load_from = job
     for index, run in enumerate(runs):
-        folder = Path(save_to or load_from or "") / f"{run.model}-{run.dtype}-{run.stage}"
-        if save_to:
-            save(run, folder)
-        results.put((index, rank, loaded(run, folder) if save_to or load_from else trained(run)))
+        results.put((index, rank, run.result(save_to, load_from)))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -179,7 +239,7 @@ def next_of(results: multiprocessing.Queue, world: list) -> tuple[int, int, str]
             raise RuntimeError("a rank failed; its error is above")
 
 
-def digests_of(ranks: int, job: tuple) -> Iterator[tuple[Run, list[str]]]:
+def digests_of(ranks: int, job: tuple) -> Iterator[tuple[Run | Forwards, list[str]]]:
     """Each run, and what every rank found."""
     context = multiprocessing.get_context("spawn")
     results, port = context.Queue(), free_port()
@@ -208,6 +268,7 @@ def parse_arguments() -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--save", metavar="DIR", help="a checkpoint per stage and dtype")
     where.add_argument("--load", metavar="DIR", help="those of --save")
+    where.add_argument("--forwards", action="store_true", help="2 and 3 forwards before each backward; 2 to 4 ranks")
     return parser.parse_args()
 
 
@@ -218,16 +279,19 @@ def main() -> int:
     models, accumulations, clips = (["all"], [1], CLIPS[1:]) if files else (arguments.models, ACCUMULATIONS, CLIPS)
     axes = [models, arguments.dtypes, accumulations, clips, arguments.stages]
     runs = [Run(*values) for values in itertools.product(*axes)]
+    if arguments.forwards:
+        axes = [["frozen", "all"], [2, 3], arguments.stages, [True, False], [False, True]]
+        runs = [Forwards(*values) for values in itertools.product(*axes)]
     wrong = 0
-    for ranks in arguments.ranks or ([2] if files else RANKS):
-        by_run: dict[tuple, set[str]] = {}
+    for ranks in arguments.ranks or ([2] if files else RANKS[1:] if arguments.forwards else RANKS):
+        by_run: dict[str, set[str]] = {}
         for run, digests in digests_of(ranks, (runs, arguments.save, arguments.load)):
             print(f"ranks={ranks} {run} {digests[0]}", flush=True)
-            same = by_run.setdefault((run.model, run.dtype, run.accumulation, run.clip), set())
-            same.update(digests)
+            same = by_run.setdefault(run.key, set())
+            same.update(one for digest in digests for one in digest.split(", "))
             if len(same) > 1:
                 wrong += 1
-                print(f"ranks={ranks} {run}: not the digest of another rank or stage", file=sys.stderr)
+                print(f"ranks={ranks} {run}: not the digest of another rank, stage or step", file=sys.stderr)
     return 1 if wrong else 0
 
 
