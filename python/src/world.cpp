@@ -31,7 +31,7 @@ void broadcast(World& world, const at::Tensor& tensor, int root, const std::stri
 void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, const std::string& message) {
   at::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(tensor.element_size());
-  impl->set_storage_keep_dtype(make_guard_storage(bytes, tensor.device(), message));
+  impl->set_storage_keep_dtype(make_swapped_storage(bytes, tensor.device(), message));
   impl->set_sizes_contiguous(shape);
 }
 

@@ -24,6 +24,7 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
 
     Without ``modify_rank`` they are for reading: a rank that has written to one gets a ``StateError`` at exit. (Writes
     to parameters that no engine has yet, of ``deepspeed.zero.Init``, are dropped.)
+    Tensors made of the parameters inside (``param.detach()``) may be kept: they have the values of the end ever after.
     ``params`` may hold None and tensors that are not zeroshard's; they are left alone.
 
     >>> with zeroshard.gathered(model.parameters()):

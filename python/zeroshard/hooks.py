@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -17,6 +18,7 @@ from .leaves import tensors_in
 from .units import Unit
 
 _MODEL, _SEVERAL, _BETWEEN = -1, -2, -3  # used instead of a unit's index
+_SHARDED = re.compile(r"parameter '[^']*'(?= is sharded: outside of forward)")
 
 
 def install_hooks(model: nn.Module, units: list[Unit], core: _C.Engine) -> Readers:
@@ -49,13 +51,13 @@ def explaining_sharded_parameters() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "its data is not allocated yet" not in str(error):
+        if (found := _SHARDED.search(str(error))) is None:
             raise
         raise _C.StateError(
-            "backward reached a module whose parameters are sharded again: its forward gave a tensor to others by "
-            "another way than what it returned (an attribute, an argument that it changed, vmap), or a backward of the "
-            "model's own computes with several units at once. Return the tensor, or name in zeroshard.unit_classes a "
-            "class of module that contains all who use it"
+            f"backward needs {found[0]}, and the parameters of its unit are sharded again: its forward gave a tensor "
+            "to others by another way than what it returned (an attribute, an argument that it changed, vmap), or a "
+            "backward of the model's own computes with several units at once. Return the tensor, or name in "
+            "zeroshard.unit_classes a class of module that contains all who use it"
         ) from error
 
 

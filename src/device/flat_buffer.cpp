@@ -102,6 +102,15 @@ void FlatBuffer::freed_after(c10::Stream stream) {
   if (owned_.defined()) owned_.record_stream(stream);
 }
 
+at::Tensor FlatBuffer::take_memory() && {
+  if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(owned_);
+  const at::Tensor memory = std::move(owned_);
+  free();
+  data_ = nullptr;
+  bytes_ = 0;
+  return memory;
+}
+
 at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) const {
   return view_memory(data_ + offset, numel, type, device_);
 }

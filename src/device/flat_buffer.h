@@ -33,6 +33,8 @@ class FlatBuffer {
   at::Device device() const { return device_; }
   // Its memory is not lent to others before `stream` has done what it was given until it is freed.
   void freed_after(c10::Stream stream);
+  // Ordinary memory as a tensor of bytes, which owns it and is in no ledger.
+  at::Tensor take_memory() &&;
   // A 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
 

@@ -1,6 +1,7 @@
 #include "device/slot_ring.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "base/check.h"
 
@@ -38,8 +39,22 @@ void SlotRing::release(Slot* slot) {
   slot->lent_ = false;
   if (!slot->overflow_) return;
   for (const c10::Stream stream : slot->uses_.streams()) slot->buffer_.freed_after(stream);
-  auto& slots = classes_[slot->buffer().bytes()];
+  auto& slots = classes_[slot->bytes_];
   std::erase_if(slots, [&](const auto& owned) { return owned.get() == slot; });
+}
+
+at::Tensor SlotRing::take_memory(Slot* slot) {
+  for (const c10::Stream stream : slot->uses_.streams()) slot->buffer_.freed_after(stream);
+  at::Tensor memory = std::move(slot->buffer_).take_memory();
+  if (slot->overflow_) return memory;
+  try {
+    slot->buffer_ = allocate_(slot->bytes_);
+    slot->uses_.share();
+    slot->uses_.end();
+  } catch (const std::exception&) {
+    slot->overflow_ = true;
+  }
+  return memory;
 }
 
 }  // namespace zeroshard

@@ -15,7 +15,7 @@ class SlotRing {
   class Slot {
    public:
     // The current stream has been given the zeros of `buffer`.
-    explicit Slot(FlatBuffer buffer) : buffer_(std::move(buffer)), uses_(buffer_.device()) {
+    explicit Slot(FlatBuffer buffer) : bytes_(buffer.bytes()), buffer_(std::move(buffer)), uses_(buffer_.device()) {
       uses_.share();
       uses_.end();
     }
@@ -26,6 +26,7 @@ class SlotRing {
 
    private:
     friend class SlotRing;
+    int64_t bytes_;  // its size class
     FlatBuffer buffer_;
     StreamUses uses_;
     bool lent_ = false;
@@ -44,6 +45,10 @@ class SlotRing {
   // at a time than the ring has slots (the ledger's peak shows it).
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
+  // The memory of a slot, for tensors that may outlive the ring. The slot gets other memory; it has none if it is
+  // beyond the ring, or if there is none: then it is to be released, and the ring is one short, which acquire() makes
+  // up for.
+  at::Tensor take_memory(Slot* slot);
 
  private:
   std::map<int64_t, std::vector<std::unique_ptr<Slot>>> classes_;

@@ -1,16 +1,35 @@
 #include "device/swap_storage.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
+
+#include <memory>
+#include <utility>
 
 namespace zeroshard {
 namespace {
 
-// Known by its type alone.
+// is_swapped() knows these storages by their type.
 struct SwappedStorage final : c10::StorageImpl {
   SwappedStorage(int64_t bytes, at::Device device)
       : c10::StorageImpl(use_byte_size_t(), size_t(bytes), at::DataPtr(nullptr, device), /*allocator=*/nullptr,
                          /*resizable=*/false) {}
+  bool is_left = false;  // by leave_memory()
 };
+
+// Whether reading a storage throws. LibTorch 2.11 and 2.12 have a function that turns this on and none that turns it
+// off. An explicit instantiation may name a private member.
+bool& throws_when_read(c10::StorageImpl& storage);
+template <bool c10::StorageImpl::*member>
+struct PrivateFlag {
+  friend bool& throws_when_read(c10::StorageImpl& storage) { return storage.*member; }
+};
+template struct PrivateFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+void set_data(c10::StorageImpl& storage, at::DataPtr data, bool throws) {
+  throws_when_read(storage) = throws;
+  storage.set_data_ptr_noswap(std::move(data));  // also looks at the flag again
+}
 
 }  // namespace
 
@@ -20,23 +39,45 @@ c10::Storage make_storage_without_memory(int64_t bytes, at::Device device) {
                                                             /*resizable=*/false));
 }
 
-c10::Storage make_empty_storage(int64_t bytes, at::Device device) {
-  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<SwappedStorage>(bytes, device)));
+c10::Storage make_swapped_storage(int64_t bytes, at::Device device, const std::string& message) {
+  c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>(c10::make_intrusive<SwappedStorage>(bytes, device)));
+  set_message(storage, message);
+  return storage;
+}
+
+void put_memory(const c10::Storage& storage, void* data) {
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  set_data(impl, at::DataPtr(data, impl.device()), /*throws=*/false);
+}
+
+void take_memory(const c10::Storage& storage) {
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  set_data(impl, at::DataPtr(nullptr, impl.device()), /*throws=*/true);
+}
+
+void set_message(const c10::Storage& storage, const std::string& message) {
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
+void leave_memory(const c10::Storage& storage, void* data, at::Tensor owner) {
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  auto context = std::make_unique<at::Tensor>(std::move(owner));
+  const auto free = [](void* kept) { delete static_cast<at::Tensor*>(kept); };
+  set_data(impl, at::DataPtr(data, context.release(), free, impl.device()), /*throws=*/false);
+  static_cast<SwappedStorage&>(impl).is_left = true;
 }
 
 bool is_swapped(const at::Tensor& tensor) {
-  return tensor.has_storage() &&
-         dynamic_cast<const SwappedStorage*>(tensor.storage().unsafeGetStorageImpl()) != nullptr;
+  if (!tensor.has_storage()) return false;
+  const auto* const swapped = dynamic_cast<const SwappedStorage*>(tensor.storage().unsafeGetStorageImpl());
+  return swapped != nullptr && !swapped->is_left;
 }
 
-void set_memory(const c10::Storage& storage, void* data, at::Device device) {
-  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(data, device));
-}
-
-c10::Storage make_guard_storage(int64_t bytes, at::Device device, const std::string& message) {
-  c10::Storage storage = make_empty_storage(bytes, device);
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  return storage;
+at::Tensor view_of(const c10::Storage& storage, at::ScalarType type, at::IntArrayRef sizes) {
+  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type).device(storage.device()));
+  point_at(tensor, storage, 0);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
 }
 
 void point_at(const at::Tensor& tensor, const c10::Storage& storage, int64_t offset) {

@@ -8,6 +8,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "device/cpu_allocator.h"
+#include "device/swap_storage.h"
 #include "engine/agreement.h"
 #include "engine/impl.h"
 #include "engine/replica_check.h"
@@ -148,8 +149,10 @@ void Engine::begin_forward(bool training) {
 std::shared_ptr<KeptTensor> Engine::keep(const at::Tensor& tensor) {
   if (!impl_->activations) return nullptr;
   // Views of parameters stay: updates and gathers write to them, which no version tells.
-  for (size_t u = 0; u < impl_->executor->size(); ++u)
-    if (impl_->executor->unit(u).owns(tensor)) return nullptr;
+  if (is_swapped(tensor)) {
+    for (size_t u = 0; u < impl_->executor->size(); ++u)
+      if (impl_->executor->unit(u).owns(tensor)) return nullptr;
+  }
   return impl_->activations->keep(tensor);
 }
 

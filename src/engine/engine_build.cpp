@@ -248,7 +248,7 @@ void Engine::Impl::make_units(const std::vector<UnitDefinition>& definitions) {
       };
     }
     units.push_back(std::make_unique<Unit>(layouts[u], groups->of_unit(u), placements[u].parameters, std::move(source),
-                                           options.device, gather_comm, *gather_ring, gathers, ledger));
+                                           options.device, gather_comm, *gather_ring, gathers));
     parents.push_back(definitions[u].parent);
     freed_bytes += layouts[u].full_bytes();
     if (freed_bytes < kReturnBytes && u + 1 < layouts.size()) continue;

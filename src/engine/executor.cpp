@@ -218,13 +218,15 @@ void Executor::reshard(size_t index) {
 }
 
 void Executor::hold(size_t index) {
-  ++holds_[index];
+  if (holds_[index]++ == 0) units_[index]->note_views();
   units_[index]->unshard();
   units_[index]->wait();
 }
 
 void Executor::release(size_t index) {
-  if (--holds_[index] == 0) reshard(index);
+  if (--holds_[index] > 0) return;
+  units_[index]->leave_new_views();
+  reshard(index);
 }
 
 void Executor::end_gather(size_t index) {

@@ -1,12 +1,11 @@
 #include "unit/unit.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "base/check.h"
@@ -16,25 +15,12 @@
 namespace zeroshard {
 namespace {
 
-std::string guard_message(const std::string& name) {
-  return concat(
-      "parameter '", name,
-      "' is sharded: outside of forward, read it inside zeroshard.gathered(...). Where the forward of another "
-      "module reads it, name in zeroshard.unit_classes a class of module that contains both");
-}
-
-std::string gone_message(std::string_view what, const std::string& name) {
-  return concat(
-      what, " '", name,
-      "' has no values any more: the engine that had it is gone, and did not return it (Engine::return_unit)");
-}
-
 constexpr int64_t kPieceNumel = int64_t{1} << 20;
 
 }  // namespace
 
 Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-           at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers, Ledger& ledger)
+           at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers)
     : layout_(layout),
       groups_(groups),
       placement_(placement),
@@ -42,40 +28,23 @@ Unit::Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement p
       comm_(comm),
       ring_(ring),
       gathers_(gathers),
-      persistent_uses_(device),
       ready_(device) {
   if (placement_ == Placement::kPersistent) {
-    persistent_ = FlatBuffer(layout_.full_bytes(), device_, ledger, Category::kGatherRing, &comm_);
-    persistent_uses_.share();
-    persistent_uses_.end();
+    ring_.add({{layout_.full_bytes(), 1}});
+    slot_ = ring_.try_acquire(layout_.full_bytes());
   }
   source.values ? read(source) : load(source);
-  adopt_tensors(std::move(source.params));
-  if (placement_ == Placement::kReplicated) {
-    attach(replicated_memory());
-    state_ = Unsharded{replicated_memory()};
-  } else {
-    detach();
-  }
+  params_.reserve(layout_.params.size());
+  for (size_t i = 0; i < layout_.params.size(); ++i)
+    params_.emplace_back(layout_.params[i], std::move(source.params[i]), device_);
+  if (placement_ != Placement::kReplicated) return;
+  attach(replicated_memory());
+  state_ = Unsharded{replicated_memory()};
 }
 
-// Tensors of the user's may live longer than the memory.
 Unit::~Unit() {
   leave_memory();
-  try {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const ParamSpec& spec = layout_.params[i];
-      const auto gone =
-          make_guard_storage(spec.numel() * element_size(spec.dtype), device_, gone_message("parameter", spec.name()));
-      for (const at::Tensor& tensor : tensors_[i])
-        if (!is_elsewhere(tensor, i)) point_at(tensor, gone, 0);
-    }
-    for (const c10::Storage& storage : full_)  // views of parameters have it
-      storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-          gone_message("a view of a parameter of unit", layout_.name));
-  } catch (const std::bad_alloc&) {
-    for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
-  }
+  params_.clear();
   if (slot_) ring_.release(slot_);
 }
 
@@ -85,9 +54,9 @@ void Unit::leave_memory() noexcept {
   try {
     if (const Unsharding* const pending = std::get_if<Unsharding>(&state_); pending && !device_.is_cpu()) {
       for (const auto& work : pending->works) work->wait();
-      uses().share();
+      slot_->uses().share();
     }
-    uses().end();
+    if (slot_) slot_->uses().end();
   } catch (const std::exception&) {  // the device or a rank has failed: nobody uses the memory again
   }
 }
@@ -133,38 +102,9 @@ void Unit::read(const UnitSource& source) {
   }
 }
 
-// Makes the user's tensors views of the unit's storages. Their old memory is freed when nobody else holds it.
-void Unit::adopt_tensors(std::vector<std::vector<at::Tensor>> params) {
-  guards_.resize(layout_.params.size());
-  views_.resize(layout_.params.size());
-  for (const FlatGroup& group : layout_.groups) {
-    const at::ScalarType type = to_scalar_type(group.dtype);
-    full_.push_back(make_empty_storage(group.layout.padded_numel() * element_size(group.dtype), device_));
-    for (size_t i = 0; i < group.params.size(); ++i) {
-      const size_t index = group.params[i];
-      const ParamSpec& spec = layout_.params[index];
-      guards_[index] =
-          make_guard_storage(spec.numel() * element_size(group.dtype), device_, guard_message(spec.name()));
-      for (at::Tensor& tensor : params[index]) {
-        const bool same_bits = !is_floating_point(group.dtype);
-        const auto options = at::TensorOptions().dtype(same_bits ? tensor.scalar_type() : type).device(device_);
-        at::Tensor view = at::empty({0}, options);
-        view.set_(full_.back(), group.layout.param(i).begin, spec.shape);
-        tensor.set_data(view);
-        views_[index] = view;
-      }
-    }
-  }
-  tensors_ = std::move(params);
-}
-
 bool Unit::prefetch() {
   if (!is_sharded()) return true;
-  if (placement_ == Placement::kPersistent) {
-    start_gather(persistent_.data());
-    return true;
-  }
-  slot_ = ring_.try_acquire(layout_.full_bytes());
+  if (!slot_) slot_ = ring_.try_acquire(layout_.full_bytes());
   if (!slot_) return false;
   start_gather(slot_->data());
   return true;
@@ -180,7 +120,7 @@ void Unit::unshard() {
 void Unit::start_gather(char* memory) {
   const SideStream::Scope scope(gathers_.side);
   gathers_.shards.take();
-  uses().take();
+  slot_->uses().take();
   Unsharding pending{{}, memory};
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
@@ -211,16 +151,38 @@ void Unit::wait() {
   if (!is_unsharded()) return;
   ready_.take();
   ready_.end();
-  uses().share();
+  if (slot_) slot_->uses().share();
 }
 
 void Unit::reshard() {
   if (placement_ == Placement::kReplicated || is_sharded()) return;
   wait();  // a collective may still write to the memory
-  detach();
-  uses().end();
-  if (slot_) ring_.release(std::exchange(slot_, nullptr));
+  for (UnitParam& param : params_) param.take();
+  slot_->uses().end();
+  if (placement_ == Placement::kSharded) ring_.release(std::exchange(slot_, nullptr));
   state_ = Sharded{};
+}
+
+void Unit::note_views() {
+  for (UnitParam& param : params_) param.note_views();
+}
+
+void Unit::leave_new_views() {
+  const bool has_some = std::any_of(params_.begin(), params_.end(), std::mem_fn(&UnitParam::has_new_views));
+  if (!has_some || placement_ == Placement::kReplicated || !is_unsharded()) return;
+  wait();
+  const at::Tensor left = ring_.take_memory(slot_);
+  for (UnitParam& param : params_)
+    if (param.has_new_views()) param.leave(left);
+  if (placement_ == Placement::kPersistent && slot_->buffer()) {
+    slot_->buffer().view(left.scalar_type(), 0, left.numel()).copy_(left);
+    slot_->uses().share();
+    attach(slot_->data());
+    state_ = Unsharded{slot_->data()};
+    return;
+  }
+  reshard();
+  if (slot_) ring_.release(std::exchange(slot_, nullptr));
 }
 
 void Unit::await_readers() {
@@ -242,20 +204,9 @@ void Unit::take_part() {
 void Unit::attach(char* memory) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
-    set_memory(full_[g], group_memory(memory, g), device_);
-    for (size_t i = 0; i < group.params.size() && !tensors_.empty(); ++i) {
-      const size_t index = group.params[i];
-      for (const at::Tensor& tensor : tensors_[index])
-        if (!is_elsewhere(tensor, index)) point_at(tensor, full_[g], group.layout.param(i).begin);
-    }
-  }
-}
-
-void Unit::detach() {
-  for (const c10::Storage& storage : full_) set_memory(storage, nullptr, device_);
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    for (const at::Tensor& tensor : tensors_[i])
-      if (!is_elsewhere(tensor, i)) point_at(tensor, guards_[i], 0);
+    char* const first = group_memory(memory, g);
+    for (size_t i = 0; i < group.params.size() && !params_.empty(); ++i)
+      params_[group.params[i]].put(first + group.layout.param(i).begin * element_size(group.dtype));
   }
 }
 
@@ -282,9 +233,8 @@ at::Tensor Unit::full(size_t g) const {
 }
 
 bool Unit::owns(const at::Tensor& tensor) const {
-  if (!tensor.has_storage()) return false;
-  return std::any_of(full_.begin(), full_.end(),
-                     [&](const c10::Storage& storage) { return storage.is_alias_of(tensor.storage()); });
+  return is_swapped(tensor) &&
+         std::any_of(params_.begin(), params_.end(), [&](const auto& param) { return param.owns(tensor); });
 }
 
 void Unit::start_refresh() {
@@ -310,7 +260,7 @@ void Unit::finish_refresh() {
 }
 
 void Unit::return_tensors() {
-  if (tensors_.empty()) return;
+  if (params_.empty()) return;
   unshard();
   wait();
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -318,17 +268,10 @@ void Unit::return_tensors() {
     const at::Tensor whole = full(g);
     for (size_t i = 0; i < group.params.size(); ++i) {
       const Range range = group.layout.param(i);
-      const at::Tensor values = whole.slice(0, range.begin, range.end).clone();
-      const size_t index = group.params[i];
-      for (at::Tensor& tensor : tensors_[index]) {  // several that are tied share the memory
-        if (!is_elsewhere(tensor, index))
-          tensor.set_data(values.view(tensor.scalar_type()).view(layout_.params[index].shape));
-        else if (is_swapped(tensor))
-          tensor.set_data(tensor.detach().clone());
-      }
+      params_[group.params[i]].give_back(whole.slice(0, range.begin, range.end).clone());
     }
   }
-  tensors_.clear();
+  params_.clear();
   reshard();
 }
 
@@ -348,75 +291,8 @@ void Unit::take_written() {
   }
 }
 
-bool Unit::is_elsewhere(const at::Tensor& tensor, size_t index) const {
-  const at::Tensor& view = views_[index];
-  const c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  const bool whole = storage == view.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  if (!whole && storage != guards_[index].unsafeGetStorageImpl()) return true;
-  return tensor.storage_offset() != (whole ? view.storage_offset() : 0) || tensor.sizes() != view.sizes() ||
-         tensor.strides() != view.strides();
-}
-
-// torch moves a storage as it is into memory that processes share (share_memory_).
-bool Unit::has_other_memory(size_t group) const {
-  const Unsharded* const unsharded = std::get_if<Unsharded>(&state_);
-  return unsharded && full_[group].unsafeGetStorageImpl()->data_ptr().get() != group_memory(unsharded->memory, group);
-}
-
-bool Unit::is_moved(size_t index) const {
-  for (const at::Tensor& tensor : tensors_.at(index))
-    if (is_elsewhere(tensor, index)) return true;
-  for (size_t g = 0; g < full_.size(); ++g)
-    if (full_[g].is_alias_of(views_[index].storage())) return has_other_memory(g);
-  return false;
-}
-
-bool Unit::prepare_take_back(size_t index) {
-  const at::Tensor* first = nullptr;
-  try {
-    for (at::Tensor& tensor : tensors_[index]) {
-      if (!is_elsewhere(tensor, index)) continue;
-      // That of other parameters may be taken back before (two that were exchanged).
-      if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
-      if (tensor.sizes() != views_[index].sizes()) return false;
-      if (first && !at::equal(*first, tensor)) return false;
-      first = &tensor;
-    }
-  } catch (const c10::Error&) {  // what it points at is sharded, or on no device that there is
-    return false;
-  }
-  return true;
-}
-
 void Unit::take_back(bool values) {
-  const at::NoGradGuard no_grad;
-  for (size_t g = 0; g < layout_.groups.size(); ++g) {
-    const FlatGroup& group = layout_.groups[g];
-    const at::Tensor whole = full(g);
-    const bool other = has_other_memory(g);
-    if (other && values) {
-      const auto same =
-          view_memory(static_cast<char*>(full_[g].mutable_data()), whole.numel(), whole.scalar_type(), device_);
-      whole.copy_(same);
-    }
-    if (other) set_memory(full_[g], whole.data_ptr(), device_);
-    for (const size_t index : group.params) {
-      for (const at::Tensor& tensor : tensors_[index]) {
-        if (!values || !is_elsewhere(tensor, index)) continue;
-        at::Tensor(views_[index]).copy_(tensor.detach());
-        break;  // tied ones have the same
-      }
-      point_back(index);
-    }
-  }
-}
-
-void Unit::point_back(size_t index) {
-  for (at::Tensor& tensor : tensors_[index]) {
-    if (!is_elsewhere(tensor, index)) continue;
-    tensor.set_data(views_[index]);
-    if (!is_unsharded()) point_at(tensor, guards_[index], 0);
-  }
+  for (UnitParam& param : params_) param.take_back(values);
 }
 
 void Unit::write_back(int root) {

@@ -14,6 +14,7 @@
 #include "group/sharded_group.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
+#include "unit/unit_param.h"
 
 namespace zeroshard {
 
@@ -41,8 +42,9 @@ struct GatherStream {
   SideStream side;
 };
 
-// Parameters that are gathered, used and freed together. See Note [Stable storage] in device/swap_storage.h: the
-// storage behind the full parameters lives as long as the unit, only its memory comes and goes.
+// Parameters that are gathered, used and freed together. Each parameter has a storage of its own, whose memory comes
+// and goes with the unit's: see UnitParam. The memory of a sharded unit is a slot of the ring while the unit is not
+// sharded. A small unit that stays whole until the next update (kPersistent) has one slot for itself.
 //
 // States: Sharded -> unshard() -> Unsharding -> wait() -> Unsharded -> reshard() -> Sharded. All verbs are idempotent.
 // A replicated unit is always unsharded. While a unit is sharded, or gone without return_tensors(), reading one of its
@@ -52,7 +54,7 @@ class Unit {
   // Collective. `layout` and its `groups` outlive the unit. The values are written to the groups' parameters and master
   // weights; unless the source has `values`, those of rank 0 are taken on every rank.
   Unit(const UnitLayout& layout, std::span<ShardedGroup> groups, Placement placement, UnitSource source,
-       at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers, Ledger& ledger);
+       at::Device device, Comm& comm, SlotRing& ring, GatherStream& gathers);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   ~Unit();
@@ -81,7 +83,10 @@ class Unit {
   // Whether the memory of `tensor` is the unit's: one of its parameters, or a view of one.
   bool owns(const at::Tensor& tensor) const;
   // The tensors of parameter `index`, the first being the one users know.
-  const std::vector<at::Tensor>& tensors(size_t index) const { return tensors_.at(index); }
+  const std::vector<at::Tensor>& tensors(size_t index) const { return params_.at(index).tensors(); }
+  // Around the time in which users hold the unit gathered: Note [Views that users keep].
+  void note_views();
+  void leave_new_views();
 
   // After shards were written: replicated parameters are gathered in place, the others count as sharded again.
   // start_refresh() issues the collective, finish_refresh() completes it.
@@ -93,17 +98,12 @@ class Unit {
   // Copies the user's writes to parameters into this rank's shard, if the shard is a copy of the parameters and these
   // are present (kPersistent). No rank may gather meanwhile.
   void take_written();
-  // Whether a tensor of parameter `index` was given other memory (param.data = ..., vector_to_parameters) that is not
-  // taken back yet. Until then the unit leaves it alone.
-  bool is_moved(size_t index) const;
-  // Whether the values of a moved parameter can be taken: it must have the same shape, and its tied tensors the same
-  // values. Afterwards they share no memory with the engine.
-  bool prepare_take_back(size_t index);
-  // Makes all tensors views of the unit again. Only while unsharded. With `values`, copies the values of moved tensors
-  // into the unit's memory; call prepare_take_back() for all of them before.
+  // As UnitParam's. Until a moved tensor is taken back the unit leaves it alone.
+  bool is_moved(size_t index) const { return params_.at(index).is_moved(); }
+  bool prepare_take_back(size_t index) { return params_.at(index).prepare_take_back(); }
+  void point_back(size_t index) { params_.at(index).point_back(); }
+  // Of all parameters. Only while unsharded.
   void take_back(bool values);
-  // Makes the tensors of one parameter views again, in whatever state; what they have is dropped.
-  void point_back(size_t index);
   // Writes the (unsharded) full parameters back to this rank's shard, taking them from rank `root` first.
   void write_back(int root);
 
@@ -120,16 +120,12 @@ class Unit {
   void leave_memory() noexcept;
   void load(UnitSource& source);
   void read(const UnitSource& source);
-  void adopt_tensors(std::vector<std::vector<at::Tensor>> params);
-  bool is_elsewhere(const at::Tensor& tensor, size_t index) const;
-  bool has_other_memory(size_t group) const;
   void start_gather(char* memory);
   const void* shard_for_gather(size_t group, const Span& full);
   void attach(char* memory);
   void detach();
   char* group_memory(char* base, size_t group) const;
   char* replicated_memory() const;
-  StreamUses& uses() { return slot_ ? slot_->uses() : persistent_uses_; }
 
   const UnitLayout& layout_;
   std::span<ShardedGroup> groups_;  // as layout_.groups
@@ -138,14 +134,9 @@ class Unit {
   Comm& comm_;
   SlotRing& ring_;
   GatherStream& gathers_;
-  StreamUses persistent_uses_;
-  StreamUses ready_;                  // the streams for which the gather was awaited, one after another
-  FlatBuffer persistent_;             // kPersistent only: where the gathered parameters stay
-  SlotRing::Slot* slot_ = nullptr;    // kSharded only: the ring buffer behind the gathered parameters
-  std::vector<c10::Storage> full_;    // per group
-  std::vector<c10::Storage> guards_;  // per parameter
-  std::vector<at::Tensor> views_;     // per parameter, what its tensors are while unsharded
-  std::vector<std::vector<at::Tensor>> tensors_;
+  StreamUses ready_;                // the streams for which the gather was awaited, one after another
+  SlotRing::Slot* slot_ = nullptr;  // behind the gathered parameters: kPersistent always has one, kReplicated never
+  std::vector<UnitParam> params_;   // as layout_.params
   std::vector<std::unique_ptr<Work>> refreshing_;
   std::vector<std::unique_ptr<Work>> gathered_;  // the last gather that was waited for
   std::variant<Sharded, Unsharding, Unsharded> state_;

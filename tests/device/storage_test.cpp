@@ -5,8 +5,12 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <functional>
 #include <set>
+#include <string>
+#include <vector>
 
+#include "base/out_of_memory.h"
 #include "comm/local_comm.h"
 #include "device/slot_ring.h"
 #include "device/swap_storage.h"
@@ -139,54 +143,107 @@ TEST(Carver, CutsOneAllocationWithoutOverlap) {
   EXPECT_EQ(b.scalar_type(), at::kBFloat16);
 }
 
-TEST(SwapStorage, AGuardThrowsItsMessageWhenRead) {
-  at::Tensor tensor = at::full({4}, 7.0F);
-  point_at(tensor, make_guard_storage(16, at::kCPU, "parameter 'w' is sharded"), 0);
-  EXPECT_EQ(tensor.sizes(), (std::vector<int64_t>{4}));
-  EXPECT_EQ(tensor.scalar_type(), at::kFloat);
-  for (const auto& read : std::vector<std::function<void()>>{
-           [&] { tensor.sum(); }, [&] { tensor[0].item<float>(); }, [&] { (tensor * 2).norm(); },
-           [&] { tensor.clone(); }, [&] { tensor.data_ptr<float>(); }, [&] { tensor.fill_(1); }}) {
+const std::vector<std::function<void(const at::Tensor&)>> kReads = {[](const at::Tensor& t) { t.sum(); },
+                                                                    [](const at::Tensor& t) { t[0].item<float>(); },
+                                                                    [](const at::Tensor& t) { t.norm(); },
+                                                                    [](const at::Tensor& t) { t.clone(); },
+                                                                    [](const at::Tensor& t) { t.fill_(1); },
+                                                                    [](const at::Tensor& t) { t.const_data_ptr(); },
+                                                                    [](const at::Tensor& t) { t.slice(0, 1, 3) + 1; }};
+
+void expect_message(const at::Tensor& tensor, const std::string& message) {
+  for (const auto& read : kReads) {
     try {
-      read();
-      FAIL() << "a read of a guarded tensor went through";
+      read(tensor);
+      FAIL() << "a read without memory went through";
     } catch (const std::exception& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter 'w' is sharded"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(message));
     }
   }
 }
 
+TEST(SwapStorage, ReadingWithoutMemoryThrowsTheMessage) {
+  std::vector<float> memory(4, 1.5F);
+  const c10::Storage storage = make_swapped_storage(16, at::kCPU, "parameter 'w' is sharded");
+  const at::Tensor tensor = view_of(storage, at::kFloat, {4}), part = tensor.slice(0, 2, 4);
+  EXPECT_EQ(tensor.sizes(), (std::vector<int64_t>{4}));
+  EXPECT_EQ(tensor.scalar_type(), at::kFloat);
+  for (int round = 0; round < 3; ++round) {
+    expect_message(tensor, "parameter 'w' is sharded");
+    expect_message(part, "parameter 'w' is sharded");
+    put_memory(storage, memory.data());
+    EXPECT_EQ(tensor.data_ptr(), memory.data());
+    EXPECT_EQ(part.sum().item<float>(), 3);
+    EXPECT_TRUE(is_swapped(part));
+    take_memory(storage);
+  }
+  set_message(storage, "has no values any more");
+  expect_message(part, "has no values any more");
+}
+
 TEST(SwapStorage, ViewsSavedBeforeAreValidWhenMemoryComesBack) {
   const int64_t numel = 12;
-  const c10::Storage storage = make_empty_storage(numel * 4, at::kCPU);
-  at::Tensor tensor = at::empty({0}, at::kFloat);
-  tensor.set_(storage, 2, {2, 5});
-  const at::Tensor saved = tensor.t();  // what autograd keeps of a weight
+  const c10::Storage storage = make_swapped_storage(numel * 4, at::kCPU, "sharded");
+  // What autograd keeps of a weight.
+  const at::Tensor saved = view_of(storage, at::kFloat, {numel}).slice(0, 2).view({2, 5}).t();
   std::vector<float> first(numel), second(numel);
   for (int i = 0; i < numel; ++i) first[size_t(i)] = float(i), second[size_t(i)] = float(100 + i);
 
-  set_memory(storage, first.data(), at::kCPU);
+  put_memory(storage, first.data());
   EXPECT_EQ(saved.contiguous().data_ptr<float>()[1], 7);
-  set_memory(storage, nullptr, at::kCPU);
-  set_memory(storage, second.data(), at::kCPU);
+  take_memory(storage);
+  put_memory(storage, second.data());
   EXPECT_EQ(saved.data_ptr(), second.data() + 2);
   const at::Tensor expected = at::arange(102, 112, at::kFloat).view({2, 5}).t();
   EXPECT_TRUE(saved.equal(expected));
   EXPECT_EQ(storage.nbytes(), size_t(numel * 4));
 }
 
-TEST(SwapStorage, ATensorGoesBackAndForthBetweenGuardAndMemory) {
-  const c10::Storage storage = make_empty_storage(32, at::kCPU);
-  std::vector<float> memory(8, 1.5F);
-  set_memory(storage, memory.data(), at::kCPU);
-  at::Tensor tensor = at::empty({3}, at::kFloat);
-  for (int round = 0; round < 3; ++round) {
-    point_at(tensor, storage, 5);
-    EXPECT_EQ(tensor.data_ptr(), memory.data() + 5);
-    EXPECT_EQ(tensor.sum().item<float>(), 4.5F);
-    point_at(tensor, make_guard_storage(12, at::kCPU, "guarded"), 0);
-    EXPECT_ANY_THROW(tensor.sum());
+TEST(SwapStorage, ViewsOwnTheMemoryThatIsLeftToThem) {
+  at::Tensor owner = at::full({8}, 2.5F);
+  const c10::weak_intrusive_ptr<c10::TensorImpl> alive(owner.getIntrusivePtr());
+  at::Tensor view;
+  {
+    const c10::Storage storage = make_swapped_storage(16, at::kCPU, "sharded");
+    view = view_of(storage, at::kFloat, {4});
+    leave_memory(storage, owner.data_ptr<float>() + 4, owner);
   }
+  owner.reset();
+  EXPECT_FALSE(is_swapped(view));
+  EXPECT_EQ(view.sum().item<float>(), 10);
+  EXPECT_FALSE(alive.expired());
+  view.reset();
+  EXPECT_TRUE(alive.expired());
+}
+
+TEST_F(SlotRingTest, ASlotWhoseMemoryWasTakenGetsOther) {
+  bool has_memory = true;
+  SlotRing ring({{64, 1}}, [&](int64_t bytes) {
+    if (!has_memory) throw OutOfMemory("none");
+    return FlatBuffer(bytes, at::kCPU, ledger_, Category::kGatherRing);
+  });
+  SlotRing::Slot* slot = ring.acquire(64);
+  const void* const data = slot->data();
+  const at::Tensor taken = ring.take_memory(slot);
+  EXPECT_EQ(taken.const_data_ptr(), data);
+  EXPECT_NE(slot->data(), data);
+  EXPECT_EQ(held(ledger_), 64);  // what was taken is the user's
+  SlotRing::Slot* const beyond = ring.acquire(64);
+  const at::Tensor other = ring.take_memory(beyond);
+  EXPECT_FALSE(beyond->buffer());
+  EXPECT_EQ(held(ledger_), 64);
+  ring.release(beyond);
+  has_memory = false;
+  const at::Tensor last = ring.take_memory(slot);
+  EXPECT_FALSE(slot->buffer());
+  ring.release(slot);
+  EXPECT_EQ(ring.try_acquire(64), nullptr);
+  EXPECT_THROW(ring.acquire(64), OutOfMemory);
+  has_memory = true;
+  slot = ring.acquire(64);
+  EXPECT_NE(slot->data(), nullptr);
+  ring.release(slot);
+  EXPECT_EQ(held(ledger_), 0);
 }
 
 }  // namespace

@@ -17,18 +17,24 @@ _TABLE = [
     (
         "gather-into-a-slot-in-use",
         _UNIT,
-        "  gathers_.shards.take();\n  uses().take();\n",
+        "  gathers_.shards.take();\n  slot_->uses().take();\n",
         "  gathers_.shards.take();\n",
         _TRAINING,
     ),
     (
         "gather-before-the-update",
         _UNIT,
-        "  gathers_.shards.take();\n  uses().take();\n",
-        "  uses().take();\n",
+        "  gathers_.shards.take();\n  slot_->uses().take();\n",
+        "  slot_->uses().take();\n",
         _TRAINING,
     ),
-    ("readers-forgotten", _UNIT, "  ready_.end();\n  uses().share();\n", "  ready_.end();\n", _TRAINING),
+    (
+        "readers-forgotten",
+        _UNIT,
+        "  ready_.end();\n  if (slot_) slot_->uses().share();\n",
+        "  ready_.end();\n",
+        _TRAINING,
+    ),
     (
         "compute-before-the-gather",
         _UNIT,
@@ -161,7 +167,7 @@ _TABLE = [
     (
         "gather-ahead-left-open",
         _UNIT,
-        "      for (const auto& work : pending->works) work->wait();\n      uses().share();\n",
+        "      for (const auto& work : pending->works) work->wait();\n      slot_->uses().share();\n",
         "",
         "*DeviceTraining.AnEngineGoes*",
     ),

@@ -43,6 +43,7 @@ import python_mutants
 import swap_mutants
 import tokenizer_mutants
 import train_mutants
+import unit_mutants
 import write_mutants
 from mutant import Mutant
 
@@ -338,22 +339,6 @@ MUTANTS = [
         "unit",
         "Unit.EveryRankHasTheValuesOfRankZeroAfterEveryRoundTrip",
     ),
-    Mutant(
-        "no-guard",
-        "src/unit/unit.cpp",
-        "point_at(tensor, guards_[i], 0);",
-        "(void)tensor;",
-        "unit",
-        "Unit.ReadingAShardedParameterNamesIt",
-    ),
-    Mutant(
-        "reshard-does-not-wait",
-        "src/unit/unit.cpp",
-        "  wait();  // a collective may still write to the memory\n",
-        "",
-        "unit",
-        "Unit.ReshardWaitsForAGatherUnderWay",
-    ),
     *activation_mutants.MUTANTS,
     *async_mutants.MUTANTS,
     *device_mutants.MUTANTS,
@@ -372,6 +357,7 @@ MUTANTS = [
     *swap_mutants.MUTANTS,
     *tokenizer_mutants.MUTANTS,
     *train_mutants.MUTANTS,
+    *unit_mutants.MUTANTS,
     *write_mutants.MUTANTS,
 ]
 

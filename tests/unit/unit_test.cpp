@@ -67,8 +67,7 @@ struct Fixture {
     for (const FlatGroup& group : layouts.front().groups)
       place.groups.push_back(place_group(group.dtype, group.requires_grad, placement, options));
     groups.emplace(layouts, placements, Groups::Options{}, comm, ledger);
-    unit.emplace(layouts.front(), groups->of_unit(0), placement, std::move(source), at::kCPU, comm, ring, gathers,
-                 ledger);
+    unit.emplace(layouts.front(), groups->of_unit(0), placement, std::move(source), at::kCPU, comm, ring, gathers);
   }
   UnitLayout layout() const {
     std::vector<ParamSpec> specs;
@@ -224,6 +223,67 @@ TEST(Unit, MastersReceiveTheInitialValuesAtFullPrecision) {
         EXPECT_TRUE(group.states().in_memory()->master.equal(group.updated_parameters().to(at::kFloat)));
       }
       EXPECT_EQ(masters, 1);
+      comm.barrier("end");
+    }
+  });
+}
+
+TEST(Unit, ViewsThatUsersKeepHaveTheValuesOfTheTimeWhenTheyHeldIt) {
+  run([](Comm& comm) {
+    for (const Placement placement : {Placement::kSharded, Placement::kPersistent}) {
+      Fixture f(comm, placement);
+      std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // a view, and its values
+      for (int step = 0; step < 3; ++step) {
+        f.unit->note_views();
+        f.unit->unshard();
+        f.unit->wait();
+        for (const size_t i : {0, 1, 3}) {
+          const at::Tensor view = f.tensors[i].back().detach().slice(0, 1);
+          kept.emplace_back(view, view.clone());
+        }
+        f.unit->leave_new_views();
+        EXPECT_EQ(f.unit->is_unsharded(), placement == Placement::kPersistent);
+        f.unit->reshard();
+        comm.barrier("gathers are done, shards may be written");
+        f.add_to_shards(1);
+        f.unit->start_refresh();
+        f.unit->finish_refresh();
+        f.unit->unshard();
+        f.unit->wait();
+        f.expect_values(0, float(step + 1));
+        for (const auto& [view, values] : kept) EXPECT_TRUE(view.equal(values));
+        f.unit->reshard();
+        comm.barrier("checked");
+      }
+      f.unit.reset();
+      for (const auto& [view, values] : kept) EXPECT_TRUE(view.equal(values));
+    }
+  });
+}
+
+TEST(Unit, ViewsThatWereThereBeforeComeAndGoWithTheParameter) {
+  run([](Comm& comm) {
+    for (const Placement placement : {Placement::kSharded, Placement::kPersistent}) {
+      Fixture f(comm, placement);
+      const at::Tensor before = f.tensors[0][0].detach().t();  // as autograd saves it
+      for (int step = 0; step < 2; ++step) {
+        f.unit->note_views();
+        f.unit->unshard();
+        f.unit->wait();
+        const at::Tensor used = f.tensors[1][0].detach().clone();  // its view is gone at once
+        f.unit->leave_new_views();
+        EXPECT_TRUE(f.unit->is_unsharded());
+        EXPECT_EQ(before.const_data_ptr(), f.tensors[0][0].const_data_ptr());
+        f.unit->reshard();
+        EXPECT_ANY_THROW(before.sum());
+      }
+      f.unit.reset();
+      try {
+        before.sum();
+        ADD_FAILURE() << "read without a unit";
+      } catch (const std::exception& error) {
+        EXPECT_THAT(error.what(), HasSubstr("parameter 'weight' has no values any more"));
+      }
       comm.barrier("end");
     }
   });

@@ -1,0 +1,142 @@
+#include "unit/unit_param.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "base/format.h"
+#include "device/dtype.h"
+#include "device/flat_buffer.h"
+#include "device/swap_storage.h"
+
+namespace zeroshard {
+namespace {
+
+c10::Storage make_storage(const std::string& name, int64_t bytes, at::Device device) {
+  return make_swapped_storage(
+      bytes, device,
+      concat("parameter '", name,
+             "' is sharded: outside of forward, read it inside zeroshard.gathered(...). What a forward leaves behind, "
+             "clone() there. Where the forward of another module reads it, name in zeroshard.unit_classes a class of "
+             "module that contains both"));
+}
+
+}  // namespace
+
+UnitParam::UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at::Device device)
+    : name_(spec.name()), tensors_(std::move(tensors)) {
+  const c10::Storage storage = make_storage(name_, spec.numel() * element_size(spec.dtype), device);
+  for (at::Tensor& tensor : tensors_) {
+    const auto type = is_floating_point(spec.dtype) ? to_scalar_type(spec.dtype) : tensor.scalar_type();
+    view_ = view_of(storage, type, spec.shape);
+    tensor.set_data(view_);
+  }
+}
+
+UnitParam::~UnitParam() {
+  if (!view_.defined()) return;
+  take_memory(view_.storage());  // tensors of the user's may live longer than the memory
+  try {
+    set_message(view_.storage(), concat("parameter '", name_,
+                                        "' has no values any more: the engine that had it is gone, and did not return "
+                                        "it (Engine::return_unit)"));
+  } catch (const std::bad_alloc&) {  // it says that it is sharded
+  }
+}
+
+void UnitParam::put(void* memory) {
+  memory_ = memory;
+  put_memory(view_.storage(), memory);
+}
+
+void UnitParam::take() {
+  memory_ = nullptr;
+  take_memory(view_.storage());
+}
+
+int64_t UnitParam::num_views() const {
+  const auto own = std::count_if(tensors_.begin(), tensors_.end(), [&](const auto& each) { return owns(each); });
+  return int64_t(view_.storage().use_count()) - own - 1;
+}
+
+void UnitParam::leave(const at::Tensor& owner) {
+  const c10::Storage left = view_.storage();
+  const c10::Storage storage = make_storage(name_, int64_t(left.nbytes()), view_.device());
+  leave_memory(left, memory_, owner);
+  for (const at::Tensor& tensor : tensors_)
+    if (!is_elsewhere(tensor)) point_at(tensor, storage, 0);
+  point_at(view_, storage, 0);
+  memory_ = nullptr;
+}
+
+bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() !=
+             view_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ||
+         tensor.storage_offset() != 0 || tensor.sizes() != view_.sizes() || tensor.strides() != view_.strides();
+}
+
+// torch moves a storage as it is into memory that processes share (share_memory_).
+bool UnitParam::has_other_memory() const {
+  return memory_ != nullptr && view_.storage().data_ptr().get() != memory_;
+}
+
+bool UnitParam::is_moved() const {
+  return has_other_memory() ||
+         std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& tensor) { return is_elsewhere(tensor); });
+}
+
+bool UnitParam::prepare_take_back() {
+  const at::Tensor* first = nullptr;
+  try {
+    for (at::Tensor& tensor : tensors_) {
+      if (!is_elsewhere(tensor)) continue;
+      // The memory may be another parameter's, which may be taken back before (two that were exchanged).
+      if (is_swapped(tensor)) tensor.set_data(tensor.detach().clone());
+      if (tensor.sizes() != view_.sizes()) return false;
+      if (first && !at::equal(*first, tensor)) return false;
+      first = &tensor;
+    }
+  } catch (const c10::Error&) {  // what it points at is sharded, or on no device that there is
+    return false;
+  }
+  return true;
+}
+
+void UnitParam::take_back(bool values) {
+  const at::NoGradGuard no_grad;
+  if (has_other_memory()) {
+    if (values) {
+      const at::Tensor own = view_memory(memory_, view_.numel(), view_.scalar_type(), view_.device());
+      own.copy_(view_.view({-1}));
+    }
+    put_memory(view_.storage(), memory_);
+  }
+  for (const at::Tensor& tensor : tensors_) {
+    if (!values || !is_elsewhere(tensor)) continue;
+    view_.copy_(tensor.detach());
+    break;  // tied ones have the same
+  }
+  point_back();
+}
+
+void UnitParam::point_back() {
+  for (at::Tensor& tensor : tensors_)
+    if (is_elsewhere(tensor)) tensor.set_data(view_);
+}
+
+void UnitParam::give_back(const at::Tensor& values) {
+  for (at::Tensor& tensor : tensors_) {  // several that are tied share the memory
+    if (!is_elsewhere(tensor))
+      tensor.set_data(values.view(tensor.scalar_type()).view(view_.sizes()));
+    else if (is_swapped(tensor))
+      tensor.set_data(tensor.detach().clone());
+  }
+  leave_memory(view_.storage(), values.data_ptr(), values);  // to views that users have kept
+  view_.reset();
+  tensors_.clear();
+}
+
+}  // namespace zeroshard
