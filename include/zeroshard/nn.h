@@ -45,6 +45,7 @@ class ModuleUnits {
  private:
   friend class UnitFinder;
   struct Known {
+    std::shared_ptr<const torch::nn::Module> held;  // so that no other module gets its address; null for the model
     std::string path;
     const torch::nn::Module* unit_module;  // the module to call: this one, or one around it
     std::vector<size_t> units;

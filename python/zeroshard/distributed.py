@@ -20,8 +20,8 @@ _END_S = 2.0  # how long the end of a process waits for collectives that its scr
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _kept_stores: dict[tuple[str, int], dist.Store] = {}  # served by this rank for failed tries, and reused by the next try
 # The default group that was made here, until an engine's groups are made: its id, and where its store is.
-_unused_group: tuple[int, tuple[str, int], dist.Store] | None = None
-_started_group: int | None = None  # the id of the default group that was made here
+_unused_group: tuple[tuple[str, int], dist.Store] | None = None
+_started_group: weakref.ref[dist.ProcessGroup] | None = None  # the default group that was made here
 
 
 def init_distributed(
@@ -56,7 +56,7 @@ def init_distributed(
     if env.world_size == 1:
         _stay_on_loopback()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        _started_group = id(dist.group.WORLD)
+        _started_group = weakref.ref(dist.group.WORLD)
         return
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = _port(os.environ.get("MASTER_PORT", "29500"))
@@ -72,8 +72,13 @@ def init_distributed(
         if env.rank == 0:
             _kept_stores[host, port] = store
         raise
-    _started_group = id(dist.group.WORLD)
-    _unused_group = (_started_group, (host, port), store)
+    _started_group = weakref.ref(dist.group.WORLD)
+    _unused_group = ((host, port), store)
+
+
+def _has_started_group() -> bool:
+    """Whether the default group is the one that was made here, and not one that the script has made since."""
+    return _started_group is not None and dist.is_initialized() and _started_group() is dist.group.WORLD
 
 
 def _meet_and_connect(store: dist.Store, backend: str, env: _C.RankEnvironment, timeout: timedelta) -> None:
@@ -99,9 +104,9 @@ def keep_default_group() -> None:
 
 def end_default_group() -> None:
     """Ends the default group if it was made here and nothing uses it yet."""
-    if _unused_group is not None and dist.is_initialized() and id(dist.group.WORLD) == _unused_group[0]:
+    if _unused_group is not None and _has_started_group():
         if dist.get_rank() == 0:
-            _kept_stores[_unused_group[1]] = _unused_group[2]
+            _kept_stores[_unused_group[0]] = _unused_group[1]
         dist.destroy_process_group()
     keep_default_group()
 
@@ -113,7 +118,7 @@ def _end_with_the_process() -> None:
     Gloo's threads may free tensors after it, want Python's lock for that, and so abort the process.
     """
     _C.let_threads_stay()
-    if not dist.is_initialized() or id(dist.group.WORLD) != _started_group or dist.get_backend() != "gloo":
+    if not _has_started_group() or dist.get_backend() != "gloo":
         return
     groups = weakref.WeakSet(dist.distributed_c10d._world.pg_map)
     thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
@@ -133,7 +138,7 @@ def forget_stores() -> None:
     """In a forked child: the stores belong to its parent, whose threads the child does not have."""
     global _started_group
     _started_group = None
-    stores = [*_kept_stores.values(), *([_unused_group[2]] if _unused_group is not None else [])]
+    stores = [*_kept_stores.values(), *([_unused_group[1]] if _unused_group is not None else [])]
     for store in stores:
         _C.keep_forever(store)
     _kept_stores.clear()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 
 import torch.distributed as dist
 
 from . import _C
 
-_making: list[str] = []  # names of groups whose engine is being made, or could not be made
-_unused: list[str] = []  # names of groups whose engine is gone
+# Weak: torch gives a name again once all groups were destroyed.
+_making: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is being made, or could not be made
+_unused: list[weakref.ref[dist.ProcessGroup]] = []  # groups whose engine is gone
 
 
-def note_groups(names: Iterable[str]) -> None:
-    """These groups are for the next engine that is made."""
-    _making.extend(name for name in names if name)
+def note_group(group: dist.ProcessGroup) -> None:
+    """This group is for the next engine that is made."""
+    _making.append(weakref.ref(group))
 
 
 def end_groups_with(core: _C.Engine) -> None:
@@ -23,10 +23,10 @@ def end_groups_with(core: _C.Engine) -> None:
 
     All ranks must have finished making the engine.
     """
-    names = _making.copy()
+    groups = _making.copy()
     _making.clear()
-    needed = [name for name, transport in zip(names, core.transports, strict=False) if transport != "shm"]
-    _unused.extend(name for name in names if name not in needed)
+    needed = [group for group, transport in zip(groups, core.transports, strict=False) if transport != "shm"]
+    _unused.extend(group for group in groups if group not in needed)
     destroy_unused()
     if needed:
         # Not in this callback: garbage may be collected while torch.distributed changes its tables.
@@ -35,10 +35,10 @@ def end_groups_with(core: _C.Engine) -> None:
 
 def destroy_unused() -> None:
     """Ends groups whose engine is gone or was never made."""
-    names = [*_unused, *_making]
+    groups = [*_unused, *_making]
     _unused.clear()
     _making.clear()
-    for group in [group for group in dist.distributed_c10d._world.pg_map if group.group_name in names]:
+    for group in [group for group in dist.distributed_c10d._world.pg_map if weakref.ref(group) in groups]:
         dist.destroy_process_group(group)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from . import _C
 from .distributed import end_default_group, keep_default_group
 from .forks import check_groups_are_own
-from .group_life import destroy_unused, note_groups
+from .group_life import destroy_unused, note_group
 from .meeting import await_left_behind, left_on_error, meet, while_all_live
 
 T = TypeVar("T")
@@ -61,8 +61,9 @@ def make_groups(timeout_ms: int) -> dict[str, Any]:
     def make() -> list[str]:
         names = []
         for options in [{"timeout": timeout}] * 2 + [{"timeout": max(timeout, _CHECKPOINT_TIMEOUT), "backend": "gloo"}]:
-            names.append(dist.new_group(**options).group_name)
-            note_groups(names[-1:])  # if the next group cannot be made, this one ends before the next try
+            group = dist.new_group(**options)
+            note_group(group)  # if the next group cannot be made, this one ends before the next try
+            names.append(group.group_name)
         return names
 
     gather, reduce, checkpoint = while_all_live(meeting, "process groups", make, undo=lambda names: None)

@@ -16,16 +16,17 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
         return [output]
     if isinstance(output, tuple) and all(isinstance(item, torch.Tensor) for item in output):
         return list(output)
-    return _walk(output, set())
+    return _walk(output, {})
 
 
-def _walk(value: Any, seen: set[int]) -> list[torch.Tensor]:
+def _walk(value: Any, seen: dict[int, Any]) -> list[torch.Tensor]:
+    """``seen``: what was walked through, by id(). It holds the objects, because a property may make them anew."""
     tensors = []
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
         elif id(leaf) not in seen:
-            seen.add(id(leaf))
+            seen[id(leaf)] = leaf
             tensors += _walk(_held_by(leaf), seen)
     return tensors
 

@@ -38,6 +38,12 @@ def mark_of(tensor: torch.Tensor) -> Mark | None:
     return found if found is not None and found.core() is not None else None
 
 
+def unit_of(found: Mark | None) -> tuple[_C.Engine, int] | None:
+    """The parameter's engine, and which of its units has the parameter; None unless a living engine has it."""
+    core = found.core() if found is not None else None
+    return (core, found.unit) if core is not None else None
+
+
 def run_of(found: Mark | None) -> Any:
     """The run of the engine that has the parameter; None if the engine object is gone, or the engine has ended."""
     owner = found.owner() if found is not None else None

@@ -53,7 +53,7 @@ class UnitFinder {
 
   void run(const Module& model) {
     note_class(model);
-    visit(model, "", Place{&model, "root", classes_.contains(class_name(model))});
+    visit(model, nullptr, "", Place{&model, "root", classes_.contains(class_name(model))});
     if (!missing_.empty()) {
       std::string found;
       for (const std::string& name : seen_) found += (found.empty() ? "" : ", ") + name;
@@ -103,8 +103,8 @@ class UnitFinder {
     return {&child, path, !child.named_parameters(/*recurse=*/false).is_empty() && !has_blocks(child)};
   }
 
-  void visit(const Module& module, const std::string& path, const Place& place) {
-    units_.modules_.try_emplace(&module, ModuleUnits::Known{path, place.module, {}});
+  void visit(const Module& module, std::shared_ptr<const Module> held, const std::string& path, const Place& place) {
+    units_.modules_.try_emplace(&module, ModuleUnits::Known{std::move(held), path, place.module, {}});
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       add(item.value(), join(path, item.key()), place);
     }
@@ -112,7 +112,7 @@ class UnitFinder {
       const Module& child = *item.value();
       const std::string name = join(path, item.key());
       note_class(child);
-      visit(child, name, place_of(module, child, name, place));
+      visit(child, item.value(), name, place_of(module, child, name, place));
     }
   }
 

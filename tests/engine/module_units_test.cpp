@@ -147,6 +147,17 @@ TEST(ModuleUnits, AUnitThatReturnsItsParameterNamesTheWayOut) {
   });
 }
 
+TEST(ModuleUnits, AModuleIsNotTakenForOneThatIsGone) {
+  ModelImpl model;
+  const ModuleUnits units(model);
+  model.head = model.replace_module("head", nn::Linear(2, 2));
+  std::vector<nn::Linear> others;  // one of them has the address of the old head, unless that is kept
+  for (int i = 0; i < 50; ++i) {
+    others.emplace_back(nn::LinearOptions(2, 2));
+    EXPECT_THAT(message([&] { units.of(*others.back()); }), HasSubstr("was not in the model"));
+  }
+}
+
 // Both ranks have the same batch, so that a step must be that of one process.
 TEST(ModuleUnits, TiedWeightsTrainAsOneParameter) {
   torch::manual_seed(1);

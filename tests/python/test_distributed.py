@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import world
 from zeroshard import distributed
 
 SCRIPT = """
@@ -52,6 +53,26 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     assert [distributed.default_device(rank) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     with pytest.raises(ValueError, match=r"local rank 2 has no GPU .* shows 2 .*at most 2 rank"):
         distributed.default_device(2)
+
+
+def ends_only_its_own_group():
+    """Whether a default group of the script's own outlives end_default_group(), whatever its address."""
+    distributed.init_distributed()
+    unused = distributed._unused_group
+    torch.distributed.destroy_process_group()
+    for port in range(5):
+        store = torch.distributed.PrefixStore(str(port), unused[-1])
+        torch.distributed.init_process_group("gloo", store=store, rank=world.rank(), world_size=world.size())
+        distributed._unused_group = unused
+        distributed.end_default_group()
+        if not torch.distributed.is_initialized():
+            return False
+        torch.distributed.destroy_process_group()
+    return True
+
+
+def test_a_group_of_the_scripts_own_is_not_ended():
+    assert world.run(2, ends_only_its_own_group) == [True, True]
 
 
 @pytest.mark.row("X1")

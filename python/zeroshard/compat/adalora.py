@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..gathering import gathered
-from ..marks import mark_of
+from ..marks import mark_of, unit_of
 from ..wrapping import wrap_once
 from .fragments import safe_get_full_fp32_param, safe_get_full_grad, safe_set_full_fp32_param
 
@@ -59,18 +59,13 @@ def _distances(named: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
     One unit is gathered at a time.
     """
     found = []
-    for _, of_unit in groupby(named, key=lambda each: _unit_of(each[1])):
+    for _, of_unit in groupby(named, key=lambda each: unit_of(mark_of(each[1]))):
         params, made = list(of_unit), []
         with _reading(params[0][1], made):
             for name, param in params:
                 made.append(param @ param.T if "lora_A" in name else param.T @ param)
         found += made
     return [torch.norm(each - torch.eye(len(each), dtype=each.dtype, device=each.device), p="fro") for each in found]
-
-
-def _unit_of(param: nn.Parameter) -> tuple[int, int] | None:
-    mark = mark_of(param)
-    return None if mark is None else (id(mark.core()), mark.unit)
 
 
 def _reading(param: nn.Parameter, made: list[torch.Tensor]) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from .. import _C, shards
 from ..gathering import gathered
-from ..marks import Mark, mark_of
+from ..marks import mark_of, unit_of
 from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
 from .comm import init_distributed
@@ -230,14 +230,14 @@ class GatheredParameters:
 _active: list[Init] = []  # contexts that are entered, innermost last
 _building: set[int] = set()  # modules whose constructors run
 _wrapped: list[tuple[type[nn.Module], Callable, Callable]] = []  # classes, their constructors and what replaces them
-_units_held: dict[tuple[int, int], int | None] = {}  # engines' units that a context holds, with its modifier_rank
+_units_held: dict[tuple[_C.Engine, int], int | None] = {}  # engines' units that a context holds, with its modifier_rank
 
 
 @contextmanager
 def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iterator[None]:
     mine, keys = [], []
     for param in params:
-        key = _unit_of(mark_of(param))
+        key = unit_of(mark_of(param))
         if key is None or key not in _units_held:
             mine.append(param)
             keys += [key] if key is not None else []
@@ -253,10 +253,6 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
         finally:
             for key in keys:
                 _units_held.pop(key, None)
-
-
-def _unit_of(mark: Mark | None) -> tuple[int, int] | None:
-    return None if mark is None else (id(mark.core()), mark.unit)
 
 
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
