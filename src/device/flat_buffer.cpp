@@ -111,6 +111,14 @@ at::Tensor FlatBuffer::take_memory() && {
   return memory;
 }
 
+at::Tensor FlatBuffer::replace_memory() {
+  at::Tensor memory = allocate_memory(bytes_, device_, reserved_.category());
+  if (writer_ && writer_->still_writes()) keep_for_ever(owned_);
+  std::swap(memory, owned_);
+  data_ = static_cast<char*>(owned_.data_ptr());
+  return memory;
+}
+
 at::Tensor FlatBuffer::view(at::ScalarType type, int64_t offset, int64_t numel) const {
   return view_memory(data_ + offset, numel, type, device_);
 }

@@ -1,7 +1,6 @@
 #include "device/slot_ring.h"
 
 #include <algorithm>
-#include <exception>
 
 #include "base/check.h"
 
@@ -45,15 +44,10 @@ void SlotRing::release(Slot* slot) {
 
 at::Tensor SlotRing::take_memory(Slot* slot) {
   for (const c10::Stream stream : slot->uses_.streams()) slot->buffer_.freed_after(stream);
-  at::Tensor memory = std::move(slot->buffer_).take_memory();
-  if (slot->overflow_) return memory;
-  try {
-    slot->buffer_ = allocate_(slot->bytes_);
-    slot->uses_.share();
-    slot->uses_.end();
-  } catch (const std::exception&) {
-    slot->overflow_ = true;
-  }
+  if (slot->overflow_) return std::move(slot->buffer_).take_memory();
+  at::Tensor memory = slot->buffer_.replace_memory();
+  slot->uses_.share();
+  slot->uses_.end();
   return memory;
 }
 

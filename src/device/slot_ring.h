@@ -45,9 +45,8 @@ class SlotRing {
   // at a time than the ring has slots (the ledger's peak shows it).
   Slot* acquire(int64_t bytes);
   void release(Slot* slot);
-  // The memory of a slot, for tensors that may outlive the ring. The slot gets other memory; it has none if it is
-  // beyond the ring, or if there is none: then it is to be released, and the ring is one short, which acquire() makes
-  // up for.
+  // The memory of a slot, for tensors that may outlive the ring. The slot gets other memory; one beyond the ring gets
+  // none, and is to be released. Throws where there is no memory, and then the slot is as it was.
   at::Tensor take_memory(Slot* slot);
 
  private:

@@ -217,16 +217,23 @@ void Executor::reshard(size_t index) {
   if (holds_[index] == 0 && unit.placement() == Placement::kSharded) unit.reshard();
 }
 
+// Whether a forward or backward of the unit goes on, which needs it whole and reshards it.
+bool Executor::is_running(size_t index) const {
+  return in_backward_.contains(index) || recomputed_.contains(index) ||
+         std::find(in_forward_.begin(), in_forward_.end(), index) != in_forward_.end();
+}
+
 void Executor::hold(size_t index) {
-  if (holds_[index]++ == 0) units_[index]->note_views();
+  if (holds_[index]++ == 0 && !is_running(index)) units_[index]->begin_hold();
   units_[index]->unshard();
   units_[index]->wait();
 }
 
 void Executor::release(size_t index) {
   if (--holds_[index] > 0) return;
-  units_[index]->leave_new_views();
-  reshard(index);
+  const bool is_done = !is_running(index);
+  units_[index]->end_hold(/*leaves=*/is_done);
+  if (is_done) reshard(index);
 }
 
 void Executor::end_gather(size_t index) {

@@ -74,7 +74,8 @@ class Executor {
   // As ExecutionOrder::needed(), of the pass that runs or ran last.
   std::span<const size_t> needed() const { return order_->needed(); }
 
-  // Keeps a unit unsharded whatever happens, until as many release() calls.
+  // Keeps a unit unsharded whatever happens, until as many release() calls. A unit whose forward or backward goes on
+  // then stays unsharded until that has ended.
   void hold(size_t unit);
   void release(size_t unit);
   // Before the shards of a unit are written between passes, on all ranks: what a pass that ended early has gathered is
@@ -91,6 +92,7 @@ class Executor {
  private:
   void demand(size_t unit);
   void reshard(size_t unit);
+  bool is_running(size_t unit) const;
   bool contains(size_t outer, size_t inner) const { return around_[inner].contains(outer); }
   void finish_others(size_t unit, std::optional<int64_t> output);
   void finish_all();

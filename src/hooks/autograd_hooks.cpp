@@ -57,7 +57,7 @@ BackwardHooks::Entry& BackwardHooks::entry_of(const at::Tensor& tensor) {
   if (const auto found = entries_.find(impl); found != entries_.end()) return found->second;
   if (entries_.size() >= sweep_at_) sweep();
   const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-  return entries_.emplace(impl, Entry{weak, num_tensors_++}).first->second;
+  return entries_.emplace(impl, Entry{weak, num_tensors_++, nullptr, {}}).first->second;
 }
 
 void BackwardHooks::add(const at::Tensor& output, Callback callback) {

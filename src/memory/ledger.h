@@ -93,6 +93,7 @@ class Reservation {
   ~Reservation() { release(); }
 
   explicit operator bool() const { return ledger_ != nullptr; }
+  Category category() const { return category_; }
   void release() noexcept {
     if (ledger_ != nullptr) std::exchange(ledger_, nullptr)->remove(category_, tier_, bytes_);
   }

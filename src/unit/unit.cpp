@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "device/dtype.h"
 #include "device/swap_storage.h"
 
@@ -163,18 +164,26 @@ void Unit::reshard() {
   state_ = Sharded{};
 }
 
-void Unit::note_views() {
-  for (UnitParam& param : params_) param.note_views();
+void Unit::begin_hold() {
+  if (placement_ == Placement::kReplicated) return;
+  for (UnitParam& param : params_) param.begin_hold();
 }
 
-void Unit::leave_new_views() {
-  const bool has_some = std::any_of(params_.begin(), params_.end(), std::mem_fn(&UnitParam::has_new_views));
-  if (!has_some || placement_ == Placement::kReplicated || !is_unsharded()) return;
-  wait();
-  const at::Tensor left = ring_.take_memory(slot_);
-  for (UnitParam& param : params_)
-    if (param.has_new_views()) param.leave(left);
-  if (placement_ == Placement::kPersistent && slot_->buffer()) {
+void Unit::end_hold(bool leaves) {
+  const bool has_kept = std::any_of(params_.begin(), params_.end(), std::mem_fn(&UnitParam::has_kept_views));
+  at::Tensor left;
+  if (leaves && has_kept && is_unsharded()) {
+    wait();
+    try {
+      left = ring_.take_memory(slot_);
+    } catch (const std::exception& error) {
+      log(LogLevel::kWarning, concat("tensors that were made of parameters of unit '", layout_.name,
+                                     "' inside a gather cannot be kept: ", error.what()));
+    }
+  }
+  for (UnitParam& param : params_) param.end_hold(left);
+  if (!left.defined()) return;
+  if (placement_ == Placement::kPersistent) {
     slot_->buffer().view(left.scalar_type(), 0, left.numel()).copy_(left);
     slot_->uses().share();
     attach(slot_->data());
@@ -182,7 +191,6 @@ void Unit::leave_new_views() {
     return;
   }
   reshard();
-  if (slot_) ring_.release(std::exchange(slot_, nullptr));
 }
 
 void Unit::await_readers() {

@@ -84,9 +84,12 @@ class Unit {
   bool owns(const at::Tensor& tensor) const;
   // The tensors of parameter `index`, the first being the one users know.
   const std::vector<at::Tensor>& tensors(size_t index) const { return params_.at(index).tensors(); }
-  // Around the time in which users hold the unit gathered: Note [Views that users keep].
-  void note_views();
-  void leave_new_views();
+  // Around the time in which users hold the unit gathered: Note [Views that users keep]. A unit that is replicated
+  // shares its memory with such views, as plain tensors do.
+  void begin_hold();
+  // The unit is sharded afterwards if its memory was left to views, unless it is kPersistent. `leaves`: else it goes on
+  // being used as it is, and kept views throw.
+  void end_hold(bool leaves);
 
   // After shards were written: replicated parameters are gathered in place, the others count as sharded again.
   // start_refresh() issues the collective, finish_refresh() completes it.

@@ -15,6 +15,10 @@
 namespace zeroshard {
 namespace {
 
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
 c10::Storage make_storage(const std::string& name, int64_t bytes, at::Device device) {
   return make_swapped_storage(
       bytes, device,
@@ -38,6 +42,7 @@ UnitParam::UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at:
 
 UnitParam::~UnitParam() {
   if (!view_.defined()) return;
+  end_hold({});
   take_memory(view_.storage());  // tensors of the user's may live longer than the memory
   try {
     set_message(view_.storage(), concat("parameter '", name_,
@@ -47,35 +52,69 @@ UnitParam::~UnitParam() {
   }
 }
 
+bool UnitParam::owns(const at::Tensor& tensor) const {
+  const c10::StorageImpl* const storage = storage_of(tensor);
+  return storage == storage_of(view_) || (own_ && storage == own_->storage.unsafeGetStorageImpl());
+}
+
 void UnitParam::put(void* memory) {
   memory_ = memory;
   put_memory(view_.storage(), memory);
+  if (own_) put_memory(own_->storage, memory);
 }
 
 void UnitParam::take() {
   memory_ = nullptr;
   take_memory(view_.storage());
+  if (own_) take_memory(own_->storage);
 }
 
-int64_t UnitParam::num_views() const {
-  const auto own = std::count_if(tensors_.begin(), tensors_.end(), [&](const auto& each) { return owns(each); });
-  return int64_t(view_.storage().use_count()) - own - 1;
-}
-
-void UnitParam::leave(const at::Tensor& owner) {
-  const c10::Storage left = view_.storage();
-  const c10::Storage storage = make_storage(name_, int64_t(left.nbytes()), view_.device());
-  leave_memory(left, memory_, owner);
+void UnitParam::point_at_storage(const c10::Storage& storage) {
   for (const at::Tensor& tensor : tensors_)
     if (!is_elsewhere(tensor)) point_at(tensor, storage, 0);
   point_at(view_, storage, 0);
-  memory_ = nullptr;
+}
+
+void UnitParam::begin_hold() {
+  Own own{view_.storage(), {}};
+  const c10::Storage storage = make_storage(name_, int64_t(own.storage.nbytes()), view_.device());
+  if (memory_ != nullptr) put_memory(storage, memory_);
+  point_at_storage(storage);
+  for (const at::Tensor& tensor : tensors_) {
+    const c10::VariableVersion& version = own.versions.emplace_back(tensor.unsafeGetTensorImpl()->version_counter());
+    if (version.enabled())  // made in inference mode it has none
+      tensor.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(version.current_version()));
+  }
+  own_ = std::move(own);
+}
+
+bool UnitParam::has_kept_views() const {
+  const auto own = std::count_if(tensors_.begin(), tensors_.end(),
+                                 [&](const at::Tensor& each) { return storage_of(each) == storage_of(view_); });
+  return own_ && int64_t(view_.storage().use_count()) > own + 1;
+}
+
+void UnitParam::end_hold(const at::Tensor& memory) {
+  if (!own_) return;
+  const c10::Storage held = view_.storage();
+  if (memory.defined() && has_kept_views()) {
+    leave_memory(held, memory_, memory);
+  } else {
+    take_memory(held);
+  }
+  point_at_storage(own_->storage);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    c10::TensorImpl* const impl = tensors_[i].unsafeGetTensorImpl();
+    if (!own_->versions[i].enabled()) continue;
+    own_->versions[i].set_version(impl->version_counter().current_version());
+    impl->set_version_counter(own_->versions[i]);
+  }
+  own_.reset();
 }
 
 bool UnitParam::is_elsewhere(const at::Tensor& tensor) const {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() !=
-             view_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ||
-         tensor.storage_offset() != 0 || tensor.sizes() != view_.sizes() || tensor.strides() != view_.strides();
+  return storage_of(tensor) != storage_of(view_) || tensor.storage_offset() != 0 || tensor.sizes() != view_.sizes() ||
+         tensor.strides() != view_.strides();
 }
 
 // torch moves a storage as it is into memory that processes share (share_memory_).

@@ -1,7 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,11 +15,13 @@ namespace zeroshard {
 //
 // Note [Views that users keep]
 // While users hold a unit gathered they may make views of its parameters and keep them: param.detach(), param.data, on
-// the CPU also param.cpu(). Other frameworks free a tensor when nobody uses it any more, so such a view keeps its
-// values. It does here, too: when the last hold ends and a storage has more views than when the first one began, the
-// storage and its memory are left to these views (leave()), and the parameter gets another storage. The memory is not
-// copied, because other threads may be reading it. Views that are made outside of a hold, such as those that autograd
-// saves in a forward, get their memory back with the unit's next gather, and throw until then.
+// the CPU also param.detach().cpu(). Other frameworks free a tensor when nobody uses it any more, so such a view keeps
+// its values. It does here, too: for the time of the hold the parameter has another storage, over the same memory, and
+// another version counter. Views of that storage are the users' alone; those of a forward outside of the hold are views
+// of the parameter's own storage. When the hold ends, a storage that has views is left to them with its memory, which
+// is not copied, because other threads may be reading it. The parameter gets its own storage and counter back, and the
+// unit other memory. So what users write to the views later is no write to the parameter. Views that a forward leaves
+// behind get their memory back with the unit's next gather, and throw until then.
 class UnitParam {
  public:
   // The tensors become views of the parameter: they have no memory until put(). `tensors`: all that reach the
@@ -32,19 +34,18 @@ class UnitParam {
   // The first is the one that users know.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   // Whether `tensor` is the parameter or a view of it.
-  bool owns(const at::Tensor& tensor) const {
-    return tensor.has_storage() && view_.storage().is_alias_of(tensor.storage());
-  }
+  bool owns(const at::Tensor& tensor) const;
 
   // The values lie at `memory`, until take().
   void put(void* memory);
   void take();
 
-  // Note [Views that users keep]: when the first hold begins, and when the last one ends.
-  void note_views() { noted_views_ = num_views(); }
-  bool has_new_views() const { return num_views() > noted_views_; }
-  // Leaves the storage to its views. `owner` has the memory that was put. The parameter has no memory then.
-  void leave(const at::Tensor& owner);
+  // Note [Views that users keep].
+  void begin_hold();
+  bool has_kept_views() const;
+  // `memory` owns what was put, and is left to the kept views; if it is undefined, these throw from here on. Does
+  // nothing without a hold.
+  void end_hold(const at::Tensor& memory);
 
   // Whether a tensor was given other memory (param.data = ..., vector_to_parameters) that is not taken back yet.
   bool is_moved() const;
@@ -60,15 +61,21 @@ class UnitParam {
   void give_back(const at::Tensor& values);
 
  private:
+  // The parameter's own, for the time of a hold.
+  struct Own {
+    c10::Storage storage;
+    std::vector<c10::VariableVersion> versions;  // by tensor
+  };
+
   bool is_elsewhere(const at::Tensor& tensor) const;
   bool has_other_memory() const;
-  int64_t num_views() const;
+  void point_at_storage(const c10::Storage& storage);
 
   std::string name_;
   at::Tensor view_;  // what the tensors are; undefined after give_back()
   std::vector<at::Tensor> tensors_;
   void* memory_ = nullptr;
-  int64_t noted_views_ = 0;
+  std::optional<Own> own_;  // while the unit is held
 };
 
 }  // namespace zeroshard

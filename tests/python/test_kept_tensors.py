@@ -202,6 +202,37 @@ def test_graphs_are_right_whatever_is_gathered_and_kept_beside_them():
         assert world.run(2, graphs_and_gathers, where=where) == plain
 
 
+def kept_while_others_go(how):
+    """What was kept of a gather in which older views of the same parameters die; what differs later."""
+    engine = make_engine()
+    train(engine)
+    expected = values_now(engine)
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(world.rank()))
+    loss = sum(engine(x).square().mean() for _ in range(3))
+    with zeroshard.gathered(engine.module.parameters()):
+        kept = {name: param.detach() for name, param in engine.module.named_parameters()}
+        if how == "backward":
+            engine.backward(loss)
+        del loss
+    if how == "written":
+        expected = {name: tensor.mul_(0.5).clone() for name, tensor in kept.items()}
+    wrong = []
+    for _ in range(2):
+        wrong += [name for name in kept if not torch.equal(kept[name], expected[name])]
+        train(engine)
+        with zeroshard.gathered(engine.module.parameters()):
+            wrong += [name for name in kept if not torch.equal(kept[name], expected[name])]
+    return wrong, engine.parameter_digest()
+
+
+def test_what_is_kept_is_independent_of_what_else_there_was():
+    forgotten, backward, written = (
+        world.run(2, kept_while_others_go, how=how) for how in ("forgotten", "backward", "written")
+    )
+    assert forgotten == written
+    assert all(wrong == [] for wrong, _ in forgotten + backward)
+
+
 def random_keeps(seed):
     """What differs from the values at the end of the outermost gather."""
     engine = make_engine(threshold=random.Random(seed).choice([0, 60, 10**6]))
@@ -274,3 +305,32 @@ def read_by_threads():
 
 def test_threads_may_go_on_reading():
     assert world.run(2, read_by_threads) == [[]] * 2
+
+
+class Gathering(nn.Linear):
+    """Gathers its own weight in forward, and in backward."""
+
+    def forward(self, x):
+        with zeroshard.gathered([self.weight]):
+            norm = self.weight.detach().norm()
+        out = super().forward(x) / norm
+        out.register_hook(self.look)
+        return out
+
+    def look(self, grad):
+        with zeroshard.gathered([self.weight]):
+            self.sum = self.weight.detach().sum()
+
+
+def gathers_within(stage):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Gathering(WIDTH, WIDTH) for _ in range(3)))
+    config = models.configuration(stage, optimizer=models.sgd(0.1))
+    engine = zeroshard.initialize(model=model, config=config)[0]
+    for _ in range(3):
+        train(engine)
+    return engine.parameter_digest()
+
+
+def test_a_module_may_gather_its_own_parameters():
+    assert len({digest for stage in (0, 3) for digest in world.run(2, gathers_within, stage=stage)}) == 1

@@ -234,14 +234,14 @@ TEST(Unit, ViewsThatUsersKeepHaveTheValuesOfTheTimeWhenTheyHeldIt) {
       Fixture f(comm, placement);
       std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // a view, and its values
       for (int step = 0; step < 3; ++step) {
-        f.unit->note_views();
+        f.unit->begin_hold();
         f.unit->unshard();
         f.unit->wait();
         for (const size_t i : {0, 1, 3}) {
           const at::Tensor view = f.tensors[i].back().detach().slice(0, 1);
           kept.emplace_back(view, view.clone());
         }
-        f.unit->leave_new_views();
+        f.unit->end_hold(/*leaves=*/true);
         EXPECT_EQ(f.unit->is_unsharded(), placement == Placement::kPersistent);
         f.unit->reshard();
         comm.barrier("gathers are done, shards may be written");
@@ -265,13 +265,15 @@ TEST(Unit, ViewsThatWereThereBeforeComeAndGoWithTheParameter) {
   run([](Comm& comm) {
     for (const Placement placement : {Placement::kSharded, Placement::kPersistent}) {
       Fixture f(comm, placement);
+      at::Tensor gone = f.tensors[1][0].detach();
       const at::Tensor before = f.tensors[0][0].detach().t();  // as autograd saves it
       for (int step = 0; step < 2; ++step) {
-        f.unit->note_views();
+        f.unit->begin_hold();
         f.unit->unshard();
         f.unit->wait();
         const at::Tensor used = f.tensors[1][0].detach().clone();  // its view is gone at once
-        f.unit->leave_new_views();
+        gone.reset();
+        f.unit->end_hold(/*leaves=*/true);
         EXPECT_TRUE(f.unit->is_unsharded());
         EXPECT_EQ(before.const_data_ptr(), f.tensors[0][0].const_data_ptr());
         f.unit->reshard();
