@@ -14,7 +14,7 @@
 namespace zeroshard::cli {
 namespace {
 
-struct Arguments {
+struct RanksArguments {
   GenerateArguments of_rank;
   int nproc = 1;
 };
@@ -40,7 +40,7 @@ std::vector<std::string> rank_argv(const CLI::App& command, const std::string& d
 
 void add_generate_command(CLI::App& app) {
   CLI::App* generate = app.add_subcommand("generate", "Text from the model of a Hugging Face directory");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<RanksArguments>();
   add_generate_options(*generate, arguments->of_rank);
   add_int(*generate, "--nproc", kRanksPerHost, arguments->nproc, "Ranks that share the model's blocks (default: 1)");
   generate->footer("zeroshard generate trained --prompt \"Once upon a time\" --max-tokens 50");

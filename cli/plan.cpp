@@ -30,7 +30,7 @@ struct MemoryArguments {
   bool gpu = false;  // also where the configuration asks for files
 };
 
-struct Arguments {
+struct PlanArguments {
   std::string params, model, config, stage, dtype, optimizer;
   MemoryArguments memory;
   std::optional<int> world_size;
@@ -97,7 +97,7 @@ void note_offload(const Config& config, PlanInputs& inputs) {
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
 
-void read_config(const Arguments& arguments, PlanInputs& inputs) {
+void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
@@ -152,7 +152,7 @@ void read_activations(const BatchArguments& arguments, PlanInputs& inputs) {
                         .on_device = inputs.options.on_device};
 }
 
-PlanInputs read_inputs(const Arguments& arguments) {
+PlanInputs read_inputs(const PlanArguments& arguments) {
   PlanInputs inputs;
   if (arguments.params.empty() == arguments.model.empty()) {
     throw ValueError("give either --params, a number of parameters, or --model, a directory or config.json");
@@ -238,7 +238,7 @@ std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
   return plans;
 }
 
-void run(const Arguments& arguments) {
+void run(const PlanArguments& arguments) {
   PlanInputs inputs = read_inputs(arguments);
   if (arguments.list_params) return print_params(*inputs.model, arguments.json);
   if (arguments.placement && !inputs.model) throw ValueError("--placement needs --model");
@@ -251,7 +251,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();  // lives as long as the callback
+  auto arguments = std::make_shared<PlanArguments>();  // lives as long as the callback
   CLI::App* plan = app.add_subcommand("plan", "Says how many bytes each rank will hold, before anything is allocated");
   plan->add_option("--params", arguments->params, "Number of parameters: 7.5e9, 7.5B, 350M");
   plan->add_option("--model", arguments->model, "Hugging Face model directory or config.json");

@@ -24,7 +24,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-std::string joined(const std::vector<std::string>& parts) {
+std::string comma_list(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ",") + part;
   return text;
@@ -52,7 +52,7 @@ size_t place_of(const std::string& slot, const std::vector<std::string>& visible
   if (found == visible.end() && index && uuids && size_t(*index) < visible.size()) found = visible.begin() + *index;
   if (found == visible.end()) {
     throw ValueError(concat(option, " names the GPU '", slot, "', and this host shows ",
-                            visible.empty() ? "none: --nproc N starts ranks on its CPUs" : joined(visible)));
+                            visible.empty() ? "none: --nproc N starts ranks on its CPUs" : comma_list(visible)));
   }
   return size_t(found - visible.begin());
 }
@@ -100,7 +100,7 @@ std::vector<std::string> chosen_gpus(const std::string& include, const std::stri
   }
   if (chosen.empty()) {
     throw ValueError(concat(excludes ? "--exclude is '" + exclude : "--include is '" + include,
-                            "', which leaves no GPU of ", visible.empty() ? "none" : joined(visible)));
+                            "', which leaves no GPU of ", visible.empty() ? "none" : comma_list(visible)));
   }
   return chosen;
 }

@@ -39,7 +39,7 @@ void stop_on_signals() {
   }
 }
 
-struct Arguments {
+struct TokenizeArguments {
   std::string tokenizer, output, inspect, separator;
   std::vector<std::string> inputs;
   TokenizeOptions options;
@@ -56,7 +56,7 @@ void print_report(const TokenizeReport& report, const std::string& output) {
 }
 
 // Throws ValueError if the tokens would replace a file that load_tokenizer() reads.
-void check_output_is_not_of_tokenizer(const Arguments& arguments) {
+void check_output_is_not_of_tokenizer(const TokenizeArguments& arguments) {
   namespace fs = std::filesystem;
   std::error_code missing;  // then it is not the same
   const fs::path given(arguments.tokenizer);
@@ -72,7 +72,7 @@ void check_output_is_not_of_tokenizer(const Arguments& arguments) {
                        "', which the tokens would replace: give the output another name");
 }
 
-void write_tokens(const Arguments& arguments) {
+void write_tokens(const TokenizeArguments& arguments) {
   if (arguments.tokenizer.empty()) throw ValueError("--tokenizer is missing: a directory with tokenizer.json");
   if (arguments.output.empty()) throw ValueError("--output is missing: the file of tokens to write");
   if (arguments.inputs.empty()) throw ValueError("INPUT is missing: text, JSON lines or Parquet; - is standard input");
@@ -101,7 +101,7 @@ nlohmann::ordered_json to_json(const TokenFileInfo& info, const std::vector<int3
   return json;
 }
 
-void inspect(const Arguments& arguments) {
+void inspect(const TokenizeArguments& arguments) {
   if (!arguments.inputs.empty() || !arguments.output.empty())
     throw ValueError("--inspect FILE takes neither INPUT nor --output");
   const TokenFile file(arguments.inspect);
@@ -138,7 +138,7 @@ void inspect(const Arguments& arguments) {
   if (!arguments.json) std::cout << (info.format == "zeroshard" ? "  whole\n" : "  has no checksums\n");
 }
 
-void add_options(CLI::App& app, Arguments& arguments) {
+void add_options(CLI::App& app, TokenizeArguments& arguments) {
   TokenizeOptions& options = arguments.options;
   app.add_option("--tokenizer", arguments.tokenizer, "A directory with tokenizer.json or tokenizer.model, or the file");
   app.add_option("--output", arguments.output, "The file of tokens to write");
@@ -171,7 +171,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
 
 void add_tokenize_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("tokenize", "Makes files of tokens of text, and inspects them");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TokenizeArguments>();
   add_options(*command, *arguments);
   command->callback([=] {
     if (arguments->inspect.empty()) {

@@ -13,11 +13,11 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kScanBytes = int64_t{64} << 20;  // smaller foreign files are read completely when they are opened
-constexpr int64_t kIds = INT64_C(1) << 31;
+constexpr int64_t kAllIds = INT64_C(1) << 31;      // of a vocabulary that nobody names
 
 // Every id of the file must be below it.
 int64_t limit_of(const TokenFileInfo& info, int64_t vocab_size) {
-  return std::min(vocab_size > 0 ? vocab_size : kIds, info.vocab_size > 0 ? info.vocab_size : kIds);
+  return std::min(vocab_size > 0 ? vocab_size : kAllIds, info.vocab_size > 0 ? info.vocab_size : kAllIds);
 }
 
 }  // namespace

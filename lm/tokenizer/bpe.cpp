@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
 // For words up to this length, a linear search for the next merge beats a heap.
 constexpr size_t kShortSymbols = 48;
-constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint32_t kNoNeighbour = UINT32_MAX;
 
 // The end of the part of `text` that begins at `begin`: the next U+2581 after another character.
 size_t end_of_part(std::string_view text, size_t begin) {
@@ -116,21 +116,21 @@ void Bpe::merge_long(Scratch& scratch) const {
   std::vector<Merge>& pairs = scratch.pairs;  // dead places have kNoRank, so that their heap entries are void
   std::vector<uint64_t>& heap = scratch.heap;
   const size_t count = symbols.size();
-  ZS_CHECK(count < kNone, "a text of ", count, " characters without a place to cut it is too long");
+  ZS_CHECK(count < kNoNeighbour, "a text of ", count, " characters without a place to cut it is too long");
   scratch.previous.resize(count);
   scratch.next.resize(count);
   pairs.assign(count, Merge{kNoRank, 0});
   heap.clear();
   const auto entry = [&](size_t at) { return (uint64_t{static_cast<uint32_t>(pairs[at].rank)} << 32) | at; };
   for (size_t i = 0; i < count; ++i) {
-    scratch.previous[i] = i == 0 ? kNone : static_cast<uint32_t>(i - 1);
-    scratch.next[i] = i + 1 == count ? kNone : static_cast<uint32_t>(i + 1);
+    scratch.previous[i] = i == 0 ? kNoNeighbour : static_cast<uint32_t>(i - 1);
+    scratch.next[i] = i + 1 == count ? kNoNeighbour : static_cast<uint32_t>(i + 1);
     if (i + 1 < count) pairs[i] = pair(symbols[i], symbols[i + 1]);
     if (pairs[i].rank != kNoRank) heap.push_back(entry(i));
   }
   std::make_heap(heap.begin(), heap.end(), std::greater<>());
   const auto renew = [&](uint32_t at) {
-    pairs[at] = scratch.next[at] == kNone ? Merge{kNoRank, 0} : pair(symbols[at], symbols[scratch.next[at]]);
+    pairs[at] = scratch.next[at] == kNoNeighbour ? Merge{kNoRank, 0} : pair(symbols[at], symbols[scratch.next[at]]);
     if (pairs[at].rank == kNoRank) return;
     heap.push_back(entry(at));
     std::push_heap(heap.begin(), heap.end(), std::greater<>());
@@ -146,9 +146,9 @@ void Bpe::merge_long(Scratch& scratch) const {
     symbols[right] = -1;
     pairs[right].rank = kNoRank;
     scratch.next[at] = after;
-    if (after != kNone) scratch.previous[after] = at;
+    if (after != kNoNeighbour) scratch.previous[after] = at;
     renew(at);
-    if (scratch.previous[at] != kNone) renew(scratch.previous[at]);
+    if (scratch.previous[at] != kNoNeighbour) renew(scratch.previous[at]);
   }
   std::erase(symbols, -1);
 }

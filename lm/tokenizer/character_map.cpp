@@ -10,20 +10,20 @@
 namespace zeroshard {
 namespace {
 
-struct Range {
+struct CodeRange {
   char32_t first, last;
 };
 template <size_t kCount>
-bool is_in(const std::array<Range, kCount>& ranges, char32_t code) {
+bool is_in(const std::array<CodeRange, kCount>& ranges, char32_t code) {
   return std::any_of(ranges.begin(), ranges.end(),
-                     [code](const Range& range) { return code >= range.first && code <= range.last; });
+                     [code](const CodeRange& range) { return code >= range.first && code <= range.last; });
 }
 
-constexpr std::array kNmtDropped = {Range{0x1, 0x8},   Range{0xB, 0xB},   Range{0xE, 0x1F},
-                                    Range{0x7F, 0x7F}, Range{0x8F, 0x8F}, Range{0x9F, 0x9F}};
-constexpr std::array kNmtSpaces = {Range{0x9, 0xA},       Range{0xC, 0xD},       Range{0x1680, 0x1680},
-                                   Range{0x200B, 0x200F}, Range{0x2028, 0x2029}, Range{0x2581, 0x2581},
-                                   Range{0xFEFF, 0xFEFF}, Range{0xFFFD, 0xFFFD}};
+constexpr std::array kNmtDropped = {CodeRange{0x1, 0x8},   CodeRange{0xB, 0xB},   CodeRange{0xE, 0x1F},
+                                    CodeRange{0x7F, 0x7F}, CodeRange{0x8F, 0x8F}, CodeRange{0x9F, 0x9F}};
+constexpr std::array kNmtSpaces = {CodeRange{0x9, 0xA},       CodeRange{0xC, 0xD},       CodeRange{0x1680, 0x1680},
+                                   CodeRange{0x200B, 0x200F}, CodeRange{0x2028, 0x2029}, CodeRange{0x2581, 0x2581},
+                                   CodeRange{0xFEFF, 0xFEFF}, CodeRange{0xFFFD, 0xFFFD}};
 
 void append_lowercase(std::string& text, char32_t code) {
   constexpr char32_t kCapitalIWithDot = 0x130;  // the one character that becomes two

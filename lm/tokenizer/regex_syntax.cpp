@@ -18,7 +18,7 @@ bool is_alnum(char c) {
 
 // Members of the classes on which the two libraries disagree. In PCRE2 U+180E is a space, and marks are not part of a
 // word. In Oniguruma six numbers of Latin-1 are part of a word, but not within brackets.
-constexpr std::string_view kSpace = "\\t-\\r\\x{85}\\p{Z}";
+constexpr std::string_view kSpaceClass = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordNumbers = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
 
@@ -139,11 +139,11 @@ class Translator {
     const auto put = [&](const auto&... parts) { out_ += concat(parts...); };
     switch (c) {
       case 's':
-        return in_class ? put(kSpace) : put('[', kSpace, ']');
+        return in_class ? put(kSpaceClass) : put('[', kSpaceClass, ']');
       case 'w':
         return in_class ? put(kWord) : put('[', kWord, kWordNumbers, ']');
       case 'S':
-        return in_class ? put("\\S\\x{180E}") : put("[^", kSpace, ']');
+        return in_class ? put("\\S\\x{180E}") : put("[^", kSpaceClass, ']');
       case 'W':
         if (in_class) refuse(begin, at_, "inside a class is not supported");
         return put("[^", kWord, kWordNumbers, ']');

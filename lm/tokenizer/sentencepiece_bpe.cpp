@@ -14,7 +14,7 @@ namespace {
 using Model = SentencePieceModel;
 using Type = Model::Type;
 
-constexpr std::string_view kSpace = "\xE2\x96\x81";
+constexpr std::string_view kVisibleSpace = "\xE2\x96\x81";
 
 void check(const Model& model, const std::string& name) {
   check_supported(model, name);
@@ -62,7 +62,7 @@ Bpe bpe_of(const SentencePieceModel& model, const std::string& name) {
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     if (is_ordinary(model.pieces[id])) parts.tokens.insert(model.pieces[id].text, static_cast<int32_t>(id));
   }
-  parts.words_begin_at_space = parts.tokens.find(kSpace) >= 0;
+  parts.words_begin_at_space = parts.tokens.find(kVisibleSpace) >= 0;
   add_extra_characters(model, parts);
   const auto ranks = ranks_of(model);
   parts.merges = MergeTable(model.pieces.size() * 4);
@@ -74,7 +74,8 @@ Bpe bpe_of(const SentencePieceModel& model, const std::string& name) {
       if (at == 0) return;
       const int32_t left = parts.tokens.find(text.substr(0, at)), right = parts.tokens.find(text.substr(at));
       if (left >= 0 && right >= 0) parts.merges.insert(left, right, merge);
-      const bool space_inside = text.substr(at).starts_with(kSpace) && !text.substr(0, at).ends_with(kSpace);
+      const bool space_inside =
+          text.substr(at).starts_with(kVisibleSpace) && !text.substr(0, at).ends_with(kVisibleSpace);
       if (space_inside) parts.words_begin_at_space = false;
     });
   }

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::string_view kSpace = "\xE2\x96\x81";
+constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";
 
 SubwordModel subword_model_of(const SentencePieceModel& model, const std::string& name) {
   static constexpr const char* kKinds[] = {"", "unigram", "BPE", "word", "char"};
@@ -82,13 +82,13 @@ std::string_view SentencePieceTokenizer::normalize_prefix(std::string_view& text
 void SentencePieceTokenizer::normalize(std::string_view text, std::string& result) const {
   result.clear();
   const auto put = [&](std::string_view part) {
-    for (const char c : part) c == ' ' ? result += kSpace : result += c;
+    for (const char c : part) c == ' ' ? result += kSpaceSymbol : result += c;
   };
   if (removes_extra_spaces_) {
     for (std::string_view rest = text; !rest.empty() && normalize_prefix(rest) == " ";) text = rest;
   }
   if (text.empty()) return;
-  if (dummy_prefix_) result += kSpace;
+  if (dummy_prefix_) result += kSpaceSymbol;
   bool after_space = removes_extra_spaces_;
   while (!text.empty()) {
     std::string_view part = normalize_prefix(text);
@@ -96,7 +96,7 @@ void SentencePieceTokenizer::normalize(std::string_view text, std::string& resul
     put(part);
     if (!part.empty()) after_space = removes_extra_spaces_ && part.ends_with(' ');
   }
-  while (removes_extra_spaces_ && result.ends_with(kSpace)) result.resize(result.size() - kSpace.size());
+  while (removes_extra_spaces_ && result.ends_with(kSpaceSymbol)) result.resize(result.size() - kSpaceSymbol.size());
 }
 
 void SentencePieceTokenizer::encode_part(std::string_view part, Workspace& workspace, std::vector<int32_t>& ids) const {
@@ -154,11 +154,11 @@ std::string SentencePieceTokenizer::decode(const std::vector<int32_t>& ids, bool
     } else if (type == Type::kUnknown) {
       text += unk_surface_;
     } else {
-      if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpace)) {
-        piece.remove_prefix(kSpace.size());
+      if (at_start && (dummy_prefix_ || removes_extra_spaces_) && piece.starts_with(kSpaceSymbol)) {
+        piece.remove_prefix(kSpaceSymbol.size());
         dropped_space = !removes_extra_spaces_;  // else every space before the first word is dropped
       }
-      text += replaced(piece, kSpace, " ");
+      text += replaced(piece, kSpaceSymbol, " ");
     }
   }
   return text;

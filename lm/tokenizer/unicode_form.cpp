@@ -12,18 +12,19 @@
 namespace zeroshard {
 namespace {
 
-struct Range {
+struct SafeRange {
   char32_t first, last;
 };
 // Neither decomposed nor composed with a neighbour under NFC: Cyrillic, kana, Chinese, Hangul, punctuation, emoji.
-constexpr std::array kSafeForNfc = {Range{0x400, 0x482},     Range{0x2010, 0x2027},  Range{0x2030, 0x205E},
-                                    Range{0x3000, 0x3029},   Range{0x3041, 0x3096},  Range{0x30A0, 0x30FF},
-                                    Range{0x4E00, 0x9FFF},   Range{0xAC00, 0xD7A3},  Range{0xFF00, 0xFFEF},
-                                    Range{0x1F300, 0x1F64F}, Range{0x1F900, 0x1F9FF}};
+constexpr std::array kSafeForNfc = {SafeRange{0x400, 0x482},     SafeRange{0x2010, 0x2027},  SafeRange{0x2030, 0x205E},
+                                    SafeRange{0x3000, 0x3029},   SafeRange{0x3041, 0x3096},  SafeRange{0x30A0, 0x30FF},
+                                    SafeRange{0x4E00, 0x9FFF},   SafeRange{0xAC00, 0xD7A3},  SafeRange{0xFF00, 0xFFEF},
+                                    SafeRange{0x1F300, 0x1F64F}, SafeRange{0x1F900, 0x1F9FF}};
 
 bool is_safe_for_nfc(char32_t code) {
-  return code < 0x300 || std::any_of(kSafeForNfc.begin(), kSafeForNfc.end(),
-                                     [code](const Range& range) { return code >= range.first && code <= range.last; });
+  return code < 0x300 || std::any_of(kSafeForNfc.begin(), kSafeForNfc.end(), [code](const SafeRange& range) {
+           return code >= range.first && code <= range.last;
+         });
 }
 
 int combining_class(utf8proc_int32_t code) {

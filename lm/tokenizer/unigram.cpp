@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr size_t kNone = std::numeric_limits<size_t>::max();
+constexpr size_t kNoUnknown = std::numeric_limits<size_t>::max();
 constexpr double kMaxScore = 100000;            // SentencePiece's limit, with float sums
 constexpr size_t kKeptNodes = size_t{1} << 20;  // a scratch keeps 16 MiB of nodes between texts
 
@@ -120,8 +120,8 @@ class Unigram::Run {
   }
 
   void append_unknown_until(size_t end) {
-    if (unknown_ == kNone) return;
-    const size_t begin = std::exchange(unknown_, kNone);
+    if (unknown_ == kNoUnknown) return;
+    const size_t begin = std::exchange(unknown_, kNoUnknown);
     model_.append_unknown(text_.substr(begin, end - begin), out_);
   }
 
@@ -131,7 +131,7 @@ class Unigram::Run {
   std::vector<Step>& path_;
   std::vector<int32_t>& out_;
   size_t begin_ = 0;
-  size_t unknown_ = kNone;  // start of a run of unknown characters whose ids are still to be appended
+  size_t unknown_ = kNoUnknown;  // start of a run of unknown characters whose ids are still to be appended
 };
 
 void Unigram::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {

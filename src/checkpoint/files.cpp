@@ -102,7 +102,7 @@ CheckpointSummary summarise(const std::string& tag, const Manifest& manifest) {
   return {tag, manifest.step, manifest.world_size(), manifest.file_bytes(), manifest.latest, {}};
 }
 
-bool is_float(const std::string& dtype) {
+bool is_converted(const std::string& dtype) {
   return convertible(dtype, "F32");
 }
 
@@ -120,7 +120,7 @@ class ExportSource {
 
   // Throws ValueError for a value that is finite in the checkpoint and would not be in `dtype`.
   void read(const TensorRecord& tensor, Range range, const std::string& dtype, void* out) {
-    if (!is_float(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
+    if (!is_converted(tensor.dtype)) return reader_.read(tensor, range, dtype, out);
     if (!options_.change) return read_converted(tensor, range, dtype, out);
     wide_.resize(static_cast<size_t>(range.size()));
     read_converted(tensor, range, "F32", wide_.data());
@@ -232,7 +232,7 @@ ExportFiles distribute(const Manifest& manifest, const ExportOptions& options, D
     if (tensor.kind != kWeight && tensor.kind != kBuffer) continue;
     const std::string name = options.rename ? options.rename(tensor.name) : tensor.name;
     if (name.empty()) continue;
-    const std::string dtype = is_float(tensor.dtype) ? options.dtype : tensor.dtype;
+    const std::string dtype = is_converted(tensor.dtype) ? options.dtype : tensor.dtype;
     const int64_t bytes = tensor.numel() * dtype_bytes(dtype);
     if (files.empty() || (files.back()->bytes() > 0 && files.back()->bytes() + bytes > options.max_file_bytes))
       files.push_back(std::make_unique<ExportFile>(out));
@@ -320,10 +320,10 @@ std::vector<std::string> verify_named(const Named& named) {
 // How two tensors of the same name, kind and shape differ.
 std::optional<std::string> difference(const TensorRecord& a, CheckpointReader& first, const TensorRecord& b,
                                       CheckpointReader& second) {
-  if (a.dtype != b.dtype && !(is_float(a.dtype) && is_float(b.dtype)))
+  if (a.dtype != b.dtype && !(is_converted(a.dtype) && is_converted(b.dtype)))
     return concat("dtype ", a.dtype, " and ", b.dtype);
   const std::string dtype = a.dtype == b.dtype ? a.dtype : "F64";
-  const bool compare_values = is_float(dtype);
+  const bool compare_values = is_converted(dtype);
   std::vector<std::byte> left(static_cast<size_t>(kPieceBytes)), right(left.size());
   std::vector<double> x(static_cast<size_t>(kPieceBytes / 8)), y(x.size());
   int64_t differing = 0;

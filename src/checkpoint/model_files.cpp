@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr int64_t kMaxIndexBytes = 100'000'000;
-constexpr int64_t kPieceBytes = 4 << 20;
+constexpr int64_t kConvertedBytes = 4 << 20;
 
 FileReader open_followed(const std::string& directory, const std::string& name) {
   std::error_code error;
@@ -129,7 +129,7 @@ void ModelFiles::read(const Tensor& tensor, int64_t begin, int64_t end, std::str
   const int64_t bits = safetensors_dtype_bits(stored);
   const int64_t offset = file.data_begin + tensor.entry.begin;
   if (stored == dtype) return file.reader.read(offset + begin * bits / 8, out, (end - begin) * bits / 8);
-  const int64_t piece = kPieceBytes * 8 / bits, out_bytes = safetensors_dtype_bits(dtype) / 8;
+  const int64_t piece = kConvertedBytes * 8 / bits, out_bytes = safetensors_dtype_bits(dtype) / 8;
   std::vector<std::byte> bytes(static_cast<size_t>(std::min(piece, end - begin) * bits / 8));
   for (int64_t at = begin; at < end; at += piece) {
     const int64_t count = std::min(piece, end - at);

@@ -21,7 +21,7 @@ constexpr int64_t kLine = 64, kPage = 4096;
 // with one stream. At 256 MiB: 10.5 GB/s against 8 from small pages, and 10.9 against 9.4 from huge ones (memcpy, which
 // also streams from 195 MiB on: 9.5 and 10.5).
 constexpr int64_t kPages = 8, kLines = 4;
-constexpr int64_t kBlock = kPages * kPage;
+constexpr int64_t kStreamedBlock = kPages * kPage;
 
 // Both pointers are to whole lines, `to` aligned to 16 bytes.
 void stream_line(std::byte* to, const std::byte* from) {
@@ -37,7 +37,7 @@ void stream_line(std::byte* to, const std::byte* from) {
 
 void stream_block(std::byte* to, const std::byte* from) {
   for (int64_t line = 0; line < kPage; line += kLines * kLine) {
-    for (int64_t page = 0; page < kBlock; page += kPage) {
+    for (int64_t page = 0; page < kStreamedBlock; page += kPage) {
       for (int64_t i = page + line; i < page + line + kLines * kLine; i += kLine) {
         _mm_prefetch(reinterpret_cast<const char*>(from) + i + kLines * kLine, _MM_HINT_T0);
         stream_line(to + i, from + i);
@@ -48,8 +48,8 @@ void stream_block(std::byte* to, const std::byte* from) {
 
 // As stream_line; `bytes` is a multiple of kLine.
 void stream_lines(std::byte* to, const std::byte* from, int64_t bytes) {
-  const int64_t blocks = bytes / kBlock * kBlock;
-  for (int64_t i = 0; i < blocks; i += kBlock) stream_block(to + i, from + i);
+  const int64_t blocks = bytes / kStreamedBlock * kStreamedBlock;
+  for (int64_t i = 0; i < blocks; i += kStreamedBlock) stream_block(to + i, from + i);
   for (int64_t i = blocks; i < bytes; i += kLine) stream_line(to + i, from + i);
   _mm_sfence();  // streaming stores are not ordered by the release stores that follow a copy
 }

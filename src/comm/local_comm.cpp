@@ -13,15 +13,15 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::align_val_t kAlignment{4096};
+constexpr std::align_val_t kPageAlignment{4096};
 
 struct Freer {
-  void operator()(void* memory) const { ::operator delete(memory, kAlignment); }
+  void operator()(void* memory) const { ::operator delete(memory, kPageAlignment); }
 };
 using Buffer = std::unique_ptr<void, Freer>;
 
 Buffer zeroed(size_t bytes) {
-  Buffer buffer(::operator new(bytes > 0 ? bytes : 1, kAlignment));
+  Buffer buffer(::operator new(bytes > 0 ? bytes : 1, kPageAlignment));
   std::memset(buffer.get(), 0, bytes);
   return buffer;
 }
@@ -52,7 +52,7 @@ class LocalMemory final : public DirectMemory {
   std::optional<PeerAddress> publish(const void* data, int64_t bytes, uint64_t seq) override {
     const std::scoped_lock lock(mutex_);
     if (is_in_segment(data)) return PeerAddress{1, reinterpret_cast<uintptr_t>(data)};
-    Buffer copy(::operator new(static_cast<size_t>(bytes), kAlignment));
+    Buffer copy(::operator new(static_cast<size_t>(bytes), kPageAlignment));
     std::memcpy(copy.get(), data, static_cast<size_t>(bytes));
     const PeerAddress address{1, reinterpret_cast<uintptr_t>(copy.get())};
     retired_.push_back({std::move(copy), seq});

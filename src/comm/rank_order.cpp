@@ -9,13 +9,13 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kBlock = 512;
+constexpr int64_t kSummedBlock = 512;
 
 template <typename T, typename Combine>
 void reduce(std::span<const void* const> pieces, void* out, int64_t numel, Combine combine) {
-  T sums[kBlock];  // `out` may be a piece: it is written after all pieces of the block were read
-  for (int64_t begin = 0; begin < numel; begin += kBlock) {
-    const int64_t count = std::min(kBlock, numel - begin);
+  T sums[kSummedBlock];  // `out` may be a piece: it is written after all pieces of the block were read
+  for (int64_t begin = 0; begin < numel; begin += kSummedBlock) {
+    const int64_t count = std::min(kSummedBlock, numel - begin);
     std::memcpy(sums, static_cast<const T*>(pieces[0]) + begin, static_cast<size_t>(count) * sizeof(T));
     for (const void* piece : pieces.subspan(1)) {
       const T* values = static_cast<const T*>(piece) + begin;

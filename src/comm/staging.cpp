@@ -9,7 +9,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint64_t kAlignment = 64;
+constexpr uint64_t kPieceAlignment = 64;
 constexpr uint64_t kReserve = uint64_t{64} << 20;  // kept warm between steps
 
 }  // namespace
@@ -18,7 +18,7 @@ std::optional<uint64_t> StagingRing::put(const void* data, int64_t bytes, uint64
                                          const std::function<bool(uint64_t)>& is_finished) {
   while (!copies_.empty() && is_finished(copies_.front().seq)) copies_.pop_front();
   if (copies_.empty()) trim();
-  const uint64_t size = (static_cast<uint64_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  const uint64_t size = (static_cast<uint64_t>(bytes) + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
   const std::optional<uint64_t> begin = place(size);
   if (!begin) return std::nullopt;
   copy_bytes(memory_.data() + *begin, data, bytes);

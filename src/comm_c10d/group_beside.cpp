@@ -120,7 +120,7 @@ std::future<Group> connect(const c10::intrusive_ptr<c10d::Store>& store, const s
   return result;
 }
 
-std::string text_of(const std::exception& error) {
+std::string reason_of(const std::exception& error) {
   const auto* const c10_error = dynamic_cast<const c10::Error*>(&error);
   return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
 }
@@ -139,7 +139,7 @@ class Beside {
     try {
       return {wait(), cards_.processes()};
     } catch (const std::exception& error) {
-      cards_.leave(text_of(error));
+      cards_.leave(reason_of(error));
       throw;
     }
   }
@@ -186,11 +186,11 @@ class Beside {
       for (int attempt = 0; attempt < 10; ++attempt) {
         if (cards_.read(/*again=*/true)) return {};
         if (const std::string trouble = watch_.check_all(); !trouble.empty())
-          throw CommError(concat("rank ", rank_, ": ", trouble, " while ranks were connected: ", text_of(error)));
+          throw CommError(concat("rank ", rank_, ": ", trouble, " while ranks were connected: ", reason_of(error)));
         check_interrupt();
         std::this_thread::sleep_for(std::chrono::milliseconds(110));
       }
-      throw CommError(concat("rank ", rank_, ": cannot connect the ranks on the host: ", text_of(error)));
+      throw CommError(concat("rank ", rank_, ": cannot connect the ranks on the host: ", reason_of(error)));
     }
   }
 

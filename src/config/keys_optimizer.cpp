@@ -7,12 +7,12 @@ namespace {
 
 using Type = OptimizerConfig::Type;
 
-constexpr std::array<std::string_view, 5> kNames{"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
+constexpr std::array<std::string_view, 5> kOptimizerNames{"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
 constexpr std::array<std::string_view, 8> kUnsupported{"Lamb",        "Muon",   "OneBitAdam", "OneBitLamb",
                                                        "ZeroOneAdam", "MuAdam", "MuAdamW",    "MuSGD"};
 
 template <auto Member>
-Key param(const char* name, Allowed allowed, Json default_value, const char* help) {
+Key optimizer_param(const char* name, Allowed allowed, Json default_value, const char* help) {
   Key key{std::string("optimizer.params.") + name, std::move(allowed), std::move(default_value), help};
   key.apply = [](Config& config, const Json& value) {
     OptimizerConfig& optimizer = *config.optimizer;
@@ -40,12 +40,13 @@ Key must_be(const char* name, Json neutral, const char* what) {
 
 void add_adam(std::vector<Key>& keys, Type type) {
   keys.push_back(betas(0.9, 0.999));
-  keys.push_back(param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-8, "added to the root of the second moment"));
   keys.push_back(
-      param<&OptimizerConfig::bias_correction>("bias_correction", Bool{}, true, "correct the moments' bias"));
+      optimizer_param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-8, "added to the root of the second moment"));
+  keys.push_back(
+      optimizer_param<&OptimizerConfig::bias_correction>("bias_correction", Bool{}, true, "correct the moments' bias"));
   if (type == Type::kAdam) {
-    keys.push_back(param<&OptimizerConfig::decoupled_weight_decay>("adam_w_mode", Bool{}, true,
-                                                                   "decouple weight decay, as AdamW does"));
+    keys.push_back(optimizer_param<&OptimizerConfig::decoupled_weight_decay>("adam_w_mode", Bool{}, true,
+                                                                             "decouple weight decay, as AdamW does"));
   } else {
     keys.push_back(no_effect("adam_w_mode", "AdamW always decouples weight decay"));
   }
@@ -54,14 +55,17 @@ void add_adam(std::vector<Key>& keys, Type type) {
 }
 
 void add_sgd(std::vector<Key>& keys) {
-  keys.push_back(param<&OptimizerConfig::momentum>("momentum", Number{.min = 0}, 0.0, "decay of the velocity"));
-  keys.push_back(param<&OptimizerConfig::dampening>("dampening", Number{}, 0.0, "dampening of the momentum"));
-  keys.push_back(param<&OptimizerConfig::nesterov>("nesterov", Bool{}, false, "Nesterov's momentum"));
+  keys.push_back(
+      optimizer_param<&OptimizerConfig::momentum>("momentum", Number{.min = 0}, 0.0, "decay of the velocity"));
+  keys.push_back(optimizer_param<&OptimizerConfig::dampening>("dampening", Number{}, 0.0, "dampening of the momentum"));
+  keys.push_back(optimizer_param<&OptimizerConfig::nesterov>("nesterov", Bool{}, false, "Nesterov's momentum"));
 }
 
 void add_adagrad(std::vector<Key>& keys) {
-  keys.push_back(param<&OptimizerConfig::lr_decay>("lr_decay", Number{.min = 0}, 0.0, "decay of the learning rate"));
-  keys.push_back(param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-10, "added to the root of the sum"));
+  keys.push_back(
+      optimizer_param<&OptimizerConfig::lr_decay>("lr_decay", Number{.min = 0}, 0.0, "decay of the learning rate"));
+  keys.push_back(
+      optimizer_param<&OptimizerConfig::eps>("eps", Number{.min = 0}, 1e-10, "added to the root of the sum"));
   keys.push_back(must_be("amsgrad", false, "AMSGrad is not supported"));
   keys.push_back(must_be("initial_accumulator_value", 0, "a start value of the sum is not supported"));
 }
@@ -69,7 +73,7 @@ void add_adagrad(std::vector<Key>& keys) {
 }  // namespace
 
 std::span<const std::string_view> optimizer_names() {
-  return kNames;
+  return kOptimizerNames;
 }
 std::span<const std::string_view> unsupported_optimizer_names() {
   return kUnsupported;
@@ -78,9 +82,10 @@ std::span<const std::string_view> unsupported_optimizer_names() {
 std::vector<Key> optimizer_keys(Type type) {
   std::vector<Key> keys;
   const double lr = type == Type::kAdagrad ? 1e-2 : 1e-3;
-  keys.push_back(param<&OptimizerConfig::lr>("lr", Number{.min = 0}, lr, "learning rate"));
+  keys.push_back(optimizer_param<&OptimizerConfig::lr>("lr", Number{.min = 0}, lr, "learning rate"));
   keys.back().when_auto = Auto::kDefaultTold;
-  keys.push_back(param<&OptimizerConfig::weight_decay>("weight_decay", Number{.min = 0}, 0.0, "weight decay"));
+  keys.push_back(
+      optimizer_param<&OptimizerConfig::weight_decay>("weight_decay", Number{.min = 0}, 0.0, "weight decay"));
   switch (type) {
     case Type::kAdam:
     case Type::kAdamW:

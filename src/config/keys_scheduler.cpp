@@ -5,8 +5,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames{"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle",
-                                                 "LRRangeTest"};
+constexpr std::array<std::string_view, 5> kSchedulerNames{"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle",
+                                                          "LRRangeTest"};
 const Number kRate{.min = 0};
 
 template <auto Member>
@@ -26,7 +26,7 @@ struct Unwrap<std::optional<T>> {
 };
 
 template <auto Member>
-Key param(const char* name, Allowed allowed, Json default_value, const char* help) {
+Key scheduler_param(const char* name, Allowed allowed, Json default_value, const char* help) {
   Key key{std::string("scheduler.params.") + name, std::move(allowed), std::move(default_value), help};
   key.apply = [](Config& config, const Json& value) {
     auto& schedule = std::get<typename MemberOf<Member>::Class>(*config.scheduler);
@@ -44,7 +44,8 @@ Key required(Key key) {
 
 template <typename Schedule>
 void add_warmup(std::vector<Key>& keys) {
-  keys.push_back(param<&Schedule::warmup_num_steps>("warmup_num_steps", at_least(1), 1000, "steps of the warm-up"));
+  keys.push_back(
+      scheduler_param<&Schedule::warmup_num_steps>("warmup_num_steps", at_least(1), 1000, "steps of the warm-up"));
   Key type{"scheduler.params.warmup_type", Choice{{"log", "linear"}}, "log", "how the warm-up rises"};
   type.apply = [](Config& config, const Json& value) {
     std::get<Schedule>(*config.scheduler).log_warmup = value == "log";
@@ -55,8 +56,9 @@ void add_warmup(std::vector<Key>& keys) {
 std::vector<Key> warmup_keys() {
   using C = WarmupLRConfig;
   std::vector<Key> keys{
-      param<&C::warmup_min_lr>("warmup_min_lr", kRate, 0.0, "learning rate at the start"),
-      param<&C::warmup_max_lr>("warmup_max_lr", kRate, nullptr, "after the warm-up; unset: the param group's"),
+      scheduler_param<&C::warmup_min_lr>("warmup_min_lr", kRate, 0.0, "learning rate at the start"),
+      scheduler_param<&C::warmup_max_lr>("warmup_max_lr", kRate, nullptr,
+                                         "after the warm-up; unset: the param group's"),
   };
   add_warmup<C>(keys);
   return keys;
@@ -65,9 +67,10 @@ std::vector<Key> warmup_keys() {
 std::vector<Key> warmup_decay_keys() {
   using C = WarmupDecayLRConfig;
   std::vector<Key> keys{
-      required(param<&C::total_num_steps>("total_num_steps", at_least(1), nullptr, "steps until the rate is 0")),
-      param<&C::warmup_min_lr>("warmup_min_lr", kRate, 0.0, "learning rate at the start"),
-      param<&C::warmup_max_lr>("warmup_max_lr", kRate, 1e-3, "learning rate after the warm-up"),
+      required(
+          scheduler_param<&C::total_num_steps>("total_num_steps", at_least(1), nullptr, "steps until the rate is 0")),
+      scheduler_param<&C::warmup_min_lr>("warmup_min_lr", kRate, 0.0, "learning rate at the start"),
+      scheduler_param<&C::warmup_max_lr>("warmup_max_lr", kRate, 1e-3, "learning rate after the warm-up"),
   };
   keys.back().when_auto = Auto::kDefaultTold;
   add_warmup<C>(keys);
@@ -77,9 +80,11 @@ std::vector<Key> warmup_decay_keys() {
 std::vector<Key> warmup_cosine_keys() {
   using C = WarmupCosineLRConfig;
   std::vector<Key> keys{
-      required(param<&C::total_num_steps>("total_num_steps", at_least(1), nullptr, "steps until the rate is lowest")),
-      param<&C::warmup_min_ratio>("warmup_min_ratio", kRate, 0.0, "start, as a part of the param group's rate"),
-      param<&C::cos_min_ratio>("cos_min_ratio", kRate, 1e-4, "end, as a part of the param group's rate"),
+      required(scheduler_param<&C::total_num_steps>("total_num_steps", at_least(1), nullptr,
+                                                    "steps until the rate is lowest")),
+      scheduler_param<&C::warmup_min_ratio>("warmup_min_ratio", kRate, 0.0,
+                                            "start, as a part of the param group's rate"),
+      scheduler_param<&C::cos_min_ratio>("cos_min_ratio", kRate, 1e-4, "end, as a part of the param group's rate"),
   };
   add_warmup<C>(keys);
   return keys;
@@ -88,37 +93,41 @@ std::vector<Key> warmup_cosine_keys() {
 std::vector<Key> one_cycle_keys() {
   using C = OneCycleConfig;
   return {
-      required(param<&C::cycle_min_lr>("cycle_min_lr", kRate, nullptr, "lowest learning rate of the cycle")),
-      required(param<&C::cycle_max_lr>("cycle_max_lr", kRate, nullptr, "highest learning rate of the cycle")),
-      param<&C::decay_lr_rate>("decay_lr_rate", kRate, 0.0, "decay of the learning rate after the cycle"),
-      param<&C::cycle_first_step_size>("cycle_first_step_size", at_least(1), 2000, "steps of the rising half"),
-      param<&C::cycle_second_step_size>("cycle_second_step_size", at_least(1), nullptr,
-                                        "steps of the falling half; unset: as the first"),
-      param<&C::cycle_first_stair_count>("cycle_first_stair_count", at_least(0), 0, "stairs of the rising half"),
-      param<&C::cycle_second_stair_count>("cycle_second_stair_count", at_least(0), nullptr,
-                                          "stairs of the falling half; unset: as the first"),
-      param<&C::decay_step_size>("decay_step_size", at_least(0), 0, "steps of one decay; 0: no decay"),
-      param<&C::cycle_momentum>("cycle_momentum", Bool{}, true, "move beta1 against the learning rate; beta2 is 0.99"),
-      param<&C::cycle_min_mom>("cycle_min_mom", Number{.min = 0, .max = 1}, 0.8, "lowest beta1"),
-      param<&C::cycle_max_mom>("cycle_max_mom", Number{.min = 0, .max = 1}, 0.9, "highest beta1"),
-      param<&C::decay_mom_rate>("decay_mom_rate", Number{}, 0.0, "change of beta1 after the cycle"),
+      required(scheduler_param<&C::cycle_min_lr>("cycle_min_lr", kRate, nullptr, "lowest learning rate of the cycle")),
+      required(scheduler_param<&C::cycle_max_lr>("cycle_max_lr", kRate, nullptr, "highest learning rate of the cycle")),
+      scheduler_param<&C::decay_lr_rate>("decay_lr_rate", kRate, 0.0, "decay of the learning rate after the cycle"),
+      scheduler_param<&C::cycle_first_step_size>("cycle_first_step_size", at_least(1), 2000,
+                                                 "steps of the rising half"),
+      scheduler_param<&C::cycle_second_step_size>("cycle_second_step_size", at_least(1), nullptr,
+                                                  "steps of the falling half; unset: as the first"),
+      scheduler_param<&C::cycle_first_stair_count>("cycle_first_stair_count", at_least(0), 0,
+                                                   "stairs of the rising half"),
+      scheduler_param<&C::cycle_second_stair_count>("cycle_second_stair_count", at_least(0), nullptr,
+                                                    "stairs of the falling half; unset: as the first"),
+      scheduler_param<&C::decay_step_size>("decay_step_size", at_least(0), 0, "steps of one decay; 0: no decay"),
+      scheduler_param<&C::cycle_momentum>("cycle_momentum", Bool{}, true,
+                                          "move beta1 against the learning rate; beta2 is 0.99"),
+      scheduler_param<&C::cycle_min_mom>("cycle_min_mom", Number{.min = 0, .max = 1}, 0.8, "lowest beta1"),
+      scheduler_param<&C::cycle_max_mom>("cycle_max_mom", Number{.min = 0, .max = 1}, 0.9, "highest beta1"),
+      scheduler_param<&C::decay_mom_rate>("decay_mom_rate", Number{}, 0.0, "change of beta1 after the cycle"),
   };
 }
 
 std::vector<Key> range_test_keys() {
   using C = LRRangeTestConfig;
   return {
-      param<&C::min_lr>("lr_range_test_min_lr", kRate, 1e-3, "learning rate at the start"),
-      param<&C::step_size>("lr_range_test_step_size", at_least(1), 2000, "steps of one interval"),
-      param<&C::step_rate>("lr_range_test_step_rate", Number{}, 1.0, "rise per interval, as a part of the start"),
-      param<&C::staircase>("lr_range_test_staircase", Bool{}, false, "rise in steps"),
+      scheduler_param<&C::min_lr>("lr_range_test_min_lr", kRate, 1e-3, "learning rate at the start"),
+      scheduler_param<&C::step_size>("lr_range_test_step_size", at_least(1), 2000, "steps of one interval"),
+      scheduler_param<&C::step_rate>("lr_range_test_step_rate", Number{}, 1.0,
+                                     "rise per interval, as a part of the start"),
+      scheduler_param<&C::staircase>("lr_range_test_staircase", Bool{}, false, "rise in steps"),
   };
 }
 
 }  // namespace
 
 std::span<const std::string_view> scheduler_names() {
-  return kNames;
+  return kSchedulerNames;
 }
 
 SchedulerConfig make_scheduler(size_t index) {

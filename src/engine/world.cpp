@@ -125,7 +125,7 @@ std::string store_address() {
 }
 
 // torchrun keeps one store over restarts: the keys of an earlier attempt must not be found.
-std::string attempt() {
+std::string attempt_prefix() {
   const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return concat("zeroshard/", count ? count : "0", "/");
 }
@@ -166,7 +166,7 @@ World::World(const Config& config, c10::Device device, const RankEnvironment& en
   std::unique_ptr<Meeting> meeting;
   try {
     meeting = meet(store, env, config.timeout_ms, observer_);
-    const std::string prefix = concat(attempt(), meeting->number(), "/");
+    const std::string prefix = concat(attempt_prefix(), meeting->number(), "/");
     const auto group = [store, prefix, rank = env.rank, size = env.world_size](const char* name, c10::Device where,
                                                                                int64_t timeout_ms) {
       const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);

@@ -20,7 +20,7 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kMaxTextBytes = 4096;
-constexpr int kMaxTries = 100;
+constexpr int kMaxLockTries = 100;
 
 // The holder of a lock, according to the file. Empty: the file does not say.
 struct Holder {
@@ -98,7 +98,7 @@ class HeldLocks {
     const std::lock_guard lock(mutex_);
     // Some locks are never destroyed. Registered after `io` was made, it runs before `io` is destroyed.
     [[maybe_unused]] static const int kRegistered = std::atexit([] { of_this_process().delete_files(); });
-    for (int tries = 0; tries < kMaxTries; ++tries)
+    for (int tries = 0; tries < kMaxLockTries; ++tries)
       if (auto held = try_once(io, path, advice)) return held;
     throw IoError(concat("cannot lock ", path, ": its file ", DirectoryLock::kName, " is replaced again and again"));
   }

@@ -17,21 +17,21 @@ namespace {
 
 constexpr useconds_t kPauseUs = 1000;
 
-int64_t result_of(int64_t result) {
+int64_t ring_result(int64_t result) {
   return result < 0 ? -errno : result;
 }
 
 class KernelRing final : public RingSystem {
  public:
   int setup(unsigned entries, void* params) override {
-    return int(result_of(::syscall(SYS_io_uring_setup, entries, params)));
+    return int(ring_result(::syscall(SYS_io_uring_setup, entries, params)));
   }
   int enter(int ring, unsigned to_submit, unsigned to_wait_for) override {
     const unsigned flags = to_wait_for > 0 ? IORING_ENTER_GETEVENTS : 0;
-    return int(result_of(::syscall(SYS_io_uring_enter, ring, to_submit, to_wait_for, flags, nullptr, 0)));
+    return int(ring_result(::syscall(SYS_io_uring_enter, ring, to_submit, to_wait_for, flags, nullptr, 0)));
   }
   int register_with(int ring, unsigned what, const void* items, unsigned count) override {
-    return int(result_of(::syscall(SYS_io_uring_register, ring, what, items, count)));
+    return int(ring_result(::syscall(SYS_io_uring_register, ring, what, items, count)));
   }
   void* map(int ring, size_t bytes, int64_t offset) override {
     void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, offset);

@@ -12,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxTries = 1000;  // of a request that is interrupted, or for which the system has no room
+constexpr int kMaxRequestTries = 1000;  // of a request that is interrupted, or for which the system has no room
 constexpr std::chrono::milliseconds kPause(1);
 
 bool is_no_room(int64_t error) {
@@ -110,7 +110,7 @@ void TransferQueue::take(const BlockResult& result) {
   // ECANCELED: the thread that had started the request has ended.
   const bool again = result.result == -EINTR || result.result == -ECANCELED || is_no_room(result.result) ||
                      (result.result == -EINVAL && block.tries == 0);  // begun when the file still had O_DIRECT
-  if (!again || ++block.tries >= kMaxTries) fail(block, result.result == 0 ? -EIO : result.result);
+  if (!again || ++block.tries >= kMaxRequestTries) fail(block, result.result == 0 ? -EIO : result.result);
   waiting_.push_front(block);
 }
 

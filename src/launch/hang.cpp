@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-using Activity = HeartbeatState::Activity;
+using RankActivity = HeartbeatState::Activity;
 
 double seconds(int64_t ns) {
   return static_cast<double>(ns) / 1e9;
@@ -32,7 +32,7 @@ bool has_waited(const WatchedRank& rank, const HangLimits& limits) {
 
 // Least suspicious last: a rank that waits has got further than one that does not.
 auto order(const WatchedRank& rank) {
-  const int64_t step = rank.heart.activity == Activity::kNone ? -1 : rank.heart.step;
+  const int64_t step = rank.heart.activity == RankActivity::kNone ? -1 : rank.heart.step;
   return std::tuple(waits(rank), step, rank.heart.progress_ns);
 }
 
@@ -47,7 +47,7 @@ std::optional<size_t> find_hang(const std::vector<WatchedRank>& ranks, const Han
     if (rank.process.exit) continue;
     if (!suspect || order(rank) < order(ranks[*suspect])) suspect = i;
     waited_for = waited_for || has_waited(rank, limits);
-    if (rank.heart.activity != Activity::kBeating) continue;
+    if (rank.heart.activity != RankActivity::kBeating) continue;
     ++beating;
     if (silence_s(rank, limits) < limits.timeout_s) continue;
     ++silent;
@@ -76,15 +76,15 @@ std::optional<std::pair<size_t, size_t>> find_absence(const std::vector<WatchedR
 std::string describe_heart(const HeartbeatState& heart, int64_t now_ns) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1);
-  if (heart.activity == Activity::kNone) {
+  if (heart.activity == RankActivity::kNone) {
     out << (heart.owner == 0 ? "has not connected" : "no step yet");
   } else {
     out << "step " << heart.step << ", last progress " << seconds(now_ns - heart.progress_ns) << " s ago";
   }
-  if (heart.activity == Activity::kFinished) out << ", has left its engine";
+  if (heart.activity == RankActivity::kFinished) out << ", has left its engine";
   if (heart.waiting_since_ns != 0) {
     out << "; waits in " << heart.where << " for " << seconds(now_ns - heart.waiting_since_ns) << " s";
-  } else if (heart.activity == Activity::kBeating) {
+  } else if (heart.activity == RankActivity::kBeating) {
     out << "; waits for no rank";
   }
   return out.str();

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // elements below which a second thread does not pay
 
-constexpr int64_t kPiece = 1 << 15;  // elements of an update, where users may have written
+constexpr int64_t kUpdatedPiece = 1 << 15;  // elements of an update, where users may have written
 
 constexpr int64_t kAtenPiece = 1 << 23;  // elements that LibTorch updates at a time: bounds its temporary memory
 
@@ -270,7 +270,7 @@ void ShardedOptimizer::update_stretch(const UpdateTensors& tensors, const Update
   const bool takes = update.is_open && tensors.master.defined();
   at::parallel_for(0, tensors.param.numel(), kGrain, [&](int64_t begin, int64_t end) {
     // A piece at a time, what is compared first is in the processor's cache for the update.
-    const int64_t piece = takes ? kPiece : end - begin;
+    const int64_t piece = takes ? kUpdatedPiece : end - begin;
     for (int64_t from = begin; from < end; from += piece) {
       const int64_t to = std::min(from + piece, end);
       if (takes) take_written(cut(tensors.master, {from, to}), cut(tensors.param, {from, to}));

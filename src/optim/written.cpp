@@ -14,9 +14,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kPiece = 2048;
+constexpr int64_t kComparedPiece = 2048;
 
-using Rounded = std::array<uint16_t, kPiece>;
+using Rounded = std::array<uint16_t, kComparedPiece>;
 
 // Whether the parameters are `rounded`, which it fills.
 bool is_same(const float* master, const uint16_t* param, DType dtype, int64_t numel, Rounded& rounded) {
@@ -27,7 +27,7 @@ bool is_same(const float* master, const uint16_t* param, DType dtype, int64_t nu
 void take_piece(float* master, const uint16_t* param, DType dtype, int64_t numel) {
   alignas(64) Rounded rounded;
   if (is_same(master, param, dtype, numel, rounded)) return;
-  alignas(64) std::array<float, kPiece> written;
+  alignas(64) std::array<float, kComparedPiece> written;
   kernels::pack(param, dtype, written.data(), DType::kFloat32, 1, numel);
   for (size_t i = 0; i < size_t(numel); ++i)
     if (rounded[i] != param[i]) master[i] = written[i];
@@ -48,8 +48,8 @@ void take_written(const at::Tensor& master, const at::Tensor& param) {
   }
   auto* const to = master.data_ptr<float>();
   const auto* const from = static_cast<const uint16_t*>(param.const_data_ptr());
-  for (int64_t at = 0; at < param.numel(); at += kPiece)
-    take_piece(to + at, from + at, dtype, std::min(kPiece, param.numel() - at));
+  for (int64_t at = 0; at < param.numel(); at += kComparedPiece)
+    take_piece(to + at, from + at, dtype, std::min(kComparedPiece, param.numel() - at));
 }
 
 bool is_written(const at::Tensor& master, const at::Tensor& param) {
@@ -57,8 +57,8 @@ bool is_written(const at::Tensor& master, const at::Tensor& param) {
   const auto* const from = static_cast<const uint16_t*>(param.const_data_ptr());
   const DType dtype = to_dtype(param.scalar_type());
   alignas(64) Rounded rounded;
-  for (int64_t at = 0; at < param.numel(); at += kPiece)
-    if (!is_same(own + at, from + at, dtype, std::min(kPiece, param.numel() - at), rounded)) return true;
+  for (int64_t at = 0; at < param.numel(); at += kComparedPiece)
+    if (!is_same(own + at, from + at, dtype, std::min(kComparedPiece, param.numel() - at), rounded)) return true;
   return false;
 }
 

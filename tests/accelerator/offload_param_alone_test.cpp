@@ -14,23 +14,24 @@ using ::testing::Each;
 using testing::TemporaryDirectory;
 
 // Where parameters lie, and where the states.
-struct Places {
+struct PlacesAlone {
   OffloadDevice parameters = OffloadDevice::kCpu;
   OffloadDevice states = OffloadDevice::kNone;
 
   bool device_updates() const { return states == OffloadDevice::kNone; }
   std::string of_parameters() const { return parameters == OffloadDevice::kCpu ? "host" : "file"; }
 };
-constexpr Places kHost, kFile{OffloadDevice::kNvme}, kFileAndHost{OffloadDevice::kNvme, OffloadDevice::kCpu};
+constexpr PlacesAlone kAllOnHost, kAllOnFile{OffloadDevice::kNvme},
+    kFileAndHost{OffloadDevice::kNvme, OffloadDevice::kCpu};
 
-using Case = std::tuple<Schedule, int, Places>;
+using AloneCase = std::tuple<Schedule, int, PlacesAlone>;
 
-class ParamAloneOffload : public ::testing::TestWithParam<Case> {
+class ParamAloneOffload : public ::testing::TestWithParam<AloneCase> {
  protected:
   void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/21); }
   void TearDown() override { end_on_devices(); }
   static int ranks() { return std::get<1>(GetParam()); }
-  static const Places& places() { return std::get<2>(GetParam()); }
+  static const PlacesAlone& places() { return std::get<2>(GetParam()); }
   static Scenario scenario(DType dtype = DType::kFloat32) {
     Scenario made = test::make_scenario(ranks(), /*stage=*/3);
     made.config.compute_dtype = dtype;
@@ -53,21 +54,21 @@ class ParamAloneOffload : public ::testing::TestWithParam<Case> {
   TemporaryDirectory directory_;
 };
 
-std::vector<Case> cases() {
+std::vector<AloneCase> alone_cases() {
   if (!testing::release()) {
-    return {{Schedule::kLazy, 1, kHost},
-            {Schedule::kLazy, 2, kHost},
-            {Schedule::kLate, 2, kHost},
-            {Schedule::kLate, 2, kFile},
+    return {{Schedule::kLazy, 1, kAllOnHost},
+            {Schedule::kLazy, 2, kAllOnHost},
+            {Schedule::kLate, 2, kAllOnHost},
+            {Schedule::kLate, 2, kAllOnFile},
             {Schedule::kLazy, 2, kFileAndHost}};
   }
-  std::vector<Case> all;
+  std::vector<AloneCase> all;
   for (const auto& [schedule, ranks] : cases_of_one_stage({}))
-    for (const Places& places : {kHost, kFile, kFileAndHost}) all.emplace_back(schedule, ranks, places);
+    for (const PlacesAlone& places : {kAllOnHost, kAllOnFile, kFileAndHost}) all.emplace_back(schedule, ranks, places);
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, ParamAloneOffload, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Schedules, ParamAloneOffload, ::testing::ValuesIn(alone_cases()));
 
 // fp32 parameters that the device updates are the master weights of their states, and stay with them.
 TEST_P(ParamAloneOffload, GivesTheSameBitsInThePlannedMemory) {

@@ -21,7 +21,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 
-struct Files {
+struct ParamFiles {
   int buffer_count = 1;
   int64_t max_in_memory = 0;
   bool states = true;  // go, too
@@ -39,7 +39,7 @@ class ParamFileOffload : public ::testing::TestWithParam<std::tuple<Schedule, in
     made.steps = 3;
     return made;
   }
-  Scenario in_files(Scenario scenario, const Files& files = {}) const {
+  Scenario in_files(Scenario scenario, const ParamFiles& files = {}) const {
     OffloadParamConfig& param = scenario.config.offload_param;
     param = {.device = OffloadParamConfig::Device::kNvme, .nvme_path = paths(), .buffer_count = files.buffer_count};
     param.max_in_memory = files.max_in_memory;
@@ -48,7 +48,7 @@ class ParamFileOffload : public ::testing::TestWithParam<std::tuple<Schedule, in
           .device = OffloadOptimizerConfig::Device::kNvme, .nvme_path = paths(), .buffer_count = 2};
     return on_devices(std::move(scenario));
   }
-  Result expect_the_same_bits(const Scenario& scenario, const Files& files = {}) const {
+  Result expect_the_same_bits(const Scenario& scenario, const ParamFiles& files = {}) const {
     return expect_bits_of(scenario, in_files(scenario, files));
   }
   std::vector<std::string> paths() const { return {one_.path(), other_.path()}; }

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 
 // Where parameters lie, and where the first of their states.
-struct Places {
+struct SharedPlaces {
   OffloadDevice parameters = OffloadDevice::kCpu;
   OffloadDevice states = OffloadDevice::kCpu;
 };
@@ -29,20 +29,20 @@ std::string tier_of(OffloadDevice place) {
 }
 
 // What a run may have besides.
-struct Files {
+struct ShareFiles {
   double ratio = 0.3;
   int buffer_count = 2;
   int64_t max_in_memory = 0;
 };
 
-using Case = std::tuple<Schedule, int, Places>;
+using ShareCase = std::tuple<Schedule, int, SharedPlaces>;
 
-class ParamShareOffload : public ::testing::TestWithParam<Case> {
+class ParamShareOffload : public ::testing::TestWithParam<ShareCase> {
  protected:
   void SetUp() override { begin_on_devices(std::get<0>(GetParam()), /*seed=*/31); }
   void TearDown() override { end_on_devices(); }
   static int ranks() { return std::get<1>(GetParam()); }
-  static const Places& places() { return std::get<2>(GetParam()); }
+  static const SharedPlaces& places() { return std::get<2>(GetParam()); }
   static bool are_in_files() { return places().parameters == kFile; }
   static Scenario scenario(DType dtype = DType::kBFloat16) {
     Scenario made = test::make_scenario(ranks(), /*stage=*/3);
@@ -51,7 +51,7 @@ class ParamShareOffload : public ::testing::TestWithParam<Case> {
     made.steps = 3;
     return made;
   }
-  Scenario share(Scenario scenario, const Files& files = {}) const {
+  Scenario share(Scenario scenario, const ShareFiles& files = {}) const {
     OffloadParamConfig& param = scenario.config.offload_param;
     param = {.device = places().parameters, .nvme_path = {directory_.path()}, .buffer_count = files.buffer_count};
     param.max_in_memory = files.max_in_memory;
@@ -61,14 +61,14 @@ class ParamShareOffload : public ::testing::TestWithParam<Case> {
                                          .buffer_count = files.buffer_count};
     return on_devices(std::move(scenario));
   }
-  Result expect_the_same_bits(const Scenario& scenario, const Files& files = {}) const {
+  Result expect_the_same_bits(const Scenario& scenario, const ShareFiles& files = {}) const {
     return expect_bits_of(scenario, share(scenario, files));
   }
 
   TemporaryDirectory directory_;
 };
 
-std::vector<Case> cases() {
+std::vector<ShareCase> share_cases() {
   if (!testing::release()) {
     return {{Schedule::kLazy, 1, {kHost, kHost}},
             {Schedule::kLazy, 3, {kHost, kHost}},
@@ -76,14 +76,15 @@ std::vector<Case> cases() {
             {Schedule::kLazy, 2, {kFile, kHost}},
             {Schedule::kLate, 2, {kFile, kFile}}};
   }
-  std::vector<Case> all;
+  std::vector<ShareCase> all;
   for (const auto& [schedule, ranks] : cases_of_one_stage({}))
     for (const OffloadDevice parameters : {kHost, kFile})
-      for (const OffloadDevice states : {kHost, kFile}) all.emplace_back(schedule, ranks, Places{parameters, states});
+      for (const OffloadDevice states : {kHost, kFile})
+        all.emplace_back(schedule, ranks, SharedPlaces{parameters, states});
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, ParamShareOffload, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Schedules, ParamShareOffload, ::testing::ValuesIn(share_cases()));
 
 // All parameters have left the device, and the states of as many as the ratio says, in whole blocks.
 TEST_P(ParamShareOffload, GivesTheSameBitsInThePlannedMemory) {

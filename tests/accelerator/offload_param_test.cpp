@@ -14,7 +14,7 @@ using test::Scenario;
 using ::testing::Each;
 using testing::TemporaryDirectory;
 
-Scenario offloading(Scenario scenario) {
+Scenario offloading_params(Scenario scenario) {
   scenario.config.offload_param.device = OffloadParamConfig::Device::kCpu;
   scenario.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
   return on_devices(std::move(scenario));
@@ -35,13 +35,13 @@ class ParamOffload : public ::testing::TestWithParam<std::tuple<Schedule, int>> 
 INSTANTIATE_TEST_SUITE_P(Schedules, ParamOffload,
                          ::testing::ValuesIn(cases_of_one_stage({{Schedule::kLazy, 1}, {Schedule::kLazy, 2}})));
 
-Result expect_the_same_bits(const Scenario& scenario) {
-  return expect_bits_of(scenario, offloading(scenario));
+Result expect_the_same_bits_of_params(const Scenario& scenario) {
+  return expect_bits_of(scenario, offloading_params(scenario));
 }
 
 TEST_P(ParamOffload, GivesTheSameBitsInThePlannedMemory) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Result result = expect_the_same_bits(scenario(dtype));
+    const Result result = expect_the_same_bits_of_params(scenario(dtype));
     EXPECT_EQ(planned(result, "parameters", "device"), 0);
     EXPECT_GT(planned(result, "parameters", "host"), 0);
     EXPECT_EQ(planned(result, "pinned", "host"), 0);  // nothing is copied back
@@ -50,11 +50,11 @@ TEST_P(ParamOffload, GivesTheSameBitsInThePlannedMemory) {
 }
 
 TEST_P(ParamOffload, AccumulatesGradients) {
-  for (const Scenario& each : accumulating(scenario(DType::kBFloat16))) expect_the_same_bits(each);
+  for (const Scenario& each : accumulating(scenario(DType::kBFloat16))) expect_the_same_bits_of_params(each);
 }
 
 TEST_P(ParamOffload, SkipsStepsThatOverflow) {
-  expect_skipped_steps(scenario(DType::kFloat16), [&](const Scenario& of) { return offloading(of); });
+  expect_skipped_steps(scenario(DType::kFloat16), [&](const Scenario& of) { return offloading_params(of); });
 }
 
 // Small units and those of a rule stay on the device; the others leave it. Frozen parameters leave, and those that no
@@ -65,7 +65,7 @@ TEST_P(ParamOffload, UnitsOfAllKindsBesideEachOther) {
     mixed.model.frozen = mixed.model.unused = true;
     mixed.config.persistence_threshold = 1500;  // the head
     mixed.config.placement = {{"unit 3", /*replicated=*/true}};
-    const Result result = expect_the_same_bits(mixed);
+    const Result result = expect_the_same_bits_of_params(mixed);
     EXPECT_GT(planned(result, "parameters", "device"), 0);
     EXPECT_GT(planned(result, "parameters", "host"), 0);
     EXPECT_GT(planned(result, "master weights", "host"), 0);
@@ -76,7 +76,7 @@ TEST_P(ParamOffload, WithoutPrefetchAndWithoutOverlap) {
   Scenario plain = scenario(DType::kBFloat16);
   plain.config.prefetch_numel = 0;
   plain.config.overlap_comm = false;
-  expect_the_same_bits(plain);
+  expect_the_same_bits_of_params(plain);
 }
 
 // The optimizer's states stay on the device, and fp32 parameters with them: frozen ones alone leave.
@@ -84,7 +84,7 @@ TEST_P(ParamOffload, FrozenParametersLeaveAlone) {
   Scenario frozen = scenario();
   frozen.model.frozen = true;
   const Result expected = test::train(on_devices(frozen));
-  Scenario alone = offloading(frozen);
+  Scenario alone = offloading_params(frozen);
   alone.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kNone;
   const Result result = test::train(alone);
   ASSERT_FALSE(HasFailure());
@@ -105,7 +105,7 @@ TEST_P(ParamOffload, SlotsAreUsedAgain) {
     large.steps = 3;
     std::vector<at::Tensor> values;
     for (const bool offloads : {false, true}) {
-      test::ThreadWorld world(offloads ? offloading(large) : on_devices(large));
+      test::ThreadWorld world(offloads ? offloading_params(large) : on_devices(large));
       ASSERT_THAT(world.run([](test::Rank& rank) { train_without_waits(rank, {}); }), Each(""));
       values.push_back(world.rank(0).result.values);
     }
@@ -116,42 +116,42 @@ TEST_P(ParamOffload, SlotsAreUsedAgain) {
 
 TEST_P(ParamOffload, WeightsThatAreSetWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), set_weights);
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading_params(scenario(dtype)), set_weights);
   }
 }
 
 TEST_P(ParamOffload, WritesOfGatheredUnitsWaitForTheCopiesOfAPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading(scenario(dtype)), write_gathered_units);
+    expect_old_weights_in_passes(on_devices(scenario(dtype)), offloading_params(scenario(dtype)), write_gathered_units);
   }
 }
 
 // Passes of evaluation before, between and after; their losses are those without offload.
 TEST_P(ParamOffload, StepsBetweenPassesOfEvaluation) {
-  expect_old_weights_in_passes(on_devices(scenario(DType::kBFloat16)), offloading(scenario(DType::kBFloat16)),
+  expect_old_weights_in_passes(on_devices(scenario(DType::kBFloat16)), offloading_params(scenario(DType::kBFloat16)),
                                [](test::Rank& rank, int pass) { rank.train_step(pass + 1); });
 }
 
 TEST_P(ParamOffload, StreamsOfTheUsersGiveTheSameBits) {
-  expect_the_same_bits_on_own_streams(offloading(scenario(DType::kBFloat16)));
+  expect_the_same_bits_on_own_streams(offloading_params(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamOffload, TheHostWaitsForTheAgreementAlone) {
-  expect_a_wait_for_the_agreement_alone(offloading(scenario(DType::kBFloat16)));
+  expect_a_wait_for_the_agreement_alone(offloading_params(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamOffload, AnEngineMayGoAtAnyTime) {
-  expect_an_engine_may_go(offloading(scenario(DType::kBFloat16)));
+  expect_an_engine_may_go(offloading_params(scenario(DType::kBFloat16)));
 }
 
 TEST_P(ParamOffload, ReturnsItsUnits) {
-  expect_returned_units(offloading(scenario(DType::kBFloat16)));
+  expect_returned_units(offloading_params(scenario(DType::kBFloat16)));
 }
 
 // Ranks that read their shards themselves never have the model whole on the device.
 TEST_P(ParamOffload, RanksReadTheirShards) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Scenario made = offloading(scenario(dtype));
+    const Scenario made = offloading_params(scenario(dtype));
     const Result expected = test::train(made);
     test::ThreadWorld world(made);
     const auto errors = world.run([](test::Rank& rank) {
@@ -179,7 +179,7 @@ TEST_P(ParamOffload, RanksReadTheirShards) {
 }
 
 TEST_P(ParamOffload, MemoryThatCannotBePinnedGivesTheSameBits) {
-  const Scenario made = offloading(scenario(DType::kBFloat16));
+  const Scenario made = offloading_params(scenario(DType::kBFloat16));
   Scenario pageable = made;
   pageable.config.offload_param.pin_memory = pageable.config.offload_optimizer.pin_memory = false;
   expect_bits_without_pinning(made, pageable);
@@ -189,7 +189,7 @@ TEST_P(ParamOffload, MemoryThatCannotBePinnedGivesTheSameBits) {
 TEST_P(ParamOffload, AnOptimizerOutsideUpdatesOnTheHost) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const at::Tensor without = values_of_an_optimizer_outside(on_devices(scenario(dtype)), /*on_host=*/false);
-    EXPECT_TRUE(without.equal(values_of_an_optimizer_outside(offloading(scenario(dtype)), /*on_host=*/true)));
+    EXPECT_TRUE(without.equal(values_of_an_optimizer_outside(offloading_params(scenario(dtype)), /*on_host=*/true)));
   }
   expect_no_race(scenario());
 }
@@ -203,8 +203,8 @@ TEST_P(ParamOffload, CheckpointsGoBetweenTiers) {
       Scenario made = scenario(dtype), other = scenario(dtype);
       made.model.frozen = other.model.frozen = true;
       (saves_from_host ? other : made).config.stage = 2;
-      const Scenario saving = saves_from_host ? offloading(made) : on_devices(made);
-      const Scenario loading = saves_from_host ? on_devices(other) : offloading(other);
+      const Scenario saving = saves_from_host ? offloading_params(made) : on_devices(made);
+      const Scenario loading = saves_from_host ? on_devices(other) : offloading_params(other);
       const SavedRun run = train_and_save(saving, root.path(), {.async = dtype == DType::kFloat32});
       expect_same_end(loading, run, [&](test::SavingRank& rank) { load_under_a_pass(rank, loading, root.path()); });
     }

@@ -14,7 +14,7 @@ using ::testing::Each;
 using ::testing::IsEmpty;
 using testing::TemporaryDirectory;
 
-Scenario offloading(Scenario scenario) {
+Scenario offloading_states(Scenario scenario) {
   scenario.config.offload_optimizer.device = OffloadOptimizerConfig::Device::kCpu;
   return on_devices(std::move(scenario));
 }
@@ -32,8 +32,8 @@ class Offload : public ::testing::TestWithParam<std::tuple<Schedule, int, int>> 
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Offload, ::testing::ValuesIn(cases_of_all_stages()));
 
-void expect_the_same_bits(const Scenario& scenario) {
-  for (const MemoryLine& line : expect_bits_of(scenario, offloading(scenario)).memory) {
+void expect_the_same_bits_of_states(const Scenario& scenario) {
+  for (const MemoryLine& line : expect_bits_of(scenario, offloading_states(scenario)).memory) {
     if (line.category == "master weights" || line.category == "moments") {
       EXPECT_EQ(line.tier, "host");
     }
@@ -41,8 +41,8 @@ void expect_the_same_bits(const Scenario& scenario) {
 }
 
 TEST_P(Offload, GivesTheSameBitsInThePlannedMemory) {
-  expect_the_same_bits(scenario());
-  expect_the_same_bits(scenario(DType::kBFloat16));
+  expect_the_same_bits_of_states(scenario());
+  expect_the_same_bits_of_states(scenario(DType::kBFloat16));
 }
 
 TEST_P(Offload, AccumulatesOnTheHost) {
@@ -52,27 +52,27 @@ TEST_P(Offload, AccumulatesOnTheHost) {
       accumulating.steps = 2;
       accumulating.config.grad_accumulation_steps = 3;
       accumulating.no_sync = no_sync;
-      expect_the_same_bits(accumulating);
+      expect_the_same_bits_of_states(accumulating);
     }
   }
   Scenario rounded = scenario(DType::kBFloat16);  // every sum is rounded to 16 bits, as without offload
   rounded.steps = 2;
   rounded.config.grad_accumulation_steps = 3;
   rounded.config.grad_accum_dtype = DType::kBFloat16;
-  expect_the_same_bits(rounded);
+  expect_the_same_bits_of_states(rounded);
 }
 
 TEST_P(Offload, SkipsStepsThatOverflow) {
-  expect_skipped_steps(scenario(DType::kFloat16), [&](const Scenario& of) { return offloading(of); });
+  expect_skipped_steps(scenario(DType::kFloat16), [&](const Scenario& of) { return offloading_states(of); });
 }
 
 TEST_P(Offload, UnitsThatStayWholeAndOneRankInTheShapeOfShards) {
   Scenario whole = scenario(DType::kBFloat16);
   whole.config.persistence_threshold = 1'000'000;
-  expect_the_same_bits(whole);
+  expect_the_same_bits_of_states(whole);
   Scenario shards = scenario(DType::kBFloat16);
   shards.config.shard_one_rank = true;
-  expect_the_same_bits(shards);
+  expect_the_same_bits_of_states(shards);
 }
 
 // The optimizer has no states but the master weights.
@@ -81,15 +81,15 @@ TEST_P(Offload, OptimizersWithoutMoments) {
     Scenario plain = scenario(dtype);
     plain.config.optimizer->type = OptimizerConfig::Type::kSgd;
     plain.config.optimizer->momentum = 0;
-    expect_the_same_bits(plain);
+    expect_the_same_bits_of_states(plain);
   }
 }
 
 // Trains on devices with and without offload; `before_step` is done on each rank, and may wait for nothing.
-void expect_the_same_without_waits(const Scenario& scenario, const BeforeStep& before_step) {
+void expect_the_same_states_without_waits(const Scenario& scenario, const BeforeStep& before_step) {
   std::vector<at::Tensor> values;
   for (const bool offloads : {false, true}) {
-    test::ThreadWorld world(offloads ? offloading(scenario) : on_devices(scenario));
+    test::ThreadWorld world(offloads ? offloading_states(scenario) : on_devices(scenario));
     const auto errors = world.run([&before_step](test::Rank& rank) { train_without_waits(rank, before_step); });
     ASSERT_THAT(errors, Each(""));
     values.push_back(world.rank(0).result.values);
@@ -104,14 +104,14 @@ TEST_P(Offload, BuffersAreUsedAgain) {
     Scenario large = scenario(dtype);
     large.model.ballast = 1 << 17;
     large.steps = 3;
-    expect_the_same_without_waits(large, {});
+    expect_the_same_states_without_waits(large, {});
   }
 }
 
 // What users write to parameters that are whole, by whatever way, counts from the next step on.
 TEST_P(Offload, WritesOfUsersCount) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_the_same_without_waits(scenario(dtype), [](test::Rank& rank, int step) {
+    expect_the_same_states_without_waits(scenario(dtype), [](test::Rank& rank, int step) {
       if (step != 1 || rank.scenario.config.stage == 3) return;
       const at::NoGradGuard no_grad;
       rank.model.params()[2][0].data().mul_(1.5);
@@ -125,7 +125,7 @@ TEST_P(Offload, WritesBeforeTheFirstGradientCount) {
     Scenario later = scenario(dtype);
     later.steps = 5;
     later.skip = [](int /*rank*/, int step, size_t unit) { return unit == 1 && step < 3; };
-    expect_the_same_without_waits(later, [](test::Rank& rank, int step) {
+    expect_the_same_states_without_waits(later, [](test::Rank& rank, int step) {
       if (step != 1 || rank.scenario.config.stage == 3) return;
       const at::NoGradGuard no_grad;
       rank.model.params()[1][0].data().mul_(1.5);
@@ -136,7 +136,7 @@ TEST_P(Offload, WritesBeforeTheFirstGradientCount) {
 // Parameters come to the host where somebody has written to them alone; a checksum on the device tells.
 TEST_P(Offload, ParametersThatNobodyWroteToStayOnTheDevice) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    Scenario made = offloading(scenario(dtype));
+    Scenario made = offloading_states(scenario(dtype));
     made.steps = 4;
     std::vector<int64_t> copies;  // of all ranks, up to each step
     test::ThreadWorld world(made);
@@ -163,12 +163,12 @@ TEST_P(Offload, ParametersThatNobodyWroteToStayOnTheDevice) {
 // Right after a step, whose copies to the device are under way, and of the whole unit.
 TEST_P(Offload, WeightsThatAreSetFollowTheCopiesOfTheStep) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    expect_the_same_without_waits(scenario(dtype), set_weights);
+    expect_the_same_states_without_waits(scenario(dtype), set_weights);
   }
 }
 
 TEST_P(Offload, StreamsOfTheUsersGiveTheSameBits) {
-  expect_the_same_bits_on_own_streams(offloading(scenario(DType::kBFloat16)));
+  expect_the_same_bits_on_own_streams(offloading_states(scenario(DType::kBFloat16)));
 }
 
 // From the first forward to the agreement on the step the host waits for nothing that it does not wait for without
@@ -178,7 +178,7 @@ TEST_P(Offload, TheHostDoesNotWaitBeforeTheRanksHaveAgreed) {
   for (const bool offloads : {false, true}) {
     Scenario accumulating = scenario(DType::kBFloat16);
     accumulating.config.grad_accumulation_steps = 2;
-    test::ThreadWorld world(offloads ? offloading(accumulating) : on_devices(accumulating));
+    test::ThreadWorld world(offloads ? offloading_states(accumulating) : on_devices(accumulating));
     int64_t pass = 0, agreement = 0;
     const auto errors = world.run([&](test::Rank& rank) {
       at::set_num_threads(1);
@@ -208,12 +208,12 @@ TEST_P(Offload, TheHostDoesNotWaitBeforeTheRanksHaveAgreed) {
 }
 
 TEST_P(Offload, AnEngineMayGoAtAnyTime) {
-  expect_an_engine_may_go(offloading(scenario(DType::kBFloat16)));
+  expect_an_engine_may_go(offloading_states(scenario(DType::kBFloat16)));
 }
 
 // A backward that fails on one rank is discarded, with what it has already sent to the host.
 TEST_P(Offload, AFailedBackwardLeavesNothing) {
-  const Scenario failing = offloading(scenario(DType::kBFloat16));
+  const Scenario failing = offloading_states(scenario(DType::kBFloat16));
   const Result expected = test::train(failing);
   test::ThreadWorld world(failing);
   const auto errors = world.run([](test::Rank& rank) {
@@ -239,7 +239,7 @@ TEST_P(Offload, AFailedBackwardLeavesNothing) {
 }
 
 TEST_P(Offload, TwoEnginesTrainBesideEachOther) {
-  const Scenario one = offloading(scenario(DType::kBFloat16));
+  const Scenario one = offloading_states(scenario(DType::kBFloat16));
   const Result expected = test::train(one);
   test::ThreadWorld first(one), second(one);
   const auto errors = first.run([&second](test::Rank& rank) {
@@ -263,7 +263,7 @@ TEST_P(Offload, TwoEnginesTrainBesideEachOther) {
 // kernels all the same.
 TEST_P(Offload, DevicesWithoutKernelsOfTheirOwn) {
   use_own_kernels(false);
-  const Result expected = test::train(scenario()), result = test::train(offloading(scenario()));
+  const Result expected = test::train(scenario()), result = test::train(offloading_states(scenario()));
   use_own_kernels(true);
   ASSERT_FALSE(HasFailure());
   EXPECT_LE((expected.values - result.values).abs().max().item<float>(), 1e-8F);
@@ -271,7 +271,7 @@ TEST_P(Offload, DevicesWithoutKernelsOfTheirOwn) {
 }
 
 TEST_P(Offload, MemoryThatCannotBePinnedGivesTheSameBits) {
-  const Scenario made = offloading(scenario(DType::kBFloat16));
+  const Scenario made = offloading_states(scenario(DType::kBFloat16));
   Scenario pageable = made;
   pageable.config.offload_optimizer.pin_memory = false;
   expect_bits_without_pinning(made, pageable);
@@ -279,7 +279,7 @@ TEST_P(Offload, MemoryThatCannotBePinnedGivesTheSameBits) {
 
 TEST_P(Offload, GradientsAreReadAndSet) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-    expect_the_same_gradients(on_devices(scenario(dtype)), offloading(scenario(dtype)));
+    expect_the_same_gradients(on_devices(scenario(dtype)), offloading_states(scenario(dtype)));
   expect_no_race(scenario());
 }
 
@@ -287,7 +287,7 @@ TEST_P(Offload, GradientsAreReadAndSet) {
 TEST_P(Offload, AnOptimizerOutsideUpdatesOnTheHost) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const at::Tensor without = values_of_an_optimizer_outside(on_devices(scenario(dtype)), /*on_host=*/false);
-    EXPECT_TRUE(without.equal(values_of_an_optimizer_outside(offloading(scenario(dtype)), /*on_host=*/true)));
+    EXPECT_TRUE(without.equal(values_of_an_optimizer_outside(offloading_states(scenario(dtype)), /*on_host=*/true)));
   }
   expect_no_race(scenario());
 }
@@ -298,7 +298,7 @@ TEST_P(Offload, CheckpointsGoBetweenTiers) {
     for (const bool saves_from_host : {false, true}) {
       const TemporaryDirectory root;
       const auto place = [](const Scenario& made, bool offloads) {
-        return offloads ? offloading(made) : on_devices(made);
+        return offloads ? offloading_states(made) : on_devices(made);
       };
       const Scenario saving = place(scenario(dtype), saves_from_host);
       const SavedRun run = train_and_save(saving, root.path());

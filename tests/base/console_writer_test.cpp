@@ -76,7 +76,7 @@ TEST(ConsoleWriter, DropsLinesWhenNobodyReadsAndSaysHowMany) {
   console.drain(kLong);
   pipe.write_end.reset();
   reader.join();
-  EXPECT_THAT(text, testing::EndsWith("x\n[zeroshard] 3 lines dropped: nobody read them for 0.1 s\nseen\n"));
+  EXPECT_THAT(text, ::testing::EndsWith("x\n[zeroshard] 3 lines dropped: nobody read them for 0.1 s\nseen\n"));
 }
 
 TEST(ConsoleWriter, SurvivesAClosedPipeAndAFullDisk) {

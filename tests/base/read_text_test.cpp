@@ -14,12 +14,12 @@ namespace zeroshard {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class ReadText : public testing::Test {
+class ReadText : public ::testing::Test {
  protected:
   ReadText() {
-    std::string name = testing::TempDir() + "read_text_XXXXXX";
+    std::string name = ::testing::TempDir() + "read_text_XXXXXX";
     folder_ = ::mkdtemp(name.data());
   }
   ~ReadText() override { fs::remove_all(folder_); }

@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 
 constexpr int kGroups = 4;
-constexpr int64_t kNumel = 5000;  // of a group on a rank
+constexpr int64_t kGroupNumel = 5000;  // of a group on a rank
 
 class Held final : public SliceData {
  public:
@@ -54,9 +54,9 @@ class Held final : public SliceData {
 };
 
 // A rank's share of a state: groups with two parameters each, of which `before_read` may be told.
-struct Share {
-  explicit Share(int rank_, int world_size_) : rank(rank_), world_size(world_size_), holds(kGroups) {
-    for (int group = 0; group < kGroups; ++group) values.emplace_back(size_t(kNumel), float(100 * group + rank));
+struct HeldShare {
+  explicit HeldShare(int rank_, int world_size_) : rank(rank_), world_size(world_size_), holds(kGroups) {
+    for (int group = 0; group < kGroups; ++group) values.emplace_back(size_t(kGroupNumel), float(100 * group + rank));
   }
 
   SaveRequest request(const std::string& root, const std::function<void(int group)>& before_read = {}) {
@@ -68,7 +68,7 @@ struct Share {
         if (before_read) before_read(group);
       };
       const auto data = std::make_shared<Held>(values[size_t(group)], holds[size_t(group)], before);
-      for (const Range part : {Range{0, 1000}, Range{1000, kNumel}}) {
+      for (const Range part : {Range{0, 1000}, Range{1000, kGroupNumel}}) {
         StateSlice slice;
         slice.name = concat(group, ".", part.begin);
         slice.kind = "weight";
@@ -95,7 +95,7 @@ struct Share {
   std::vector<WriteHold> holds;
 };
 
-void copy(void*, const void*, int64_t) {
+void refuse_copy(void*, const void*, int64_t) {
   FAIL() << "what is held is not copied";
 }
 
@@ -138,16 +138,16 @@ TEST(HeldSlices, AreReadWhereTheyLieAndMayChangeOneAfterTheOther) {
     const auto errors = testing::run_local_world(world_size, [&](Comm& comm) {
       Ledger ledger;
       AsyncSaver saver(comm, posix_io(), ledger);
-      Share share(comm.rank(), world_size);
+      HeldShare share(comm.rank(), world_size);
       for (int time = 0; time < 2; ++time) {
         std::atomic<int> changed = 0;
-        share = Share(comm.rank(), world_size);
+        share = HeldShare(comm.rank(), world_size);
         saver.start(share.request(root.path(),
                                   [&](int group) {
                                     const auto before = [&] { return changed >= group; };
                                     EXPECT_TRUE(testing::holds_within(seconds(20), before)) << group;
                                   }),
-                    copy);
+                    refuse_copy);
         for (int group = 0; group < kGroups; ++group) {
           share.holds[size_t(group)].await_readers();
           std::fill(share.values[size_t(group)].begin(), share.values[size_t(group)].end(), -1.F);
@@ -168,7 +168,7 @@ TEST(HeldSlices, OthersAreCopiedAsEver) {
   const auto comm = make_single_comm();
   Ledger ledger;
   AsyncSaver saver(*comm, posix_io(), ledger);
-  Share share(0, 1);
+  HeldShare share(0, 1);
   std::vector<float> other(300, 7);
   SaveRequest request = share.request(root.path());
   request.slices.insert(request.slices.begin() + 3, {.name = "other",
@@ -211,14 +211,14 @@ TEST(HeldSlices, MayChangeWhateverFails) {
     const auto errors = testing::run_local_world(2, [&](Comm& comm) {
       Ledger ledger;
       AsyncSaver saver(comm, comm.rank() == 1 ? static_cast<Io&>(faulty) : posix_io(), ledger);
-      Share share(comm.rank(), 2);
-      saver.start(share.request(root.path()), copy);
+      HeldShare share(comm.rank(), 2);
+      saver.start(share.request(root.path()), refuse_copy);
       share.step();
       const std::string error = testing::message_of<Error>([&] { saver.wait(); });
       EXPECT_TRUE(error.empty() || error.starts_with("rank 1: ")) << error;
       if (comm.rank() == 1) faulty.heal();
-      share = Share(comm.rank(), 2);
-      saver.start(share.request(root.path()), copy);
+      share = HeldShare(comm.rank(), 2);
+      saver.start(share.request(root.path()), refuse_copy);
       share.step();
       saver.wait();
     });
@@ -237,14 +237,14 @@ TEST(HeldSlices, ARankThatCannotReadDoesNotKeepItsOwn) {
   const auto errors = testing::run_local_world(2, [&](Comm& comm) {
     Ledger ledger;
     AsyncSaver saver(comm, posix_io(), ledger);
-    Share share(comm.rank(), 2);
+    HeldShare share(comm.rank(), 2);
     saver.start(share.request(root.path(),
                               [&](int group) {
                                 if (comm.rank() == 1 && group == 1) throw IoError("the swap file is gone");
                                 const auto waited_for = [&] { return comm.rank() == 1 || group != 2 || goes_on; };
                                 EXPECT_TRUE(testing::holds_within(seconds(20), waited_for));
                               }),
-                copy);
+                refuse_copy);
     share.step();
     if (comm.rank() == 1) goes_on = true;
     EXPECT_THAT(testing::message_of<IoError>([&] { saver.wait(); }), HasSubstr("rank 1: the swap file is gone"));
@@ -258,16 +258,16 @@ TEST(HeldSlices, ASaveThatIsRefusedKeepsNothing) {
   const auto comm = make_single_comm();
   Ledger ledger;
   AsyncSaver saver(*comm, posix_io(), ledger);
-  Share share(0, 1);
+  HeldShare share(0, 1);
   {
     const SaveRequest request = share.request(root.path());
     saver.prepare(request);
   }
   share.step();
-  share = Share(0, 1);
+  share = HeldShare(0, 1);
   SaveRequest request = share.request(root / "file/under");
   testing::put(root / "file", "x");
-  saver.start(std::move(request), copy);
+  saver.start(std::move(request), refuse_copy);
   share.step();
   EXPECT_THROW(saver.wait(), IoError);
 }

@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 RankTable table(int rank, std::vector<TensorRecord> tensors) {
   return {{"rank-0000" + std::to_string(rank) + ".safetensors", 10'000, 100, 7},

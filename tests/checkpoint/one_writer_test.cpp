@@ -30,8 +30,8 @@ using testing::save;
 using testing::TemporaryDirectory;
 
 // As an engine does: `locks` are kept from save to save.
-std::string save_as(DirectoryLocks& locks, const std::string& root, int64_t step, const std::string& tag = "",
-                    int keep = 0) {
+std::string save_with_locks(DirectoryLocks& locks, const std::string& root, int64_t step, const std::string& tag = "",
+                            int keep = 0) {
   std::vector<float> values(testing::kNumel, float(step));
   SaveRequest request;
   request.root = root;
@@ -76,14 +76,14 @@ std::string in_another_process(const std::function<std::string()>& work) {
 TEST(OneWriter, AnotherProcessIsRefusedBetweenSavesToo) {
   const TemporaryDirectory root;
   auto locks = std::make_unique<DirectoryLocks>();
-  ASSERT_EQ(save_as(*locks, root.path(), 1), "");
+  ASSERT_EQ(save_with_locks(*locks, root.path(), 1), "");
   const auto other = [&] {
     DirectoryLocks own;
-    return save_as(own, root.path(), 2);
+    return save_with_locks(own, root.path(), 2);
   };
   EXPECT_THAT(in_another_process(other),
               AllOf(HasSubstr(root.path()), HasSubstr(concat("process ", ::getpid(), " on"))));
-  ASSERT_EQ(save_as(*locks, root.path(), 3), "");
+  ASSERT_EQ(save_with_locks(*locks, root.path(), 3), "");
   locks.reset();
   EXPECT_EQ(in_another_process(other), "");
   EXPECT_THAT(names_in(root.path()), ElementsAre("global_step1", "global_step2", "global_step3", "latest"));
@@ -104,10 +104,10 @@ TEST(OneWriter, EveryRankLearnsWhoSavesThere) {
 TEST(OneWriter, AnEngineTakesOverFromAnotherOfItsProcess) {
   const TemporaryDirectory root;
   DirectoryLocks first, second;
-  ASSERT_EQ(save_as(first, root.path(), 1), "");
-  ASSERT_EQ(save_as(second, root.path(), 2), "");
-  EXPECT_THAT(save_as(first, root.path(), 3), AllOf(HasSubstr(root.path()), HasSubstr("a directory for each")));
-  ASSERT_EQ(save_as(second, root.path(), 4), "");
+  ASSERT_EQ(save_with_locks(first, root.path(), 1), "");
+  ASSERT_EQ(save_with_locks(second, root.path(), 2), "");
+  EXPECT_THAT(save_with_locks(first, root.path(), 3), AllOf(HasSubstr(root.path()), HasSubstr("a directory for each")));
+  ASSERT_EQ(save_with_locks(second, root.path(), 4), "");
   EXPECT_EQ(load({root.path()}), "4");
 }
 
@@ -116,12 +116,12 @@ TEST(OneWriter, EnginesThatNameTheirTagsShareADirectory) {
   const TemporaryDirectory root;
   DirectoryLocks first, second;
   for (int64_t step = 1; step <= 3; ++step) {
-    ASSERT_EQ(save_as(first, root.path(), step, "model"), "");
-    ASSERT_EQ(save_as(second, root.path(), step, "model_1"), "");
+    ASSERT_EQ(save_with_locks(first, root.path(), step, "model"), "");
+    ASSERT_EQ(save_with_locks(second, root.path(), step, "model_1"), "");
   }
   EXPECT_THAT(names_in(root.path()), ElementsAre(".lock", "latest", "model", "model_1"));
-  ASSERT_EQ(save_as(second, root.path(), 4, "model_1", /*keep=*/1), "");  // deletes the other's
-  EXPECT_THAT(save_as(first, root.path(), 4, "model"), HasSubstr("a directory for each"));
+  ASSERT_EQ(save_with_locks(second, root.path(), 4, "model_1", /*keep=*/1), "");  // deletes the other's
+  EXPECT_THAT(save_with_locks(first, root.path(), 4, "model"), HasSubstr("a directory for each"));
 }
 
 TEST(OneWriter, SavesAtOnceInOneProcessWaitForEachOther) {

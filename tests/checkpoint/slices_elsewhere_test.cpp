@@ -14,15 +14,15 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kNumel = 3 << 20;  // 12 MiB: several pieces
+constexpr int64_t kLargeNumel = 3 << 20;  // 12 MiB: several pieces
 
 // Three neighbouring stretches of one tensor's data, the last of them with elements that are not saved before it.
-SaveRequest request_of(const std::string& root, std::vector<float>& values) {
+SaveRequest large_request(const std::string& root, std::vector<float>& values) {
   const auto data = std::make_shared<testing::Elsewhere>(values);
   SaveRequest request;
   request.root = root;
   request.tag = std::string("a");
-  const std::vector<Range> stretches = {{0, 1000}, {1000, kNumel - 5000}, {kNumel - 4000, kNumel}};
+  const std::vector<Range> stretches = {{0, 1000}, {1000, kLargeNumel - 5000}, {kLargeNumel - 4000, kLargeNumel}};
   for (const Range& stretch : stretches) {
     StateSlice slice;
     slice.name = concat("x", stretch.begin);
@@ -40,7 +40,7 @@ SaveRequest request_of(const std::string& root, std::vector<float>& values) {
 // What a checkpoint has of the values, and -1 where nothing was saved.
 std::vector<float> loaded(const std::string& root, std::vector<float>& values) {
   std::vector<float> result(values.size(), -1);
-  std::vector<StateSlice> slices = request_of(root, values).slices;
+  std::vector<StateSlice> slices = large_request(root, values).slices;
   for (StateSlice& slice : slices) slice.data = host_data(result.data());
   LoadRequest request;
   request.root = root;
@@ -52,7 +52,7 @@ std::vector<float> loaded(const std::string& root, std::vector<float>& values) {
 
 class SlicesElsewhere : public ::testing::Test {
  protected:
-  SlicesElsewhere() : values_(size_t(kNumel)) {
+  SlicesElsewhere() : values_(size_t(kLargeNumel)) {
     std::iota(values_.begin(), values_.end(), 1.0F);
     expected_ = values_;
     std::fill(expected_.end() - 5000, expected_.end() - 4000, -1.0F);
@@ -63,7 +63,7 @@ class SlicesElsewhere : public ::testing::Test {
 };
 
 TEST_F(SlicesElsewhere, AreSavedPieceByPiece) {
-  save_checkpoint(request_of(root_.path(), values_), *make_single_comm(), posix_io());
+  save_checkpoint(large_request(root_.path(), values_), *make_single_comm(), posix_io());
   EXPECT_TRUE(loaded(root_.path(), values_) == expected_);
 }
 
@@ -72,7 +72,7 @@ TEST_F(SlicesElsewhere, AreCopiedForASaveInTheBackground) {
   const auto comm = make_single_comm();
   Ledger ledger;
   AsyncSaver saver(*comm, posix_io(), ledger);
-  saver.start(request_of(root_.path(), values_),
+  saver.start(large_request(root_.path(), values_),
               [](void*, const void*, int64_t) { FAIL() << "it is not on the host"; });
   std::fill(values_.begin(), values_.end(), 0.0F);
   saver.wait();

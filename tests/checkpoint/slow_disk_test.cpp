@@ -29,7 +29,7 @@ using testing::Version;
 using testing::version_request;
 using testing::VersionShare;
 
-void copy(void* to, const void* from, int64_t bytes) {
+void copy_to_disk(void* to, const void* from, int64_t bytes) {
   std::memcpy(to, from, size_t(bytes));
 }
 
@@ -95,7 +95,7 @@ TEST(SlowDisk, TheNextSaveWaitsForTheOneBefore) {
     saver.start(version_request(version(2), next), [&](void* to, const void* from, int64_t size) {
       EXPECT_TRUE(gate.is_open());
       EXPECT_EQ(load_version(disk, "v1"), "1");
-      copy(to, from, size);
+      copy_to_disk(to, from, size);
     });
     next.overwrite();
     saver.wait();

@@ -23,7 +23,7 @@ const ToyTokenizer& tokenizer() {
 }
 
 // Each document as text.
-std::vector<std::string> documents_of(const std::string& path) {
+std::vector<std::string> texts_of(const std::string& path) {
   const TokenFile file(path);
   std::vector<std::string> documents;
   int64_t begin = 0;
@@ -61,7 +61,7 @@ TEST(Tokenize, DividesTexts) {
     options.separator = "<end>";
     options.append_eos = false;
     const TokenizeReport report = tokenize_files(tokenizer(), {root / "in.txt"}, root / "out", options);
-    EXPECT_EQ(documents_of(root / "out"), texts.documents);
+    EXPECT_EQ(texts_of(root / "out"), texts.documents);
     EXPECT_EQ(report.documents, int64_t(texts.documents.size()));
     EXPECT_EQ(report.bytes, int64_t(std::string(texts.text).size()));
     options.append_eos = true;
@@ -69,7 +69,7 @@ TEST(Tokenize, DividesTexts) {
               report.tokens + report.documents);
     std::vector<std::string> ended = texts.documents;
     for (std::string& document : ended) document += "</s>";
-    EXPECT_EQ(documents_of(root / "out"), ended);
+    EXPECT_EQ(texts_of(root / "out"), ended);
   }
 }
 
@@ -91,13 +91,13 @@ TEST(Tokenize, ReadsRecords) {
   TokenizeOptions options;
   options.append_eos = false;
   const TokenizeReport report = tokenize_files(tokenizer(), {root / "a.jsonl", root / "b.txt"}, root / "out", options);
-  EXPECT_EQ(documents_of(root / "out"), (std::vector<std::string>{"one\nline", "é", "{\"text\": 1}\n"}));
+  EXPECT_EQ(texts_of(root / "out"), (std::vector<std::string>{"one\nline", "é", "{\"text\": 1}\n"}));
   EXPECT_EQ(report.empty, 1);
   put(root / "c", "{\"body\": \"x\", \"text\": 1}");
   options.format = Format::kJsonl;
   options.field = "body";
   tokenize_files(tokenizer(), {root / "c"}, root / "out", options);
-  EXPECT_EQ(documents_of(root / "out"), std::vector<std::string>{"x"});
+  EXPECT_EQ(texts_of(root / "out"), std::vector<std::string>{"x"});
 }
 
 TEST(Tokenize, LearnsAnswersAlone) {
@@ -112,7 +112,7 @@ TEST(Tokenize, LearnsAnswersAlone) {
   TokenizeOptions options;
   options.format = Format::kChat;
   EXPECT_EQ(tokenize_files(tokenizer(), {root / "chat"}, root / "out", options).learned, 3);
-  EXPECT_EQ(documents_of(root / "out"), std::vector<std::string>{answer});
+  EXPECT_EQ(texts_of(root / "out"), std::vector<std::string>{answer});
   const TokenFile file(root / "out");
   ASSERT_TRUE(file.info().masked);
   std::vector<int32_t> ids(size_t(file.info().tokens)), learned;
@@ -124,7 +124,7 @@ TEST(Tokenize, LearnsAnswersAlone) {
   EXPECT_EQ(tokenize_files(tokenizer(), {root / "instruct"}, root / "out", options).learned, 9);
   std::string with_input = answer;
   with_input.replace(with_input.find('q'), 1, "q\n\ni");
-  EXPECT_EQ(documents_of(root / "out"), (std::vector<std::string>{answer, answer, with_input}));
+  EXPECT_EQ(texts_of(root / "out"), (std::vector<std::string>{answer, answer, with_input}));
 }
 
 struct Bad {

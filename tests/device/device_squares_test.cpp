@@ -14,7 +14,7 @@
 namespace zeroshard {
 namespace {
 
-ExactSum sum_of(const std::vector<at::Tensor>& tensors) {
+ExactSum squares_of(const std::vector<at::Tensor>& tensors) {
   return sum_of_squares(tensors);
 }
 
@@ -43,29 +43,29 @@ at::Tensor values_of_all_sizes(int64_t numel) {
 TEST(DeviceSquares, AreTheSumThatIsDocumented) {
   for (const int64_t numel : {1, 1023, 1024, 1025, 5000, 4096 * 1024 + 7}) {
     const at::Tensor values = values_of_all_sizes(numel);
-    EXPECT_EQ(sum_of({values}).value(), reference(values).value()) << numel;
+    EXPECT_EQ(squares_of({values}).value(), reference(values).value()) << numel;
     const at::Tensor half = values.to(at::kBFloat16);
-    EXPECT_EQ(sum_of({half}).value(), reference(half).value()) << numel;
+    EXPECT_EQ(squares_of({half}).value(), reference(half).value()) << numel;
   }
 }
 
 TEST(DeviceSquares, DoNotDependOnWhereBlocksAreCut) {
   const at::Tensor values = values_of_all_sizes(40 * kBlockNumel + 5);
-  const double expected = sum_of({values}).value();
+  const double expected = squares_of({values}).value();
   for (const int64_t cut : {1, 7, 39, 40}) {
     const at::Tensor first = values.slice(0, 0, cut * kBlockNumel), rest = values.slice(0, cut * kBlockNumel);
-    EXPECT_EQ(sum_of({first, rest}).value(), expected) << cut;
-    ExactSum apart = sum_of({rest});
-    apart.add(sum_of({first}));
+    EXPECT_EQ(squares_of({first, rest}).value(), expected) << cut;
+    ExactSum apart = squares_of({rest});
+    apart.add(squares_of({first}));
     EXPECT_EQ(apart.value(), expected) << cut;
   }
 }
 
 TEST(DeviceSquares, AreExactForTheSmallestAndTheLargest) {
   const float tiny = std::numeric_limits<float>::denorm_min(), huge = std::numeric_limits<float>::max();
-  EXPECT_EQ(sum_of({at::full({1}, tiny)}).value(), double(tiny) * double(tiny));
-  EXPECT_EQ(sum_of({at::full({3}, huge)}).value(), 3 * (double(huge) * double(huge)));
-  ExactSum both = sum_of({at::full({1}, tiny), at::full({1}, huge)});
+  EXPECT_EQ(squares_of({at::full({1}, tiny)}).value(), double(tiny) * double(tiny));
+  EXPECT_EQ(squares_of({at::full({3}, huge)}).value(), 3 * (double(huge) * double(huge)));
+  ExactSum both = squares_of({at::full({1}, tiny), at::full({1}, huge)});
   ExactSum minus;
   minus.add(-double(huge) * double(huge));
   both.add(minus);
@@ -76,15 +76,15 @@ TEST(DeviceSquares, SayWhenAValueIsNotFinite) {
   for (const double bad : {double(INFINITY), -double(INFINITY), double(NAN), -double(NAN)}) {
     at::Tensor values = at::rand({3000});
     values[2500] = bad;
-    EXPECT_FALSE(sum_of({values}).is_finite()) << bad;
+    EXPECT_FALSE(squares_of({values}).is_finite()) << bad;
   }
-  EXPECT_TRUE(sum_of({at::rand({3000})}).is_finite());
+  EXPECT_TRUE(squares_of({at::rand({3000})}).is_finite());
 }
 
 TEST(DeviceSquares, OfNothingAreNothing) {
-  EXPECT_EQ(sum_of({}).value(), 0);
-  EXPECT_EQ(sum_of({at::rand({0})}).value(), 0);
-  EXPECT_EQ(sum_of({at::rand({0}), at::full({2}, 2.0F), at::rand({0})}).value(), 8);
+  EXPECT_EQ(squares_of({}).value(), 0);
+  EXPECT_EQ(squares_of({at::rand({0})}).value(), 0);
+  EXPECT_EQ(squares_of({at::rand({0}), at::full({2}, 2.0F), at::rand({0})}).value(), 8);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@
 namespace zeroshard {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // What a store keeps.
 class Board {

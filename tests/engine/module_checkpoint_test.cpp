@@ -20,16 +20,16 @@ namespace {
 
 namespace nn = torch::nn;
 
-struct BlockImpl : nn::Module {
+struct SavedBlockImpl : nn::Module {
   nn::Linear linear = register_module("linear", nn::Linear(6, 6));
   nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(6));
   at::Tensor forward(const at::Tensor& x) { return at::dropout(norm(linear(x)), 0.3, is_training()); }
 };
 
-struct ModelImpl : nn::Module {
+struct SavedModelImpl : nn::Module {
   nn::ModuleList blocks = register_module("blocks", nn::ModuleList());
-  ModelImpl() {
-    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<BlockImpl>());
+  SavedModelImpl() {
+    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<SavedBlockImpl>());
   }
 };
 
@@ -46,7 +46,7 @@ struct TrainingRun {
   explicit TrainingRun(int stage, uint64_t seed, const std::string& optimizer = "AdamW")
       : config(parsed(stage, optimizer)), world(config.config) {
     torch::manual_seed(seed);
-    model = std::make_shared<ModelImpl>();
+    model = std::make_shared<SavedModelImpl>();
     engine = std::make_unique<ModuleEngine>(*model, config, world);
   }
   // The losses of some steps on random data, and what is left at the end.
@@ -55,7 +55,7 @@ struct TrainingRun {
     for (int step = 0; step < steps; ++step) {
       engine->begin_forward(true);
       at::Tensor x = at::randn({5, 6});
-      for (size_t i = 0; i < model->blocks->size(); ++i) x = engine->call(model->blocks->ptr<BlockImpl>(i), x);
+      for (size_t i = 0; i < model->blocks->size(); ++i) x = engine->call(model->blocks->ptr<SavedBlockImpl>(i), x);
       const at::Tensor loss = at::mse_loss(x, at::randn({5, 6}));
       engine->backward(loss);
       engine->step();
@@ -68,7 +68,7 @@ struct TrainingRun {
 
   ParsedConfig config;
   World world;
-  std::shared_ptr<ModelImpl> model;
+  std::shared_ptr<SavedModelImpl> model;
   std::unique_ptr<ModuleEngine> engine;
 };
 
@@ -133,7 +133,7 @@ TEST_F(ModuleCheckpoint, GradientsThatNoStepHasUsedAreNotLost) {
     run.engine->save(path);
     run.engine->wait_for_checkpoint();
     run.engine->begin_forward(true);
-    const at::Tensor loss = run.engine->call(run.model->blocks->ptr<BlockImpl>(0), at::randn({5, 6})).sum();
+    const at::Tensor loss = run.engine->call(run.model->blocks->ptr<SavedBlockImpl>(0), at::randn({5, 6})).sum();
     if (through_engine)
       run.engine->backward(loss);
     else

@@ -24,7 +24,7 @@ namespace nn = torch::nn;
 using ::testing::Each;
 using testing::TemporaryDirectory;
 
-struct ModelImpl : nn::Module {
+struct SplitModelImpl : nn::Module {
   nn::Linear linear = register_module("linear", nn::Linear(6, 6));
   nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(6));
   at::Tensor table = register_buffer("table", at::ones({50}));
@@ -41,7 +41,7 @@ struct TrainingRank {
                                         "zeroshard": {"transport": "process_group"}})",
                                     world_size);
     world = std::make_unique<World>(config.config, at::kCPU, group, other("reduce"), other("checkpoint"));
-    model = std::make_shared<ModelImpl>();
+    model = std::make_shared<SplitModelImpl>();
     engine = std::make_unique<ModuleEngine>(*model, config, *world);
   }
   void train(double key) {
@@ -55,7 +55,7 @@ struct TrainingRank {
   World::Group group;
   ParsedConfig config;
   std::unique_ptr<World> world;
-  std::shared_ptr<ModelImpl> model;
+  std::shared_ptr<SplitModelImpl> model;
   std::unique_ptr<ModuleEngine> engine;
 };
 

@@ -15,8 +15,8 @@ int64_t draw() {
 }
 
 // What two ranks save, and the number that each draws next.
-struct Saved {
-  Saved() {
+struct SavedState {
+  SavedState() {
     for (const uint64_t seed : {11, 12}) {
       at::manual_seed(seed);
       states.push_back(random_state());
@@ -28,7 +28,7 @@ struct Saved {
 };
 
 TEST(RandomState, ARankGoesOnWithItsOwnNumbers) {
-  const Saved saved;
+  const SavedState saved;
   for (const int rank : {0, 1}) {
     EXPECT_EQ(restore_random_state(saved.states, rank), std::nullopt);
     EXPECT_EQ(draw(), saved.next[size_t(rank)]);
@@ -36,7 +36,7 @@ TEST(RandomState, ARankGoesOnWithItsOwnNumbers) {
 }
 
 TEST(RandomState, ARankThatWasNotThereDrawsItsOwn) {
-  const Saved saved;
+  const SavedState saved;
   std::set<int64_t> drawn(saved.next.begin(), saved.next.end());
   for (int rank = 2; rank < 6; ++rank) {
     const auto seed = restore_random_state(saved.states, rank);
@@ -58,7 +58,7 @@ TEST(RandomState, WhatWasImportedChangesNothing) {
 }
 
 TEST(RandomState, AnotherFormOfAnyRankIsRefused) {
-  Saved saved;
+  SavedState saved;
   saved.states.emplace_back(R"({"random": {"torch": "AAAA"}})");
   at::manual_seed(3);
   const int64_t expected = draw();

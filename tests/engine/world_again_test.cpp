@@ -64,8 +64,8 @@ TEST(WorldAgain, FindsTheRanksOfTheFirstTryAtTheStoreThatItServes) {
       const World world(config);
       ADD_FAILURE() << "made without rank 2";
     } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("rank 0: rank 1 left before all ranks were connected (" +
-                                                   std::string(reason) + ")"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 0: rank 1 left before all ranks were connected (" +
+                                                     std::string(reason) + ")"));
     }
     other.get();
   }

@@ -21,18 +21,18 @@ namespace {
 using testing::TemporaryDirectory;
 using Access = ChunkStore::Access;
 
-constexpr int64_t kSmallChunk = 4 * kSumNumel;
+constexpr int64_t kReadChunk = 4 * kSumNumel;
 constexpr int kSlots = 3;
 
-const std::vector<ChunkGroup> kGroups = {{3 * kSmallChunk + 5 * kBlockNumel, kSlots, "first"},
-                                         {kBlockNumel, kSlots, "small"},
-                                         {2 * kSmallChunk, kSlots, "last"}};
+const std::vector<ChunkGroup> kReadGroups = {{3 * kReadChunk + 5 * kBlockNumel, kSlots, "first"},
+                                             {kBlockNumel, kSlots, "small"},
+                                             {2 * kReadChunk, kSlots, "last"}};
 
-ChunkStore::Options options_in(const TemporaryDirectory& directory, int buffer_count, RingSystem* ring = nullptr) {
+ChunkStore::Options read_options(const TemporaryDirectory& directory, int buffer_count, RingSystem* ring = nullptr) {
   ChunkStore::Options options;
   options.directories = {directory.path()};
   options.buffer_count = buffer_count;
-  options.chunk_numel = kSmallChunk;
+  options.chunk_numel = kReadChunk;
   options.block_bytes = int64_t{1} << 15;
   options.queue_depth = 8;
   options.thread_count = 2;
@@ -42,8 +42,9 @@ ChunkStore::Options options_in(const TemporaryDirectory& directory, int buffer_c
 
 // A store that threads share, and what it should hold: by group, slot and element.
 struct Shared {
-  Shared(const ChunkStore::Options& options, Io& io) : store(kGroups, options, io) {
-    for (const ChunkGroup& group : kGroups) values.emplace_back(kSlots, std::vector<float>(size_t(group.numel), 0.F));
+  Shared(const ChunkStore::Options& options, Io& io) : store(kReadGroups, options, io) {
+    for (const ChunkGroup& group : kReadGroups)
+      values.emplace_back(kSlots, std::vector<float>(size_t(group.numel), 0.F));
   }
 
   ChunkReader reader(size_t group, int slot) {
@@ -55,7 +56,7 @@ struct Shared {
   }
   void will_need(size_t group) {
     const std::scoped_lock lock(mutex);
-    store.will_need(group, {0, kGroups[group].numel});
+    store.will_need(group, {0, kReadGroups[group].numel});
   }
   // An update: every value becomes another.
   void change(size_t group, Range range) {
@@ -66,7 +67,7 @@ struct Shared {
           slots[slot][i] = values[group][slot][size_t(part.begin + i)] += float(1 + (part.begin + i) % 7) + float(slot);
     });
   }
-  void change(size_t group) { change(group, {0, kGroups[group].numel}); }
+  void change(size_t group) { change(group, {0, kReadGroups[group].numel}); }
   void look(size_t group, Range range) {
     const std::scoped_lock lock(mutex);
     store.lend(group, range, Access::kRead, [](Range, std::span<float* const>) {});
@@ -96,20 +97,20 @@ TEST(ChunkReader, ReadsValuesWhereverTheyLie) {
       for (const uint64_t seed : testing::seeds(3)) {
         SCOPED_TRACE(concat("ring ", use_ring, ", buffers ", buffer_count, ", seed ", seed));
         testing::SeededRandom random(seed);
-        Shared shared(options_in(directory, buffer_count, use_ring ? &kernel_ring() : nullptr), posix_io());
+        Shared shared(read_options(directory, buffer_count, use_ring ? &kernel_ring() : nullptr), posix_io());
         for (int step = 0; step < 60; ++step) {
-          const size_t group = random() % kGroups.size();
-          const Range range = any_range(random, kGroups[group].numel);
-          if (random() % 4 == 0) shared.will_need(random() % kGroups.size());
+          const size_t group = random() % kReadGroups.size();
+          const Range range = any_range(random, kReadGroups[group].numel);
+          if (random() % 4 == 0) shared.will_need(random() % kReadGroups.size());
           random() % 3 == 0 ? shared.look(group, range) : shared.change(group, range);
-          const size_t other = random() % kGroups.size();
+          const size_t other = random() % kReadGroups.size();
           const int slot = int(random() % kSlots);
           ChunkReader reader = shared.reader(other, slot);
           for (int part = 0; part < 3; ++part) {
-            const Range wanted = any_range(random, kGroups[other].numel);
+            const Range wanted = any_range(random, kReadGroups[other].numel);
             const std::vector<float>& all = shared.values[other][size_t(slot)];
             ASSERT_EQ(read(reader, wanted), std::vector<float>(all.begin() + wanted.begin, all.begin() + wanted.end));
-            const Range bytes = any_range(random, kGroups[other].numel * int64_t{sizeof(float)});
+            const Range bytes = any_range(random, kReadGroups[other].numel * int64_t{sizeof(float)});
             std::vector<std::byte> found(size_t(bytes.size()));
             reader.read_bytes(bytes, found.data());
             const auto* const first = reinterpret_cast<const std::byte*>(all.data());
@@ -124,10 +125,10 @@ TEST(ChunkReader, ReadsValuesWhereverTheyLie) {
 // Among them those of a group that has 16-bit values alone, and of chunks of an odd number of blocks.
 TEST(ChunkReader, ReadsValuesOf16Bits) {
   const TemporaryDirectory directory;
-  const std::vector<ChunkGroup> groups = {{2 * kSmallChunk + 3 * kBlockNumel, 3, "", 2}, {kBlockNumel, 1, "", 1}};
+  const std::vector<ChunkGroup> groups = {{2 * kReadChunk + 3 * kBlockNumel, 3, "", 2}, {kBlockNumel, 1, "", 1}};
   for (const int buffer_count : {1, 3}) {
     testing::SeededRandom random{uint64_t(buffer_count)};
-    ChunkStore store(groups, options_in(directory, buffer_count), posix_io());
+    ChunkStore store(groups, read_options(directory, buffer_count), posix_io());
     const auto expected = [](size_t slot, int64_t element) { return uint16_t(element * 3 + int64_t(slot) * 1000); };
     for (size_t group = 0; group < groups.size(); ++group) {
       const size_t wide = size_t(groups[group].slots - groups[group].half_slots);
@@ -174,8 +175,8 @@ class HoldingQueue final : public BlockQueue {
 TEST(ChunkReader, ReadsWhatHasChangedWhileTheRestArrives) {
   const TemporaryDirectory directory;
   const auto hold = [](std::unique_ptr<BlockQueue> queue) { return std::make_unique<HoldingQueue>(std::move(queue)); };
-  ChunkStore store(kGroups, options_in(directory, /*buffer_count=*/2), posix_io(), hold);
-  const Range all{0, kSmallChunk};
+  ChunkStore store(kReadGroups, read_options(directory, /*buffer_count=*/2), posix_io(), hold);
+  const Range all{0, kReadChunk};
   store.lend(
       2, all, Access::kOverwrite,
       [](Range part, std::span<float* const> slots) { std::fill_n(slots[0], part.size(), 7.F); }, /*slot=*/0);
@@ -199,20 +200,22 @@ int64_t bytes_read(const FaultyIo& io) {
 TEST(ChunkReader, ReadsOnceAndLeavesThePlanAlone) {
   const TemporaryDirectory directory;
   FaultyIo io(posix_io());
-  Shared shared(options_in(directory, 2, &kernel_ring()), io);
+  Shared shared(read_options(directory, 2, &kernel_ring()), io);
   if (shared.store.queue_name() != "io_uring") GTEST_SKIP() << "threads read by the same calls";
   for (const size_t group : {2, 0, 1}) shared.change(group);
-  for (const size_t group : {2, 1}) shared.look(group, {0, kGroups[group].numel});  // nothing of group 0 is in a buffer
+  for (const size_t group : {2, 1})
+    shared.look(group, {0, kReadGroups[group].numel});  // nothing of group 0 is in a buffer
   for (const size_t group : {1, 2}) shared.will_need(group);
   const int64_t before = shared.store.bytes_read(), begun = bytes_read(io);
   for (int slot = 0; slot < kSlots; ++slot) {
     ChunkReader reader = shared.reader(0, slot);
-    for (int64_t at = 0; at < kGroups[0].numel; at += 999) read(reader, {at, std::min(at + 999, kGroups[0].numel)});
+    for (int64_t at = 0; at < kReadGroups[0].numel; at += 999)
+      read(reader, {at, std::min(at + 999, kReadGroups[0].numel)});
   }
-  EXPECT_EQ(bytes_read(io) - begun, kGroups[0].numel * kSlots * 4);
+  EXPECT_EQ(bytes_read(io) - begun, kReadGroups[0].numel * kSlots * 4);
   for (const size_t group : {1, 2}) shared.change(group);
-  EXPECT_LE(shared.store.bytes_read() - before, (kGroups[1].numel + kGroups[2].numel) * kSlots * 4);
-  EXPECT_EQ(bytes_read(io) - begun, kGroups[0].numel * kSlots * 4);
+  EXPECT_LE(shared.store.bytes_read() - before, (kReadGroups[1].numel + kReadGroups[2].numel) * kSlots * 4);
+  EXPECT_EQ(bytes_read(io) - begun, kReadGroups[0].numel * kSlots * 4);
 }
 
 TEST(ChunkReader, ShortAndInterruptedReadsChangeNothing) {
@@ -220,13 +223,13 @@ TEST(ChunkReader, ShortAndInterruptedReadsChangeNothing) {
   for (const bool direct : {true, false}) {
     FaultyIo io(posix_io());
     if (!direct) io.fail({.op = IoOp::kSetDirect, .nth = 1, .error = EINVAL});
-    Shared shared(options_in(directory, 1, &kernel_ring()), io);
+    Shared shared(read_options(directory, 1, &kernel_ring()), io);
     shared.change(0);
     shared.change(2);
     io.limit_transfers(8192 + (direct ? 0 : 100));
     io.fail({.op = IoOp::kRead, .nth = 2, .error = EINTR});
     ChunkReader reader = shared.reader(0, 1);
-    EXPECT_EQ(read(reader, {0, kGroups[0].numel}), shared.values[0][1]);
+    EXPECT_EQ(read(reader, {0, kReadGroups[0].numel}), shared.values[0][1]);
     EXPECT_EQ(shared.store.files()[0].direct(), direct);
   }
 }
@@ -236,13 +239,13 @@ TEST(ChunkReader, AnyFailingReadIsToldAndEndsTheStore) {
   int64_t failed = 0;
   for (int64_t nth = 1;; ++nth) {
     FaultyIo io(posix_io());
-    Shared shared(options_in(directory, 1, &kernel_ring()), io);
+    Shared shared(read_options(directory, 1, &kernel_ring()), io);
     for (const size_t group : {0, 1, 2}) shared.change(group);
     io.fail({.op = IoOp::kRead, .nth = nth, .error = EIO});
     const std::string message = testing::message_of<IoError>([&] {
       for (int slot = 0; slot < kSlots; ++slot) {
         ChunkReader reader = shared.reader(0, slot);
-        read(reader, {0, kGroups[0].numel});
+        read(reader, {0, kReadGroups[0].numel});
       }
     });
     if (!io.has_failed()) {
@@ -262,7 +265,7 @@ TEST(ChunkReader, AnyFailingReadIsToldAndEndsTheStore) {
 TEST(ChunkReader, AFlippedBitIsFound) {
   const TemporaryDirectory directory;
   for (const bool verify : {true, false}) {
-    ChunkStore::Options options = options_in(directory, 1);
+    ChunkStore::Options options = read_options(directory, 1);
     options.verify = verify;
     Shared shared(options, posix_io());
     shared.change(0);
@@ -270,14 +273,14 @@ TEST(ChunkReader, AFlippedBitIsFound) {
     shared.store.flush();
     const OpenFd other(posix_io(),
                        ::open(concat("/proc/self/fd/", shared.store.files()[0].fd()).c_str(), O_RDWR | O_CLOEXEC));
-    const int64_t block = kSmallChunk * 12 + kSmallChunk * 4 + 2 * kSumNumel * 4;  // chunk 1, slot 1, block 2
+    const int64_t block = kReadChunk * 12 + kReadChunk * 4 + 2 * kSumNumel * 4;  // chunk 1, slot 1, block 2
     char byte = 0;
     ASSERT_EQ(::pread(other.get(), &byte, 1, block + 17), 1);
     byte = char(byte ^ 4);
     ASSERT_EQ(::pwrite(other.get(), &byte, 1, block + 17), 1);
     for (const int slot : {0, 1}) {
       ChunkReader reader = shared.reader(0, slot);
-      const std::string message = testing::message_of<IoError>([&] { read(reader, {0, kGroups[0].numel}); });
+      const std::string message = testing::message_of<IoError>([&] { read(reader, {0, kReadGroups[0].numel}); });
       const bool is_found = verify && slot == 1;
       EXPECT_EQ(message.find(concat("from byte ", block, " (first)")) != std::string::npos, is_found) << message;
       EXPECT_EQ(message.empty(), !is_found);
@@ -287,7 +290,7 @@ TEST(ChunkReader, AFlippedBitIsFound) {
 
 TEST(ChunkReader, RefusesWhatIsNotThere) {
   const TemporaryDirectory directory;
-  Shared shared(options_in(directory, 1), posix_io());
+  Shared shared(read_options(directory, 1), posix_io());
   ChunkReader reader = shared.reader(1, 0), none = shared.reader(1, kSlots);
   EXPECT_THROW(read(reader, {0, kBlockNumel + 1}), ValueError);
   EXPECT_THROW(read(none, {0, 1}), ValueError);
@@ -307,27 +310,27 @@ TEST(ChunkReader, ReadsBesideUpdatesThatWait) {
       return call();
     };
     testing::AroundIo io(posix_io(), slow);
-    Shared shared(options_in(directory, 2, use_ring ? &kernel_ring() : nullptr), io);
-    std::deque<WriteHold> holds(kGroups.size());
+    Shared shared(read_options(directory, 2, use_ring ? &kernel_ring() : nullptr), io);
+    std::deque<WriteHold> holds(kReadGroups.size());
     testing::Random random(7);
     for (int save = 0; save < saves; ++save) {
       std::vector<WriteHold::Reading> readings;
       for (WriteHold& hold : holds) readings.push_back(hold.read());
       const auto expected = shared.values;
-      std::vector<std::vector<std::vector<float>>> found(kGroups.size());
+      std::vector<std::vector<std::vector<float>>> found(kReadGroups.size());
       std::thread saver([&] {
-        for (size_t group = 0; group < kGroups.size(); ++group) {
+        for (size_t group = 0; group < kReadGroups.size(); ++group) {
           for (int slot = 0; slot < kSlots; ++slot) {
             ChunkReader reader = shared.reader(group, slot);
-            found[group].push_back(read(reader, {0, kGroups[group].numel}));
+            found[group].push_back(read(reader, {0, kReadGroups[group].numel}));
           }
           readings[group].reset();
         }
       });
       for (uint64_t steps = random() % 3; steps-- > 0;) {
-        for (size_t group = 0; group < kGroups.size(); ++group) shared.will_need(group);
-        for (size_t group = 0; group < kGroups.size(); ++group) {
-          shared.look(group, {0, kGroups[group].numel});
+        for (size_t group = 0; group < kReadGroups.size(); ++group) shared.will_need(group);
+        for (size_t group = 0; group < kReadGroups.size(); ++group) {
+          shared.look(group, {0, kReadGroups[group].numel});
           holds[group].await_readers();
           shared.change(group);
         }

@@ -20,7 +20,7 @@ using testing::FaultyQueue;
 using testing::QueueFaults;
 using testing::TemporaryDirectory;
 
-RecordStore::Options options_in(const TemporaryDirectory& directory, RingSystem* ring = nullptr) {
+RecordStore::Options record_options(const TemporaryDirectory& directory, RingSystem* ring = nullptr) {
   RecordStore::Options options;
   options.directories = {directory.path()};
   options.block_bytes = int64_t{1} << 16;
@@ -30,7 +30,7 @@ RecordStore::Options options_in(const TemporaryDirectory& directory, RingSystem*
   return options;
 }
 
-RecordStore::Wrap with(QueueFaults& faults) {
+RecordStore::Wrap wrap_records_with(QueueFaults& faults) {
   return
       [&faults](std::unique_ptr<BlockQueue> queue) { return std::make_unique<FaultyQueue>(std::move(queue), faults); };
 }
@@ -90,9 +90,9 @@ TEST(RecordStore, GivesBackWhatWasPut) {
       testing::SeededRandom random(seed);
       QueueFaults faults;
       faults.all_short = seed % 2 == 1;
-      RecordStore::Options options = options_in(one, use_ring ? &kernel_ring() : nullptr);
+      RecordStore::Options options = record_options(one, use_ring ? &kernel_ring() : nullptr);
       options.directories.push_back(other.path());
-      RecordStore store(options, posix_io(), {}, with(faults));
+      RecordStore store(options, posix_io(), {}, wrap_records_with(faults));
       std::map<RecordStore::Id, std::string> kept;
       for (int step = 0; step < 120; ++step) {
         if (const uint64_t what = random() % 8; what < 4 || kept.empty()) {
@@ -126,7 +126,7 @@ TEST(RecordStore, GivesBackWhatWasPut) {
 
 TEST(RecordStore, TheFileDoesNotGrowFromStepToStep) {
   const TemporaryDirectory directory;
-  RecordStore store(options_in(directory, &kernel_ring()), posix_io());
+  RecordStore store(record_options(directory, &kernel_ring()), posix_io());
   int64_t after_first = 0;
   for (int step = 0; step < 300; ++step) {
     std::vector<RecordStore::Id> ids;
@@ -146,7 +146,7 @@ TEST(RecordStore, TheFileDoesNotGrowFromStepToStep) {
 TEST(RecordStore, ReadsTheRecordBeforeAhead) {
   const TemporaryDirectory directory;
   QueueFaults faults;
-  RecordStore store(options_in(directory), posix_io(), {}, with(faults));
+  RecordStore store(record_options(directory), posix_io(), {}, wrap_records_with(faults));
   const std::string text = some_bytes(200'000);
   std::vector<RecordStore::Id> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(put(store, text));
@@ -182,7 +182,7 @@ class LazyQueue final : public BlockQueue {
 TEST(RecordStore, ABufferIsFilledAgainWhenItIsWritten) {
   const TemporaryDirectory directory;
   const auto lazy = [](std::unique_ptr<BlockQueue> queue) { return std::make_unique<LazyQueue>(std::move(queue)); };
-  RecordStore store(options_in(directory), posix_io(), {}, lazy);
+  RecordStore store(record_options(directory), posix_io(), {}, lazy);
   std::vector<RecordStore::Id> ids;
   for (uint64_t i = 0; i < 3 * kRecordBuffers; ++i) ids.push_back(put(store, some_bytes(5000, i)));
   for (uint64_t i = 3 * kRecordBuffers; i-- > 0;) EXPECT_EQ(get(store, ids[i], 5000), some_bytes(5000, i));
@@ -192,7 +192,7 @@ TEST(RecordStore, ABufferIsFilledAgainWhenItIsWritten) {
 TEST(RecordStore, ReadsALongRecordWithoutBeingAskedAgain) {
   const TemporaryDirectory directory;
   QueueFaults faults;
-  RecordStore store(options_in(directory), posix_io(), {}, with(faults));
+  RecordStore store(record_options(directory), posix_io(), {}, wrap_records_with(faults));
   const int64_t bytes = 40 * (int64_t{1} << 16);  // five times what the queue takes in blocks
   const RecordStore::Id id = put(store, some_bytes(bytes));
   store.will_get_newest();
@@ -212,7 +212,8 @@ TEST(RecordStore, AnyFailingRequestIsToldAndEndsTheStore) {
       faults.error = EIO;
       std::vector<std::string> told;
       const auto listen = [&](const std::string& message) { told.push_back(message); };
-      RecordStore store(options_in(directory, use_ring ? &kernel_ring() : nullptr), posix_io(), listen, with(faults));
+      RecordStore store(record_options(directory, use_ring ? &kernel_ring() : nullptr), posix_io(), listen,
+                        wrap_records_with(faults));
       const std::string text = some_bytes(300'000);
       std::vector<RecordStore::Id> ids;
       const std::string message = testing::message_of<IoError>([&] {
@@ -248,7 +249,7 @@ TEST(RecordStore, ACancelledRequestIsGivenAgain) {
     QueueFaults faults;
     faults.nth = nth;
     faults.error = ECANCELED;
-    RecordStore store(options_in(directory), posix_io(), {}, with(faults));
+    RecordStore store(record_options(directory), posix_io(), {}, wrap_records_with(faults));
     const RecordStore::Id id = put(store, some_bytes(300'000));
     EXPECT_EQ(get(store, id, 300'000), some_bytes(300'000));
     EXPECT_EQ(faults.failed, 1);
@@ -257,7 +258,7 @@ TEST(RecordStore, ACancelledRequestIsGivenAgain) {
 
 TEST(RecordStore, ThreadsThatEndLeaveTheirRecordsWhole) {
   const TemporaryDirectory directory;
-  RecordStore store(options_in(directory, &kernel_ring()), posix_io());
+  RecordStore store(record_options(directory, &kernel_ring()), posix_io());
   std::vector<RecordStore::Id> ids(8);
   const auto in_threads = [&](const auto& each) {
     std::vector<std::thread> threads;
@@ -274,7 +275,7 @@ TEST(RecordStore, ThreadsThatEndLeaveTheirRecordsWhole) {
 TEST(RecordStore, AFlippedBitIsFound) {
   const TemporaryDirectory directory;
   for (const bool verify : {true, false}) {
-    RecordStore::Options options = options_in(directory);
+    RecordStore::Options options = record_options(directory);
     options.verify = verify;
     RecordStore store(options, posix_io());
     const int64_t bytes = 2 * kRecordPieceBytes + 10;
@@ -299,7 +300,7 @@ TEST(RecordStore, AFlippedBitIsFound) {
 
 TEST(RecordStore, ADirectoryThatCannotBeUsedIsTold) {
   const TemporaryDirectory directory;
-  RecordStore::Options options = options_in(directory);
+  RecordStore::Options options = record_options(directory);
   options.directories.push_back(directory / "missing");
   EXPECT_THAT(testing::message_of<IoError>([&] { RecordStore(options, posix_io()); }),
               ::testing::HasSubstr(directory / "missing"));
@@ -310,7 +311,7 @@ TEST(RecordStore, ADirectoryThatCannotBeUsedIsTold) {
 TEST(RecordStore, AFullDiskIsTold) {
   const TemporaryDirectory directory;
   FaultyIo io(posix_io());
-  RecordStore store(options_in(directory), io);
+  RecordStore store(record_options(directory), io);
   const RecordStore::Id id = put(store, some_bytes(5000));
   io.fail({.op = IoOp::kAllocate, .error = ENOSPC});
   EXPECT_THAT(testing::message_of<IoError>([&] { put(store, some_bytes(50'000)); }),

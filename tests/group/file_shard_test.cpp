@@ -31,19 +31,20 @@ namespace {
 using Access = OptimizerStates::Access;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kOther8, DType::kOther1};
-constexpr int64_t kNumel = 9 * kBlockNumel;  // of a shard
+constexpr int64_t kShardNumel = 9 * kBlockNumel;  // of a shard
 
 // A frozen group of each dtype, and a trained one, in a unit each.
-std::vector<UnitLayout> make_units() {
+std::vector<UnitLayout> make_file_shard_units() {
   std::vector<UnitLayout> units;
   for (const DType dtype : kDTypes)
-    units.push_back(make_unit_layout(concat("frozen ", name_of(dtype)), {{{"a"}, {2 * kNumel - 50}, dtype, false}}, 2));
-  units.push_back(make_unit_layout("trained", {{{"b"}, {2 * kNumel - 50}, DType::kBFloat16, true}}, 2));
-  units.push_back(make_unit_layout("own master", {{{"c"}, {2 * kNumel - 50}, DType::kFloat32, true}}, 2));
+    units.push_back(
+        make_unit_layout(concat("frozen ", name_of(dtype)), {{{"a"}, {2 * kShardNumel - 50}, dtype, false}}, 2));
+  units.push_back(make_unit_layout("trained", {{{"b"}, {2 * kShardNumel - 50}, DType::kBFloat16, true}}, 2));
+  units.push_back(make_unit_layout("own master", {{{"c"}, {2 * kShardNumel - 50}, DType::kFloat32, true}}, 2));
   return units;
 }
 
-std::vector<UnitPlacement> place_in_files(const std::vector<UnitLayout>& units) {
+std::vector<UnitPlacement> place_shards_in_files(const std::vector<UnitLayout>& units) {
   PlacementOptions options;
   options.world_size = 2;
   options.stage = 3;
@@ -71,7 +72,7 @@ class FileShardTest : public ::testing::Test {
     options.rank = 1;
     options.param_group = {0};
     options.in_file = std::make_unique<FileShard>(
-        parameters, FileShard::Options{u, units_[u].groups[0].dtype, kNumel, while_a_save_reads_}, ledger_);
+        parameters, FileShard::Options{u, units_[u].groups[0].dtype, kShardNumel, while_a_save_reads_}, ledger_);
     std::unique_ptr<OptimizerStates> own;
     if (states)
       own = std::make_unique<FileStates>(*states, u - std::size(kDTypes), units_[u].groups[0].layout,
@@ -81,8 +82,8 @@ class FileShardTest : public ::testing::Test {
 
   testing::TemporaryDirectory directory_;
   std::deque<testing::QueueFaults> faults_;  // of each space
-  std::vector<UnitLayout> units_ = make_units();
-  std::vector<UnitPlacement> table_ = place_in_files(units_);
+  std::vector<UnitLayout> units_ = make_file_shard_units();
+  std::vector<UnitPlacement> table_ = place_shards_in_files(units_);
   std::vector<ChunkGroup> groups_ = parameters_in_file(units_, table_);
   WriteHold::WhileWaiting while_a_save_reads_;
   std::atomic<bool> are_read_ = false;
@@ -96,11 +97,12 @@ TEST_F(FileShardTest, AnyRangesLookLikeMemory) {
     testing::SeededRandom random(seed);
     SwapSpace space = make_space(groups_);
     for (size_t g = 0; g < std::size(kDTypes); ++g) {
-      FileShard params(space, {g, kDTypes[g], kNumel}, ledger_);
-      at::Tensor expected = at::zeros({kNumel}, to_scalar_type(kDTypes[g]));
+      FileShard params(space, {g, kDTypes[g], kShardNumel}, ledger_);
+      at::Tensor expected = at::zeros({kShardNumel}, to_scalar_type(kDTypes[g]));
       for (int step = 0; step < 40; ++step) {
-        const int64_t a = int64_t(random() % uint64_t(kNumel + 1)), b = int64_t(random() % uint64_t(kNumel + 1));
-        const Range range = step % 10 == 0 ? Range{0, kNumel} : Range{std::min(a, b), std::max(a, b)};
+        const int64_t a = int64_t(random() % uint64_t(kShardNumel + 1)),
+                      b = int64_t(random() % uint64_t(kShardNumel + 1));
+        const Range range = step % 10 == 0 ? Range{0, kShardNumel} : Range{std::min(a, b), std::max(a, b)};
         const auto access = std::array{Access::kRead, Access::kModify, Access::kOverwrite}[random() % 3];
         if (random() % 3 == 0) space.will_need_next(std::array{params.place_of(range)});
         int64_t next = range.begin;
@@ -118,7 +120,7 @@ TEST_F(FileShardTest, AnyRangesLookLikeMemory) {
         });
         ASSERT_EQ(next, range.end);
       }
-      EXPECT_TRUE(params.copy_of({0, kNumel}).equal(expected)) << name_of(kDTypes[g]);
+      EXPECT_TRUE(params.copy_of({0, kShardNumel}).equal(expected)) << name_of(kDTypes[g]);
     }
     EXPECT_EQ(faults_.back().conflicts, 0);
   }
@@ -128,13 +130,13 @@ TEST_F(FileShardTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
   SwapSpace space = make_space(groups_);
   int64_t most = 0;  // bytes written
   for (size_t g = 0; g < std::size(kDTypes); ++g) {
-    FileShard params(space, {g, kDTypes[g], kNumel}, ledger_);
+    FileShard params(space, {g, kDTypes[g], kShardNumel}, ledger_);
     const int64_t read = space.store().bytes_read();
-    params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(3); });
+    params.lend({0, kShardNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(3); });
     EXPECT_EQ(space.store().bytes_read(), read) << name_of(kDTypes[g]);
     for (int times = 0; times < 3; ++times)
-      EXPECT_TRUE(params.copy_of({0, kNumel}).equal(at::full({kNumel}, 3, to_scalar_type(kDTypes[g]))));
-    most += align_up(kNumel * element_size(kDTypes[g]), 4096);
+      EXPECT_TRUE(params.copy_of({0, kShardNumel}).equal(at::full({kShardNumel}, 3, to_scalar_type(kDTypes[g]))));
+    most += align_up(kShardNumel * element_size(kDTypes[g]), 4096);
     EXPECT_LE(space.store().bytes_written(), most);
   }
 }
@@ -142,15 +144,15 @@ TEST_F(FileShardTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
 // Where several elements share a value of the store.
 TEST_F(FileShardTest, ElementsBesideWhatIsOverwrittenStay) {
   SwapSpace space = make_space(groups_);
-  FileShard others(space, {0, kDTypes[0], kNumel}, ledger_);
+  FileShard others(space, {0, kDTypes[0], kShardNumel}, ledger_);
   for (size_t g = 1; g < std::size(kDTypes); ++g) {
-    FileShard params(space, {g, kDTypes[g], kNumel}, ledger_);
-    params.lend({0, kNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(5); });
-    others.copy_of({0, kNumel});  // takes the buffers
-    params.lend({1, kNumel - 1}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(7); });
-    at::Tensor expected = at::full({kNumel}, 5, to_scalar_type(kDTypes[g]));
-    expected.slice(0, 1, kNumel - 1).fill_(7);
-    EXPECT_TRUE(params.copy_of({0, kNumel}).equal(expected)) << name_of(kDTypes[g]);
+    FileShard params(space, {g, kDTypes[g], kShardNumel}, ledger_);
+    params.lend({0, kShardNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(5); });
+    others.copy_of({0, kShardNumel});  // takes the buffers
+    params.lend({1, kShardNumel - 1}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(7); });
+    at::Tensor expected = at::full({kShardNumel}, 5, to_scalar_type(kDTypes[g]));
+    expected.slice(0, 1, kShardNumel - 1).fill_(7);
+    EXPECT_TRUE(params.copy_of({0, kShardNumel}).equal(expected)) << name_of(kDTypes[g]);
   }
 }
 
@@ -158,8 +160,8 @@ TEST_F(FileShardTest, TheLedgerHasThem) {
   const Bytes expected;
   {
     SwapSpace space = make_space(groups_);
-    const FileShard params(space, {1, DType::kBFloat16, kNumel}, ledger_);
-    EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kFile), 2 * kNumel);
+    const FileShard params(space, {1, DType::kBFloat16, kShardNumel}, ledger_);
+    EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kFile), 2 * kShardNumel);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kDevice), 0);
   }
   EXPECT_EQ(ledger_.current(), expected);
@@ -284,9 +286,9 @@ TEST_F(FileShardTest, AFailureIsToldOnceWithTheUnit) {
   ShardedGroup group = make_group(1, space);
   faults_.back().nth = faults_.back().requests + 1;
   faults_.back().error = EIO;
-  at::Tensor to = at::zeros({kNumel}, at::kBFloat16);
-  for (int i = 0; i < 2; ++i) EXPECT_THROW(group.in_file()->read({0, kNumel}, to.data_ptr()), IoError);
-  EXPECT_THROW(group.write_parameters({0, 2 * kNumel}, at::zeros({2 * kNumel})), IoError);
+  at::Tensor to = at::zeros({kShardNumel}, at::kBFloat16);
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(group.in_file()->read({0, kShardNumel}, to.data_ptr()), IoError);
+  EXPECT_THROW(group.write_parameters({0, 2 * kShardNumel}, at::zeros({2 * kShardNumel})), IoError);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_THAT(told[0], ::testing::AllOf(::testing::HasSubstr(directory_.path()),
                                         ::testing::HasSubstr("(parameters of group 0 of unit 'frozen bf16')")));

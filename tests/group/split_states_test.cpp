@@ -16,7 +16,7 @@ namespace {
 using Access = OptimizerStates::Access;
 using testing::SeededRandom;
 
-constexpr int64_t kNumel = 100;
+constexpr int64_t kSplitNumel = 100;
 
 StateTensors random_states(int64_t numel, bool has_master, int slots, uint64_t seed) {
   StateTensors states;
@@ -47,18 +47,18 @@ TEST(SplitStates, LookLikeStatesInOnePlace) {
   for (const uint64_t seed : testing::seeds(200)) {
     SeededRandom random(seed);
     const bool has_master = random.between(0, 1) == 1;
-    const int slots = random.between(has_master ? 0 : 1, 2), border = random.between(0, int(kNumel));
-    StateTensors expected = random_states(kNumel, has_master, slots, seed * 10);
+    const int slots = random.between(has_master ? 0 : 1, 2), border = random.between(0, int(kSplitNumel));
+    StateTensors expected = random_states(kSplitNumel, has_master, slots, seed * 10);
     const auto part_of = [&](int64_t begin, int64_t end, int64_t piece) {
       StateTensors copy;
       if (has_master) copy.master = expected.master.slice(0, begin, end).clone();
       for (const at::Tensor& moment : expected.moments) copy.moments.push_back(moment.slice(0, begin, end).clone());
       return std::make_unique<testing::PiecewiseStates>(std::move(copy), piece);
     };
-    SplitStates split(part_of(0, border, 7), border, part_of(border, kNumel, 11));
+    SplitStates split(part_of(0, border, 7), border, part_of(border, kSplitNumel, 11));
     EXPECT_EQ(split.in_memory(), nullptr);
     for (int call = 0; call < 20; ++call) {
-      const int begin = random.between(0, int(kNumel)), end = random.between(begin, int(kNumel));
+      const int begin = random.between(0, int(kSplitNumel)), end = random.between(begin, int(kSplitNumel));
       const Access access = random.between(0, 1) == 0 ? Access::kRead : Access::kModify;
       int64_t next = begin;
       const auto visit = [&](const at::Tensor& lent, const at::Tensor& known, Range part) {
@@ -123,15 +123,15 @@ TEST(SplitStates, AnErrorOfABorrowerPassesThrough) {
   const auto made = [](int64_t numel) { return std::make_unique<MemoryStates>(random_states(numel, true, 2, 1)); };
   SplitStates split(made(40), 40, made(60));
   for (const int64_t at : {0, 40}) {
-    EXPECT_THROW(split.lend({0, kNumel}, Access::kModify,
+    EXPECT_THROW(split.lend({0, kSplitNumel}, Access::kModify,
                             [&](Range part, const StateTensors&) {
                               if (part.begin == at) throw std::runtime_error("of the borrower");
                             }),
                  std::runtime_error);
   }
   int64_t lent = 0;
-  split.lend({0, kNumel}, Access::kRead, [&](Range part, const StateTensors&) { lent += part.size(); });
-  EXPECT_EQ(lent, kNumel);
+  split.lend({0, kSplitNumel}, Access::kRead, [&](Range part, const StateTensors&) { lent += part.size(); });
+  EXPECT_EQ(lent, kSplitNumel);
 }
 
 }  // namespace

@@ -78,8 +78,8 @@ int64_t numel_of(int64_t value) {
   return kept;
 }
 
-struct State {
-  State(int64_t numel, DType grad_dtype, const DType* param_dtype, Random& random)
+struct MomentState {
+  MomentState(int64_t numel, DType grad_dtype, const DType* param_dtype, Random& random)
       : master(DType::kFloat32, numel, int(random() % 16) * 4),
         state1(DType::kBFloat16, numel, int(random() % 17)),
         state2(DType::kBFloat16, numel, int(random() % 17)),
@@ -119,7 +119,7 @@ void apply(const KernelTable& table, const StepBuffers& b, void* first, void*, c
   adagrad(table, b, first, args);
 }
 
-::testing::AssertionResult same_state(const State& got, const State& want) {
+::testing::AssertionResult same_state(const MomentState& got, const MomentState& want) {
   if (auto result = same(got.master, want.master); !result) return result << " (master)";
   if (auto result = same(got.state1, want.state1); !result) return result << " (state 1)";
   if (auto result = same(got.state2, want.state2); !result) return result << " (state 2)";
@@ -129,11 +129,11 @@ void apply(const KernelTable& table, const StepBuffers& b, void* first, void*, c
 
 // Steps in ranges cut at random places, against the fp32 formulas and a rounding of one element at a time: every bit.
 template <class Args>
-void expect_reference_bits(const KernelTable& table, Args args, DType grad_dtype, const DType* param_dtype,
-                           int64_t numel, uint64_t seed) {
+void expect_reference_moments(const KernelTable& table, Args args, DType grad_dtype, const DType* param_dtype,
+                              int64_t numel, uint64_t seed) {
   SeededRandom random(seed);
-  State got(numel, grad_dtype, param_dtype, random);
-  State want = got;
+  MomentState got(numel, grad_dtype, param_dtype, random);
+  MomentState want = got;
   const int64_t first = int64_t(random() >> 30);  // often beyond 32 bits
   for (int64_t step = 1; step <= 3; ++step) {
     set_step(args, step);
@@ -162,12 +162,12 @@ template <class Args>
 void expect_right(const KernelTable& table, const Args& args) {
   uint64_t seed = 1;
   for (const DType grad : kAllDtypes) {
-    expect_reference_bits(table, args, grad, nullptr, 53, seed++);
-    for (const DType& param : kAllDtypes) expect_reference_bits(table, args, grad, &param, 53, seed++);
+    expect_reference_moments(table, args, grad, nullptr, 53, seed++);
+    for (const DType& param : kAllDtypes) expect_reference_moments(table, args, grad, &param, 53, seed++);
   }
   const DType param = DType::kBFloat16;
   for (const int64_t numel : lengths()) {
-    expect_reference_bits(table, args, DType::kBFloat16, &param, numel, seed++);
+    expect_reference_moments(table, args, DType::kBFloat16, &param, numel, seed++);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -191,14 +191,14 @@ TEST_P(Moments, DoNotDependOnSplitOrInstructionSet) {
   for (const uint64_t seed : seeds(20)) {
     SeededRandom random(seed);
     const int64_t numel = seed % 10 == 0 ? (1 << 16) + 37 : int64_t(random() % 3000);
-    State whole(numel, DType::kFloat32, &param, random);
+    MomentState whole(numel, DType::kFloat32, &param, random);
     fill(whole.master, random, true);
     fill(whole.grad, random, true);
     for (int64_t i = 0; i < numel; ++i) {
       whole.state1.set(i, random_value(random, true));
       whole.state2.set(i, std::fabs(random_value(random, true)));
     }
-    State split = whole;
+    MomentState split = whole;
     const RandomBits bits{random(), int64_t(random() % 1000)};
     const auto cuts = random_cuts(numel, random);
     const auto run = [&](const auto& args) {
@@ -223,7 +223,7 @@ TEST_P(Moments, DecayAsFp32Does) {
   constexpr int64_t kSteps = 2000;
   for (const uint64_t seed : seeds(2)) {
     SeededRandom random(seed);
-    State state(numel, DType::kFloat32, nullptr, random);
+    MomentState state(numel, DType::kFloat32, nullptr, random);
     for (int64_t i = 0; i < numel; ++i) state.state2.set(i, 3.5f);
     for (int64_t step = 1; step <= kSteps; ++step)
       adam(table(), state.buffers(0, numel, {random_key(seed, step), 0}), state.state1.data(), state.state2.data(),
@@ -244,7 +244,7 @@ TEST_P(Moments, DrawsAreIndependent) {
   // Adam's first step from zero with these betas stores `value` in both moments.
   const auto ups = [&](uint64_t of, int64_t step, bool second) {
     SeededRandom random(1);
-    State state(numel, DType::kFloat32, nullptr, random);
+    MomentState state(numel, DType::kFloat32, nullptr, random);
     for (int64_t i = 0; i < numel; ++i) state.grad.set(i, second ? std::sqrt(value) / 0.43f : value / 0.43f);
     adam(table(), state.buffers(0, numel, {random_key(of, step), 0}), state.state1.data(), state.state2.data(),
          {.beta1 = 0, .beta2 = 0});
@@ -274,7 +274,7 @@ TEST_P(Moments, DrawsAreIndependent) {
 
 TEST_P(Moments, HaveOneOfTwoDtypes) {
   SeededRandom random(1);
-  State state(numel_of(4), DType::kFloat32, nullptr, random);
+  MomentState state(numel_of(4), DType::kFloat32, nullptr, random);
   StepBuffers buffers = state.buffers(0, 4, {});
   buffers.moment_dtype = DType::kFloat16;
   EXPECT_THROW(adam(table(), buffers, state.state1.data(), state.state2.data(), {}), ValueError);

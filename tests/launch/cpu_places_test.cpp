@@ -13,10 +13,10 @@
 namespace zeroshard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -123,9 +123,9 @@ TEST(CpuPlaces, MoreRanksThanCpusHaveAThreadEach) {
 
 // The CPUs of a process, as the kernel writes them.
 std::string out_of(const LaunchOptions& options, int& code) {
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   code = launch(options);
-  return testing::internal::GetCapturedStdout();
+  return ::testing::internal::GetCapturedStdout();
 }
 
 // Real ranks; on this host's own CPUs, of which there must be two.

@@ -13,7 +13,7 @@ namespace zeroshard {
 namespace {
 
 using Activity = HeartbeatState::Activity;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kNow = 1000 * kSecond;
@@ -132,7 +132,7 @@ TEST(HangReport, HasALinePerRank) {
 }
 
 TEST(ProcessState, OfThisProcess) {
-  EXPECT_THAT(kernel_state(::getpid()), testing::StartsWith("R (running)"));
+  EXPECT_THAT(kernel_state(::getpid()), ::testing::StartsWith("R (running)"));
   EXPECT_EQ(kernel_state(0), "gone");
   EXPECT_FALSE(handles_signal(0, SIGUSR2));
   EXPECT_FALSE(handles_signal(::getpid(), SIGUSR2));

@@ -21,8 +21,8 @@ namespace zeroshard {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr const char* kProgram = "ZEROSHARD_TEST_RANK";
 
@@ -107,7 +107,7 @@ TEST(RankOfHangWatch, DISABLED_Main) {
   if (name != nullptr) rank_programs.at(name)();
 }
 
-struct Outcome {
+struct WatchedOutcome {
   int code;
   std::string out, err;
   double seconds;
@@ -127,13 +127,13 @@ LaunchOptions job(int nproc, const std::string& program, double hang_timeout_s) 
   return options;
 }
 
-Outcome run(const LaunchOptions& options) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
+WatchedOutcome run_watched(const LaunchOptions& options) {
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
   const auto start = std::chrono::steady_clock::now();
   const int code = launch(options);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr(), elapsed.count()};
+  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr(), elapsed.count()};
 }
 
 size_t count(const std::string& text, const std::string& what) {
@@ -143,7 +143,7 @@ size_t count(const std::string& text, const std::string& what) {
 }
 
 TEST(HangWatch, NamesTheSilentRankAndPrintsAllStacks) {
-  const Outcome outcome = run(job(3, "hang", 0.5));
+  const WatchedOutcome outcome = run_watched(job(3, "hang", 0.5));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("the job hangs: no progress for 0.5 s (--hang-timeout); most likely because of "
                                      "rank 1\n"));
@@ -160,31 +160,31 @@ TEST(HangWatch, NamesTheSilentRankAndPrintsAllStacks) {
 TEST(HangWatch, AJobThatHangsStartsAgain) {
   LaunchOptions options = job(2, "hang_once", 0.4);
   options.max_restarts = 1;
-  const Outcome outcome = run(options);
+  const WatchedOutcome outcome = run_watched(options);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 made no progress: restart 1 of 1 begins, with 2 ranks"));
 }
 
 TEST(HangWatch, SlowStepsAndALongEndAreNoHang) {
-  const Outcome outcome = run(job(2, "slow", 1));
+  const WatchedOutcome outcome = run_watched(job(2, "slow", 1));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
 TEST(HangWatch, RanksThatNeverBeatDoNotHang) {
   LaunchOptions options = job(2, "", 0.2);
   options.argv = {"/bin/sleep", "1"};
-  EXPECT_EQ(run(options).code, 0);
+  EXPECT_EQ(run_watched(options).code, 0);
 }
 
 // The signal would kill it, before it could save anything.
 TEST(HangWatch, ARankWithoutTheHandlerIsNotAsked) {
-  const Outcome outcome = run(job(1, "hang_without_handler", 0.3));
+  const WatchedOutcome outcome = run_watched(job(1, "hang_without_handler", 0.3));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.out, HasSubstr("told to end\n"));
 }
 
 TEST(HangWatch, ARankThatDoesNotAnswerIsEndedAnyway) {
-  const Outcome outcome = run(job(1, "hang_with_signals_blocked", 0.3));
+  const WatchedOutcome outcome = run_watched(job(1, "hang_with_signals_blocked", 0.3));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, Not(HasSubstr("native stack")));
   EXPECT_GT(outcome.seconds, 2);
@@ -192,7 +192,7 @@ TEST(HangWatch, ARankThatDoesNotAnswerIsEndedAnyway) {
 }
 
 TEST(HangWatch, TheThreadThatWaitsIsAskedToo) {
-  const Outcome outcome = run(job(1, "hang_in_a_thread", 0.3));
+  const WatchedOutcome outcome = run_watched(job(1, "hang_in_a_thread", 0.3));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("waits in reduce_scatter 'embed' for "));
   EXPECT_EQ(count(outcome.err, "zeroshard: native stack of thread "), 2) << outcome.err;
@@ -200,7 +200,7 @@ TEST(HangWatch, TheThreadThatWaitsIsAskedToo) {
 
 // A job suspended for longer than the timeout goes on.
 TEST(HangWatch, SuspendedTimeDoesNotCount) {
-  const std::string file = testing::TempDir() + "suspended_hang";
+  const std::string file = ::testing::TempDir() + "suspended_hang";
   const pid_t launcher = ::fork();
   if (launcher == 0) {
     if (std::freopen(file.c_str(), "w", stderr) == nullptr) ::_exit(99);

@@ -20,8 +20,8 @@
 namespace zeroshard {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Outcome {
   int code;
@@ -38,12 +38,12 @@ LaunchOptions shell(int nproc, const std::string& script) {
 }
 
 Outcome run(const LaunchOptions& options) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
   const auto start = std::chrono::steady_clock::now();
   const int code = launch(options);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr(), elapsed.count()};
+  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr(), elapsed.count()};
 }
 
 TEST(Launch, SetsTheVariablesOfEveryRank) {
@@ -92,7 +92,7 @@ TEST(Launch, ADeathBySignalIs128More) {
 
 // Each rank fails as soon as the one before it has gone: the report must start with the first.
 TEST(Launch, TheRootCauseComesFirst) {
-  const std::string folder = testing::TempDir() + "root_cause";
+  const std::string folder = ::testing::TempDir() + "root_cause";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   LaunchOptions options = shell(4, R"(
@@ -138,7 +138,7 @@ TEST(Launch, AShortStopIsNoFailure) {
 
 // What a rank leaves behind ends with the job, even in a session of its own and deaf to SIGTERM.
 TEST(Launch, LeavesNoProcessBehind) {
-  const std::string file = testing::TempDir() + "left_behind";
+  const std::string file = ::testing::TempDir() + "left_behind";
   std::filesystem::remove(file);
   const Outcome outcome = run(shell(1, "setsid sh -c 'trap \"\" TERM; echo $$ > " + file +
                                            "; sleep 60' & while [ ! -s " + file + " ]; do sleep 0.01; done; exit 3"));
@@ -175,7 +175,7 @@ TEST(Launch, RefusesOptionsThatCannotWork) {
 
 TEST(Launch, LogFilesHaveAllBytesOfARank) {
   LaunchOptions options = shell(2, "printf 'a%s\\rb\\n' $RANK; echo err >&2");
-  options.log_dir = testing::TempDir() + "logs/deep";
+  options.log_dir = ::testing::TempDir() + "logs/deep";
   EXPECT_EQ(run(options).code, 0);
   std::ifstream file(options.log_dir + "/rank-1.log");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -192,7 +192,7 @@ TEST(Launch, LeavesTheCallersOwnChildrenAlone) {
   }
   EXPECT_EQ(run(shell(2, "kill -KILL $PPID; exec sleep 60")).code, 128 + SIGKILL);  // the supervisor dies
   EXPECT_EQ(::waitpid(other, nullptr, WNOHANG), 0);
-  EXPECT_THAT(children(::getpid()), testing::ElementsAre(other));
+  EXPECT_THAT(children(::getpid()), ::testing::ElementsAre(other));
   ::kill(other, SIGKILL);
   ::waitpid(other, nullptr, 0);
 }

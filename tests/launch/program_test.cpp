@@ -11,12 +11,12 @@
 namespace zeroshard {
 namespace {
 
-using testing::ElementsAre;
-using testing::EndsWith;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 
-class ProgramTest : public testing::Test {
+class ProgramTest : public ::testing::Test {
  protected:
-  ProgramTest() : folder_(std::filesystem::path(testing::TempDir()) / ("program" + std::to_string(::getpid()))) {
+  ProgramTest() : folder_(std::filesystem::path(::testing::TempDir()) / ("program" + std::to_string(::getpid()))) {
     std::filesystem::create_directories(folder_ / "bin");
     ::setenv("VIRTUAL_ENV", folder_.c_str(), 1);
     make("bin/python", true);

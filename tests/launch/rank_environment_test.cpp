@@ -107,15 +107,15 @@ TEST(RankEnvironment, ContradictionsNameTheirVariables) {
   EXPECT_EQ(error_of({{"RANK", "99999999999"}, {"WORLD_SIZE", "2"}}),
             "RANK is '99999999999', expected a whole number >= 0");
   EXPECT_EQ(error_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), "WORLD_SIZE is 0, expected at least 1");
-  EXPECT_THAT(error_of({{"RANK", "1"}}), testing::StartsWith("RANK is set to 1 but WORLD_SIZE is not"));
-  EXPECT_THAT(error_of({{"WORLD_SIZE", "4"}}), testing::StartsWith("WORLD_SIZE is 4 but RANK is not set"));
+  EXPECT_THAT(error_of({{"RANK", "1"}}), ::testing::StartsWith("RANK is set to 1 but WORLD_SIZE is not"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "4"}}), ::testing::StartsWith("WORLD_SIZE is 4 but RANK is not set"));
   EXPECT_EQ(error_of({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
             "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2");
   EXPECT_EQ(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}}),
             "LOCAL_WORLD_SIZE=4 is not between 1 and the number of ranks, 2");
   EXPECT_EQ(error_of({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}}), "LOCAL_RANK=2 is above RANK=1");
   EXPECT_THAT(error_of({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}),
-              testing::StartsWith("LOCAL_WORLD_SIZE=2 is set but LOCAL_RANK is not"));
+              ::testing::StartsWith("LOCAL_WORLD_SIZE=2 is set but LOCAL_RANK is not"));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace zeroshard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct Printed {
   int code;
@@ -23,13 +23,13 @@ struct Printed {
 };
 
 // A child's exit code and what it wrote to stderr: the handler stays in a process for ever.
-Printed in_child(const std::function<int()>& body) {
-  testing::internal::CaptureStderr();
+Printed printed_by_child(const std::function<int()>& body) {
+  ::testing::internal::CaptureStderr();
   const pid_t pid = ::fork();
   if (pid == 0) ::_exit(body());
   int status = 0;
   ::waitpid(pid, &status, 0);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), testing::internal::GetCapturedStderr()};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), ::testing::internal::GetCapturedStderr()};
 }
 
 volatile sig_atomic_t calls = 0;
@@ -56,7 +56,7 @@ void set_handler(void (*handler)(int), struct sigaction* old) {
 }
 
 TEST(StackDump, PrintsTheStackAndCounts) {
-  const Printed printed = in_child([] {
+  const Printed printed = printed_by_child([] {
     const auto slot = std::make_shared<heartbeat::Slot>();
     install_stack_dump(slot);
     errno = 77;
@@ -64,13 +64,13 @@ TEST(StackDump, PrintsTheStackAndCounts) {
     return errno == 77 && slot->dumps == 1 ? 0 : 1;
   });
   EXPECT_EQ(printed.code, 0);
-  EXPECT_THAT(printed.err, testing::StartsWith("zeroshard: native stack of thread "));
+  EXPECT_THAT(printed.err, ::testing::StartsWith("zeroshard: native stack of thread "));
   EXPECT_THAT(printed.err, HasSubstr("test_launch"));
   EXPECT_GE(std::count(printed.err.begin(), printed.err.end(), '\n'), 5);
 }
 
 TEST(StackDump, CallsTheHandlerThatWasThere) {
-  const Printed printed = in_child([] {
+  const Printed printed = printed_by_child([] {
     set_handler(count_call, nullptr);
     const auto slot = std::make_shared<heartbeat::Slot>();
     install_stack_dump(slot);
@@ -85,7 +85,7 @@ TEST(StackDump, IsCalledByAHandlerThatCameLater) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer puts a handler of its own between, which does not bear sigaction inside a handler";
 #endif
-  const Printed printed = in_child([] {
+  const Printed printed = printed_by_child([] {
     const auto slot = std::make_shared<heartbeat::Slot>();
     install_stack_dump(slot);
     set_handler(chain, &below);
@@ -97,7 +97,7 @@ TEST(StackDump, IsCalledByAHandlerThatCameLater) {
 
 // A forked child has the handler and the memory, but is not the rank.
 TEST(StackDump, AChildDoesNotCount) {
-  const Printed printed = in_child([] {
+  const Printed printed = printed_by_child([] {
     const auto slot = std::make_shared<heartbeat::Slot>();
     install_stack_dump(slot);
     const pid_t child = ::fork();

@@ -9,8 +9,8 @@
 namespace zeroshard {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 UnitLayout unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16) {
   return make_unit_layout(name, {{{name + ".weight"}, {numel}, dtype, /*requires_grad=*/true}}, world_size);
@@ -42,7 +42,7 @@ TEST(Place, StageThreeShardsParametersAndKeepsSmallUnits) {
       const bool shards = stage == 3 && world_size > 1;
       const Placement large = shards ? kSharded : kReplicated, small = shards ? kPersistent : kReplicated;
       EXPECT_THAT(parameters_of(place(model(world_size), options)),
-                  testing::ElementsAre(large, large, large, large, large, small))
+                  ::testing::ElementsAre(large, large, large, large, large, small))
           << stage << " " << world_size;
     }
   }
@@ -52,7 +52,7 @@ TEST(Place, StatesAndReducedGradientsLieWhereTheyAreAskedTo) {
   for (const int world_size : {1, 3}) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-        SCOPED_TRACE(testing::Message() << world_size << " ranks, stage " << stage << ", " << name_of(dtype));
+        SCOPED_TRACE(::testing::Message() << world_size << " ranks, stage " << stage << ", " << name_of(dtype));
         PlacementOptions options;
         options.stage = stage;
         options.world_size = world_size;
@@ -88,7 +88,7 @@ TEST(Place, AShareOfTheStatesLeavesInWholeBlocks) {
       const ShardLayout& layout = units[0].groups[0].layout;
       const int64_t all = layout.shard_numel();
       for (const double share : {0.001, 0.3, 0.5, 0.999}) {
-        SCOPED_TRACE(testing::Message() << numel << " elements, " << world_size << " ranks, share " << share);
+        SCOPED_TRACE(::testing::Message() << numel << " elements, " << world_size << " ranks, share " << share);
         PlacementOptions options;
         options.stage = 2;
         options.world_size = world_size;
@@ -286,7 +286,7 @@ TEST(Place, RulesPlaceSingleUnitsAndTheLastCounts) {
   options.rules = {{"layers.0-3", true}, {"layers.1", false}, {"norm", false}, {"embed", true}};
   const std::vector<UnitPlacement> table = place(model(3), options);
   EXPECT_THAT(parameters_of(table),
-              testing::ElementsAre(kReplicated, kReplicated, kSharded, kReplicated, kSharded, kSharded));
+              ::testing::ElementsAre(kReplicated, kReplicated, kSharded, kReplicated, kSharded, kSharded));
   EXPECT_EQ(table[0].groups[0].parameters.extent, Extent::kWhole);
   EXPECT_EQ(table[2].groups[0].parameters.extent, Extent::kShard);
   for (const UnitPlacement& unit : table) {  // gradients and states are the stage's

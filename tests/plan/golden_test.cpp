@@ -10,7 +10,7 @@
 namespace zeroshard {
 namespace {
 
-PlanOptions at(int stage, int world_size) {
+PlanOptions golden_options(int stage, int world_size) {
   PlanOptions options;
   options.stage = stage;
   options.world_size = world_size;
@@ -18,7 +18,7 @@ PlanOptions at(int stage, int world_size) {
 }
 
 double model_states(int64_t params, int stage, int world_size) {
-  return plan_count(params, at(stage, world_size)).model_states();
+  return plan_count(params, golden_options(stage, world_size)).model_states();
 }
 
 struct Row {
@@ -56,8 +56,8 @@ TEST(ZeroPaper, Table1) {
   for (const Row& row : kTable1) {
     for (size_t model = 0; model < kModels.size(); ++model) {
       for (int stage = 1; stage <= 3; ++stage, ++cells) {
-        SCOPED_TRACE(testing::Message() << kModels[model] << " parameters, N " << row.world_size << ", stage "
-                                        << stage);
+        SCOPED_TRACE(::testing::Message()
+                     << kModels[model] << " parameters, N " << row.world_size << ", stage " << stage);
         const double bytes = model_states(kModels[model], stage, row.world_size);
         EXPECT_EQ(bytes, paper_formula(double(kModels[model]), stage, row.world_size));
         const double printed = row.gigabytes[model][size_t(stage - 1)];
@@ -86,7 +86,7 @@ TEST(ZeroPaper, Table2TheoryColumns) {
   constexpr std::array<double, 4> kFirstRow{2, 7.6, 14.4, 128};
   for (const int model_parallel : {1, 2, 4, 8, 16}) {
     for (int stage = 0; stage <= 3; ++stage) {
-      SCOPED_TRACE(testing::Message() << "MP " << model_parallel << ", stage " << stage);
+      SCOPED_TRACE(::testing::Message() << "MP " << model_parallel << ", stage " << stage);
       const auto fits = [&](double params) {
         return model_states(int64_t(params / model_parallel), stage, 64) <= 32e9;
       };
@@ -99,7 +99,7 @@ TEST(ZeroPaper, Table2TheoryColumns) {
 }
 
 TEST(ZeroPaper, OptimizersAndDTypes) {
-  PlanOptions options = at(0, 1);
+  PlanOptions options = golden_options(0, 1);
   const auto bytes_per_param = [&] { return plan_count(1, options).model_states(); };
   EXPECT_EQ(bytes_per_param(), 16);  // K = 12
   options.optimizer_slots = 1;
@@ -116,7 +116,7 @@ TEST(ZeroPaper, OptimizersAndDTypes) {
 
 // Megatron's distributed optimizer counts 18 for bf16 parameters and fp32 gradients: 6 + 12/d.
 TEST(ZeroPaper, Fp32GradientsCount18) {
-  PlanOptions options = at(1, 4);
+  PlanOptions options = golden_options(1, 4);
   options.wire_dtype = DType::kFloat32;
   EXPECT_EQ(plan_count(1000, options).model_states(), 6 * 1000 + 12 * 1000 / 4);
 }
@@ -135,10 +135,10 @@ constexpr std::array<InfinityRow, 5> kFigure2a{{{80, 10 << 10, 1.83, 0.05},
 
 TEST(ZeroInfinity, Figure2a) {
   constexpr double kTiB = 1024. * 1024 * 1024 * 1024;
-  PlanOptions options = at(0, 1);
+  PlanOptions options = golden_options(0, 1);
   options.grad_accumulation_steps = 2;
   for (const InfinityRow& row : kFigure2a) {
-    SCOPED_TRACE(testing::Message() << row.layers << " layers of " << row.hidden);
+    SCOPED_TRACE(::testing::Message() << row.layers << " layers of " << row.hidden);
     // Of the last row's 101 trillion parameters a tenth is planned: the planner's limit is 100.
     const int64_t tenth = 12 * row.layers * row.hidden * row.hidden / 10;
     EXPECT_NEAR(10 * plan_count(tenth, options).model_states() / kTiB, row.states,
@@ -159,7 +159,7 @@ TEST(DeepSpeedEstimator, CountsTheSameStates) {
   constexpr double kGiB = 1024. * 1024 * 1024;
   constexpr int64_t kParams = 2'851'000'000, kLargest = 32'000'000;
   const auto on_device = [](int stage, Tier states, Tier parameters) {
-    PlanOptions options = at(stage, 8);
+    PlanOptions options = golden_options(stage, 8);
     options.on_device = true;
     options.grad_dtype = DType::kFloat32;
     options.state_tier = options.gradient_tier = states;
@@ -180,7 +180,7 @@ TEST(DoesItFit, Llama2On8DevicesOf24GBWithItsStatesOnTheHost) {
       R"({"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
           "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": false})",
       "test");
-  PlanOptions options = at(3, 8);
+  PlanOptions options = golden_options(3, 8);
   options.on_device = true;
   const double everything = plan_model(model, options).total();
   EXPECT_GT(everything, 140e9);
@@ -195,7 +195,7 @@ TEST(DoesItFit, Llama2On8DevicesOf24GBWithItsStatesOnTheHost) {
 
 TEST(DoesItFit, Llama70BOnEightDevicesOf24GB) {
   const auto bytes = [](const PlanOptions& options) { return plan_count(70'000'000'000, options).total(); };
-  const PlanOptions here = at(3, 8);
+  const PlanOptions here = golden_options(3, 8);
   EXPECT_EQ(bytes(here), 140e9);
   EXPECT_EQ(plan_count(70'000'000'000, here).parameters, 17.5e9);
   const FitReport report = check_fit(24e9, here, bytes);
@@ -203,19 +203,19 @@ TEST(DoesItFit, Llama70BOnEightDevicesOf24GB) {
   EXPECT_NEAR(report.ratio, 140. / 24, 1e-12);
   EXPECT_EQ(report.lowest_stage, std::nullopt);
   EXPECT_EQ(report.min_world_size, 47);  // 1120 GB / 24 GB = 46.67
-  EXPECT_GT(bytes(at(3, 46)), 24e9);
-  EXPECT_LE(bytes(at(3, 47)), 24e9);
+  EXPECT_GT(bytes(golden_options(3, 46)), 24e9);
+  EXPECT_LE(bytes(golden_options(3, 47)), 24e9);
 }
 
 TEST(DoesItFit, LowestStageAndWorldSizes) {
   const auto bytes = [](const PlanOptions& options) { return plan_count(1'000'000'000, options).total(); };
-  const FitReport report = check_fit(8e9, at(0, 8), bytes);
+  const FitReport report = check_fit(8e9, golden_options(0, 8), bytes);
   EXPECT_FALSE(report.fits);
   EXPECT_EQ(report.lowest_stage, 1);               // 4 + 12/8 = 5.5 GB
   EXPECT_EQ(report.min_world_size, std::nullopt);  // 16 GB at any world size
   EXPECT_EQ(report.min_world_size_stage_3, 2);
-  EXPECT_TRUE(check_fit(5.5e9, at(1, 8), bytes).fits);  // to the byte
-  EXPECT_FALSE(check_fit(5.5e9 - 1, at(1, 8), bytes).fits);
+  EXPECT_TRUE(check_fit(5.5e9, golden_options(1, 8), bytes).fits);  // to the byte
+  EXPECT_FALSE(check_fit(5.5e9 - 1, golden_options(1, 8), bytes).fits);
 }
 
 }  // namespace

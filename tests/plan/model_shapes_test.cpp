@@ -8,8 +8,8 @@
 namespace zeroshard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr const char* kSmallLlama = R"({"model_type": "llama", "vocab_size": 50, "hidden_size": 24,
   "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})";
@@ -55,7 +55,7 @@ TEST(ModelShapes, AbsentFieldsAreNoted) {
   const ModelShapes model = parse_model_shapes(R"({"model_type": "llama", "hidden_size": 64})", "");
   ASSERT_EQ(model.notes.size(), 1u);
   EXPECT_THAT(model.notes[0], HasSubstr("intermediate_size = 11008"));
-  EXPECT_THAT(model.notes[0], testing::Not(HasSubstr("hidden_size = ")));
+  EXPECT_THAT(model.notes[0], ::testing::Not(HasSubstr("hidden_size = ")));
 }
 
 TEST(ModelShapes, BadConfigsAreErrorsThatSayWhy) {

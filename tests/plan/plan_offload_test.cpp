@@ -10,9 +10,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kNumel = 10 * kBlockNumel;
+constexpr int64_t kOffloadNumel = 10 * kBlockNumel;
 
-PlanOptions at(int stage, int world_size) {
+PlanOptions offload_options(int stage, int world_size) {
   PlanOptions options;
   options.stage = stage;
   options.world_size = world_size;
@@ -20,11 +20,11 @@ PlanOptions at(int stage, int world_size) {
   return options;
 }
 
-UnitLayout unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16) {
+UnitLayout offloaded_unit(const std::string& name, int64_t numel, int world_size, DType dtype = DType::kBFloat16) {
   return make_unit_layout(name, {{{name + ".weight"}, {numel}, dtype, /*requires_grad=*/true}}, world_size);
 }
 
-int64_t held(const PlanReport& report, Category category) {
+int64_t held_by(const PlanReport& report, Category category) {
   return report.bytes.at(category, Tier::kDevice);
 }
 
@@ -70,14 +70,15 @@ TEST(PlanOffload, GradientsInFilesTakeBuffersAlone) {
   for (const int stage : {1, 2, 3}) {
     for (const bool on_device : {false, true}) {
       SCOPED_TRACE(::testing::Message() << stage << ", " << on_device);
-      const std::vector<UnitLayout> units{unit("a", 5 * kChunkNumel, 2), unit("b", kNumel, 2)};
-      PlanOptions options = at(stage, 2);
+      const std::vector<UnitLayout> units{offloaded_unit("a", 5 * kChunkNumel, 2),
+                                          offloaded_unit("b", kOffloadNumel, 2)};
+      PlanOptions options = offload_options(stage, 2);
       options.on_device = on_device;
       options.state_tier = options.gradient_tier = Tier::kFile;
       options.grad_accumulation_steps = 3;
       options.swap_buffers = 2;
       const PlanReport report = plan_ledger(units, options);
-      const int64_t numel = (5 * kChunkNumel + kNumel) / 2;
+      const int64_t numel = (5 * kChunkNumel + kOffloadNumel) / 2;
       EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kFile), 4 * numel);
       EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kDevice), 0);
       EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), 0);
@@ -85,7 +86,7 @@ TEST(PlanOffload, GradientsInFilesTakeBuffersAlone) {
       PlanOptions in_memory = options;
       in_memory.gradient_tier = on_device ? Tier::kHost : Tier::kDevice;
       const Tier memory = on_device ? Tier::kHost : Tier::kDevice;
-      const int64_t sums = 8 * ceil_div(5 * kChunkNumel / 2, kSumNumel) + 8 * ceil_div(kNumel / 2, kSumNumel);
+      const int64_t sums = 8 * ceil_div(5 * kChunkNumel / 2, kSumNumel) + 8 * ceil_div(kOffloadNumel / 2, kSumNumel);
       EXPECT_EQ(report.bytes.at(Category::kSwap, memory),
                 plan_ledger(units, in_memory).bytes.at(Category::kSwap, memory) + 2 * 4 * kChunkNumel + sums);
     }
@@ -94,12 +95,12 @@ TEST(PlanOffload, GradientsInFilesTakeBuffersAlone) {
 
 // With a part of their states: what the device updates passes through its buffers, and no more.
 TEST(PlanOffload, ParametersLeaveWithAShareOfTheirStates) {
-  PlanOptions options = at(3, 1);
+  PlanOptions options = offload_options(3, 1);
   options.on_device = true;
   options.parameter_tier = options.state_tier = Tier::kHost;
   const auto buffers = [&](int64_t numel, double share, DType dtype = DType::kBFloat16) {
     options.state_share = share;
-    return plan_ledger(std::vector<UnitLayout>{unit("a", numel, 1, dtype)}, options).shard_copies;
+    return plan_ledger(std::vector<UnitLayout>{offloaded_unit("a", numel, 1, dtype)}, options).shard_copies;
   };
   EXPECT_EQ(buffers(9 * kCopiedNumel, 0.5), (RingClass{2 * kCopiedNumel, 2, 1}));
   EXPECT_EQ(buffers(2 * kCopiedNumel, 0.75), (RingClass{kCopiedNumel, 1, 1}));  // a quarter of it, in 2 bytes each
@@ -107,12 +108,12 @@ TEST(PlanOffload, ParametersLeaveWithAShareOfTheirStates) {
   EXPECT_EQ(buffers(9 * kCopiedNumel, 1), RingClass{});
   EXPECT_EQ(buffers(9 * kCopiedNumel, 0.5, DType::kFloat32), RingClass{});  // they stay
   options.state_share = 0.25;
-  const std::vector<UnitLayout> units{unit("a", 2 * kCopiedNumel, 1)};
+  const std::vector<UnitLayout> units{offloaded_unit("a", 2 * kCopiedNumel, 1)};
   const PlanReport report = plan_ledger(units, options);
   EXPECT_EQ(report.parameter_copies, RingClass{});
   EXPECT_EQ(report.bytes.at(Category::kParameters, Tier::kHost), 4 * kCopiedNumel);
   EXPECT_EQ(report.bytes.at(Category::kMoments, Tier::kHost), 4 * kCopiedNumel);
-  EXPECT_EQ(held(report, Category::kMoments), 12 * kCopiedNumel);
+  EXPECT_EQ(held_by(report, Category::kMoments), 12 * kCopiedNumel);
   const PlannedBytes counted = plan_count(1'000'000, options);
   EXPECT_EQ(counted.parameters, 0);
   EXPECT_EQ(counted.host.parameters, 2e6);
@@ -126,16 +127,17 @@ TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
       for (const int64_t accumulation : {1, 3}) {
         SCOPED_TRACE(::testing::Message() << stage << ", " << name_of(tier) << ", " << accumulation);
         const int64_t numel = 5 * kFetchedNumel;
-        const std::vector<UnitLayout> units{unit("a", numel, 2), unit("b", kNumel, 2), unit("c", kNumel, 2)};
-        PlanOptions options = at(stage, 2);
+        const std::vector<UnitLayout> units{offloaded_unit("a", numel, 2), offloaded_unit("b", kOffloadNumel, 2),
+                                            offloaded_unit("c", kOffloadNumel, 2)};
+        PlanOptions options = offload_options(stage, 2);
         options.on_device = true;
         options.grad_accumulation_steps = accumulation;
         const PlanReport without = plan_ledger(units, options);
         EXPECT_EQ(without.gradient_fetch.bytes(), 0);
         options.state_tier = tier;
         const PlanReport report = plan_ledger(units, options);
-        EXPECT_EQ(held(report, Category::kGradients), held(without, Category::kGradients));
-        EXPECT_EQ(held(report, Category::kReduceRing), held(without, Category::kReduceRing));
+        EXPECT_EQ(held_by(report, Category::kGradients), held_by(without, Category::kGradients));
+        EXPECT_EQ(held_by(report, Category::kReduceRing), held_by(without, Category::kReduceRing));
         EXPECT_EQ(report.bytes.at(Category::kGradients, Tier::kHost), 0);
         EXPECT_EQ(report.gradient_fetch, (RingClass{(accumulation > 1 ? 4 : 2) * kFetchedNumel, 2, 3}));
         EXPECT_EQ(report.bytes.at(Category::kPinned, Tier::kHost),
@@ -145,8 +147,8 @@ TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
       }
     }
   }
-  const std::vector<UnitLayout> one{unit("a", kNumel, 1)};
-  PlanOptions options = at(1, 1);
+  const std::vector<UnitLayout> one{offloaded_unit("a", kOffloadNumel, 1)};
+  PlanOptions options = offload_options(1, 1);
   options.state_tier = Tier::kHost;
   EXPECT_EQ(plan_ledger(one, options).gradient_fetch.slots, 1);  // there is no second piece
 }
@@ -155,15 +157,16 @@ TEST(PlanOffload, GradientsThatStayAreFetchedInPieces) {
 // They wait on the host, in the dtype of the parameters.
 TEST(PlanOffload, NewParametersOfALateUpdate) {
   for (const int stage : {1, 3}) {
-    const std::vector<UnitLayout> units{unit("a", kNumel, 2), unit("b", kNumel, 2, DType::kFloat32)};
-    PlanOptions options = at(stage, 2);
+    const std::vector<UnitLayout> units{offloaded_unit("a", kOffloadNumel, 2),
+                                        offloaded_unit("b", kOffloadNumel, 2, DType::kFloat32)};
+    PlanOptions options = offload_options(stage, 2);
     options.on_device = true;
     options.state_tier = options.gradient_tier = Tier::kHost;
     const PlanReport now = plan_ledger(units, options);
     options.delayed_update = true;
     const PlanReport late = plan_ledger(units, options);
     EXPECT_EQ(now.pending_parameters, 0);
-    EXPECT_EQ(late.pending_parameters, kNumel / 2 * (2 + 4));
+    EXPECT_EQ(late.pending_parameters, kOffloadNumel / 2 * (2 + 4));
     EXPECT_EQ(late.bytes.total(Tier::kHost), now.bytes.total(Tier::kHost) + late.pending_parameters);
     EXPECT_EQ(late.bytes.total(Tier::kDevice), now.bytes.total(Tier::kDevice));
   }
@@ -175,8 +178,8 @@ TEST(PlanOffload, MomentsInBf16) {
       for (const double share : {0.3, 1.0}) {
         if (tier == Tier::kHost && !on_device) continue;
         SCOPED_TRACE(::testing::Message() << name_of(tier) << ", " << on_device << ", " << share);
-        const std::vector<UnitLayout> units{unit("a", 5 * kBlockNumel, 1)};
-        PlanOptions options = at(2, 1);
+        const std::vector<UnitLayout> units{offloaded_unit("a", 5 * kBlockNumel, 1)};
+        PlanOptions options = offload_options(2, 1);
         options.on_device = on_device;
         options.state_tier = tier;
         options.state_share = share;
@@ -199,7 +202,7 @@ TEST(PlanOffload, MomentsInBf16) {
       }
     }
   }
-  PlanOptions options = at(2, 1);
+  PlanOptions options = offload_options(2, 1);
   options.moment_dtype = DType::kBFloat16;
   options.state_tier = Tier::kFile;
   EXPECT_EQ(plan_count(1000, options).file.moments, 4000);
@@ -210,16 +213,16 @@ TEST(PlanOffload, MomentsInBf16) {
 TEST(PlanOffload, AShareBesideADevice) {
   for (const Tier tier : {Tier::kHost, Tier::kFile}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-      const std::vector<UnitLayout> units{unit("a", 10 * kBlockNumel, 1, dtype)};
-      PlanOptions options = at(2, 1);
+      const std::vector<UnitLayout> units{offloaded_unit("a", 10 * kBlockNumel, 1, dtype)};
+      PlanOptions options = offload_options(2, 1);
       options.on_device = true;
       options.state_tier = tier;
       options.state_share = 0.25;  // 3 of 10 blocks
       const PlanReport report = plan_ledger(units, options);
       EXPECT_EQ(report.bytes.at(Category::kMoments, tier), 8 * 3 * kBlockNumel);
-      EXPECT_EQ(held(report, Category::kMoments), 8 * 7 * kBlockNumel);
+      EXPECT_EQ(held_by(report, Category::kMoments), 8 * 7 * kBlockNumel);
       EXPECT_EQ(report.bytes.at(Category::kMasterWeights, tier), 4 * 3 * kBlockNumel);
-      EXPECT_EQ(held(report, Category::kMasterWeights), dtype == DType::kFloat32 ? 0 : 4 * 7 * kBlockNumel);
+      EXPECT_EQ(held_by(report, Category::kMasterWeights), dtype == DType::kFloat32 ? 0 : 4 * 7 * kBlockNumel);
       EXPECT_EQ(report.gradient_fetch.slot_bytes, 3 * kBlockNumel * element_size(dtype));
       EXPECT_EQ(report.parameter_copies.slot_bytes, dtype == DType::kFloat32 ? 0 : 2 * 3 * kBlockNumel);
       const GroupPlacement& place = report.placements[0].groups[0];
@@ -228,7 +231,7 @@ TEST(PlanOffload, AShareBesideADevice) {
                 4 * (dtype == DType::kFloat32 ? 3 : 10) * kBlockNumel);
     }
   }
-  PlanOptions options = at(1, 1);
+  PlanOptions options = offload_options(1, 1);
   options.compute_dtype = DType::kFloat32;
   options.on_device = true;
   options.state_tier = Tier::kHost;

@@ -11,10 +11,10 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr double kPeak = 70e12;  // of a V100, as the ZeRO-Infinity paper has it
-constexpr int64_t kParams = 1 << 30, kLength = 1024;
+constexpr int64_t kTimedParams = 1 << 30, kLength = 1024;
 
 // Matrices and nothing else: embeddings of one row, and no attention over keys.
-ModelShapes matrices(int64_t params = kParams) {
+ModelShapes matrices(int64_t params = kTimedParams) {
   ModelShapes model;
   model.model_type = "gpt2";
   model.hidden_size = 1024;
@@ -24,7 +24,7 @@ ModelShapes matrices(int64_t params = kParams) {
   return model;
 }
 
-PlanOptions options(int stage = 3, bool on_device = true) {
+PlanOptions timed_options(int stage = 3, bool on_device = true) {
   PlanOptions made;
   made.stage = stage;
   made.on_device = on_device;
@@ -38,19 +38,19 @@ ActivationOptions tokens(int64_t batch, bool checkpointing) {
 // arXiv 2104.07857, section 4: 8 operations per parameter and token with recomputation; parameters and gradients move 8
 // bytes a parameter. Here 4 to the device, and gradients the other way meanwhile: half the bandwidth for as long.
 TEST(ZeroInfinity, EfficiencyOfParametersAndGradients) {
-  PlanOptions at = options();
+  PlanOptions at = timed_options();
   at.parameter_tier = at.gradient_tier = at.state_tier = Tier::kHost;
   const PlannedStep step =
       plan_step(matrices(), at, tokens(1, true), {.flops = kPeak, .host = 1e30, .link = 70e9 / 2, .disk = {}});
   const double compute = step.forward + step.backward;
-  EXPECT_NEAR(compute, 8. * double(kParams) * kLength / kPeak, 1e-9 * compute);
+  EXPECT_NEAR(compute, 8. * double(kTimedParams) * kLength / kPeak, 1e-9 * compute);
   EXPECT_NEAR(compute / (compute + step.link), 0.506, 0.0005);
   EXPECT_DOUBLE_EQ(step.passes(), compute);  // they overlap here
 }
 
 // States move 32 bytes a parameter there, with a gradient in fp32, and 24 here.
 TEST(ZeroInfinity, EfficiencyOfOptimizerStates) {
-  PlanOptions at = options(2, /*on_device=*/false);
+  PlanOptions at = timed_options(2, /*on_device=*/false);
   at.state_tier = Tier::kFile;
   const PlannedStep step =
       plan_step(matrices(), at, tokens(2, true), {.flops = kPeak, .host = 1e30, .link = {}, .disk = 1.5e12 * 24 / 32});
@@ -59,28 +59,28 @@ TEST(ZeroInfinity, EfficiencyOfOptimizerStates) {
 
 TEST(StepTime, TheUpdateReads28BytesOfAParameter) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-    PlanOptions at = options(1, /*on_device=*/false);
+    PlanOptions at = timed_options(1, /*on_device=*/false);
     at.compute_dtype = dtype;
     const PlannedStep step =
         plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 28e9, .link = {}, .disk = {}});
-    EXPECT_NEAR(step.total(), double(kParams) / 1e9, 1e-6) << name_of(dtype);
+    EXPECT_NEAR(step.total(), double(kTimedParams) / 1e9, 1e-6) << name_of(dtype);
   }
 }
 
 // 8 bytes less in memory, and of 24 on the disk a third.
 TEST(StepTime, MomentsInBf16AreReadAndWrittenFaster) {
-  PlanOptions at = options(1, /*on_device=*/false);
+  PlanOptions at = timed_options(1, /*on_device=*/false);
   at.moment_dtype = DType::kBFloat16;
   at.state_tier = Tier::kFile;
   const PlannedStep step =
       plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 20e9, .link = {}, .disk = 16e9});
-  EXPECT_NEAR(step.update, double(kParams) / 1e9, 1e-6);
-  EXPECT_NEAR(step.disk, double(kParams) / 1e9, 1e-5);
+  EXPECT_NEAR(step.update, double(kTimedParams) / 1e9, 1e-6);
+  EXPECT_NEAR(step.disk, double(kTimedParams) / 1e9, 1e-5);
 }
 
 // The longer of both counts, not their sum.
 TEST(StepTime, LateUpdatesGoOnBesideTheNextPasses) {
-  PlanOptions at = options(1, /*on_device=*/true);
+  PlanOptions at = timed_options(1, /*on_device=*/true);
   at.state_tier = at.gradient_tier = Tier::kHost;
   for (const double host : {1e9, 1e13}) {
     const MachineRates rates{.flops = 1e13, .host = host, .link = 1e11, .disk = {}};
@@ -98,24 +98,24 @@ TEST(StepTime, LateUpdatesGoOnBesideTheNextPasses) {
 // Gradients that stay cross the link once a step; of a share all counts as much less.
 TEST(StepTime, GradientsThatStayAreCopiedOnceAStep) {
   const MachineRates rates{.flops = 1e30, .host = 28e9, .link = 1e9, .disk = {}};
-  PlanOptions at = options(2);
+  PlanOptions at = timed_options(2);
   at.grad_accumulation_steps = 8;
   at.state_tier = Tier::kHost;
   const PlannedStep stay = plan_step(matrices(), at, tokens(1, false), rates);
-  EXPECT_NEAR(stay.link, 6 * double(kParams) / 1e9, 1e-3 * stay.link);  // a gradient in fp32, and the parameter
+  EXPECT_NEAR(stay.link, 6 * double(kTimedParams) / 1e9, 1e-3 * stay.link);  // a gradient in fp32, and the parameter
   at.state_share = 0.25;
   const PlannedStep part = plan_step(matrices(), at, tokens(1, false), rates);
   EXPECT_NEAR(part.link, stay.link / 4, 1e-6 * stay.link);
   EXPECT_NEAR(part.update, stay.update / 4, 1e-6 * stay.update);
   at.state_share = 1;
   at.gradient_tier = Tier::kHost;
-  EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).link, 34 * double(kParams) / 1e9, 1e-3 * 34e9);
+  EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).link, 34 * double(kTimedParams) / 1e9, 1e-3 * 34e9);
 }
 
 // The device sends what it updates, and brings the gradients of the rest; the host writes its part where it lies.
 TEST(StepTime, ParametersThatLeaveWithAShareOfTheirStates) {
   const MachineRates rates{.flops = 1e30, .host = 28e9, .link = 1e9, .disk = {}};
-  PlanOptions at = options(3);
+  PlanOptions at = timed_options(3);
   at.persistence_threshold = 0;
   at.parameter_tier = at.state_tier = Tier::kHost;
   const auto step = [&](double share, DType dtype = DType::kBFloat16) {
@@ -126,9 +126,9 @@ TEST(StepTime, ParametersThatLeaveWithAShareOfTheirStates) {
   for (const double share : {0.25, 0.75})
     EXPECT_NEAR(step(share).update, share * step(1).update, 1e-6 * step(1).update);
   // Parameters come twice; more goes to the device than to the host.
-  EXPECT_NEAR(step(0.25).link, 4 * double(kParams) / 1e9, 1e-2 * step(0.25).link);
+  EXPECT_NEAR(step(0.25).link, 4 * double(kTimedParams) / 1e9, 1e-2 * step(0.25).link);
   // fp32 ones stay: those that the host updates go and come, and their gradients come.
-  EXPECT_NEAR(step(0.25, DType::kFloat32).link, 2 * double(kParams) / 1e9, 1e-2 * step(0.25).link);
+  EXPECT_NEAR(step(0.25, DType::kFloat32).link, 2 * double(kTimedParams) / 1e9, 1e-2 * step(0.25).link);
 }
 
 // They come for forward and for backward, and go back when the device has updated them. fp32 ones stay there.
@@ -136,27 +136,27 @@ TEST(StepTime, ParametersThatLeaveAloneCrossTheLink) {
   const MachineRates rates{.flops = 1e30, .host = {}, .link = 1e9, .disk = 1e9};
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
     for (const int64_t batches : {1, 8}) {
-      PlanOptions at = options(3);
+      PlanOptions at = timed_options(3);
       at.compute_dtype = dtype;
       at.persistence_threshold = 0;
       at.parameter_tier = Tier::kHost;
       at.grad_accumulation_steps = batches;
       const PlannedStep step = plan_step(matrices(), at, tokens(1, false), rates);
       const bool leave = dtype == DType::kBFloat16;
-      EXPECT_NEAR(step.link, leave ? 4 * double(batches) * double(kParams) / 1e9 : 0, 1e-2 * step.link);
+      EXPECT_NEAR(step.link, leave ? 4 * double(batches) * double(kTimedParams) / 1e9 : 0, 1e-2 * step.link);
       EXPECT_EQ(step.update, 0);
       at.parameter_tier = Tier::kFile;
       const PlannedStep files = plan_step(matrices(), at, tokens(1, false), rates);
       EXPECT_DOUBLE_EQ(files.link, step.link);
       EXPECT_NEAR(files.reads, step.link, 1e-2 * files.reads);
-      EXPECT_NEAR(files.disk, leave ? 2 * double(kParams) / 1e9 : 0, 1e-2 * files.disk);
+      EXPECT_NEAR(files.disk, leave ? 2 * double(kTimedParams) / 1e9 : 0, 1e-2 * files.disk);
     }
   }
 }
 
 TEST(StepTime, RanksShareTheUpdateFromStage1On) {
   const MachineRates rates{.flops = 1e30, .host = 1e9, .link = {}, .disk = {}};
-  PlanOptions at = options(1, /*on_device=*/false);
+  PlanOptions at = timed_options(1, /*on_device=*/false);
   const double alone = plan_step(matrices(), at, tokens(1, false), rates).update;
   at.world_size = 4;
   EXPECT_NEAR(plan_step(matrices(), at, tokens(1, false), rates).update, alone / 4, 1e-6 * alone);
@@ -165,34 +165,34 @@ TEST(StepTime, RanksShareTheUpdateFromStage1On) {
 }
 
 TEST(StepTime, UpdateAndDiskOverlapAndTheLongerOneCounts) {
-  PlanOptions at = options(2, /*on_device=*/false);
+  PlanOptions at = timed_options(2, /*on_device=*/false);
   at.state_tier = Tier::kFile;
   for (const double disk : {24e8, 24e10}) {
     const PlannedStep step =
         plan_step(matrices(), at, tokens(1, false), {.flops = 1e13, .host = 28e9, .link = {}, .disk = disk});
-    EXPECT_NEAR(step.disk, 24. * double(kParams) / disk, 1e-3 * step.disk);
+    EXPECT_NEAR(step.disk, 24. * double(kTimedParams) / disk, 1e-3 * step.disk);
     EXPECT_DOUBLE_EQ(step.total(), step.forward + step.backward + std::max(step.update, step.disk));
   }
 }
 
 // Each shard is read for forward and for backward of each micro-batch, and written once, with its states.
 TEST(StepTime, ParametersInFilesAreReadInEachMicroBatch) {
-  PlanOptions at = options(3, /*on_device=*/false);
+  PlanOptions at = timed_options(3, /*on_device=*/false);
   at.shard_one_rank = true;
   at.state_tier = at.parameter_tier = Tier::kFile;
   at.grad_accumulation_steps = 8;
   at.persistence_threshold = 0;
   const PlannedStep step =
       plan_step(matrices(), at, tokens(1, false), {.flops = 1e30, .host = 1e30, .link = {}, .disk = 1e9});
-  EXPECT_NEAR(step.reads, 2 * 2 * 8 * double(kParams) / 1e9, 0.01 * step.reads);
-  EXPECT_NEAR(step.disk, 26 * double(kParams) / 1e9, 0.01 * step.disk);
+  EXPECT_NEAR(step.reads, 2 * 2 * 8 * double(kTimedParams) / 1e9, 0.01 * step.reads);
+  EXPECT_NEAR(step.disk, 26 * double(kTimedParams) / 1e9, 0.01 * step.disk);
   EXPECT_DOUBLE_EQ(step.total(), step.reads + step.disk);
 }
 
 TEST(StepTime, RecomputationCostsAForward) {
   const MachineRates rates{.flops = 1e13, .host = {}, .link = {}, .disk = {}};
-  const PlannedStep kept = plan_step(matrices(), options(), tokens(1, false), rates);
-  const PlannedStep checkpointed = plan_step(matrices(), options(), tokens(1, true), rates);
+  const PlannedStep kept = plan_step(matrices(), timed_options(), tokens(1, false), rates);
+  const PlannedStep checkpointed = plan_step(matrices(), timed_options(), tokens(1, true), rates);
   EXPECT_DOUBLE_EQ(kept.backward, 2 * kept.forward);
   EXPECT_DOUBLE_EQ(checkpointed.backward, 3 * kept.forward);
   EXPECT_EQ(kept.update, 0);  // by the device
@@ -201,7 +201,7 @@ TEST(StepTime, RecomputationCostsAForward) {
 
 TEST(StepTime, InputsOfLayersThatLeaveTheDeviceCrossTheLink) {
   const MachineRates rates{.flops = 1e13, .host = {}, .link = 1e9, .disk = 1e9};
-  PlanOptions at = options();
+  PlanOptions at = timed_options();
   at.grad_accumulation_steps = 3;
   ActivationOptions inputs = tokens(1, true);
   EXPECT_EQ(plan_step(matrices(), at, inputs, rates).link, 0);
@@ -223,7 +223,7 @@ TEST(StepTime, OperationsOfLlama) {
           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false})",
       "test");
   const ActivationOptions row{.batch = 1, .sequence_length = 8192};
-  const PlannedStep step = plan_step(model, options(), row, {.flops = 1, .host = {}, .link = {}, .disk = {}});
+  const PlannedStep step = plan_step(model, timed_options(), row, {.flops = 1, .host = {}, .link = {}, .disk = {}});
   const double params = double(model.numel()) - 128256. * 4096;
   const double expected = 8192 * (6 * params + 12. * 32 * 4096 * 8192);
   EXPECT_NEAR(step.forward + step.backward, expected, 1e-9 * expected);
@@ -232,7 +232,7 @@ TEST(StepTime, OperationsOfLlama) {
 }
 
 TEST(StepTime, ARateThatIsNeededMustBeKnown) {
-  PlanOptions at = options();
+  PlanOptions at = timed_options();
   at.state_tier = at.gradient_tier = Tier::kHost;
   const auto error = [&](const MachineRates& rates) {
     try {
@@ -249,7 +249,7 @@ TEST(StepTime, ARateThatIsNeededMustBeKnown) {
 }
 
 TEST(BestChange, OfASlowDiskIsASecondDiskOrFewerSteps) {
-  PlanOptions at = options(2, /*on_device=*/false);
+  PlanOptions at = timed_options(2, /*on_device=*/false);
   at.state_tier = Tier::kFile;
   MachineRates rates{.flops = 1e15, .host = 1e12, .link = {}, .disk = 1e9};
   const auto change = best_change(matrices(), at, tokens(1, false), rates);

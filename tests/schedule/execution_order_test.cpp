@@ -12,10 +12,10 @@ namespace {
 using testing::SeededRandom;
 using testing::seeds;
 
-using Units = std::vector<size_t>;
+using UnitOrder = std::vector<size_t>;
 
 // Runs one pass; how many of its units were predicted.
-size_t run(ExecutionOrder& order, const Units& units) {
+size_t run(ExecutionOrder& order, const UnitOrder& units) {
   size_t predicted = 0;
   order.begin_pass();
   for (const size_t unit : units) predicted += order.advance(unit) ? 1 : 0;
@@ -23,12 +23,12 @@ size_t run(ExecutionOrder& order, const Units& units) {
   return predicted;
 }
 
-Units upcoming(const ExecutionOrder& order) {
+UnitOrder upcoming(const ExecutionOrder& order) {
   const auto units = order.upcoming();
   return {units.begin(), units.end()};
 }
 
-Units needed(const ExecutionOrder& order) {
+UnitOrder needed(const ExecutionOrder& order) {
   const auto units = order.needed();
   return {units.begin(), units.end()};
 }
@@ -48,12 +48,12 @@ TEST(ExecutionOrder, LaterPassesArePredictedNearestFirst) {
   run(order, {0, 1, 1, 0});
   order.begin_pass();
   EXPECT_FALSE(order.is_recording());
-  EXPECT_EQ(upcoming(order), (Units{0, 1, 1, 0}));
+  EXPECT_EQ(upcoming(order), (UnitOrder{0, 1, 1, 0}));
   EXPECT_TRUE(order.advance(0));
-  EXPECT_EQ(upcoming(order), (Units{1, 1, 0}));
+  EXPECT_EQ(upcoming(order), (UnitOrder{1, 1, 0}));
   EXPECT_TRUE(order.advance(1));
   EXPECT_TRUE(order.advance(1));
-  EXPECT_EQ(upcoming(order), (Units{0}));
+  EXPECT_EQ(upcoming(order), (UnitOrder{0}));
   EXPECT_TRUE(order.advance(0));
   EXPECT_TRUE(order.upcoming().empty());
 }
@@ -62,22 +62,22 @@ TEST(ExecutionOrder, KnowsWhatIsNextAndWhatComesBeforeAUnit) {
   ExecutionOrder order;
   const auto before = [&order](size_t unit) {
     const auto units = order.upcoming_before(unit);
-    return Units(units.begin(), units.end());
+    return UnitOrder(units.begin(), units.end());
   };
   run(order, {0, 1, 1, 0});
   EXPECT_FALSE(order.is_next(0));  // between passes
   order.begin_pass();
   EXPECT_TRUE(order.is_next(0));
   EXPECT_FALSE(order.is_next(1));
-  EXPECT_EQ(before(0), Units());
+  EXPECT_EQ(before(0), UnitOrder());
   order.advance(0);
   EXPECT_TRUE(order.is_next(1));
-  EXPECT_EQ(before(0), (Units{1, 1}));
-  EXPECT_EQ(before(1), Units());
-  EXPECT_EQ(before(2), Units());  // it does not come
-  order.advance(2);               // a deviation
+  EXPECT_EQ(before(0), (UnitOrder{1, 1}));
+  EXPECT_EQ(before(1), UnitOrder());
+  EXPECT_EQ(before(2), UnitOrder());  // it does not come
+  order.advance(2);                   // a deviation
   EXPECT_FALSE(order.is_next(1));
-  EXPECT_EQ(before(0), Units());
+  EXPECT_EQ(before(0), UnitOrder());
 }
 
 TEST(ExecutionOrder, ADeviationEndsPredictionForTheRestOfThePass) {
@@ -120,10 +120,10 @@ TEST(ExecutionOrder, AForgottenPassLeavesTheOneBeforeIt) {
   run(order, {0, 1, 2});
   run(order, {0, 2});
   order.forget();
-  EXPECT_EQ(Units(order.needed().begin(), order.needed().end()), (Units{0, 1, 2}));
+  EXPECT_EQ(UnitOrder(order.needed().begin(), order.needed().end()), (UnitOrder{0, 1, 2}));
   order.forget();  // twice: does nothing
   order.begin_pass();
-  EXPECT_EQ(upcoming(order), (Units{0, 1, 2}));
+  EXPECT_EQ(upcoming(order), (UnitOrder{0, 1, 2}));
   order.advance(0);
   order.forget();  // while it runs
   EXPECT_TRUE(order.upcoming().empty());
@@ -141,11 +141,11 @@ TEST(ExecutionOrder, TheFirstPassForgottenLeavesNothing) {
 
 TEST(ExecutionOrder, AForgottenPassLeavesWhereBackwardBegan) {
   ExecutionOrder order;
-  const auto run_until = [&](const Units& forward, const Units& backward) {
+  const auto run_until = [&](const UnitOrder& forward, const UnitOrder& backward) {
     order.begin_pass();
     for (const size_t unit : forward) order.advance(unit);
     order.begin_backward();
-    const Units rest = upcoming(order);
+    const UnitOrder rest = upcoming(order);
     for (const size_t unit : backward) order.advance(unit);
     order.end_pass();
     return rest;
@@ -153,7 +153,7 @@ TEST(ExecutionOrder, AForgottenPassLeavesWhereBackwardBegan) {
   run_until({0, 1}, {1, 0});
   run_until({0}, {0});
   order.forget();
-  EXPECT_EQ(run_until({0, 1}, {1, 0}), (Units{1, 0}));
+  EXPECT_EQ(run_until({0, 1}, {1, 0}), (UnitOrder{1, 0}));
 }
 
 TEST(ExecutionOrder, APassWithoutEndIsRecordedInPart) {
@@ -172,23 +172,23 @@ TEST(ExecutionOrder, WhatIsNotedIsNeededAndNeverPredicted) {
     const bool follows = noted == 8;
     EXPECT_EQ(order.advance(0), follows);
     order.note(noted);
-    EXPECT_EQ(upcoming(order), follows ? Units{1} : Units{});
+    EXPECT_EQ(upcoming(order), follows ? UnitOrder{1} : UnitOrder{});
     EXPECT_EQ(order.advance(1), follows);
-    EXPECT_EQ(needed(order), (Units{0, noted, 1}));
+    EXPECT_EQ(needed(order), (UnitOrder{0, noted, 1}));
     order.end_pass();
-    EXPECT_EQ(needed(order), (Units{0, noted, 1}));
+    EXPECT_EQ(needed(order), (UnitOrder{0, noted, 1}));
   }
   order.forget();
-  EXPECT_EQ(needed(order), (Units{0, 7, 1}));
+  EXPECT_EQ(needed(order), (UnitOrder{0, 7, 1}));
 }
 
 TEST(ExecutionOrder, PredictsExactlyTheCommonPrefixWithThePassBefore) {
   for (const uint64_t seed : seeds(200)) {
     SeededRandom random(seed);
     ExecutionOrder order;
-    Units before;
+    UnitOrder before;
     for (int pass = 0; pass < 6; ++pass) {
-      Units units(random() % 8);
+      UnitOrder units(random() % 8);
       for (size_t& unit : units) unit = random() % 2;
       size_t common = 0;
       while (common < std::min(units.size(), before.size()) && units[common] == before[common]) ++common;

@@ -9,8 +9,8 @@
 namespace zeroshard {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 // Units, of which some are there, and for some there is no memory.
 struct Units {

@@ -17,14 +17,14 @@ using testing::seeds;
 using Ids = std::vector<int32_t>;
 using Pairs = std::map<std::pair<int32_t, int32_t>, Merge>;
 
-struct Model {
+struct BpeModel {
   Pairs pairs;
   Bpe::Parts parts;
 };
 
 // Bytes a to `letters`, and merges of tokens drawn at random, some with equal ranks.
-Model random_model(Random& random, int letters, int merges) {
-  Model model;
+BpeModel random_model(Random& random, int letters, int merges) {
+  BpeModel model;
   model.parts.byte_units = true;
   std::vector<std::string> tokens;
   for (int i = 0; i < letters; ++i) tokens.emplace_back(1, static_cast<char>('a' + i));
@@ -63,7 +63,7 @@ Ids encode_slowly(const Pairs& pairs, const std::string& word) {
 TEST(Bpe, MergesTheLowestRankFirstAndTheLeftmostOfEquals) {
   for (const uint64_t seed : seeds(60)) {
     SeededRandom random(seed);
-    Model model = random_model(random, 2 + static_cast<int>(random() % 4), static_cast<int>(random() % 40));
+    BpeModel model = random_model(random, 2 + static_cast<int>(random() % 4), static_cast<int>(random() % 40));
     const int letters = 2;
     const Bpe bpe(std::move(model.parts));
     Bpe::Scratch scratch;

@@ -36,7 +36,7 @@ void write_tokens(const std::string& path, int64_t length, bool hidden) {
   writer.finish();
 }
 
-std::string replaced(std::string json, const std::string& from, const std::string& to) {
+std::string with_replaced(std::string json, const std::string& from, const std::string& to) {
   json.replace(json.find(from), from.size(), to);
   return json;
 }
@@ -44,9 +44,9 @@ std::string replaced(std::string json, const std::string& from, const std::strin
 // With other training data than the material's, which is held out.
 std::string config_with(const Material& material, const TemporaryDirectory& output, const std::string& training,
                         const std::string& packing, const std::string& more = "") {
-  return replaced(replaced(config_of(material, output.path(), {2, 2, 1, more}), material.tokens(), training),
-                  "\"validation_share\": 0.2",
-                  "\"packing\": \"" + packing + "\", \"validation\": [\"" + material.tokens() + "\"]");
+  return with_replaced(with_replaced(config_of(material, output.path(), {2, 2, 1, more}), material.tokens(), training),
+                       "\"validation_share\": 0.2",
+                       "\"packing\": \"" + packing + "\", \"validation\": [\"" + material.tokens() + "\"]");
 }
 
 std::string dry_run(const std::string& json) {
@@ -76,8 +76,9 @@ TEST(Targets, StepsWithoutAnyAreTold) {
   const std::string tokens = material.root.path() + "/other.tokens";
   write_tokens(tokens, 1, false);
   // Ordered: a step of 12 documents of one token each, three times, then the material's own.
-  const std::string json = replaced(config_with(material, output, tokens + "\", \"" + material.tokens(), "separate"),
-                                    "\"length\": 16", "\"length\": 16, \"shuffle\": false");
+  const std::string json =
+      with_replaced(config_with(material, output, tokens + "\", \"" + material.tokens(), "separate"), "\"length\": 16",
+                    "\"length\": 16, \"shuffle\": false");
   struct Targets final : TrainObserver {
     void stepped(const TrainStep& step) override { counts.push_back(step.targets); }
     std::vector<int64_t> counts;
@@ -98,8 +99,8 @@ TEST(Targets, AnEvaluationWithoutAnyTellsNoLoss) {
   const std::string held_out = material.root.path() + "/other.tokens";
   write_tokens(held_out, 1, false);
   const auto config = [&](const std::string& evaluation) {
-    return replaced(config_of(material, output.path(), {2, 0, 1, ", \"evaluation\": " + evaluation}),
-                    "\"validation_share\": 0.2", "\"validation\": [\"" + held_out + "\"]");
+    return with_replaced(config_of(material, output.path(), {2, 0, 1, ", \"evaluation\": " + evaluation}),
+                         "\"validation_share\": 0.2", "\"validation\": [\"" + held_out + "\"]");
   };
   const std::string message = "of an evaluation (train.data.validation, .validation_share, train.evaluation.rows)";
   const std::string depends = config(R"({"every": 1, "patience": 1})");
@@ -120,7 +121,7 @@ TEST(Targets, TheRowsOfAnEvaluationCount) {
   const std::string first = material.root.path() + "/other.tokens";
   write_tokens(first, 1, false);
   const auto errors = [&](int rows) {
-    return run(replaced(
+    return run(with_replaced(
                    config_of(material, output.path(),
                              {1, 0, 1,
                               R"(, "evaluation": {"every": 1, "patience": 9, "rows": )" + std::to_string(rows) + "}"}),
@@ -144,12 +145,12 @@ TEST(Steps, ARunInWhichNoneWasAppliedIsAnError) {
   const Material material;
   const std::string path = material.root.path() + "/config.json";
   const std::string model = testing::read_file(path);
-  std::ofstream(path) << replaced(model, "\"initializer_range\": 0.05", "\"initializer_range\": 1e30");
+  std::ofstream(path) << with_replaced(model, "\"initializer_range\": 0.05", "\"initializer_range\": 1e30");
   for (const char* precision : {"", R"("bf16": {"enabled": true}, )", R"("fp16": {"enabled": true}, )"}) {
     for (const int stage : {0, 3}) {
       const TemporaryDirectory output;
-      const std::string json = replaced(config_of(material, output.path(), {2, stage, 1, ""}), "\"train_batch_size\"",
-                                        precision + std::string("\"train_batch_size\""));
+      const std::string json = with_replaced(config_of(material, output.path(), {2, stage, 1, ""}),
+                                             "\"train_batch_size\"", precision + std::string("\"train_batch_size\""));
       EXPECT_THAT(run(json, 2).errors, Each(HasSubstr("none of the run's 4 steps was applied"))) << precision << stage;
       EXPECT_FALSE(std::filesystem::exists(output.path() + "/config.json"));
       EXPECT_THAT(run(json, 2).errors, Each(HasSubstr("none of the run's 4 steps was applied"))) << "again";
@@ -164,7 +165,7 @@ TEST(Steps, TooManyAreAnError) {
   for (const auto& [length, message] : {std::pair("\"epochs\": 1e300", "train.epochs is 1e+300"),
                                         {"\"epochs\": 1e18", "train.epochs is 1e+18"},
                                         {"\"steps\": 4000000000000000000", "train.steps is 4000000000000000000"}}) {
-    const std::string wrong = replaced(json, "\"steps\": 4", length);
+    const std::string wrong = with_replaced(json, "\"steps\": 4", length);
     EXPECT_THAT(run(wrong, 1).errors, Each(HasSubstr(message)));
     EXPECT_THROW(dry_run(wrong), ValueError);
   }
@@ -184,12 +185,12 @@ TEST(Steps, AnotherBatchSizeLeavesTheEpochsAsTheyAre) {
     SCOPED_TRACE(batch);
     const TemporaryDirectory output;
     const std::string json =
-        replaced(config_of(material, output.path(), {1, 0, 1, ""}), "\"steps\": 4", "\"epochs\": 3");
+        with_replaced(config_of(material, output.path(), {1, 0, 1, ""}), "\"steps\": 4", "\"epochs\": 3");
     std::atomic<bool> stop = false;
     const Outcome first = run(json, 1, stop, [&](int64_t step) { stop = step == 3; });
     ASSERT_THAT(first.errors, Each(""));
     EXPECT_EQ(first.told[0].total, steps_of(rows, 12));
-    const std::string other = replaced(json, "\"train_batch_size\": 12", concat("\"train_batch_size\": ", batch));
+    const std::string other = with_replaced(json, "\"train_batch_size\": 12", concat("\"train_batch_size\": ", batch));
     const Outcome rest = run(other, 1);
     ASSERT_THAT(rest.errors, Each(""));
     EXPECT_EQ(rest.told[0].first, 4);
@@ -206,7 +207,7 @@ TEST(Paths, MustNameSomething) {
   const Material material;
   const TemporaryDirectory output;
   const auto error = [&](const std::string& from, const std::string& to) {
-    return run(replaced(config_of(material, output.path(), {1, 0, 1, ""}), from, to), 1).errors.front();
+    return run(with_replaced(config_of(material, output.path(), {1, 0, 1, ""}), from, to), 1).errors.front();
   };
   const auto quoted = [](const std::string& text) { return "\"" + text + "\""; };
   EXPECT_THAT(error(quoted(output.path()), "\"\""), HasSubstr("train.output = \"\": must not be empty"));

@@ -29,7 +29,7 @@ Scenario in_files(Scenario scenario, const TemporaryDirectory& directory, int bu
 }
 
 // The same bits and norms in the planned memory, none of which is for reduced gradients.
-void expect_same(const Scenario& scenario, const Scenario& swapped, bool plan_holds = true) {
+void expect_same_gradients(const Scenario& scenario, const Scenario& swapped, bool plan_holds = true) {
   const Result result = expect_same_training(scenario, swapped, plan_holds);
   if (!plan_holds || ::testing::Test::HasFailure()) return;
   EXPECT_EQ(peak_of(result, "gradients", "device"), 0) << swapped.text();
@@ -52,7 +52,7 @@ TEST_P(GradientFiles, GiveTheSameBitsInThePlannedMemory) {
         scenario.model.ballast = 20'000;
         scenario.steps = 3;
         for (const double ratio : {0.3, 1.0})
-          expect_same(scenario, in_files(scenario, directory, stage == 2 ? 1 : 3, ratio));
+          expect_same_gradients(scenario, in_files(scenario, directory, stage == 2 ? 1 : 3, ratio));
       }
     }
   }
@@ -70,7 +70,7 @@ TEST_P(GradientFiles, OfLargeUnits) {
   scenario.steps = 2;
   Scenario swapped = in_files(scenario, directory);
   swapped.config.offload_param = {.device = OffloadDevice::kNvme, .nvme_path = {directory.path()}, .max_in_memory = 0};
-  expect_same(scenario, swapped);
+  expect_same_gradients(scenario, swapped);
 }
 
 TEST_P(GradientFiles, PassesThatDifferAndUnusedParametersChangeNothing) {
@@ -80,13 +80,13 @@ TEST_P(GradientFiles, PassesThatDifferAndUnusedParametersChangeNothing) {
     scenario.model.unused = scenario.model.frozen = true;
     scenario.steps = 6;
     scenario.skip = [](int, int step, size_t unit) { return step % 3 == 1 && unit == 2; };
-    expect_same(scenario, in_files(scenario, directory), /*plan_holds=*/false);
+    expect_same_gradients(scenario, in_files(scenario, directory), /*plan_holds=*/false);
     scenario.skip = {};
     scenario.counts_aside = [](int rank, int step) { return (rank + step) % 2 == 0; };
-    expect_same(scenario, in_files(scenario, directory, 1), /*plan_holds=*/false);
+    expect_same_gradients(scenario, in_files(scenario, directory, 1), /*plan_holds=*/false);
     scenario.no_sync = true;
     scenario.config.grad_accumulation_steps = 2;
-    expect_same(scenario, in_files(scenario, directory), /*plan_holds=*/false);
+    expect_same_gradients(scenario, in_files(scenario, directory), /*plan_holds=*/false);
   }
 }
 
@@ -94,7 +94,7 @@ TEST_P(GradientFiles, StepsThatOverflowAreSkipped) {
   const TemporaryDirectory directory;
   for (const int stage : {1, 3}) {
     const Scenario scenario = skipping_a_step(make_scenario(GetParam(), stage));
-    expect_same(scenario, in_files(scenario, directory));
+    expect_same_gradients(scenario, in_files(scenario, directory));
   }
 }
 

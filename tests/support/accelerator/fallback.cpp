@@ -51,7 +51,7 @@ void for_each_tensor(const c10::IValue& value, const std::function<void(const at
   });
 }
 
-bool is_ours(const at::Tensor& tensor) {
+bool is_on_accelerator(const at::Tensor& tensor) {
   return tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
@@ -161,7 +161,7 @@ class Call {
       : op_(op), arguments_(std::move(arguments)), name_(op.schema().operator_name().name) {
     for (const c10::IValue& argument : arguments_)
       for_each_tensor(argument, [&](const at::Tensor& tensor) {
-        if (is_ours(tensor)) {
+        if (is_on_accelerator(tensor)) {
           TORCH_CHECK(device_ < 0 || device_ == tensor.device().index(), name_,
                       ": expected all tensors on the same device, got ", device(device_), " and ", tensor.device());
           device_ = tensor.device().index();
@@ -192,7 +192,7 @@ class Call {
     for (const c10::IValue& argument : arguments_) {
       metas.push_back(argument.isDevice() ? c10::IValue(c10::Device(at::kMeta))
                                           : with_tensors(argument, [&](const at::Tensor& tensor) {
-                                              if (!is_ours(tensor) && tensor.dim() == 0) return tensor;
+                                              if (!is_on_accelerator(tensor) && tensor.dim() == 0) return tensor;
                                               at::Tensor& meta = made[tensor.unsafeGetTensorImpl()];
                                               if (!meta.defined())
                                                 meta = at::empty_strided(tensor.sizes(), tensor.strides(),
@@ -247,7 +247,7 @@ class Call {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       real.push_back(arguments_[i].isDevice() ? c10::IValue(c10::Device(at::kCPU))
                                               : with_tensors(arguments_[i], [&](const at::Tensor& tensor) {
-                                                  if (!is_ours(tensor)) return tensor.clone();
+                                                  if (!is_on_accelerator(tensor)) return tensor.clone();
                                                   accesses.push_back(access_of(tensor, is_written(i)));
                                                   return real_tensor(tensor);
                                                 }));
