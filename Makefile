@@ -4,6 +4,8 @@ TORCH_VERSION ?= 2.13.0
 JOBS ?= 2
 # OFF: without lm (tokenizer, data, models, training loop and generation).
 LM ?= ON
+# OFF: each file is compiled by itself. ON: several as one, so that a clean build is shorter.
+UNITY ?= ON
 # How often a test that failed is run again, alone.
 AGAIN ?= 0
 VENV := .venv
@@ -22,6 +24,7 @@ help:
 	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
 	@echo "make build       the same, with the C++ tests, benchmarks and examples"
 	@echo "  LM=OFF         either of them without lm/ (tokenizer, data, models, training loop): the sharding library alone"
+	@echo "  UNITY=OFF      either of them file by file: for daily work on a few files"
 	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
 	@echo "make test        build, then the C++ and the Python tests"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
@@ -59,10 +62,10 @@ wheel: $(DEPS)
 	@ls dist/zeroshard-*.whl
 
 package: $(DEPS)
-	@$(BIN)/python tools/build.py --target package --lm $(LM)
+	@$(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
 
 build: $(DEPS)
-	@$(BIN)/python tools/build.py --target all --lm $(LM)
+	@$(BIN)/python tools/build.py --target all --lm $(LM) --unity $(UNITY)
 
 test: build
 	$(CTEST) --test-dir $(BUILD)

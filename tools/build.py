@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Builds zeroshard into the environment of the Python that runs this, with one line of progress.
 
-    .venv/bin/python tools/build.py [--target package] [--lm OFF]
+    .venv/bin/python tools/build.py [--target package] [--lm OFF] [--unity OFF]
 
 `package` is what a user runs: the Python package and the programs. `all` has the C++ tests, benchmarks and examples,
-too. `--lm OFF` leaves out lm/: tokenizer, data, models, training loop and generation. What pip and the compilers print
-goes to build/build.log; of a build that failed the errors are shown.
+too. `--lm OFF` leaves out lm/: tokenizer, data, models, training loop and generation. `--unity OFF` compiles each file
+by itself: after a change of one file the next build is shorter, and a clean one several times as long. What pip and
+the compilers print goes to build/build.log; of a build that failed the errors are shown.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def errors_of(text: str) -> str:
     return "\n".join(shown)
 
 
-def build(target: str, lm: str) -> int:
+def build(target: str, lm: str, unity: str) -> int:
     options = [
         "-v",
         "--disable-pip-version-check",
@@ -69,6 +70,7 @@ def build(target: str, lm: str) -> int:
         "--no-deps",
         f"-Cbuild.targets={TARGETS[target]}",
         f"-Ccmake.define.ZEROSHARD_WITH_LM={lm}",
+        f"-Ccmake.define.ZEROSHARD_UNITY={unity}",
     ]
     LOG.parent.mkdir(exist_ok=True)
     progress = Progress()
@@ -94,8 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=["package", "all"], default="all")
     parser.add_argument("--lm", choices=["ON", "OFF"], default="ON")
+    parser.add_argument("--unity", choices=["ON", "OFF"], default="ON")
     arguments = parser.parse_args()
-    return build(arguments.target, arguments.lm)
+    return build(arguments.target, arguments.lm, arguments.unity)
 
 
 if __name__ == "__main__":
