@@ -5,7 +5,7 @@
 
 `package` is what a user runs: the Python package and the programs. `all` has the C++ tests, benchmarks and examples,
 too. `--lm OFF` leaves out lm/: tokenizer, data, models, training loop and generation. `--unity OFF` compiles each file
-by itself: after a change of one file the next build is shorter, and a clean one several times as long. What pip and
+by itself: after a change of one file the next build is shorter, and a clean one longer. What pip and
 the compilers print goes to build/build.log; of a build that failed the errors are shown.
 """
 

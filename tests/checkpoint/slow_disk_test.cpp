@@ -86,7 +86,7 @@ TEST(SlowDisk, TheNextSaveWaitsForTheOneBefore) {
     VersionShare share(1, comm.rank(), 2);
     int64_t bytes = 0;
     for (const StateSlice& slice : share.slices) bytes += slice.bytes();
-    saver.start(version_request(version(1), share), copy);
+    saver.start(version_request(version(1), share), copy_to_disk);
     EXPECT_TRUE(saver.busy());
     EXPECT_FALSE(gate.is_open());
     share.overwrite();
@@ -121,7 +121,7 @@ TEST(SlowDisk, TheEndWaitsForASaveUnderWay) {
       Ledger ledger;
       AsyncSaver saver(comm, comm.rank() == 0 ? static_cast<Io&>(slow) : disk, ledger);
       VersionShare share(1, comm.rank(), 2);
-      saver.start(version_request(version(1), share), copy);
+      saver.start(version_request(version(1), share), copy_to_disk);
       share.overwrite();
       waiting.count_down();
     }
@@ -159,7 +159,7 @@ TEST(SlowDisk, NothingIsLostWhenSavesComeFasterThanTheyAreWritten) {
       VersionShare share(number, comm.rank(), 3);
       saver.prepare(version_request(version(number), share));
       if (comm.rank() == 1 && number == 3) failing.fail({.op = IoOp::kSync, .nth = 1, .error = EIO});
-      saver.start(version_request(version(number), share), copy);
+      saver.start(version_request(version(number), share), copy_to_disk);
       share.overwrite();
     };
     for (const int number : {1, 2, 3}) start(number);
