@@ -96,8 +96,9 @@ bool UnitParam::has_kept_views() const {
 
 void UnitParam::end_hold(const at::Tensor& memory) {
   if (!own_) return;
+  const bool leaves = memory.defined() && has_kept_views();
   const c10::Storage held = view_.storage();
-  if (memory.defined() && has_kept_views()) {
+  if (leaves) {
     leave_memory(held, memory_, memory);
   } else {
     take_memory(held);
@@ -173,7 +174,10 @@ void UnitParam::give_back(const at::Tensor& values) {
     else if (is_swapped(tensor))
       tensor.set_data(tensor.detach().clone());
   }
-  leave_memory(view_.storage(), values.data_ptr(), values);  // to views that users have kept
+  // Views that users have kept share it, too.
+  leave_memory(view_.storage(), values.data_ptr(), values);
+  if (own_) leave_memory(own_->storage, values.data_ptr(), values);
+  own_.reset();
   view_.reset();
   tensors_.clear();
 }

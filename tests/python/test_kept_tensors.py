@@ -158,6 +158,31 @@ def test_what_a_forward_leaves_behind_says_to_clone_it():
     assert world.run(2, left_behind_by_a_forward) == [[]] * 2
 
 
+def destroyed_inside():
+    """Which tensors have other values than the parameters after an engine that ended inside a gather."""
+    engine = make_engine()
+    model, left = engine.module, {}
+    handles = [
+        module.register_forward_hook(lambda module, *_, name=name: left.update({name: module.weight.detach()}))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    loss = engine(torch.ones(2, WIDTH)).sum()
+    for handle in handles:
+        handle.remove()
+    with zeroshard.gathered(model.parameters()):
+        kept = {name: param.detach() for name, param in model.named_parameters()}
+        engine.destroy()
+    loss.backward()
+    now = dict(model.named_parameters())
+    wrong = [name for name in kept if not torch.equal(kept[name], now[name])]
+    return wrong + [name for name, tensor in left.items() if not torch.equal(tensor, now[f"{name}.weight"])]
+
+
+def test_an_engine_may_end_inside_a_gather():
+    assert world.run(2, destroyed_inside) == [[], []]
+
+
 def peak_of_gathers(keeps, threshold):
     engine = make_engine(threshold=threshold)
     train(engine)
