@@ -90,9 +90,14 @@ FlatBuffer::~FlatBuffer() {
   free();
 }
 
+// A failed collective may still write to the memory.
+void FlatBuffer::outlive_writer() const noexcept {
+  if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(owned_);
+}
+
 void FlatBuffer::free() noexcept {
   reserved_.release();
-  if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(std::move(owned_));
+  outlive_writer();
   free_after_current_stream(std::move(owned_));
   shared_ = nullptr;
   host_ = nullptr;
@@ -103,8 +108,8 @@ void FlatBuffer::freed_after(c10::Stream stream) {
 }
 
 at::Tensor FlatBuffer::take_memory() && {
-  if (writer_ && owned_.defined() && writer_->still_writes()) keep_for_ever(owned_);
-  const at::Tensor memory = std::move(owned_);
+  outlive_writer();
+  at::Tensor memory = std::move(owned_);
   free();
   data_ = nullptr;
   bytes_ = 0;
@@ -113,7 +118,7 @@ at::Tensor FlatBuffer::take_memory() && {
 
 at::Tensor FlatBuffer::replace_memory() {
   at::Tensor memory = allocate_memory(bytes_, device_, reserved_.category());
-  if (writer_ && writer_->still_writes()) keep_for_ever(owned_);
+  outlive_writer();
   std::swap(memory, owned_);
   data_ = static_cast<char*>(owned_.data_ptr());
   return memory;

@@ -41,6 +41,7 @@ class FlatBuffer {
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;
 
  private:
+  void outlive_writer() const noexcept;
   void free() noexcept;
 
   Reservation reserved_;  // before the memory, and released before it
