@@ -35,7 +35,8 @@ class FlatBuffer {
   void freed_after(c10::Stream stream);
   // Ordinary memory as a tensor of bytes, which owns it and is in no ledger.
   at::Tensor take_memory() &&;
-  // The same, and gives the buffer other zeroed memory. Throws where there is none, and then nothing has changed.
+  // Returns the memory like take_memory(), and gives the buffer other zeroed memory. Throws if there is no memory; then
+  // nothing has changed.
   at::Tensor replace_memory();
   // A 1-D tensor over `numel` elements from byte `offset` on. It does not own the memory.
   at::Tensor view(at::ScalarType type, int64_t offset, int64_t numel) const;

@@ -25,7 +25,7 @@ namespace zeroshard {
 class UnitParam {
  public:
   // The tensors become views of the parameter: they have no memory until put(). `tensors`: all that reach the
-  // parameter, several where it is tied. Their dtype becomes `dtype`, unless they are not floating-point.
+  // parameter, several where it is tied. Their dtype becomes the one of `spec` if they are floating-point.
   UnitParam(const ParamSpec& spec, std::vector<at::Tensor> tensors, at::Device device);
   UnitParam(UnitParam&&) noexcept = default;
   UnitParam& operator=(UnitParam&&) = delete;
@@ -55,7 +55,7 @@ class UnitParam {
   // Makes all tensors views of the parameter again. Only with memory. With `values`, copies those of moved tensors into
   // it; call prepare_take_back() of all parameters before.
   void take_back(bool values);
-  // The same without memory: what moved tensors have is dropped.
+  // Makes all tensors views of the parameter again, with memory or without: the values of moved tensors are dropped.
   void point_back();
   // Makes the tensors ordinary ones, with the elements of `values`: the parameter is only to be destroyed.
   void give_back(const at::Tensor& values);

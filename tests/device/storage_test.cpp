@@ -183,7 +183,7 @@ TEST(SwapStorage, ReadingWithoutMemoryThrowsTheMessage) {
 TEST(SwapStorage, ViewsSavedBeforeAreValidWhenMemoryComesBack) {
   const int64_t numel = 12;
   const c10::Storage storage = make_swapped_storage(numel * 4, at::kCPU, "sharded");
-  // What autograd keeps of a weight.
+  // Autograd keeps such a view of a weight.
   const at::Tensor saved = view_of(storage, at::kFloat, {numel}).slice(0, 2).view({2, 5}).t();
   std::vector<float> first(numel), second(numel);
   for (int i = 0; i < numel; ++i) first[size_t(i)] = float(i), second[size_t(i)] = float(100 + i);

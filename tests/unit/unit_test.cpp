@@ -93,6 +93,16 @@ struct Fixture {
       if (group.is_trained()) group.my_shard().add_(value);
   }
 
+  // Adds 1 to the shards of all ranks, and makes the unit whole again.
+  void update() {
+    comm.barrier("gathers are done, shards may be written");
+    add_to_shards(1);
+    unit->start_refresh();
+    unit->finish_refresh();
+    unit->unshard();
+    unit->wait();
+  }
+
   Comm& comm;
   Ledger ledger;
   SlotRing ring;
@@ -179,12 +189,7 @@ TEST(Unit, WrittenShardsReachEveryRankAtTheNextUse) {
         f.unit->unshard();
         f.unit->wait();
         f.unit->reshard();  // of a persistent unit this frees nothing for good: it is gathered anew below
-        comm.barrier("gathers are done, shards may be written");
-        f.add_to_shards(1);
-        f.unit->start_refresh();
-        f.unit->finish_refresh();
-        f.unit->unshard();
-        f.unit->wait();
+        f.update();
         f.expect_values(0, float(step));
         comm.barrier("checked");
       }
@@ -244,12 +249,7 @@ TEST(Unit, ViewsThatUsersKeepHaveTheValuesOfTheTimeWhenTheyHeldIt) {
         f.unit->end_hold(/*leaves=*/true);
         EXPECT_EQ(f.unit->is_unsharded(), placement == Placement::kPersistent);
         f.unit->reshard();
-        comm.barrier("gathers are done, shards may be written");
-        f.add_to_shards(1);
-        f.unit->start_refresh();
-        f.unit->finish_refresh();
-        f.unit->unshard();
-        f.unit->wait();
+        f.update();
         f.expect_values(0, float(step + 1));
         for (const auto& [view, values] : kept) EXPECT_TRUE(view.equal(values));
         f.unit->reshard();
