@@ -8,6 +8,9 @@ LM ?= ON
 UNITY ?= ON
 # How often a test that failed is run again, alone.
 AGAIN ?= 0
+# The modules whose C++ tests the sanitizers build and run ("comm;file"); empty: all.
+MODULES ?=
+MODULE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/release
@@ -18,7 +21,7 @@ CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help setup build package wheel test test-faults demo bench cuda-check asan tsan lint format docs clean
+.PHONY: help setup build package wheel test test-all test-quick test-faults demo torch-check bench cuda-check asan tsan lint format docs clean
 
 help:
 	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
@@ -26,8 +29,11 @@ help:
 	@echo "  LM=OFF         either of them without lm/ (tokenizer, data, models, training loop): the sharding library alone"
 	@echo "  UNITY=OFF      either of them file by file: for daily work on a few files"
 	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
-	@echo "make test        build, then the C++ and the Python tests"
+	@echo "make test        build, then the C++ and the Python tests: of large tables of cases a sample"
+	@echo "make test-all    the same with every case: about three times as long"
+	@echo "make test-quick MODULE=engine   the C++ tests of one module, built without optimisation in build/debug"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
+	@echo "make torch-check TORCH=2.15.0   compile and link against another torch, which is not installed"
 	@echo "make demo        train a small language model on Shakespeare: two ranks, stage 3; once without Python; and beyond memory"
 	@echo "make bench       micro-benchmarks and the training-step benchmark"
 	@echo "make asan tsan   the C++ tests under AddressSanitizer + UBSan; the torch-free ones under ThreadSanitizer"
@@ -67,9 +73,24 @@ package: $(DEPS)
 build: $(DEPS)
 	@$(BIN)/python tools/build.py --target all --lm $(LM) --unity $(UNITY)
 
+# Each prints its twenty slowest tests; pytest's own closing line is the last.
+PYTEST = $(BIN)/python -m pytest --again=$(AGAIN) --numprocesses=$(JOBS) --dist=worksteal --durations=20
 test: build
+	ZEROSHARD_TEST_SAMPLE=1 $(CTEST) --test-dir $(BUILD)
+	@$(BIN)/python tools/slowest_tests.py $(BUILD)
+	$(PYTEST) --sample
+
+test-all: build
 	$(CTEST) --test-dir $(BUILD)
-	$(BIN)/python -m pytest --again=$(AGAIN) --numprocesses=$(JOBS) --dist=worksteal
+	@$(BIN)/python tools/slowest_tests.py $(BUILD)
+	$(PYTEST)
+
+test-quick: $(DEPS)
+	@test -n "$(MODULE)" || { echo "test-quick: which module? For example: make test-quick MODULE=engine"; exit 1; }
+	@test -n "$(wildcard tests/$(MODULE)/*_test.cpp)" || { echo "test-quick: tests/$(MODULE) has no C++ tests"; exit 1; }
+	@cmake --preset debug >/dev/null
+	@cmake --build build/debug --target test_$(MODULE)
+	ZEROSHARD_TEST_SAMPLE=1 $(CTEST) --test-dir build/debug -R '^$(MODULE)(_[0-9]+)?$$'
 
 test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
@@ -77,14 +98,20 @@ test-faults: build
 
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
 TRAIN := examples/configs/train_shakespeare.json
-demo: package
+# The first part needs the Python package and the launcher alone: training begins while lm/ has not been compiled.
+demo: $(DEPS)
+	@echo "demo 1 of 3: compile the Python package; train a 10 M parameter Llama on two ranks; compare the stages"
+	@$(BIN)/python tools/build.py --target front --lm $(LM) --unity $(UNITY)
 	$(DEMO)
 	$(DEMO) --compare-stages 3
+	@echo "demo 2 of 3: compile the programs that need no Python; train, check and generate with them"
+	@$(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
 	$(BIN)/python examples/python/prepare_model_directory.py
 	rm -rf runs/shakespeare-trained
 	$(BIN)/zeroshard train $(TRAIN) --nproc 2
 	$(BIN)/python examples/python/check_trained_model.py $(TRAIN)
 	$(BIN)/zeroshard generate runs/shakespeare-trained --prompt "HAMLET." --max-tokens 80 --temperature 0.7
+	@echo "demo 3 of 3: train a model that is larger than the memory it may use"
 	$(BIN)/python examples/python/beyond_memory.py
 
 bench: build
@@ -95,14 +122,18 @@ bench: build
 	.venv-peers/bin/python bench/step.py
 
 asan: $(DEPS)
-	cmake --preset asan-ubsan
+	cmake --preset asan-ubsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
 	cmake --build --preset asan-ubsan
 	$(CTEST) --test-dir build/asan-ubsan
 
 tsan: $(DEPS)
-	cmake --preset tsan
+	cmake --preset tsan -DZEROSHARD_TEST_MODULES="$(MODULES)"
 	cmake --build --preset tsan
 	$(CTEST) --test-dir build/tsan
+
+TORCH ?=
+torch-check: $(DEPS)
+	tools/torch_check.sh $(TORCH)
 
 cuda-check: $(DEPS)
 	tools/cuda_check.sh

@@ -86,6 +86,14 @@ function(zs_isa_flags)
   endforeach()
 endfunction()
 
+# Sets `result` to whether the tests of this module are asked for.
+function(zs_is_tested name result)
+  set(${result} OFF PARENT_SCOPE)
+  if(NOT ZEROSHARD_TEST_MODULES OR name IN_LIST ZEROSHARD_TEST_MODULES)
+    set(${result} ON PARENT_SCOPE)
+  endif()
+endfunction()
+
 # One test program per folder under tests/: zs_test(layout DEPS layout [LABELS slow]). Files *_cuda_test.cpp need a GPU:
 # they form a second program, test_<name>_cuda, in the CUDA variant alone, with the label `cuda`. SHARDS 4: a long
 # program is run as four tests, <name>_1 to <name>_4, beside one another.
@@ -105,7 +113,8 @@ function(zs_test name)
 endfunction()
 
 function(zs_test_program name sources torch deps labels shards)
-  if(NOT sources)
+  zs_is_tested(${name} is_tested)
+  if(NOT sources OR NOT is_tested)
     return()
   endif()
   add_executable(test_${name} ${sources})

@@ -3,7 +3,8 @@
 
     .venv/bin/python tools/build.py [--target package] [--lm OFF] [--unity OFF]
 
-`package` is what a user runs: the Python package and the programs. `all` has the C++ tests, benchmarks and examples,
+`front` is the Python package and the command zeroshard, without what that starts for `train` and `generate`. `package`
+is what a user runs: the Python package and the programs. `all` has the C++ tests, benchmarks and examples,
 too. `--lm OFF` leaves out lm/: tokenizer, data, models, training loop and generation. `--unity OFF` compiles each file
 by itself: after a change of one file the next build is shorter, and a clean one longer. What pip and
 the compilers print goes to build/build.log; of a build that failed the errors are shown.
@@ -23,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOG = ROOT / "build" / "build.log"
 STEP = re.compile(r"\[(\d+)/(\d+)\] ")
 SHOWN_LINES = 60
-TARGETS = {"package": "package_parts", "all": "all"}  # of CMake
+TARGETS = {"front": "front_parts", "package": "package_parts", "all": "all"}  # of CMake
 
 
 class Progress:
@@ -94,7 +95,7 @@ def build(target: str, lm: str, unity: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=["package", "all"], default="all")
+    parser.add_argument("--target", choices=["front", "package", "all"], default="all")
     parser.add_argument("--lm", choices=["ON", "OFF"], default="ON")
     parser.add_argument("--unity", choices=["ON", "OFF"], default="ON")
     arguments = parser.parse_args()

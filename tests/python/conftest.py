@@ -19,6 +19,7 @@ ROWS = KILLS + DISKS + FILES + CODE + STATE + JOBS
 
 def pytest_addoption(parser, pluginmanager):
     pluginmanager.import_plugin("again")
+    pluginmanager.import_plugin("sample")
     parser.addoption("--release", action="store_true", help="the counts of a release, and all matrices (hours)")
     parser.addoption("--row", action="append", choices=ROWS, help="--row=K1: only that row's tests")
 

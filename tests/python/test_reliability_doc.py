@@ -1,6 +1,7 @@
 """The table of docs/reliability.md names every row once, and tests that exist and are of that row."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from conftest import ROWS
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@functools.cache
 def table():
     """row -> the text of its line."""
     text = (ROOT / "docs/reliability.md").read_text()
@@ -18,6 +20,7 @@ def table():
     return dict(lines)
 
 
+@functools.cache
 def marked():
     """file::test -> the rows it is marked with."""
     found = {}
@@ -30,6 +33,7 @@ def marked():
     return found
 
 
+@functools.cache
 def gtest_names():
     sources = (ROOT / "tests").rglob("*_test.cpp")
     return {

@@ -1,0 +1,129 @@
+"""A plugin of pytest, `--sample`: what `make test` runs. `make test-all` runs everything.
+
+Of each test there are so many cases that every value of every parameter occurs: of a test of 3 models at 4 stages 4
+cases instead of 12. Which ones depends on nothing but the test's name and its parameters. Tests in LEFT_OUT are left
+out as a whole, because another test checks the same promise in less time.
+"""
+
+import random
+
+import pytest
+
+# What takes long: the test that stands in for it.
+# ruff: noqa: E501
+LEFT_OUT = {
+    # trainers and examples of other libraries, each another start of several interpreters
+    "test_compat_trainer.py": {
+        "test_four_ranks": "test_compat_transformers.py::test_trainer_trains_saves_and_continues",
+        "test_adalora_reads_gradients_after_the_step_and_takes_ranks_away": "test_adalora_in_bf16",
+        "test_ranks_use_different_experts_and_bf16_has_adapters_in_fp32": "test_other_units.py::test_layers_that_some_ranks_leave_out_are_trained",
+    },
+    "test_compat_trl.py": {"test_grpo_has_the_losses_of_ranks_without_deepspeed": "test_trainers_of_trl"},
+    "test_compat_examples.py": {
+        "test_lora_on_the_trained_model": "test_instruction_tuning",
+        "test_fine_tuning_in_a_loop_of_ones_own": "test_a_plain_loop",
+    },
+    "test_compat_start.py": {
+        "test_a_script_may_end_while_a_thread_of_it_waits_in_torch": "test_a_script_may_end_without_ending_its_groups",
+    },
+    "test_compat_schedules.py": {
+        "test_the_loss_scale_is_deepspeeds_over_5000_steps": "test_parity.py::test_fp16_with_overflows",
+    },
+    "test_distributed.py": {
+        "test_torchrun_starts_the_same_job": "test_compat_accelerate.py::test_accelerate_launch",
+    },
+    "test_compile.py": {
+        "test_compiled_blocks_of_a_language_model_are_recomputed": "test_compiled_units_train_alike",
+    },
+    # other tiers and devices: the C++ tests of the simulated device train the same there
+    "test_offload_activations.py": {
+        "test_the_key_alone_does_it_under_the_trainer": "test_results_are_those_of_memory",
+    },
+    "test_activations_elsewhere.py": {
+        "test_several_micro_batches_may_be_under_way_on_a_device": "test_offload_activations.py::test_several_micro_batches_may_be_under_way",
+        "test_runs_without_python_give_the_same_bits": "test_inputs_lie_on_the_host_or_in_files_beside_a_device",
+    },
+    "test_offload.py": {
+        "test_weights_that_are_put_back_count": "test_a_users_write_is_the_master_weight",
+        "test_the_digest_is_that_without_offload_of_gradients_and_some_states": "test_the_digest_is_that_without_offload",
+        "test_the_digest_is_that_without_offload_of_parameters_alone": "test_the_digest_is_that_without_offload_of_parameters",
+    },
+    "test_other_passes.py": {"test_on_devices_too": "test_a_step_is_that_of_plain_torch"},
+    "test_parity.py": {"test_optimizers_of_the_caller_on_devices": "test_optimizers_of_the_caller"},
+    "test_simulated_device.py": {
+        "test_a_model_of_hugging_face_has_one_digest": "test_digest.py::test_one_digest_on_devices",
+    },
+    "test_reshard.py": {
+        "test_another_number_of_devices_loads_at_another_stage": "test_any_number_of_ranks_at_any_stage_loads",
+    },
+    # larger tables, and long jobs
+    "test_digest.py": {
+        "test_digests_for_comparing_builds": "test_digest_sees_a_changed_bit",
+        "test_one_digest_where_one_backward_is_of_two_forwards": "test_two_forwards.py::test_equal_steps_have_equal_gradients",
+    },
+    "test_placement.py": {
+        "test_a_unit_that_is_whole_may_enter_the_loss_on_some_ranks_alone": "test_other_units.py::test_a_module_that_enters_the_loss_on_some_ranks_is_trained",
+    },
+    "test_takeover.py": {
+        "test_a_module_is_taken_over_after_a_failed_collective_where_it_is_whole": "test_an_engine_whose_collective_failed_is_destroyed",
+    },
+    "test_many_units.py": {
+        "test_a_thousand_units_train_at_every_stage": "test_many_units_train_over_a_process_group",
+    },
+    "test_tokenizer.py": {"test_shakespeare_as_unigram_of_tokenizers": "test_all_of_shakespeare"},
+    "test_soak.py": {
+        "test_a_long_job_that_is_killed_again_and_again": "test_checkpoint_faults.py::test_a_run_that_was_killed_goes_on_bit_by_bit",
+    },
+    "test_forks.py": {"test_a_forked_child_ends_by_itself": "test_workers_of_a_data_loader_are_unharmed"},
+    "test_faults.py": {"test_a_rank_that_dies_or_stops_with_default_timeouts": "test_a_rank_that_dies_or_stops"},
+    "test_start.py": {
+        "test_the_launcher_names_a_rank_that_ends_well_before_it_has_come": "test_ranks_that_never_come_are_named",
+        "test_ranks_of_zeroshard_train_name_one_that_never_comes": "test_ranks_that_never_come_are_named",
+    },
+    # what CI and the GPU machine run
+    "test_again.py": {
+        "test_the_command_of_ci_is_understood": "test_flaky_tests_of_pytest_are_named_and_fail_no_run",
+        "test_a_test_is_run_again_while_no_worker_runs_another": "test_flaky_tests_of_pytest_are_named_and_fail_no_run",
+    },
+    "test_on_gpu_script.py": {"test_steps_pass_and_leave_their_results": "test_a_step_that_fails_says_so"},
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--sample", action="store_true", help="what `make test` runs: every value of a parameter once")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--sample"):
+        return
+    cases = {}  # of each test
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = set()
+    for test, of_test in cases.items():
+        path, _, name = test.rpartition("/")[2].partition("::")
+        if name not in LEFT_OUT.get(path, ()):
+            chosen |= {of_test[i].nodeid for i in sampled(test, [values_of(item) for item in of_test])}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def values_of(item):
+    """The parameters of a case, each a name with a value."""
+    if not hasattr(item, "callspec"):
+        return {("", "")}
+    return {(name, repr(value)) for name, value in item.callspec.params.items()}
+
+
+def sampled(test, cases):
+    """Positions of cases that have all values which occur in `cases`: always the case with most values that are new."""
+    order = list(range(len(cases)))
+    random.Random(test).shuffle(order)  # else the first values of all parameters would always come together
+    missing = set().union(*cases)
+    found = []
+    while missing:
+        best = max(order, key=lambda i: len(cases[i] & missing))
+        found.append(best)
+        missing -= cases[best]
+    return found
