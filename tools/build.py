@@ -13,6 +13,8 @@ the compilers print goes to build/build.log; of a build that failed the errors a
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import pathlib
 import re
@@ -24,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOG = ROOT / "build" / "build.log"
 STEP = re.compile(r"\[(\d+)/(\d+)\] ")
 SHOWN_LINES = 60
+LOCK = LOG.with_name("build.lock")
 TARGETS = {"front": "front_parts", "package": "package_parts", "all": "all"}  # of CMake
 
 
@@ -63,6 +66,15 @@ def errors_of(text: str) -> str:
     return "\n".join(shown)
 
 
+@contextlib.contextmanager
+def only_build():
+    """Raises ``BlockingIOError`` while another build of this clone is under way. Its end, however it ends, unlocks."""
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
 def build(target: str, lm: str, unity: str) -> int:
     options = [
         "-v",
@@ -73,7 +85,6 @@ def build(target: str, lm: str, unity: str) -> int:
         f"-Ccmake.define.ZEROSHARD_WITH_LM={lm}",
         f"-Ccmake.define.ZEROSHARD_UNITY={unity}",
     ]
-    LOG.parent.mkdir(exist_ok=True)
     progress = Progress()
     command = [sys.executable, "-m", "pip", "install", *options, "-e", "."]
     with (
@@ -99,7 +110,15 @@ def main() -> int:
     parser.add_argument("--lm", choices=["ON", "OFF"], default="ON")
     parser.add_argument("--unity", choices=["ON", "OFF"], default="ON")
     arguments = parser.parse_args()
-    return build(arguments.target, arguments.lm, arguments.unity)
+    try:
+        with only_build():
+            return build(arguments.target, arguments.lm, arguments.unity)
+    except BlockingIOError:
+        log = os.path.relpath(LOG)
+        print(
+            f"another build of this clone is under way ({log} shows how far it is): wait for its end", file=sys.stderr
+        )
+        return 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,17 @@
 #!/usr/bin/env bash
-# Checks the system packages that the build needs. As root on a Debian-like system it installs what is missing;
+# Checks the space on the disk of a fresh clone, and the system packages that the build needs. As root on a Debian-like system it installs what is missing;
 # otherwise it prints what is missing, with the line that installs it, and exits 1.
 set -euo pipefail
+cd "$(dirname "$0")/.."
+
+needed_gb=8  # torch, the packages and what is compiled
+if ! compgen -G ".venv/.deps-torch-*" >/dev/null; then
+  free_gb=$(($(df --output=avail -k . | tail -n 1) / 1048576))
+  if [ "$free_gb" -lt "$needed_gb" ]; then
+    echo "setup: $free_gb GB are free in $PWD, and a fresh clone needs $needed_gb GB: make room, or clone to another disk" >&2
+    exit 1
+  fi
+fi
 
 missing=()
 have_header() { echo "#include <$1>" | c++ -x c++ -std=c++20 ${2:-} -fsyntax-only - 2>/dev/null; }

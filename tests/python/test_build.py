@@ -1,7 +1,12 @@
 """What builds and loads zeroshard."""
 
+import fcntl
 import importlib.util
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
 from zeroshard import built_for
@@ -58,3 +63,34 @@ def test_variants_of_a_torch_are_the_same(found):
 
 def test_an_installed_package_knows_its_torch():
     assert importlib.util.find_spec("zeroshard._built_for") is not None
+
+
+def test_of_two_builds_at_once_one_says_that_there_is_another(tmp_path):
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools/build.py", tmp_path / "tools")
+    (tmp_path / "build").mkdir()
+    with (tmp_path / "build/build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run([sys.executable, "tools/build.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "", done
+    assert done.stderr.startswith("another build of this clone is under way (build/build.log")
+    assert not (tmp_path / "build/build.log").exists()
+
+
+@pytest.mark.parametrize("free_gb", [7, 8])
+def test_a_disk_that_is_too_small_is_told_before_anything_is_downloaded(tmp_path, free_gb):
+    (tmp_path / "clone/tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tools/setup.sh", tmp_path / "clone/tools")
+    for name, line in {
+        "df": f"echo Avail; echo {free_gb * 1024**2 + 5}",
+        "c++": "cat >/dev/null",
+        "apt-get": "exit 9",
+    }.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": sys.executable}
+    done = subprocess.run(["tools/setup.sh"], cwd=tmp_path / "clone", env=environment, capture_output=True, text=True)
+    small = f"setup: 7 GB are free in {tmp_path}/clone, and a fresh clone needs 8 GB"
+    assert (small in done.stderr) == (free_gb == 7), done
+    assert done.returncode == (1 if free_gb == 7 else 0), done
