@@ -15,8 +15,8 @@ endif()
 file(STRINGS ${torch_root}/include/torch/headeronly/version.h version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
 string(REGEX REPLACE "[^0-9;]" "" version_lines "${version_lines}")
 list(JOIN version_lines "." Torch_VERSION)
-if(Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14)
-  message(WARNING "LibTorch ${Torch_VERSION} is untested: zeroshard is built and tested with 2.11 to 2.13")
+if(Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.16)
+  message(WARNING "LibTorch ${Torch_VERSION} is untested: zeroshard is built and tested with 2.11 to 2.15")
 endif()
 
 # ON: *_cuda.cpp files are built; OFF: their *_no_cuda.cpp twins. The default follows the wheel.

@@ -8,22 +8,7 @@ cd "$(dirname "$0")/.."
 version=${CUDA_TORCH_VERSION:-2.11.0}
 cache=.cache/cuda
 root=$cache/torch-$version/torch
-if [ ! -e "$root/.complete" ]; then
-  mkdir -p "$cache" "$(dirname "$root")"
-  if ! compgen -G "$cache/torch-$version-*.whl" >/dev/null; then
-    echo "cuda-check: downloading the CUDA wheel of torch $version (about 530 MB)"
-    .venv/bin/python -m pip download -q --disable-pip-version-check "torch==$version" --no-deps --only-binary=:all: \
-      --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -d "$cache"
-  fi
-  .venv/bin/python - "$cache"/torch-"$version"-*.whl "$(dirname "$root")" <<'PY'
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    parts = ("torch/include/", "torch/lib/", "torch/version.py")
-    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith(parts)])
-PY
-  rm -f "$cache"/torch-"$version"-*.whl
-  touch "$root/.complete"
-fi
+tools/unpack_torch.sh "$version" "$(dirname "$root")" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64
 [ -e "$root/lib/libtorch_cuda.so" ] || { echo "cuda-check: $root has no libtorch_cuda.so: not a CUDA wheel" >&2; exit 1; }
 
 # Headers for NCCL's groups, in the versions that this torch asks for, where the wheels would put them.
