@@ -15,9 +15,9 @@
 // What holds for every run on devices that offloads to the host.
 namespace zeroshard::accelerator {
 
-// Schedule, ranks and stage: the tests of every stage.
+// Schedule, ranks and stage: the tests of every stage. The sample leaves stage 1 to tests/python/test_offload.py.
 inline std::vector<std::tuple<Schedule, int, int>> cases_of_all_stages() {
-  if (testing::sample()) return {{Schedule::kLate, 1, 2}, {Schedule::kLazy, 2, 1}, {Schedule::kLazy, 1, 3}};
+  if (testing::sample()) return {{Schedule::kLate, 1, 3}, {Schedule::kLazy, 2, 2}};
   if (!testing::release()) {
     return {{Schedule::kLazy, 1, 2},
             {Schedule::kLate, 1, 3},

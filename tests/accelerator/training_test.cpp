@@ -18,16 +18,22 @@ class DeviceTraining : public ::testing::TestWithParam<std::tuple<Schedule, int,
   void TearDown() override { end_on_devices(); }
 };
 
-std::vector<Schedule> training_schedules() {
-  if (zeroshard::testing::sample()) return {Schedule::kLate, Schedule::kLazy};
-  return {Schedule::kEager, Schedule::kLate, Schedule::kLazy};
+// Schedule, ranks and stage.
+std::vector<std::tuple<Schedule, int, int>> training_cases() {
+  if (zeroshard::testing::sample())
+    return {{Schedule::kLazy, 1, 0},
+            {Schedule::kLate, 3, 1},
+            {Schedule::kLazy, 3, 2},
+            {Schedule::kLate, 1, 3},
+            {Schedule::kLazy, 4, 3}};
+  std::vector<std::tuple<Schedule, int, int>> all{{Schedule::kLate, 4, 1}, {Schedule::kLazy, 4, 3}};
+  for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})
+    for (const int ranks : {1, 3})
+      for (const int stage : {0, 1, 2, 3}) all.emplace_back(schedule, ranks, stage);
+  return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, DeviceTraining,
-                         ::testing::Combine(::testing::ValuesIn(training_schedules()), ::testing::Values(1, 3),
-                                            ::testing::Values(0, 1, 2, 3)));
-INSTANTIATE_TEST_SUITE_P(FourRanks, DeviceTraining,
-                         ::testing::Values(std::tuple(Schedule::kLate, 4, 1), std::tuple(Schedule::kLazy, 4, 3)));
+INSTANTIATE_TEST_SUITE_P(Schedules, DeviceTraining, ::testing::ValuesIn(training_cases()));
 
 void expect_the_cpus_values(const Scenario& scenario) {
   const Result expected = test::train(scenario), result = test::train(on_devices(scenario));

@@ -171,9 +171,12 @@ void Streams::wait_on_stream(StreamKey stream, const Mark& mark) {
 
 bool Streams::is_done(const Mark& mark) {
   Queue& own = queue(mark.stream);
+  {
+    const std::scoped_lock lock(own.mutex);
+    if (own.done >= mark.seq) return true;
+  }
   demand(mark);  // else somebody who polls would wait for ever
-  const std::scoped_lock lock(own.mutex);
-  return own.done >= mark.seq;
+  return false;
 }
 
 void Streams::demand(const Mark& mark) {
