@@ -99,11 +99,15 @@ test-faults: build
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
 TRAIN := examples/configs/train_shakespeare.json
 # The first part needs the Python package and the launcher alone: training begins while lm/ has not been compiled.
+demo_took = @echo "demo: part $(1) took $$(($$(date +%s) - $$(cat build/demo.began))) s"; date +%s >build/demo.began
 demo: $(DEPS)
+	@mkdir -p build && date +%s >build/demo.began
+	@echo "demo: three parts, about 20 minutes from a fresh clone; training begins after about 6"
 	@echo "demo 1 of 3: compile the Python package; train a 10 M parameter Llama on two ranks; compare the stages"
 	@$(BIN)/python tools/build.py --target front --lm $(LM) --unity $(UNITY)
 	$(DEMO)
 	$(DEMO) --compare-stages 3
+	$(call demo_took,1)
 	@echo "demo 2 of 3: compile the programs that need no Python; train, check and generate with them"
 	@$(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)
 	$(BIN)/python examples/python/prepare_model_directory.py
@@ -111,8 +115,10 @@ demo: $(DEPS)
 	$(BIN)/zeroshard train $(TRAIN) --nproc 2
 	$(BIN)/python examples/python/check_trained_model.py $(TRAIN)
 	$(BIN)/zeroshard generate runs/shakespeare-trained --prompt "HAMLET." --max-tokens 80 --temperature 0.7
+	$(call demo_took,2)
 	@echo "demo 3 of 3: train a model that is larger than the memory it may use"
 	$(BIN)/python examples/python/beyond_memory.py
+	$(call demo_took,3)
 
 bench: build
 	@for bench in $$(find $(BUILD)/bench -maxdepth 1 -name 'bench_*' -type f -perm -u+x | sort); do $$bench || exit 1; done
