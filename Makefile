@@ -30,7 +30,7 @@ help:
 	@echo "  UNITY=OFF      either of them file by file: for daily work on a few files"
 	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
 	@echo "make test        build, then the C++ and the Python tests: of large tables of cases a sample"
-	@echo "make test-all    the same with every case: about three times as long"
+	@echo "make test-all    the same with every case: about twice as long"
 	@echo "make test-quick MODULE=engine   the C++ tests of one module, built without optimisation in build/debug"
 	@echo "make test-faults crashes, damage and full disks at the figures of a release: takes more than an hour"
 	@echo "make torch-check TORCH=2.15.0   compile and link against another torch, which is not installed"
@@ -75,15 +75,12 @@ build: $(DEPS)
 
 # Each prints its twenty slowest tests; pytest's own closing line is the last.
 PYTEST = $(BIN)/python -m pytest --again=$(AGAIN) --numprocesses=$(JOBS) --dist=worksteal --durations=20
-test: build
-	ZEROSHARD_TEST_SAMPLE=1 $(CTEST) --test-dir $(BUILD)
+test: SAMPLE_CTEST = ZEROSHARD_TEST_SAMPLE=1
+test: SAMPLE_PYTEST = --sample
+test test-all: build
+	$(SAMPLE_CTEST) $(CTEST) --test-dir $(BUILD)
 	@$(BIN)/python tools/slowest_tests.py $(BUILD)
-	$(PYTEST) --sample
-
-test-all: build
-	$(CTEST) --test-dir $(BUILD)
-	@$(BIN)/python tools/slowest_tests.py $(BUILD)
-	$(PYTEST)
+	$(PYTEST) $(SAMPLE_PYTEST)
 
 test-quick: $(DEPS)
 	@test -n "$(MODULE)" || { echo "test-quick: which module? For example: make test-quick MODULE=engine"; exit 1; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the space on the disk of a fresh clone, and the system packages that the build needs. As root on a Debian-like system it installs what is missing;
-# otherwise it prints what is missing, with the line that installs it, and exits 1.
+# Checks the space on the disk of a fresh clone, and the system packages that the build needs. As root on a Debian-like
+# system it installs what is missing; otherwise it prints what is missing, with the line that installs it, and exits 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
