@@ -6,12 +6,15 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# A Python package consists of what has no component; it gets none of this.
+# The Python package consists of the component core and of what has none; it gets none of this.
 set(library COMPONENT library)
 set(lm COMPONENT lm)
 if(SKBUILD)
   list(APPEND library EXCLUDE_FROM_ALL)
   list(APPEND lm EXCLUDE_FROM_ALL)
+endif()
+if(SKBUILD AND ZEROSHARD_CORES)
+  install(DIRECTORY ${ZEROSHARD_CORES}/ DESTINATION . USE_SOURCE_PERMISSIONS)
 endif()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/zeroshard)
 

@@ -51,14 +51,21 @@ endif()
 message(STATUS "Parquet files are read by Arrow in ${pyarrow}")
 
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lm/parquet_plugin/*.cpp)
+# Beside the programs, where they look for it: zeroshard, and zeroshard-torch of the package's core.
+set(pyarrow_dirs $ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/pyarrow
+                 $ORIGIN/../../../pyarrow)
+if(NOT ZEROSHARD_MOVABLE)
+  list(APPEND pyarrow_dirs ${pyarrow})
+endif()
 add_library(zs_parquet MODULE ${sources})
-# Beside the programs, where they look for it.
 set_target_properties(zs_parquet PROPERTIES OUTPUT_NAME zeroshard_parquet PREFIX lib CXX_VISIBILITY_PRESET hidden
-  VISIBILITY_INLINES_HIDDEN ON LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/cli INSTALL_RPATH
-  "$ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/pyarrow:${pyarrow}")
+  VISIBILITY_INLINES_HIDDEN ON LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/cli INSTALL_RPATH "${pyarrow_dirs}")
 target_include_directories(zs_parquet PRIVATE ${PROJECT_SOURCE_DIR}/lm)
 target_include_directories(zs_parquet SYSTEM PRIVATE ${pyarrow}/include)
 target_link_libraries(zs_parquet PRIVATE ${ZS_PYARROW_LIBRARIES})
 if(SKBUILD)
   install(TARGETS zs_parquet LIBRARY DESTINATION ${SKBUILD_SCRIPTS_DIR} OPTIONAL)
+endif()
+if(ZEROSHARD_WITH_TORCH)
+  install(TARGETS zs_parquet LIBRARY DESTINATION ${ZS_CORE_DIR} COMPONENT core OPTIONAL ${ZS_CORE_INSTALL})
 endif()

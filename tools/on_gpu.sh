@@ -94,7 +94,7 @@ step_build() {
     for program in tests/test_device_cuda tests/test_world_cuda cli/zeroshard-torch; do
       ldd "$build/$program" | grep "not found" && return 1
     done
-    "$python" -c 'import torch, zeroshard._built_for as built; print("built elsewhere, for torch", built.TORCH)'
+    "$python" -c 'import zeroshard; print("built elsewhere:", zeroshard._C.__file__)'
     return
   fi
   # A compiler that links a libstdc++ of its own statically would take functions from torch, as std::call_once, which
@@ -113,7 +113,7 @@ step_build() {
 make_site() {
   mkdir -p "$1/site/zeroshard"
   cp -r python/zeroshard/. "$1/site/zeroshard/"
-  cp "$build"/python/_C*.so "$build/python/_built_for.py" "$1/site/zeroshard/"
+  cmake --install "$build" --component core --prefix "$1/site"
 }
 
 step_kernels() {
@@ -389,7 +389,8 @@ prebuild() (
   # Of the system's libraries, those that another machine may lack.
   mkdir -p "$carry/build/lib"
   ldd "$build/cli/zeroshard-torch" | awk '/pcre2|utf8proc|uring/ {print $3}' | xargs -I {} cp -L {} "$carry/build/lib/"
-  strip "$carry"/build/{tests,cli}/* "$carry"/build/site/zeroshard/_C*.so
+  rm -f "$carry"/build/site/zeroshard/cores/*/zeroshard-torch
+  strip "$carry"/build/{tests,cli}/* "$carry"/build/site/zeroshard/cores/*/_C.so
   say "built into $carry/build ($(du -sh "$carry/build" | cut -f1))"
 )
 

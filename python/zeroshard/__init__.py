@@ -6,7 +6,7 @@
 >>> engine.step()
 """
 
-from . import built_for  # noqa: F401 - first: checks that there is the torch which the compiled part needs
+from . import compiled  # noqa: F401 - first: finds the compiled part, and checks that it is for this torch
 from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
 from .activations import recompute
 from .compat.alias import as_deepspeed

@@ -1,6 +1,6 @@
 """Applies each mutant to a copy of the tree, builds the one test that should notice, and checks that it fails.
 
-    python tests/mutants/run.py [--only NAME ...] [--workers N] [--list]
+    python tests/mutants/run.py [--only NAME ...] [--part 2/6] [--workers N] [--list]
 
 Slow (each mutant is a build): not part of `make test`. Exits with 1 when a mutant survives or no longer applies.
 Each worker has a copy of its own; Ctrl-C ends all at once, and removes them. The compiler's cache makes a second run
@@ -448,13 +448,14 @@ class Tree:
         """Python finds the tree's package, with the installed compiled part."""
         python = self.path / "python"
         (python / "sitecustomize.py").write_text(WITHOUT_INSTALLED_PACKAGE)
-        compiled = run([sys.executable, "-c", "import torch, zeroshard._C as c; print(c.__file__)"]).stdout.strip()
-        shutil.copy2(compiled, python / "zeroshard")
+        where = run([sys.executable, "-c", "import zeroshard; print(zeroshard._C.__file__)"]).stdout.strip()
+        core = python / "zeroshard" / "cores" / pathlib.Path(where).parent.name
+        core.mkdir(parents=True)
+        shutil.copy2(where, core)
         self.env |= {"PYTHONPATH": str(python), "PYTHONDONTWRITEBYTECODE": "1"}
         self.env.setdefault("ZEROSHARD_BUILD_DIR", str(ROOT / "build" / "release"))  # the programs that tests start
-        where = run(
-            [sys.executable, "-c", "import torch, zeroshard; print(zeroshard.__file__)"], env=self.env
-        ).stdout.strip()
+        ask = [sys.executable, "-c", "import zeroshard; print(zeroshard.__file__)"]
+        where = run(ask, env=self.env).stdout.strip()
         if where != str(python / "zeroshard" / "__init__.py"):
             raise SystemExit(f"the package under test would be {where}")
 
@@ -560,15 +561,28 @@ def check_all(chosen: list[Mutant], workers: int, path: pathlib.Path) -> int:
             raise
 
 
+def part_of(text: str) -> tuple[int, int]:
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(text)
+    return part, parts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="a whole name or its beginning")
+    parser.add_argument(
+        "--part", type=part_of, default=(1, 1), metavar="I/N", help="the I-th of N parts of about one length"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name.startswith(tuple(arguments.only))]
     if not chosen or arguments.workers < 1:
         parser.error(f"no mutant's name begins so: {arguments.only}" if not chosen else "--workers is at least 1")
+    part, parts = arguments.part
+    chosen.sort(key=lambda mutant: (mutant.program, mutant.file))  # those of one file in one part
+    chosen = chosen[len(chosen) * (part - 1) // parts : len(chosen) * part // parts]
     if arguments.list:
         for mutant in chosen:
             print(f"{mutant.name:36} {mutant.program:10} {mutant.test}")

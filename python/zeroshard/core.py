@@ -1,0 +1,71 @@
+"""The cores of this package: what is compiled, once for each torch, in folders ``cores/torch_2_13_cpu`` or ``_cu13``.
+
+A core is for one minor version of torch, without CUDA or with one major version of it. With another one it may not
+load, or may compute wrong results. This file imports neither torch nor other files of zeroshard, because
+``zeroshard-torch`` runs it by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+
+
+def find_core(package: Iterable[str], torch_version: str, cuda: str | None) -> pathlib.Path:
+    """The folder of the core for a torch, as ``torch.__version__`` and ``torch.version.cuda`` tell it.
+
+    ``package`` has the folders that zeroshard is found in. A core without CUDA serves a torch with CUDA where this
+    zeroshard has no core with CUDA: then ranks train on the CPU, or on GPUs without zeroshard's own kernels.
+    Raises ``ImportError`` with the cores that there are if none is for this torch.
+    """
+    cores = {found.name: found for folder in package for found in pathlib.Path(folder).glob("cores/torch_*")}
+    minor = "_".join(re.findall(r"\d+", torch_version)[:2])
+    wanted = f"torch_{minor}_cu{cuda.split('.')[0]}" if cuda else f"torch_{minor}_cpu"
+    if cuda and not any("_cu" in name for name in cores):
+        wanted = f"torch_{minor}_cpu"
+    if wanted in cores:
+        return cores[wanted]
+    found = f"torch is {torch_version} with CUDA {cuda}" if cuda else f"torch is {torch_version}"
+    raise ImportError(
+        f"this zeroshard was built for {_listed(cores)}, and {found}: install a torch that it was built for, or build "
+        "zeroshard beside this torch (make build, or pip install --no-build-isolation .)"
+    )
+
+
+def _listed(cores: Iterable[str]) -> str:
+    """``torch 2.13 (cpu, cu13), 2.15 (cpu)``."""
+    variants: dict[tuple[int, int], list[str]] = {}
+    for name in sorted(cores):
+        _, major, minor, variant = name.split("_")
+        variants.setdefault((int(major), int(minor)), []).append(variant)
+    texts = [f"{major}.{minor} ({', '.join(variants[major, minor])})" for major, minor in sorted(variants)]
+    return f"torch {', '.join(texts)}" if texts else "no torch"
+
+
+def become_program() -> None:
+    """Replaces this process by the program ``zeroshard-torch`` for this Python's torch, which is not imported."""
+    import importlib.util
+    import runpy
+
+    def folders(package: str) -> list[str]:
+        found = importlib.util.find_spec(package)
+        return list(found.submodule_search_locations) if found else []
+
+    try:
+        torch = next((pathlib.Path(folder) for folder in folders("torch")), None)
+        if torch is None:
+            raise ImportError(f"{sys.executable} has no torch: pip install torch")
+        version = runpy.run_path(str(torch / "version.py"))
+        core = find_core(folders("zeroshard"), version["__version__"], version["cuda"])
+        program = core / "zeroshard-torch"
+        if not program.exists():
+            raise ImportError(f"there is no {program}: this zeroshard was built without it (make package builds it)")
+    except ImportError as error:
+        sys.exit(f"zeroshard-torch: {error}")
+    if not (core.parents[2] / "torch" / "lib").exists():  # where the program looks for LibTorch
+        paths = [str(torch / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
+    os.execv(program, [str(program), *sys.argv[1:]])
