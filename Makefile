@@ -11,6 +11,9 @@ AGAIN ?= 0
 # The modules whose C++ tests the sanitizers build and run ("comm;file"); empty: all.
 MODULES ?=
 MODULE ?=
+# Of make wheels: which torches get a core ("2.13 2.15"), and which Pythons a wheel; empty: all.
+TORCHES ?=
+PYTHONS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/release
@@ -21,7 +24,7 @@ CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help setup build package wheel test test-all test-quick test-faults demo torch-check bench cuda-check asan tsan lint format docs clean
+.PHONY: help setup build package wheel wheels test test-all test-quick test-faults demo torch-check bench cuda-check asan tsan lint format docs clean
 
 help:
 	@echo "make package     install what is needed, compile, put the package and the command zeroshard into $(VENV)"
@@ -29,6 +32,8 @@ help:
 	@echo "  LM=OFF         either of them without lm/ (tokenizer, data, models, training loop): the sharding library alone"
 	@echo "  UNITY=OFF      either of them file by file: for daily work on a few files"
 	@echo "make wheel       dist/zeroshard-*.whl, for machines with the same torch, Python and processor family"
+	@echo "make wheels      dist/zeroshard-*.whl, one for each Python, with a core for each torch: takes an hour"
+	@echo "  TORCHES=\"2.13 2.15\" PYTHONS=python3.11   these alone"
 	@echo "make test        build, then the C++ and the Python tests: of large tables of cases a sample"
 	@echo "make test-all    the same with every case: about twice as long"
 	@echo "make test-quick MODULE=engine   the C++ tests of one module, built without optimisation in build/debug"
@@ -66,6 +71,9 @@ wheel: $(DEPS)
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist \
 	  -Cbuild-dir=build/wheel -Cbuild.targets=package_parts -Ccmake.define.ZEROSHARD_WITH_LM=$(LM) .
 	@ls dist/zeroshard-*.whl
+
+wheels: $(DEPS)
+	$(BIN)/python tools/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
 package: $(DEPS)
 	@$(BIN)/python tools/build.py --target package --lm $(LM) --unity $(UNITY)

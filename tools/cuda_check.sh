@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles and links the CUDA variant on a machine without a GPU, against the CUDA wheel of torch: its headers and
-# libraries are unpacked under .cache/, and nothing is run. Needs CUDA 13's nvcc or runtime headers, not the toolkit.
+# libraries are unpacked under .cache/, and nothing is run.
 #   tools/cuda_check.sh [TARGET...]     (default: everything)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,26 +11,7 @@ root=$cache/torch-$version/torch
 tools/unpack_torch.sh "$version" "$(dirname "$root")" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64
 [ -e "$root/lib/libtorch_cuda.so" ] || { echo "cuda-check: $root has no libtorch_cuda.so: not a CUDA wheel" >&2; exit 1; }
 
-# Headers for NCCL's groups, in the versions that this torch asks for, where the wheels would put them.
-nvidia=$cache/torch-$version/nvidia
-if [ ! -e "$nvidia/.complete" ]; then
-  echo "cuda-check: downloading the wheels of NCCL, cuBLAS, cuSPARSE and cuSOLVER for their headers (about 1.2 GB)"
-  if .venv/bin/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: \
-    --platform manylinux_2_27_x86_64 --platform manylinux_2_18_x86_64 --platform manylinux2014_x86_64 -d "$nvidia/wheels" \
-    nvidia-nccl-cu13==2.28.9 nvidia-cublas==13.1.0.3 nvidia-cusparse==12.6.3.3 nvidia-cusolver==12.0.4.66; then
-    for wheel in "$nvidia"/wheels/*.whl; do
-      .venv/bin/python - "$wheel" "$(dirname "$nvidia")" <<'PY'
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if "/include/" in name])
-PY
-    done
-    touch "$nvidia/.complete"
-  else
-    echo "cuda-check: without them src/comm_c10d/device_group_cuda.cpp is compiled without NCCL" >&2
-  fi
-  rm -rf "$nvidia/wheels"
-fi
+tools/unpack_cuda.sh "$cache/torch-$version" || echo "cuda-check: without them kernels are left out, and NCCL" >&2
 
 # Cards that the wheel has kernels for and zeroshard has none are cards on which torch works and zeroshard does not.
 theirs=$(grep -aoE '(sm_[0-9]+ )+sm_[0-9]+' "$root/lib/libtorch_python.so" | head -n 1 | sed 's/sm_//g; s/ /;/g')

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Puts the headers and libraries of a wheel of torch under a folder, where CMake finds them (-DZEROSHARD_TORCH_ROOT); no
 # Python can import them. The wheel is downloaded without what it depends on, and deleted afterwards.
-#   tools/unpack_torch.sh VERSION FOLDER [OPTION OF pip download...]      FOLDER gets torch/
+#   tools/unpack_torch.sh VERSION FOLDER [OPTION OF pip download...]      2.15 or 2.15.0; FOLDER gets torch/
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$1 folder=$2
@@ -10,7 +10,7 @@ shift 2
 mkdir -p "$folder"
 if ! compgen -G "$folder/torch-$version*.whl" >/dev/null; then
   echo "unpack_torch: downloading torch $version (200 to 600 MB)"
-  .venv/bin/python -m pip download -q --disable-pip-version-check "torch==$version" --no-deps --only-binary=:all: \
+  .venv/bin/python -m pip download -q --disable-pip-version-check "torch==$version.*" --no-deps --only-binary=:all: \
     "$@" -d "$folder" || { rmdir --ignore-fail-on-non-empty "$folder"; echo "unpack_torch: there is no wheel of torch $version to download" >&2; exit 1; }
 fi
 rm -rf "${folder:?}/torch"
