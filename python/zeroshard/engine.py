@@ -112,23 +112,37 @@ class Engine(nn.Module):
 
     def step(self, lr_kwargs: dict | None = None) -> None:
         """Updates the parameters if this micro-batch is the last of its step, else only counts it."""
+        self._check_step()
+        self._end_micro_batch(self._updates(), self._run.lr_scheduler, lr_kwargs or {})
+
+    def update(self) -> None:
+        """What ``optimizer.step()`` does: updates with the gradients since the last update; nothing if there are none.
+
+        A scheduler of the engine's is not stepped. ``engine.step()`` is the usual way.
+        """
+        self._check_step()
+        if self._run.core.has_pending_gradients:
+            self._end_micro_batch(True, None, {})
+
+    def _check_step(self) -> None:
         if not self._syncs:
             raise _C.StateError("step() inside no_sync(): gradients of this rank alone must not be applied")
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
-        run = self._run
-        run.parameter_check.check()
-        if run.core.has_plain_gradients:
+        self._run.parameter_check.check()
+        if self._run.core.has_plain_gradients:
             self._check_plain_backward()
+
+    def _end_micro_batch(self, updates: bool, lr_scheduler: Any, lr_kwargs: dict) -> None:
+        run = self._run
         run.applied = False
         save_failed = False
-        updates = self._updates()
         if updates:
             save_failed = self._take_step()
         else:
             run.core.end_micro_batch()
-        if run.applied and run.lr_scheduler is not None:
-            run.lr_scheduler.step(**(lr_kwargs or {}))
+        if run.applied and lr_scheduler is not None:
+            lr_scheduler.step(**lr_kwargs)
         if updates:
             self._report.end_step(run)
         if run.stop and self._last_save is not None:
@@ -159,7 +173,10 @@ class Engine(nn.Module):
         """Takes one step. Returns whether a background save has failed."""
         run = self._run
         if run.external is None:
+            run.optimizer.begin_update()
             result = run.core.step(run.optimizer.options())
+            if result.applied:
+                run.optimizer.end_update()
         else:
             result = run.core.prepare_step()
             if result.applied:
@@ -176,7 +193,7 @@ class Engine(nn.Module):
     def _step_external(self) -> None:
         for part, param in self._run.external_params():
             param.grad = part.grad if part.has_grad else None
-        self._run.external.step()
+        self._ownership.step_of_user()
         for param in (param for group in self._run.external.param_groups for param in group["params"]):
             param.grad = None
 

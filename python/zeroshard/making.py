@@ -61,6 +61,7 @@ def make_run(
     if run.external is not None:
         _give_slices(run)
     take_states(run, setup)
+    optimizer.hold_states()
     end_groups_with(core)
     return run, readers, ownership
 

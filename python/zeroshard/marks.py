@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -71,3 +71,9 @@ def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
     """The parameters that an optimizer was made with, by param group, even if an engine has put slices there."""
     owner = getattr(optimizer, _OWNER, lambda: None)()
     return owner.params_of_groups if owner is not None else [group["params"] for group in optimizer.param_groups]
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> Callable:
+    """The ``step()`` that an optimizer has without an engine."""
+    owner = getattr(optimizer, _OWNER, lambda: None)()
+    return owner.step_of_user if owner is not None else optimizer.step

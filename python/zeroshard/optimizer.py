@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 
 from . import _C
-from .marks import made_with
+from .marks import made_with, mark_of, step_of
 from .messages import a_type
 
 # What an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers look for
@@ -110,7 +113,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
     params = made_with(optimizer)
     groups = [{**group, "params": own} for group, own in zip(optimizer.param_groups, params, strict=True)]
     group_of = _index(groups, model, "the optimizer has", advice)
-    kind = _kind_in_core(type(optimizer))
+    kind = _kind_in_core(optimizer)
     if any(group.get("amsgrad") or group.get("initial_accumulator_value") for group in optimizer.param_groups):
         kind = None
     external = kind is None
@@ -120,11 +123,14 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
                 f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
                 f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
             )
-    is_elementwise = not external or _is_elementwise(type(optimizer))
+    is_elementwise = not external or _is_elementwise(optimizer)
     if not is_elementwise and not config.allow_untested_optimizer:
+        name = type(optimizer).__name__
+        if not _steps_as(optimizer, type(optimizer)):
+            name += ", of which step() was replaced,"
         raise ValueError(
-            f"{type(optimizer).__name__} is not known to be elementwise, and only elementwise optimizers give the same "
-            f"result over shards; known are {sorted(_ELEMENTWISE)}. If it is, set zero_allow_untested_optimizer to true"
+            f"{name} is not known to be elementwise, and only elementwise optimizers give the same result over shards; "
+            f"known are {sorted(_ELEMENTWISE)}. If it is, set zero_allow_untested_optimizer to true"
         )
     return OptimizerSetup(
         optimizer.param_groups,
@@ -148,20 +154,25 @@ def runs_in_core(kind: _C.OptimizerType) -> Callable[[type], type]:
     return note
 
 
-def _kind_in_core(optimizer_type: type) -> _C.OptimizerType | None:
+def _kind_in_core(optimizer: torch.optim.Optimizer) -> _C.OptimizerType | None:
     """None for an optimizer that updates in a way of its own."""
-    known = next((base for base in optimizer_type.__mro__ if base in _IN_CORE), None)
-    # torch wraps the step() of every class of which there is an instance.
-    if known is None or inspect.unwrap(optimizer_type.step) is not inspect.unwrap(known.step):
-        return None
-    return _IN_CORE[known]
+    known = next((base for base in type(optimizer).__mro__ if base in _IN_CORE), None)
+    return _IN_CORE[known] if known is not None and _steps_as(optimizer, known) else None
 
 
-def _is_elementwise(optimizer_type: type) -> bool:
+def _is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Of ``_ELEMENTWISE`` or what runs in the core, or a subclass with its ``step()``. Says nothing of others."""
-    step = inspect.unwrap(optimizer_type.step)
-    known = [base for base in optimizer_type.__mro__ if base in _IN_CORE or base.__name__ in _ELEMENTWISE]
-    return bool(known) and inspect.unwrap(known[0].step) is step
+    known = [base for base in type(optimizer).__mro__ if base in _IN_CORE or base.__name__ in _ELEMENTWISE]
+    return bool(known) and _steps_as(optimizer, known[0])
+
+
+def _steps_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
+    """Whether its ``step()`` is that of a class: neither a subclass nor the object itself has one of its own.
+
+    torch wraps the ``step()`` of every class of which there is an instance, and a scheduler that of its optimizer.
+    """
+    step = inspect.unwrap(step_of(optimizer))
+    return getattr(step, "__func__", step) is inspect.unwrap(known.step)
 
 
 def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advice: str) -> dict[int, int]:
@@ -206,19 +217,52 @@ def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGrou
     return options
 
 
+def _refuse_states(*_: Any, **__: Any) -> NoReturn:
+    raise _C.StateError(
+        "optimizer.state has no states of whole parameters, because each rank has a part of them: "
+        "zeroshard.get_optimizer_state(param, name) reads a state of a parameter, and "
+        "zeroshard.set_optimizer_state(param, name, values) sets it"
+    )
+
+
+class _StatesOfTheCore(dict):
+    """What ``state`` is of an optimizer whose states are in the core: empty. To read or to change it is an error."""
+
+    __missing__ = __contains__ = __setitem__ = __delitem__ = __ior__ = _refuse_states
+    clear = pop = popitem = setdefault = update = _refuse_states
+
+
+class _StatesOfSlices(defaultdict):
+    """What ``state`` is of an optimizer outside: it has slices of parameters, and refuses whole ones."""
+
+    def __missing__(self, param: torch.Tensor) -> dict:
+        if mark_of(param) is not None:
+            _refuse_states()
+        return super().__missing__(param)
+
+    def __contains__(self, param: object) -> bool:
+        return super().__contains__(param) or (mark_of(param) is not None and _refuse_states())
+
+    def __setitem__(self, param: torch.Tensor, states: dict) -> None:
+        if mark_of(param) is not None:
+            _refuse_states()
+        super().__setitem__(param, states)
+
+
 class Optimizer(torch.optim.Optimizer):
     """The engine's optimizer. Schedulers change its ``param_groups``, which are the user's own dicts.
 
-    The states are sharded and live in the core: ``step()`` does nothing here, ``engine.step()`` updates and clears
-    gradients. ``zero_grad()`` is ``engine.zero_grad()``. While an engine has an optimizer of the user's, that optimizer
-    has these methods, too, except ``step()``.
+    ``engine.step()`` updates and clears gradients. ``step()`` here updates, too, if there are gradients that no update
+    has used, but steps no scheduler. ``zero_grad()`` is ``engine.zero_grad()``. While an engine has an optimizer of the
+    user's, that optimizer has these methods, too. Step hooks of both are called at each update.
+
+    The states are sharded, and ``state`` has none of them unless the user's own optimizer updates.
     """
 
     def __init__(self, setup: OptimizerSetup) -> None:
         # Optimizer.__init__ would copy the dicts, but schedulers of the user's optimizer hold the originals.
         self.param_groups = setup.param_groups
         self.defaults = setup.defaults
-        self.state: dict = {}
         self.overflow = False
         self.loss_scale = 1.0
         self._inner = setup.inner
@@ -226,10 +270,34 @@ class Optimizer(torch.optim.Optimizer):
         self._outside = setup.external
         self._is_elementwise = setup.is_elementwise
         self._engine: Callable[[], Any] = lambda: None
+        self._states = _StatesOfTheCore()
+        # The same hooks as the user's optimizer has.
+        self._optimizer_step_pre_hooks = getattr(self._inner, "_optimizer_step_pre_hooks", OrderedDict())
+        self._optimizer_step_post_hooks = getattr(self._inner, "_optimizer_step_post_hooks", OrderedDict())
 
     def belong_to(self, engine: Any) -> None:
-        """``engine`` has a method ``zero_grad``; it may be destroyed before this object."""
+        """``engine`` has methods ``zero_grad`` and ``update``; it may be destroyed before this object."""
         self._engine = weakref.ref(engine)
+
+    @property
+    def state(self) -> dict:
+        return self._inner.state if self._outside else self._states
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        _refuse_states()
+
+    def hold_states(self) -> None:
+        """From now on the user's optimizer has no states of whole parameters."""
+        if self._outside and type(self._inner.state) is defaultdict:
+            self._inner.state = _StatesOfSlices(dict, self._inner.state)
+        elif self._inner is not None and not self._outside:
+            self._inner.state = self._states
+
+    def release_states(self) -> None:
+        """The engine ends: the user's optimizer is as new."""
+        if self._inner is not None:
+            self._inner.state = defaultdict(dict)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -264,6 +332,26 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable | None = None) -> None:
         if closure is not None:
             raise ValueError("zeroshard's optimizer takes no closure: call engine.step()")
+        if (engine := self._engine()) is not None:
+            engine.update()
+
+    def begin_update(self) -> None:
+        """Before the core updates: calls the hooks that ``step()`` of the user's optimizer would call first.
+
+        Raises ``StateError`` if something has been put in the place of the states.
+        """
+        if self._inner is not None and self._inner.state is not self._states:
+            _refuse_states()
+        self._call(torch_optimizer._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks)
+
+    def end_update(self) -> None:
+        """After the core has updated."""
+        self._call(self._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks)
+
+    def _call(self, *hooks: dict) -> None:
+        who = self if self._inner is None else self._inner
+        for hook in chain.from_iterable(list(each.values()) for each in hooks):
+            hook(who, (), {})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise ValueError("param groups cannot be added to a sharded optimizer: pass them all to zeroshard.initialize")

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -41,11 +42,17 @@ class Ownership:
         self._outside = run.external  # it gets slices into its groups
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
+        self.step_of_user = None if self._inner is None else self._inner.step  # what an optimizer outside updates by
         self._own_methods: dict[str, Any] = {}  # set on the user's optimizer itself, not on its class
         if self._inner is not None:
-            self._own_methods = {name: vars(self._inner)[name] for name in _BORROWED if name in vars(self._inner)}
-            vars(self._inner).update({name: getattr(run.optimizer, name) for name in _BORROWED})
+            own = vars(self._inner)
+            self._own_methods = {name: own[name] for name in ("step", *_BORROWED) if name in own}
+            own.update({name: getattr(run.optimizer, name) for name in _BORROWED})
+            # A method: schedulers take its function, and call that with the optimizer.
+            front = run.optimizer
+            own["step"] = MethodType(lambda _, closure=None: front.step(closure), self._inner)
             mark_optimizer(self._inner, self)
+        self._release_states = run.optimizer.release_states
         show_sharded_parameters()
         core, mine = weakref.ref(run.core), weakref.ref(self)  # the core holds the tensors
         for index, unit in enumerate(run.units):
@@ -57,15 +64,15 @@ class Ownership:
         """Removes the hooks. From now on the engine refuses every call, with ``why`` as the reason."""
         self.readers.remove()
         if self._inner is not None:
-            for name in _BORROWED:
+            for name in ("step", *_BORROWED):
                 vars(self._inner).pop(name, None)
             unmark_optimizer(self._inner)
             vars(self._inner).update(self._own_methods)
-            self._inner = None
+            self._release_states()
+            self._inner = self.step_of_user = None
         if self._outside is not None:
             for group, params in zip(self._outside.param_groups, self.params_of_groups, strict=True):
                 group["params"] = params
-            self._outside.state.clear()  # states of slices, which end with the core
             self._outside = None
         if (run := self._run()) is not None:
             run.end(why)

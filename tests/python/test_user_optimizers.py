@@ -1,0 +1,307 @@
+"""What scripts do with an optimizer from outside works as in plain PyTorch, or is an error that names the way out."""
+
+import collections
+
+import models
+import pytest
+import torch
+import world
+import zeroshard
+from torch.optim import optimizer as torch_optimizer
+from world import run
+
+WORLDS = [(1, 0), (3, 0), (3, 1), (3, 2), (3, 3)]  # ranks, stage
+KINDS = [torch.optim.AdamW, torch.optim.RMSprop]  # in the core, and outside
+
+
+def make(stage, kind=torch.optim.AdamW, optimizer=None, **configuration):
+    """An engine over units that every rank has a part of, and the user's own optimizer; without one for kind None."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Tanh(), torch.nn.Linear(96, 48))
+    if kind is not None and optimizer is None:
+        optimizer = kind(model.parameters(), lr=0.01)
+    config = models.configuration(stage, "fp32", **configuration)
+    if optimizer is None:
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}
+    engine, *_ = zeroshard.initialize(model=model, optimizer=optimizer, config=config)
+    return engine, optimizer
+
+
+def backward(engine, batch=0):
+    torch.manual_seed(10 * batch + world.rank())
+    engine.backward(engine(torch.randn(4, 64)).pow(2).mean())
+
+
+def digest_of(stage, kind, how):
+    engine, own = make(stage, kind)
+    for batch in range(3):
+        backward(engine, batch)
+        {"engine": engine, "front": engine.optimizer, "own": own}[how].step()
+    return engine.parameter_digest(), engine.global_steps
+
+
+def case_step(stage, kind):
+    kind = getattr(torch.optim, kind, None)
+    return [digest_of(stage, kind, how) for how in ("engine", "front", "own") if how != "own" or kind is not None]
+
+
+@pytest.mark.parametrize(("ranks", "stage"), WORLDS)
+@pytest.mark.parametrize("kind", ["AdamW", "RMSprop", "of the configuration"])
+def test_step_of_the_optimizer_is_an_update(ranks, stage, kind):
+    for first, *others in run(ranks, case_step, stage=stage, kind=kind):
+        assert first[1] == 3
+        assert all(other == first for other in others)
+
+
+def case_step_without_gradients():
+    engine, own = make(2)
+    before = engine.parameter_digest()
+    own.step()
+    engine.optimizer.step()
+    untouched = engine.parameter_digest() == before and engine.global_steps == 0
+    backward(engine)
+    engine.step()
+    after = engine.parameter_digest()
+    own.step()
+    engine.optimizer.step()  # as scripts do that call both
+    return untouched, engine.parameter_digest() == after != before, engine.global_steps
+
+
+def test_step_of_the_optimizer_without_gradients_does_nothing():
+    assert run(3, case_step_without_gradients) == [[True, True, 1]] * 3
+
+
+def case_accumulation(stage):
+    def train(step, each):
+        engine, _ = make(stage, accumulation=2)
+        for batch in range(4):
+            backward(engine, batch)
+            if each or batch % 2 == 1:
+                step(engine)()
+        return engine.parameter_digest(), engine.global_steps
+
+    return train(lambda engine: engine.step, each=True), train(lambda engine: engine.optimizer.step, each=False)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_step_of_the_optimizer_takes_all_gradients_since_the_last(stage):
+    for usual, own in run(3, case_accumulation, stage=stage):
+        assert usual == own and usual[1] == 2
+
+
+def case_scheduler():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    own = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(own, lambda step: 0.5**step)]  # wraps step() of its optimizer
+    engine, front, _, scheduler = zeroshard.initialize(
+        model=model, optimizer=own, lr_scheduler=schedulers[0], config=models.configuration(2, "fp32")
+    )
+    in_core = front.name
+    schedulers += [torch.optim.lr_scheduler.ConstantLR(each, factor=1.0) for each in (own, front)]
+    for step in (own.step, front.step):
+        backward(engine)
+        step()
+    rates = [front.rates()]
+    backward(engine)
+    engine.step()
+    return in_core, engine.global_steps, [*rates, front.rates()]
+
+
+def test_schedulers_before_and_after_initialize():
+    """A scheduler wraps step() of its optimizer; that of the engine steps with engine.step() alone."""
+    assert run(2, case_scheduler) == [["ADAMW", 3, [[0.01], [0.005]]]] * 2
+
+
+def case_refused():
+    engine, own = make(2)
+    texts = []
+    with engine.no_sync():
+        backward(engine)
+        for step in (engine.optimizer.step, own.step):
+            with pytest.raises(zeroshard.StateError) as error:
+                step()
+            texts.append(str(error.value))
+    for step in (engine.optimizer.step, own.step):
+        with pytest.raises(ValueError) as error:
+            step(lambda: None)
+        texts.append(str(error.value))
+    return texts
+
+
+def test_what_step_of_the_optimizer_refuses():
+    for texts in run(2, case_refused):
+        assert all("inside no_sync()" in text for text in texts[:2])
+        assert all("takes no closure: call engine.step()" in text for text in texts[2:])
+
+
+def case_hooks(stage, kind):
+    kind = getattr(torch.optim, kind, None)
+    calls = []
+
+    def note(name):
+        return lambda who, args, kwargs: calls.append([name, type(who).__name__])
+
+    engine, own = make(stage, kind)
+    globally = [
+        torch_optimizer.register_optimizer_step_pre_hook(note("first")),
+        torch_optimizer.register_optimizer_step_post_hook(note("last")),
+    ]
+    if own is not None:
+        own.register_step_pre_hook(note("pre"))
+    removed = engine.optimizer.register_step_post_hook(note("post"))
+    for batch in range(2):
+        backward(engine, batch)
+        engine.step()
+        removed.remove()
+    for hook in globally:
+        hook.remove()
+    return calls
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("kind", ["AdamW", "RMSprop", "of the configuration"])
+def test_step_hooks_are_called(stage, kind):
+    who = "Optimizer" if kind == "of the configuration" else kind
+    pre = [] if kind == "of the configuration" else ["pre"]
+    expected = [[name, who] for name in ["first", *pre, "post", "last", "first", *pre, "last"]]
+    assert run(2, case_hooks, stage=stage, kind=kind) == [expected] * 2
+
+
+def case_skipped():
+    """The loss overflows in fp16: the update is skipped."""
+    model = torch.nn.Linear(64, 64)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+    own.register_step_post_hook(lambda *_: calls.append("post"))
+    config = models.configuration(2, "fp16", fp16={"initial_scale_power": 4})
+    engine, *_ = zeroshard.initialize(model=model, optimizer=own, config=config)
+    for scale in (1.0, float("inf")):
+        engine.backward((engine(torch.ones(2, 64).half()).float() * scale).sum())
+        engine.step()
+    return calls, engine.skipped_steps
+
+
+def test_hooks_after_an_update_are_not_called_for_a_skipped_one():
+    assert run(2, case_skipped) == [[["post"], 1]] * 2
+
+
+def case_replaced(allowed):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    own = torch.optim.SGD(model.parameters(), lr=0.5)
+    calls, step = [], own.step
+
+    def half(closure=None):
+        calls.append(len(own.param_groups[0]["params"]))
+        for group in own.param_groups:
+            group["lr"] /= 2
+        return step(closure)
+
+    own.step = half
+    config = models.configuration(2, "fp32") | {"zero_allow_untested_optimizer": allowed}
+    try:
+        engine, front, *_ = zeroshard.initialize(model=model, optimizer=own, config=config)
+    except ValueError as error:
+        return str(error)
+    backward(engine)
+    engine.step()
+    engine.destroy()
+    return calls != [] and front.rates() == [0.25] and own.step is half
+
+
+def test_a_step_that_was_replaced_is_called():
+    assert run(2, case_replaced, allowed=True) == [True] * 2
+    for text in run(2, case_replaced, allowed=False):
+        assert "SGD, of which step() was replaced, is not known to be elementwise" in text
+
+
+CHANGES = {
+    "cleared": lambda state, params: state.clear(),
+    "set": lambda state, params: [state.__setitem__(param, {}) for param in params],
+    "read": lambda state, params: [state[param]["exp_avg"].zero_() for param in params],
+    "removed": lambda state, params: [state.pop(param) for param in params],
+    "asked for": lambda state, params: [state.__delitem__(param) for param in params if param in state],
+    "updated": lambda state, params: state.update({param: {} for param in params}),
+}
+
+
+def message_of(call, *arguments):
+    try:
+        call(*arguments)
+    except zeroshard.Error as error:
+        return str(error)
+    return None
+
+
+def case_states(stage):
+    engine, own = make(stage)
+    params = list(engine.module.parameters())
+    texts = [message_of(change, who.state, params) for change in CHANGES.values() for who in (own, engine.optimizer)]
+    backward(engine)
+    engine.step()
+    empty = len(own.state) == 0 and own.state.get(params[0]) is None
+    own.state = collections.defaultdict(dict)  # only the next step can see it
+    backward(engine)
+    texts.append(message_of(engine.step))
+    texts.append(message_of(lambda: setattr(engine.optimizer, "state", {})))
+    engine.destroy()
+    own.state.clear()
+    engine.module(torch.ones(1, 64)).sum().backward()
+    own.step()
+    return texts, empty, sorted(own.state[params[0]])
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_changes_of_states_in_the_core_are_refused(stage):
+    for texts, empty, after in run(2, case_states, stage=stage):
+        assert [
+            text for text in texts if "zeroshard.set_optimizer_state(param, name, values)" not in (text or "")
+        ] == []
+        assert empty
+        assert after == ["exp_avg", "exp_avg_sq", "step"]  # the optimizer is torch's again
+
+
+def case_states_outside():
+    """Of an optimizer outside: emptied as a whole they are reset, and whole parameters are refused."""
+
+    def train(reset):
+        engine, own = make(2, torch.optim.RMSprop)
+        for batch in range(4):
+            if batch == 2:
+                reset(own)
+            backward(engine, batch)
+            engine.step()
+        return engine.parameter_digest()
+
+    digests = [
+        train(lambda own: own.state.clear()),
+        train(lambda own: setattr(own, "state", collections.defaultdict(dict))),
+        train(lambda own: None),
+    ]
+    engine, own = make(2, torch.optim.RMSprop)
+    backward(engine)
+    engine.step()
+    params = list(engine.module.parameters())
+    texts = [message_of(CHANGES[name], own.state, params) for name in ("set", "read", "asked for")]
+    return digests[0] == digests[1] != digests[2], texts
+
+
+def test_states_outside_the_core_are_reset_as_a_whole():
+    for reset, texts in run(2, case_states_outside):
+        assert reset
+        assert all("zeroshard.set_optimizer_state(param, name, values)" in text for text in texts)
+
+
+def case_again():
+    """The same optimizer for a second engine is in the core again."""
+    engine, own = make(2)
+    model = engine.module
+    second, front, *_ = zeroshard.initialize(model=model, optimizer=own, config=models.configuration(3, "fp32"))
+    backward(second)
+    own.step()
+    return front.name, second.global_steps
+
+
+def test_an_optimizer_that_is_passed_again_is_in_the_core_again():
+    assert run(2, case_again) == [["ADAMW", 1]] * 2
