@@ -12,6 +12,7 @@ hour on two cores, and 20 GB of disk.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import pathlib
 import shutil
@@ -133,6 +134,14 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", help="programs")
     parser.add_argument("--cuda", choices=["ON", "OFF"], default="ON", help="OFF: cores for ranks on the CPU alone")
     arguments = parser.parse_args()
+    if missing := [python for python in arguments.python or [] if shutil.which(python) is None]:
+        sys.exit(f"wheels: there is no program {missing[0]}: name Pythons by their programs, such as python3.11")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    lock = (BUILD / "lock").open("w")  # until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("wheels: another one is under way in this clone: wait for its end")
     pythons = dict(environment(python) for python in arguments.python or find_pythons())
     if not pythons:
         sys.exit("wheels: there is no Python to build for")

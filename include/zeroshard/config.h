@@ -185,6 +185,7 @@ struct AioConfig {
 
 struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
+  bool managed_accumulation = true;  // false: every step() updates, however many micro-batches came before it
   int world_size = 1;
   double gradient_clipping = 0;  // 0: none
   int64_t steps_per_print = 0;   // 0: never
@@ -231,7 +232,8 @@ struct Config {
   // Dtype of reduced gradients in a step with this many micro-batches; unset: the communication dtype. Sums of several
   // are fp32 unless grad_accum_dtype says otherwise, since 16 bits lose small contributions.
   std::optional<DType> reduced_grad_dtype(int64_t micro_batches) const {
-    return !grad_accum_dtype && micro_batches > 1 ? DType::kFloat32 : grad_accum_dtype;
+    const bool may_be_several = micro_batches > 1 || !managed_accumulation;
+    return !grad_accum_dtype && may_be_several ? DType::kFloat32 : grad_accum_dtype;
   }
   // Hash of every value that must agree among ranks.
   uint64_t digest() const;

@@ -50,6 +50,7 @@ void bind_config(py::module_& m) {
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
       .def_readonly("dataloader_drop_last", &Config::dataloader_drop_last)
       .def_readonly("grad_accumulation_steps", &Config::grad_accumulation_steps)
+      .def_readonly("managed_accumulation", &Config::managed_accumulation)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("steps_per_print", &Config::steps_per_print)
       .def_readonly("stage", &Config::stage)

@@ -69,6 +69,7 @@ class Engine(nn.Module):
         self._run, self._readers, self._ownership = make_run(module, parsed, setup, optimizer, device)
         self._run.optimizer.belong_to(self)
         self._syncs = True  # False inside no_sync
+        self._has_new_gradients = False  # since the last step()
         self._warned_of_plain_backward = False
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
@@ -104,8 +105,11 @@ class Engine(nn.Module):
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         core = self._run.core
+        if not self._run.config.managed_accumulation and core.has_pending_gradients:
+            core.end_micro_batch()  # no step() has ended the one before
         self._report.note_loss(self._run, loss)
         scaled = core.scale_loss(loss) if scale_wrt_gas else core.scale_loss(loss, micro_batches=1)
+        self._has_new_gradients = True
         with backward_pass(core, self._syncs):
             scaled.backward(retain_graph=retain_graph)
         return loss
@@ -115,14 +119,17 @@ class Engine(nn.Module):
         self._check_step()
         self._end_micro_batch(self._updates(), self._run.lr_scheduler, lr_kwargs or {})
 
-    def update(self) -> None:
-        """What ``optimizer.step()`` does: updates with the gradients since the last update; nothing if there are none.
+    def _update(self) -> None:
+        """What ``optimizer.step()`` does: updates with all gradients since the last update.
 
-        A scheduler of the engine's is not stepped. ``engine.step()`` is the usual way.
+        It does nothing if no backward pass came since the last ``step()``. It steps no scheduler of the engine's. The
+        next ``engine.step()`` begins to count micro-batches anew.
         """
         self._check_step()
-        if self._run.core.has_pending_gradients:
+        core, progress = self._run.core, self._run.progress
+        if core.has_pending_gradients and (self._has_new_gradients or core.has_plain_gradients):
             self._end_micro_batch(True, None, {})
+            progress.micro_steps += -progress.micro_steps % progress.batch.accumulation
 
     def _check_step(self) -> None:
         if not self._syncs:
@@ -135,7 +142,7 @@ class Engine(nn.Module):
 
     def _end_micro_batch(self, updates: bool, lr_scheduler: Any, lr_kwargs: dict) -> None:
         run = self._run
-        run.applied = False
+        run.applied = self._has_new_gradients = False
         save_failed = False
         if updates:
             save_failed = self._take_step()
@@ -175,8 +182,6 @@ class Engine(nn.Module):
         if run.external is None:
             run.optimizer.begin_update()
             result = run.core.step(run.optimizer.options())
-            if result.applied:
-                run.optimizer.end_update()
         else:
             result = run.core.prepare_step()
             if result.applied:
@@ -188,6 +193,8 @@ class Engine(nn.Module):
         run.optimizer.overflow = not result.applied
         run.optimizer.loss_scale = run.core.loss_scale
         run.stop = result.stop
+        if result.applied and run.external is None:
+            run.optimizer.end_update()
         return result.save_failed
 
     def _step_external(self) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MARK = "_zeroshard_unit"
 _OWNER = "_zeroshard_owner"
+STEP_OF_USER = "_zeroshard_step_of_user"  # of the step() that stands in for an optimizer's own
 
 
 class Mark(NamedTuple):
@@ -75,5 +76,4 @@ def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable:
     """The ``step()`` that an optimizer has without an engine."""
-    owner = getattr(optimizer, _OWNER, lambda: None)()
-    return owner.step_of_user if owner is not None else optimizer.step
+    return getattr(optimizer.step, STEP_OF_USER, optimizer.step)

@@ -123,6 +123,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
                 f"{name} cannot run over shards: it {_WHOLE[name]}. Choose an elementwise one, of "
                 f"{sorted(_ELEMENTWISE)}: at stages 1 to 3 each rank keeps its share of the states alone"
             )
+    states = {} if isinstance(optimizer.state, _StatesOfTheCore) else optimizer.state
     is_elementwise = not external or _is_elementwise(optimizer)
     if not is_elementwise and not config.allow_untested_optimizer:
         name = type(optimizer).__name__
@@ -139,7 +140,7 @@ def _from_torch(optimizer: torch.optim.Optimizer, model: nn.Module, config: _C.C
         inner=optimizer,
         external=external,
         is_elementwise=is_elementwise,
-        states=[(p, optimizer.state[p]) for own in params for p in own if optimizer.state.get(p)],
+        states=[(p, states[p]) for own in params for p in own if states.get(p)],
         defaults=optimizer.defaults,
     )
 
@@ -225,15 +226,24 @@ def _refuse_states(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-class _StatesOfTheCore(dict):
-    """What ``state`` is of an optimizer whose states are in the core: empty. To read or to change it is an error."""
+def _copied_as_new(_: dict) -> tuple:
+    """For ``copy`` and ``pickle``: a copy of the optimizer is torch's alone, and begins without states."""
+    return defaultdict, (dict,)
 
-    __missing__ = __contains__ = __setitem__ = __delitem__ = __ior__ = _refuse_states
-    clear = pop = popitem = setdefault = update = _refuse_states
+
+class _StatesOfTheCore(dict):
+    """What ``state`` is of an optimizer whose states are in the core. To read or to change it is an error."""
+
+    __missing__ = __contains__ = __iter__ = __len__ = __bool__ = __reversed__ = _refuse_states
+    __setitem__ = __delitem__ = __or__ = __ior__ = _refuse_states
+    get = keys = values = items = copy = clear = pop = popitem = setdefault = update = _refuse_states
+    __reduce__ = _copied_as_new
 
 
 class _StatesOfSlices(defaultdict):
     """What ``state`` is of an optimizer outside: it has slices of parameters, and refuses whole ones."""
+
+    __reduce__ = _copied_as_new
 
     def __missing__(self, param: torch.Tensor) -> dict:
         if mark_of(param) is not None:
@@ -276,7 +286,7 @@ class Optimizer(torch.optim.Optimizer):
         self._optimizer_step_post_hooks = getattr(self._inner, "_optimizer_step_post_hooks", OrderedDict())
 
     def belong_to(self, engine: Any) -> None:
-        """``engine`` has methods ``zero_grad`` and ``update``; it may be destroyed before this object."""
+        """``engine`` has methods ``zero_grad`` and ``_update``; it may be destroyed before this object."""
         self._engine = weakref.ref(engine)
 
     @property
@@ -332,8 +342,10 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable | None = None) -> None:
         if closure is not None:
             raise ValueError("zeroshard's optimizer takes no closure: call engine.step()")
-        if (engine := self._engine()) is not None:
-            engine.update()
+        engine = self._engine()
+        if engine is None:
+            raise _C.StateError("optimizer.step(): its engine is gone: keep what zeroshard.initialize returns first")
+        engine._update()
 
     def begin_update(self) -> None:
         """Before the core updates: calls the hooks that ``step()`` of the user's optimizer would call first.
@@ -341,6 +353,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises ``StateError`` if something has been put in the place of the states.
         """
         if self._inner is not None and self._inner.state is not self._states:
+            self._inner.state = self._states
             _refuse_states()
         self._call(torch_optimizer._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks)
 
@@ -382,6 +395,8 @@ class Optimizer(torch.optim.Optimizer):
     def eval(self) -> None:
         if hasattr(self._inner, "eval"):
             self._inner.eval()
+
+    step.hooked = True  # else torch wraps it, and hooks are called twice
 
     def __repr__(self) -> str:
         return f"zeroshard.Optimizer({self._kind.name}, {len(self.param_groups)} param groups)"

@@ -16,7 +16,7 @@ from . import _C
 from .exit_code import end_with_code_1
 from .half_load import describe, half_loaded
 from .hooks import Readers
-from .marks import Mark, mark, mark_optimizer, owners_of, unmark, unmark_optimizer
+from .marks import STEP_OF_USER, Mark, mark, mark_optimizer, owners_of, unmark, unmark_optimizer
 from .messages import log
 from .printing import show_sharded_parameters
 from .run import Run
@@ -44,13 +44,13 @@ class Ownership:
         self._inner = run.optimizer.optimizer
         self.step_of_user = None if self._inner is None else self._inner.step  # what an optimizer outside updates by
         self._own_methods: dict[str, Any] = {}  # set on the user's optimizer itself, not on its class
+        self._borrowed: dict[str, Any] = {}
         if self._inner is not None:
+            self._borrowed = {name: getattr(run.optimizer, name) for name in _BORROWED}
+            self._borrowed["step"] = _step_in_place_of(self._inner, run)
             own = vars(self._inner)
-            self._own_methods = {name: own[name] for name in ("step", *_BORROWED) if name in own}
-            own.update({name: getattr(run.optimizer, name) for name in _BORROWED})
-            # A method: schedulers take its function, and call that with the optimizer.
-            front = run.optimizer
-            own["step"] = MethodType(lambda _, closure=None: front.step(closure), self._inner)
+            self._own_methods = {name: own[name] for name in self._borrowed if name in own}
+            own.update(self._borrowed)
             mark_optimizer(self._inner, self)
         self._release_states = run.optimizer.release_states
         show_sharded_parameters()
@@ -64,10 +64,12 @@ class Ownership:
         """Removes the hooks. From now on the engine refuses every call, with ``why`` as the reason."""
         self.readers.remove()
         if self._inner is not None:
-            for name in ("step", *_BORROWED):
-                vars(self._inner).pop(name, None)
+            own = vars(self._inner)
+            for name in [name for name, method in self._borrowed.items() if own.get(name) == method]:
+                del own[name]
+                if name in self._own_methods:
+                    own[name] = self._own_methods[name]
             unmark_optimizer(self._inner)
-            vars(self._inner).update(self._own_methods)
             self._release_states()
             self._inner = self.step_of_user = None
         if self._outside is not None:
@@ -135,6 +137,21 @@ class Ownership:
             unmark(tensor)
         self._tensors = [[] for _ in self._tensors]
         self.core = None
+
+
+def _step_in_place_of(optimizer: torch.optim.Optimizer, run: Run) -> MethodType:
+    """A method, as a scheduler expects. Gradients that somebody has put on slices are used as they are."""
+    own, front, outside = optimizer.step, run.optimizer, run.external is not None
+
+    def step(_: Any, closure: Callable | None = None) -> Any:
+        params = (param for group in optimizer.param_groups for param in group["params"]) if outside else ()
+        if any(param.grad is not None for param in params):
+            return own(closure)
+        return front.step(closure)
+
+    step._wrapped_by_lr_sched = True  # the engine tells schedulers of its steps
+    setattr(step, STEP_OF_USER, own)
+    return MethodType(step, optimizer)
 
 
 def take_back(params: Iterable[torch.Tensor]) -> None:

@@ -113,8 +113,6 @@ std::vector<Key> checkpoint_keys() {
 
 std::vector<Key> switches() {
   return {
-      inert("managed_gradient_accumulation", Bool{}, true,
-            "set_gradient_accumulation_boundary always overrides the counter"),
       inert("wall_clock_breakdown", Bool{}, false,
             "times of forward, backward and step are not printed: torch.profiler measures them, and steps_per_print "
             "tells the pace"),

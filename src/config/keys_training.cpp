@@ -17,6 +17,10 @@ std::vector<Key> batch_keys() {
       {"train_batch_size", at_least(1), nullptr, "samples of all ranks between two optimizer steps"},
       {"train_micro_batch_size_per_gpu", at_least(1), nullptr, "samples of one rank in one forward"},
       {"gradient_accumulation_steps", at_least(1), nullptr, "micro-batches between two optimizer steps"},
+      {"managed_gradient_accumulation", Bool{}, true,
+       "false: every engine.step() updates, with the gradients of all backward passes since the last; backward divides "
+       "by gradient_accumulation_steps",
+       Key::Effect::kYes, set<&Config::managed_accumulation>},
       {.path = "steps_per_print",
        .allowed = Number{.min = 0, .infinite = true},
        .default_value = nullptr,

@@ -331,6 +331,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
   const bool excludes_frozen = state.at("core").at("excludes_frozen").get<bool>();
   std::vector<StateSlice> wanted;
   std::vector<std::string> missing, kept;
+  size_t fitting = 0;  // weights that both have
   std::set<std::pair<std::string_view, std::string_view>> known;
   for (StateSlice& slice : States(*this, States::Purpose::kLoad).slices(true, load.optimizer)) {
     const TensorRecord* const saved = index.find(slice.name, slice.kind);
@@ -346,6 +347,7 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
       continue;
     }
     known.insert({saved->name, saved->kind});
+    if (slice.kind == kWeight) ++fitting;
     ZS_CHECK(saved->shape == slice.shape, "'", slice.name, "' has the shape ", shape_text(slice.shape),
              ", in the checkpoint ", shape_text(saved->shape));
     ZS_CHECK(convertible(saved->dtype, slice.dtype), "'", slice.name, "' has the dtype ", slice.dtype,
@@ -365,6 +367,16 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
              ". To load what it has, pass load_module_strict=False");
     ZS_CHECK(unexpected.empty(), "parameters that only the checkpoint has: ", some_of(unexpected),
              ". To leave them out, pass load_module_strict=False");
+  } else if (!missing.empty() || !unexpected.empty()) {
+    ZS_CHECK(fitting > 0 || missing.empty() || unexpected.empty(),
+             "the checkpoint has no parameter of this model, so that nothing would be loaded: the model has ",
+             some_of(missing), ", the checkpoint ", some_of(unexpected));
+    if (reduce_comm.rank() == 0)
+      log(LogLevel::kWarning,
+          concat("load_module_strict=False: the checkpoint has ", fitting, " of ",
+                 fitting + missing.size() + kept.size(), " parameters of the model. ",
+                 missing.empty() ? "" : concat("As they are stay ", some_of(missing), ". "),
+                 unexpected.empty() ? "" : concat("Only the checkpoint has ", some_of(unexpected), ".")));
   }
   if (!kept.empty() && reduce_comm.rank() == 0)
     log(LogLevel::kInfo,

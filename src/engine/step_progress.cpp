@@ -37,6 +37,7 @@ void Progress::restore(const NamedCounts& saved, int64_t step) {
 
 StepProgress::StepProgress(const Config& config, int world_size) {
   counts_.batch = {config.micro_batch_size, config.grad_accumulation_steps, world_size};
+  if (!config.managed_accumulation) counts_.boundary = true;
 }
 
 void StepProgress::set_train_batch_size(int64_t samples, const Config& config) {

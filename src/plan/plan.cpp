@@ -73,7 +73,9 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.optimizer_slots = optimizer_slots(config.optimizer.value_or(OptimizerConfig{}));
   options.moment_dtype = config.offload.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
-  options.grad_accumulation_steps = config.grad_accumulation_steps;
+  // Where the caller ends steps, any of them may have several micro-batches.
+  options.grad_accumulation_steps =
+      std::max<int64_t>(config.grad_accumulation_steps, config.managed_accumulation ? 1 : 2);
   options.overlap = config.overlap_comm;
   options.prefetch = config.prefetch_numel > 0;
   options.persistence_threshold = config.persistence_threshold;

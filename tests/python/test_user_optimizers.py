@@ -1,6 +1,9 @@
 """What scripts do with an optimizer from outside works as in plain PyTorch, or is an error that names the way out."""
 
 import collections
+import copy
+import gc
+import warnings
 
 import models
 import pytest
@@ -104,13 +107,17 @@ def case_scheduler():
         step()
     rates = [front.rates()]
     backward(engine)
-    engine.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.step()
+        for each in schedulers:
+            each.step()
     return in_core, engine.global_steps, [*rates, front.rates()]
 
 
 def test_schedulers_before_and_after_initialize():
     """A scheduler wraps step() of its optimizer; that of the engine steps with engine.step() alone."""
-    assert run(2, case_scheduler) == [["ADAMW", 3, [[0.01], [0.005]]]] * 2
+    assert run(2, case_scheduler) == [["ADAMW", 3, [[0.01], [0.0025]]]] * 2
 
 
 def case_refused():
@@ -223,6 +230,11 @@ CHANGES = {
     "removed": lambda state, params: [state.pop(param) for param in params],
     "asked for": lambda state, params: [state.__delitem__(param) for param in params if param in state],
     "updated": lambda state, params: state.update({param: {} for param in params}),
+    "got": lambda state, params: [state.get(param) for param in params],
+    "all of them": lambda state, params: [states.clear() for states in state.values()],
+    "asked for any": lambda state, params: bool(state),
+    "counted": lambda state, params: len(state),
+    "gone through": lambda state, params: list(state),
 }
 
 
@@ -240,25 +252,26 @@ def case_states(stage):
     texts = [message_of(change, who.state, params) for change in CHANGES.values() for who in (own, engine.optimizer)]
     backward(engine)
     engine.step()
-    empty = len(own.state) == 0 and own.state.get(params[0]) is None
     own.state = collections.defaultdict(dict)  # only the next step can see it
     backward(engine)
     texts.append(message_of(engine.step))
+    engine.step()
+    steps = engine.global_steps
     texts.append(message_of(lambda: setattr(engine.optimizer, "state", {})))
     engine.destroy()
     own.state.clear()
     engine.module(torch.ones(1, 64)).sum().backward()
     own.step()
-    return texts, empty, sorted(own.state[params[0]])
+    return texts, steps, sorted(own.state[params[0]])
 
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_changes_of_states_in_the_core_are_refused(stage):
-    for texts, empty, after in run(2, case_states, stage=stage):
+    for texts, steps, after in run(2, case_states, stage=stage):
         assert [
             text for text in texts if "zeroshard.set_optimizer_state(param, name, values)" not in (text or "")
         ] == []
-        assert empty
+        assert steps == 2
         assert after == ["exp_avg", "exp_avg_sq", "step"]  # the optimizer is torch's again
 
 
@@ -305,3 +318,139 @@ def case_again():
 
 def test_an_optimizer_that_is_passed_again_is_in_the_core_again():
     assert run(2, case_again) == [["ADAMW", 1]] * 2
+
+
+def case_unmanaged(stage, dtype, calls):
+    """Managed and not, with the same gradients: one digest. Samples are counted by backward passes."""
+
+    def train(accumulation, divides, **block):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Tanh(), torch.nn.Linear(96, 48))
+        scale = {"fp16": {"initial_scale_power": 4}} if dtype == "fp16" else {}
+        config = models.configuration(stage, dtype, accumulation=accumulation, **scale)
+        config |= {"optimizer": models.adamw()} | block
+        engine, *_ = zeroshard.initialize(model=model, config=config)
+        for batch, count in enumerate(calls):
+            for micro in range(count):
+                torch.manual_seed(100 * batch + 10 * micro + world.rank())
+                loss = engine(torch.randn(4, 64).to(next(model.parameters()).dtype)).float().pow(2).mean()
+                engine.set_gradient_accumulation_boundary(micro + 1 == count) if not block else None
+                engine.backward(loss / (1 if divides else count), scale_wrt_gas=divides)
+                if micro + 1 == count or not block:
+                    engine.step()
+        return engine.parameter_digest(), engine.global_steps, engine.global_samples
+
+    unmanaged = {"managed_gradient_accumulation": False}
+    found = [train(4, False), train(4, False, **unmanaged), train(1, False, **unmanaged)]
+    if set(calls) == {4}:
+        found.append(train(4, True, **unmanaged))
+    return [each == found[0] for each in found], found[0][1:]
+
+
+# The first two engines of each case sum in fp32 because they accumulate, the third because it may.
+@pytest.mark.parametrize(("ranks", "stage", "dtype"), [(1, 0, "bf16"), (3, 1, "fp32"), (3, 2, "bf16"), (3, 3, "fp16")])
+@pytest.mark.parametrize("calls", [[4, 4, 4], [2, 4, 1]])
+def test_without_managed_accumulation_every_step_updates(ranks, stage, dtype, calls):
+    same, counts = run(ranks, case_unmanaged, stage=stage, dtype=dtype, calls=calls)[0]
+    assert same == [True] * len(same)
+    assert counts == [3, 2 * sum(calls) * ranks]
+
+
+def case_boundary_refused():
+    engine, _ = make(2, managed_gradient_accumulation=False)
+    return message_of(engine.set_gradient_accumulation_boundary, True)
+
+
+def test_a_boundary_is_refused_where_every_step_is_one():
+    """As DeepSpeed 0.19.8 asserts in set_gradient_accumulation_boundary()."""
+    (said,) = run(1, case_boundary_refused)
+    assert "with managed_gradient_accumulation false, every step() ends a step" in said
+
+
+def case_counts(calls):
+    """Micro-batches with two to a step: `b` is a backward pass, `e` engine.step(), `o` optimizer.step()."""
+    engine, _ = make(2, accumulation=2)
+    steps = []
+    for batch, call in enumerate(calls):
+        {"b": lambda: backward(engine, batch), "e": engine.step, "o": engine.optimizer.step}[call]()  # noqa: B023
+        steps.append(engine.global_steps)
+    return steps[-1], engine.micro_steps
+
+
+@pytest.mark.parametrize(
+    ("calls", "counts"),
+    [
+        ("beobeo", (1, 2)),  # both after each micro-batch: optimizer.step() leaves them to engine.step()
+        ("bobebe", (2, 4)),  # a part of a step, and then whole ones
+        ("bebebobe", (2, 5)),
+        ("boo", (1, 2)),
+    ],
+)
+def test_engine_step_counts_anew_after_step_of_the_optimizer(calls, counts):
+    assert run(2, case_counts, calls=calls) == [list(counts)] * 2
+
+
+def case_dcp():
+    """torch's utility takes a step with a rate of 0, and gradients of 0, if it finds no states."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    def digest(asked):
+        engine, own = make(2)
+        for batch in range(2):
+            backward(engine, batch)
+            if asked:
+                with pytest.raises((ValueError, zeroshard.StateError)):
+                    get_optimizer_state_dict(engine.module, own)
+            engine.step()
+        return engine.parameter_digest(), engine.global_steps, own.param_groups[0]["lr"]
+
+    return digest(True), digest(False)
+
+
+def test_utilities_that_take_a_step_of_their_own_change_nothing():
+    for asked, undisturbed in run(2, case_dcp):
+        assert asked == undisturbed
+
+
+def case_kept():
+    engine, own = make(2)
+    front = engine.optimizer
+    del engine
+    gc.collect()
+    return [message_of(front.step), message_of(own.step)]
+
+
+def test_an_optimizer_without_its_engine_says_so():
+    for texts in run(2, case_kept):
+        assert all("its engine is gone: keep what zeroshard.initialize returns" in text for text in texts)
+
+
+def case_copied():
+    engine, own = make(2)
+    calls = []
+    own.register_step_pre_hook(lambda *_: calls.append("pre"))
+    copy.deepcopy(engine.optimizer)
+    backward(engine)
+    engine.optimizer.step()
+    engine.destroy()
+    model, optimizer = copy.deepcopy((engine.module, own))
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    return calls, len(optimizer.state)
+
+
+def test_copies_call_no_hook_twice_and_are_torchs():
+    assert run(2, case_copied) == [[["pre"], 4]] * 2
+
+
+def case_replaced_while_it_lives():
+    engine, own = make(2)
+    calls = []
+    own.step = lambda closure=None: calls.append("mine")
+    engine.destroy()
+    own.step()
+    return calls
+
+
+def test_what_a_script_sets_while_an_engine_lives_stays():
+    assert run(1, case_replaced_while_it_lives) == [["mine"]]

@@ -20,6 +20,11 @@ class EngineWithGetters(Engine):
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Lets the caller decide from now on which micro-batch ends a step."""
+        if not self._run.config.managed_accumulation:
+            raise _C.StateError(
+                "set_gradient_accumulation_boundary: with managed_gradient_accumulation false, every step() ends a "
+                "step, and nothing else does"
+            )
         self._run.progress.boundary = is_boundary
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
