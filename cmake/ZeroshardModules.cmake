@@ -60,7 +60,7 @@ function(zs_cuda_objects name out)
   list(GET ZEROSHARD_CUDA_ARCHITECTURES -1 newest)
   list(APPEND codes -gencode arch=compute_${newest},code=compute_${newest})
   if(ZEROSHARD_MOVABLE)
-    list(APPEND codes --compress-mode=size)  # an eighth of the size; takes the nvcc of CUDA 12.8, which wheels.py has
+    list(APPEND codes --compress-mode=size)  # an eighth of the size; from CUDA 12.8 on
   endif()
   set(objects)
   foreach(file ${cuda_files})

@@ -52,8 +52,8 @@ message(STATUS "Parquet files are read by Arrow in ${pyarrow}")
 
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lm/parquet_plugin/*.cpp)
 # Beside the programs, where they look for it: zeroshard, and zeroshard-torch of the package's core.
-set(pyarrow_dirs $ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/pyarrow
-                 $ORIGIN/../../../pyarrow)
+set(packages $ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
+set(pyarrow_dirs ${packages}/site-packages/pyarrow ${packages}/dist-packages/pyarrow $ORIGIN/../../../pyarrow)
 if(NOT ZEROSHARD_MOVABLE)
   list(APPEND pyarrow_dirs ${pyarrow})
 endif()

@@ -111,6 +111,7 @@ step_build() {
 
 # A plain package in $1/site, beside the build: the compiled parts and the Python files.
 make_site() {
+  rm -rf "$1/site"
   mkdir -p "$1/site/zeroshard"
   cp -r python/zeroshard/. "$1/site/zeroshard/"
   cmake --install "$build" --component core --prefix "$1/site"

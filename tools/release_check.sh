@@ -43,8 +43,9 @@ if [ $# -eq 0 ]; then
   list
   exit 0
 fi
+parts=$(list)
 for part in "$@"; do
-  list | grep -q "^$part " || { echo "release_check: there is no part $part; these are there:" >&2; list >&2; exit 2; }
+  grep -q "^$part " <<<"$parts" || { echo "release_check: there is no part $part; these are there:" >&2; list >&2; exit 2; }
 done
 for part in "$@"; do
   began=$SECONDS

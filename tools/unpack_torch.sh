@@ -10,8 +10,11 @@ shift 2
 mkdir -p "$folder"
 if ! compgen -G "$folder/torch-$version*.whl" >/dev/null; then
   echo "unpack_torch: downloading torch $version (200 to 600 MB)"
+  rm -rf "$folder/download"
   .venv/bin/python -m pip download -q --disable-pip-version-check "torch==$version.*" --no-deps --only-binary=:all: \
-    "$@" -d "$folder" || { rmdir --ignore-fail-on-non-empty "$folder"; echo "unpack_torch: there is no wheel of torch $version to download" >&2; exit 1; }
+    "$@" -d "$folder/download" || { rm -rf "$folder/download"; rmdir --ignore-fail-on-non-empty "$folder"; echo "unpack_torch: there is no wheel of torch $version to download" >&2; exit 1; }
+  mv "$folder"/download/*.whl "$folder"  # whole
+  rmdir "$folder/download"
 fi
 rm -rf "${folder:?}/torch"
 .venv/bin/python - "$folder"/torch-"$version"*.whl "$folder" <<'PY'

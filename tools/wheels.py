@@ -22,6 +22,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "wheels"
+CUDA = ROOT / ".cache" / "cuda-13" / "nvidia" / "cu13"
 TORCHES = ["2.11", "2.12", "2.13", "2.14", "2.15"]
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 HEADERS = "import os, sysconfig; print(os.path.exists(sysconfig.get_path('include') + '/Python.h'))"
@@ -94,6 +95,8 @@ def compile_core(torch: str, cuda: str, pythons: dict[str, pathlib.Path], folder
         command += [f"-DCMAKE_MAKE_PROGRAM={python.parent / 'ninja'}", f"-DZEROSHARD_CUDA={cuda}"]
         command += [f"-DZEROSHARD_TORCH_ROOT={ROOT / '.cache' / f'torch-{torch}' / 'torch'}"]
         command += ["-DZEROSHARD_BUILD_TESTS=OFF", "-DZEROSHARD_BUILD_BENCH=OFF"]
+        if cuda == "ON":  # not a CUDA that this machine may have
+            command += [f"-DZS_NVCC={CUDA / 'bin' / 'nvcc'}", f"-DZS_CUDART={CUDA / 'lib' / 'libcudart.so'}"]
         # Libraries of CUDA that LibTorch needs are not there.
         command += ["-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined"]
         run(*command)
@@ -154,9 +157,11 @@ def main() -> None:
         compile_core(torch, "OFF", pythons, folders)
         if arguments.cuda == "ON" and (place / "torch" / "lib" / "libtorch_cuda.so").exists():
             run("tools/unpack_cuda.sh", ".cache/cuda-13")
-            if not (place / "nvidia").exists():
-                (place / "nvidia").symlink_to(ROOT / ".cache" / "cuda-13" / "nvidia")
+            if not (place / "nvidia").is_symlink():
+                (place / "nvidia").symlink_to("../cuda-13/nvidia")
             compile_core(torch, "ON", pythons, folders)
+        elif arguments.cuda == "ON":
+            print(f"wheels: the torch {torch} in {place} has no CUDA: no core for GPUs", flush=True)
     for tag, python in pythons.items():
         wheel = pathlib.Path(assemble(tag, python, folders[tag]))
         print(f"wheels: {wheel.relative_to(ROOT)}, {wheel.stat().st_size / 2**20:.1f} MiB", flush=True)

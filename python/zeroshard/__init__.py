@@ -6,7 +6,13 @@
 >>> engine.step()
 """
 
-from . import compiled  # noqa: F401 - first: finds the compiled part, and checks that it is for this torch
+# ruff: noqa: E402 - first the compiled part has to be found
+import torch
+
+from .core import find_core
+
+__path__.insert(0, str(find_core(__path__, torch.__version__, torch.version.cuda)))
+
 from ._C import CommError, ConfigError, Error, InternalError, IoError, StateError, ValueError, __version__  # noqa: A004
 from .activations import recompute
 from .compat.alias import as_deepspeed

@@ -21,16 +21,17 @@ def find_core(package: Iterable[str], torch_version: str, cuda: str | None) -> p
     zeroshard has no core with CUDA: then ranks train on the CPU, or on GPUs without zeroshard's own kernels.
     Raises ``ImportError`` with the cores that there are if none is for this torch.
     """
-    cores = {found.name: found for folder in package for found in pathlib.Path(folder).glob("cores/torch_*")}
+    found = [core for folder in package for core in pathlib.Path(folder).glob("cores/*")]
+    cores = {core.name: core for core in found if re.fullmatch(r"torch_\d+_\d+_(cpu|cu\d+)", core.name)}
     minor = "_".join(re.findall(r"\d+", torch_version)[:2])
     wanted = f"torch_{minor}_cu{cuda.split('.')[0]}" if cuda else f"torch_{minor}_cpu"
     if cuda and not any("_cu" in name for name in cores):
         wanted = f"torch_{minor}_cpu"
     if wanted in cores:
         return cores[wanted]
-    found = f"torch is {torch_version} with CUDA {cuda}" if cuda else f"torch is {torch_version}"
+    there = f"torch is {torch_version} with CUDA {cuda}" if cuda else f"torch is {torch_version}"
     raise ImportError(
-        f"this zeroshard was built for {_listed(cores)}, and {found}: install a torch that it was built for, or build "
+        f"this zeroshard was built for {_listed(cores)}, and {there}: install a torch that it was built for, or build "
         "zeroshard beside this torch (make build, or pip install --no-build-isolation .)"
     )
 
@@ -49,13 +50,15 @@ def become_program() -> None:
     """Replaces this process by the program ``zeroshard-torch`` for this Python's torch, which is not imported."""
     import importlib.util
     import runpy
+    import signal
 
     def folders(package: str) -> list[str]:
         found = importlib.util.find_spec(package)
-        return list(found.submodule_search_locations) if found else []
+        return list(found.submodule_search_locations or []) if found else []
 
     try:
-        torch = next((pathlib.Path(folder) for folder in folders("torch")), None)
+        versions = [pathlib.Path(folder) / "version.py" for folder in folders("torch")]
+        torch = next((version.parent for version in versions if version.exists()), None)
         if torch is None:
             raise ImportError(f"{sys.executable} has no torch: pip install torch")
         version = runpy.run_path(str(torch / "version.py"))
@@ -65,7 +68,10 @@ def become_program() -> None:
             raise ImportError(f"there is no {program}: this zeroshard was built without it (make package builds it)")
     except ImportError as error:
         sys.exit(f"zeroshard-torch: {error}")
-    if not (core.parents[2] / "torch" / "lib").exists():  # where the program looks for LibTorch
-        paths = [str(torch / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    if (core.parents[2] / "torch").resolve() != torch.resolve():  # where the program looks for LibTorch
+        libraries = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
+        paths = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, when it starts
+        signal.signal(ignored, signal.SIG_DFL)
     os.execv(program, [str(program), *sys.argv[1:]])

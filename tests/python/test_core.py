@@ -1,8 +1,9 @@
-"""Which core a torch gets: find_core, and the script zeroshard-torch beside a Python."""
+"""Which core a torch gets: find_core, and the command zeroshard-torch of a Python."""
 
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -10,13 +11,13 @@ import pytest
 from zeroshard.core import find_core
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "python" / "zeroshard-torch"
+PYTHON = ROOT / "python"
 MANY = ["torch_2_9_cpu", "torch_2_13_cpu", "torch_2_13_cu13", "torch_2_15_cu13"]
 
 
 def package(folder, cores):
     """A folder that looks like the installed package's, as far as finding a core goes."""
-    for core in cores:
+    for core in [*cores, "torch_old", "__pycache__"]:
         (folder / "cores" / core).mkdir(parents=True)
     return [str(folder / "elsewhere"), str(folder)]
 
@@ -73,21 +74,21 @@ def site(tmp_path):
     core = tmp_path / "zeroshard" / "cores" / "torch_2_13_cpu"
     core.mkdir(parents=True)
     (tmp_path / "zeroshard" / "__init__.py").write_text("raise AssertionError('imported')")
-    (tmp_path / "zeroshard" / "core.py").symlink_to(ROOT / "python" / "zeroshard" / "core.py")
+    shutil.copy(PYTHON / "zeroshard" / "core.py", tmp_path / "zeroshard")
+    shutil.copytree(PYTHON / "zeroshard_program", tmp_path / "zeroshard_program")
     (core / "zeroshard-torch").write_text('#!/bin/sh\necho "$$ $LD_LIBRARY_PATH $*"\nexit 7\n')
     (core / "zeroshard-torch").chmod(0o755)
     return tmp_path
 
 
-def start(site, *arguments):
-    script = site / "bin" / "zeroshard-torch"
-    script.parent.mkdir(exist_ok=True)
-    shutil.copy(SCRIPT, script)
-    # -S: the editable package of this Python would be found instead.
-    environment = {**os.environ, "PYTHONPATH": str(site), "LD_LIBRARY_PATH": "/before"}
+def start(site, *arguments, path=()):
+    # -S: the editable package of this Python would be found instead. As the command that pip makes of the entry point.
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*path, site])), "LD_LIBRARY_PATH": "/before"}
+    program = "import sys, zeroshard_program; sys.exit(zeroshard_program.main())"
     with subprocess.Popen(
-        [sys.executable, "-S", script, *arguments],
+        [sys.executable, "-S", "-c", program, *arguments],
         env=environment,
+        cwd=site.parent,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -99,11 +100,28 @@ def start(site, *arguments):
 def test_the_script_becomes_the_program_of_the_core(site):
     process, out, err = start(site, "train", "x y")
     assert (process.returncode, err) == (7, "")
-    # The same process. LibTorch lies where the program does not look for it.
-    assert out == f"{process.pid} {site}/torch/lib:/before train x y\n"
-    (site / "torch" / "lib").mkdir()
+    # The same process, with the libraries of the torch beside the package, which the program finds by itself.
+    assert out == f"{process.pid} /before train x y\n"
+
+
+def test_the_libraries_are_those_of_the_torch_that_was_found(site, tmp_path):
+    """It may lie in another folder than zeroshard, as with `pip install --user`, while another torch lies beside."""
+    user = tmp_path / "user"
+    for folder in ("torch/lib", "nvidia/cu13/lib", "nvidia/nccl/lib"):
+        (user / folder).mkdir(parents=True)
+    (user / "torch" / "__init__.py").touch()
+    (user / "torch" / "version.py").write_text("__version__ = '2.13.0'\ncuda = None\n")
+    _, out, _ = start(site, path=[user])
+    folders = [f"{user}/{folder}" for folder in ("torch/lib", "nvidia/cu13/lib", "nvidia/nccl/lib")]
+    assert out.split()[1] == ":".join([*folders, "/before"])
+
+
+def test_signals_that_python_ignores_are_not_ignored(site):
+    program = site / "zeroshard" / "cores" / "torch_2_13_cpu" / "zeroshard-torch"
+    program.write_text("#!/bin/sh\ngrep SigIgn /proc/$$/status\n")
     _, out, _ = start(site)
-    assert out.split()[1] == "/before"
+    ignored = int(out.split()[1], 16)
+    assert ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -111,13 +129,11 @@ def test_the_script_becomes_the_program_of_the_core(site):
     [
         ("torch/version.py", "has no torch: pip install torch"),
         ("zeroshard/cores/torch_2_13_cpu/zeroshard-torch", "this zeroshard was built without it"),
+        ("zeroshard/core.py", "has no zeroshard: install it again"),
     ],
 )
 def test_the_script_says_in_one_line_what_is_missing(site, broken, message):
     (site / broken).unlink()
-    if broken.startswith("torch"):
-        (site / "torch" / "__init__.py").unlink()
-        (site / "torch").rmdir()
     process, out, err = start(site, "train")
     assert (process.returncode, out) == (1, "")
     assert err.startswith("zeroshard-torch: ") and err.count("\n") == 1 and message in err
