@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -20,11 +20,13 @@ from .compiling import check_arguments, compile_units
 from .gathering import gathered
 from .input_dtypes import cast_floats, explain_dtypes
 from .making import make_run
+from .marks import refuse_to_pickle
 from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
 from .ownership import destroy
 from .passes import backward_pass
 from .pretrained import save_pretrained
+from .schedule import check_arguments_of
 from .step_report import StepReport
 from .stopping import request_stop_on, save_last, wait_at_exit
 
@@ -117,7 +119,10 @@ class Engine(nn.Module):
     def step(self, lr_kwargs: dict | None = None) -> None:
         """Updates the parameters if this micro-batch is the last of its step, else only counts it."""
         self._check_step()
-        self._end_micro_batch(self._updates(), self._run.lr_scheduler, lr_kwargs or {})
+        updates, scheduler = self._updates(), self._run.lr_scheduler
+        if updates and scheduler is not None:  # before the update, which would count
+            check_arguments_of(scheduler, lr_kwargs or {})
+        self._end_micro_batch(updates, scheduler, lr_kwargs or {})
 
     def _update(self) -> None:
         """What ``optimizer.step()`` does: updates with all gradients since the last update.
@@ -413,6 +418,9 @@ class Engine(nn.Module):
                     digest.update(param.names[0].encode())
                     digest.update(param.tensors[0].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_to_pickle()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), property):  # nn.Module would register a module as a submodule

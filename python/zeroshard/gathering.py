@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from .marks import mark_of
+from .marks import OwnHook, mark_of
 from .shards import whole
 
 
@@ -85,4 +85,7 @@ def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:
     def after(module: nn.Module, incompatible_keys: Any) -> None:
         loading.pop().__exit__(None, None, None)
 
-    return [module.register_load_state_dict_pre_hook(before), module.register_load_state_dict_post_hook(after)]
+    return [
+        module.register_load_state_dict_pre_hook(OwnHook(before)),
+        module.register_load_state_dict_post_hook(OwnHook(after)),
+    ]

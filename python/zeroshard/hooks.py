@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import _C
 from .leaves import tensors_in
+from .marks import OwnHook
 from .units import Unit
 
 _MODEL, _SEVERAL, _BETWEEN = -1, -2, -3  # used instead of a unit's index
@@ -61,23 +62,6 @@ def explaining_sharded_parameters() -> Iterator[None]:
         ) from error
 
 
-class _Own:
-    """A hook of a module of the engine's. A copy of the module, which is not, gets one that does nothing."""
-
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> None:
-        self._hook(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _nothing
-
-
-def _nothing(*args: Any) -> None:
-    pass
-
-
 def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -> list[RemovableHandle]:
     def before(module: nn.Module, args: Any) -> None:
         core.pre_forward(unit)
@@ -86,7 +70,10 @@ def _surround(module: nn.Module, unit: int, core: _C.Engine, readers: Readers) -
         if core.post_forward(unit, tensors_in(output)):
             readers.note_returned(unit)
 
-    return [module.register_forward_pre_hook(_Own(before), prepend=True), module.register_forward_hook(_Own(after))]
+    return [
+        module.register_forward_pre_hook(OwnHook(before), prepend=True),
+        module.register_forward_hook(OwnHook(after)),
+    ]
 
 
 def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHandle]:
@@ -97,9 +84,9 @@ def _watch(module: nn.Module, unit: int, readers: Readers) -> list[RemovableHand
         readers.leave(unit, output)
 
     return [
-        module.register_forward_pre_hook(_Own(before), prepend=True),
+        module.register_forward_pre_hook(OwnHook(before), prepend=True),
         # Recomputation ends a forward early, with an exception.
-        module.register_forward_hook(_Own(after), always_call=True),
+        module.register_forward_hook(OwnHook(after), always_call=True),
     ]
 
 

@@ -1,15 +1,14 @@
-"""Marks on parameters and on users' optimizers that name their engine."""
+"""What ties parameters, modules and users' optimizers to their engine."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-if TYPE_CHECKING:
-    from . import _C
+from . import _C
 
 _MARK = "_zeroshard_unit"
 _OWNER = "_zeroshard_owner"
@@ -23,6 +22,18 @@ class Mark(NamedTuple):
     unit: int
     position: int  # of the parameter in its unit
     owner: weakref.ref[Any]
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle()
+
+
+def refuse_to_pickle() -> NoReturn:
+    """For what ties a module to its engine: pickles and ``torch.save`` of the module or of a parameter come here."""
+    raise _C.StateError(
+        "what belongs to an engine cannot be pickled, and so not be saved by torch.save: save "
+        "model.state_dict() inside zeroshard.gathered(model.parameters()), or call engine.save_checkpoint, "
+        "engine.save_16bit_model or engine.save_pretrained. After engine.destroy() the model is an ordinary one"
+    )
 
 
 def mark(tensor: torch.Tensor, of: Mark) -> None:
@@ -77,3 +88,23 @@ def made_with(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 def step_of(optimizer: torch.optim.Optimizer) -> Callable:
     """The ``step()`` that an optimizer has without an engine."""
     return getattr(optimizer.step, STEP_OF_USER, optimizer.step)
+
+
+class OwnHook:
+    """A hook of a module of the engine's. A copy of the module, which is not, gets one that does nothing."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        self._hook(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _nothing
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle()
+
+
+def _nothing(*args: Any) -> None:
+    pass

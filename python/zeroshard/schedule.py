@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from . import _C
@@ -14,6 +15,22 @@ def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -
         is_scheduler = hasattr(lr_scheduler, "step")
         return lr_scheduler if is_scheduler else lr_scheduler(optimizer.optimizer or optimizer)
     return LRScheduler(optimizer, config) if config.has_scheduler else None
+
+
+def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
+    """Raises ``ValueError`` if ``scheduler.step(**lr_kwargs)`` would lack an argument, or has one too many."""
+    try:
+        signature = inspect.signature(scheduler.step)
+    except (TypeError, ValueError):  # of a function that does not tell its arguments
+        return
+    try:
+        signature.bind(**lr_kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"step() of the lr_scheduler {type(scheduler).__name__}: {error}. Pass its arguments, the same on every "
+            f'rank, as engine.step(lr_kwargs={{"metrics": ...}}), or leave it out of zeroshard.initialize and step it '
+            "yourself"
+        ) from None
 
 
 class LRScheduler:

@@ -3,6 +3,8 @@
 import collections
 import copy
 import gc
+import io
+import pickle
 import warnings
 
 import models
@@ -241,7 +243,7 @@ CHANGES = {
 def message_of(call, *arguments):
     try:
         call(*arguments)
-    except zeroshard.Error as error:
+    except (zeroshard.Error, RuntimeError) as error:
         return str(error)
     return None
 
@@ -454,3 +456,61 @@ def case_replaced_while_it_lives():
 
 def test_what_a_script_sets_while_an_engine_lives_stays():
     assert run(1, case_replaced_while_it_lives) == [["mine"]]
+
+
+def case_plateau():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    own = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(own, factor=0.5, patience=0)
+    engine, front, *_ = zeroshard.initialize(
+        model=model, optimizer=own, lr_scheduler=scheduler, config=models.configuration(2, "fp32")
+    )
+    before = engine.parameter_digest()
+    backward(engine)
+    with pytest.raises(ValueError) as error:
+        engine.step()
+    untouched = engine.parameter_digest() == before and engine.global_steps == 0
+    engine.step(lr_kwargs={"metrics": 1.0})  # the gradients are still there
+    backward(engine)
+    engine.step(lr_kwargs={"metrics": 2.0})
+    return str(error.value), untouched, engine.parameter_digest() != before, front.rates(), engine.global_steps
+
+
+def test_a_scheduler_that_lacks_an_argument_is_told_before_the_update():
+    for said, untouched, trained, rates, steps in run(2, case_plateau):
+        assert "step() of the lr_scheduler ReduceLROnPlateau: missing a required argument: 'metrics'" in said
+        assert 'engine.step(lr_kwargs={"metrics": ...})' in said
+        assert untouched and trained and (rates, steps) == ([0.005], 2)
+
+
+def case_pickled(stage):
+    engine, _ = make(stage)
+    module = engine.module
+
+    def told():
+        return [
+            message_of(copy.deepcopy, engine),
+            message_of(pickle.dumps, engine),
+            message_of(torch.save, module, io.BytesIO()),
+            message_of(pickle.dumps, module[0]),
+            message_of(pickle.dumps, module[0].weight),
+        ]
+
+    texts = told()
+    with zeroshard.gathered(module.parameters()):
+        texts += told()
+        saved = io.BytesIO()
+        torch.save(module.state_dict(), saved)  # the way out
+        copied = copy.deepcopy(module)
+        same = torch.equal(copied[0].weight, module[0].weight)
+    engine.destroy()
+    again = pickle.loads(pickle.dumps(module))
+    return texts, same, torch.equal(again[0].weight, module[0].weight)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_pickles_of_an_engine_name_the_way_out(stage):
+    for texts, same, again in run(2, case_pickled, stage=stage):
+        assert [text for text in texts if "inside zeroshard.gathered(" not in (text or "")] == []
+        assert same and again
