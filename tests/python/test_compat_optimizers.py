@@ -68,6 +68,38 @@ def test_optimizers_run_in_the_core_and_alone_alike(ranks):
         assert found == [[name, True, True, True] for name, _ in CASES]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "settings"), [case for case in CASES if case[0].startswith("DeepSpeedCPU")])
+def test_alone_states_of_16_bit_parameters_are_fp32(name, settings, dtype):
+    """As in DeepSpeed 0.19.8: ``fp32_optimizer_states`` is true. The update is that of fp32, rounded once."""
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(300).to(dtype))
+    own = getattr(ops, name)([param], lr=1e-3, **settings)
+    whole = torch.nn.Parameter(param.detach().float())
+    theirs = getattr(ops, name)([whole], lr=1e-3, **settings)
+    for _ in range(5):
+        param.grad = torch.randn(300).to(dtype) * 1e-2
+        whole.grad = param.grad.float()
+        own.step()
+        theirs.step()
+        assert torch.equal(param, whole.to(dtype))
+        whole.data = param.detach().float()  # 16 bits are what is left between steps
+    states = [value for value in own.state[param].values() if isinstance(value, torch.Tensor)]
+    assert states and all(value.dtype == torch.float32 for value in states)
+    assert own.param_groups[0]["params"] == [param] and list(own.state) == [param]
+    again = getattr(ops, name)([param], lr=1e-3, **settings)
+    again.load_state_dict(own.state_dict())
+    again.step(lambda: None)
+
+
+def test_alone_states_are_16_bit_where_they_shall_be():
+    param = torch.nn.Parameter(torch.zeros(8, dtype=torch.bfloat16))
+    own = ops.DeepSpeedCPUAdam([param], fp32_optimizer_states=False)
+    param.grad = torch.ones_like(param)
+    own.step()
+    assert own.state[param]["exp_avg"].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adam_alone_is_torchs(decoupled):
     a, b = models.stack(width=WIDTH), models.stack(width=WIDTH)

@@ -5,13 +5,57 @@ Stepped alone, each is a plain PyTorch optimizer. Given to ``initialize``, the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .. import _C
 from ..optimizer import runs_in_core
+
+
+class _Fp32States:
+    """Of an optimizer: steps 16-bit parameters as fp32 copies, so that their states are fp32, as DeepSpeed's are."""
+
+    fp32_optimizer_states = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._in_fp32():
+            super().step()
+        return loss
+
+    @contextmanager
+    def _in_fp32(self) -> Iterator[None]:
+        params = [list(group["params"]) for group in self.param_groups]
+        copies: dict[torch.Tensor, torch.Tensor] = {}
+        for param in (param for own in params for param in own if param.dtype in (torch.bfloat16, torch.float16)):
+            if self.fp32_optimizer_states and param.grad is not None:
+                copies[param] = param.detach().float()
+                copies[param].grad = param.grad.float()
+                self.state[copies[param]] = _as_fp32(self.state.pop(param, {}))
+        try:
+            for group, own in zip(self.param_groups, params, strict=True):
+                group["params"] = [copies.get(param, param) for param in own]
+            yield
+        finally:
+            for group, own in zip(self.param_groups, params, strict=True):
+                group["params"] = own
+            for param, copy in copies.items():
+                param.copy_(copy)
+                self.state[param] = self.state.pop(copy)
+
+
+def _as_fp32(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in state.items()
+    }
 
 
 class _Adam(torch.optim.Adam):
@@ -90,7 +134,7 @@ class _Lion(torch.optim.Optimizer):
 
 
 @runs_in_core(_C.OptimizerType.ADAMW)
-class DeepSpeedCPUAdam(_Adam):
+class DeepSpeedCPUAdam(_Fp32States, _Adam):
     """AdamW, or with ``adamw_mode=False`` Adam. States are always fp32 in an engine."""
 
     def __init__(
@@ -134,7 +178,7 @@ class FusedAdam(_Adam):
 
 
 @runs_in_core(_C.OptimizerType.ADAGRAD)
-class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
+class DeepSpeedCPUAdagrad(_Fp32States, torch.optim.Adagrad):
     def __init__(
         self,
         model_params: Iterable,
@@ -151,7 +195,7 @@ class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
 
 
 @runs_in_core(_C.OptimizerType.LION)
-class DeepSpeedCPULion(_Lion):
+class DeepSpeedCPULion(_Fp32States, _Lion):
     def __init__(
         self,
         model_params: Iterable,
