@@ -175,11 +175,12 @@ class Engine {
   void set_micro_batch_size(int64_t samples);
 
   // Clips, updates and publishes the parameters, and counts the step, wherever Progress::is_boundary() says that it
-  // ends. `groups` may differ from step to step (learning rates).
+  // ends. `groups` may differ from step to step (learning rates), but not from rank to rank: ValueError.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
-  // The same in three parts, for an optimizer outside, which runs between the last two when `applied` is true.
-  StepResult prepare_step();
+  // The same in three parts, for an optimizer outside, which runs between the last two when `applied` is true. `groups`
+  // are compared with those of other ranks, and not used.
+  StepResult prepare_step(const std::vector<ParamGroupOptions>& groups = {});
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);
   // Sets how many updates the optimizer made to a parameter (by its first name) before this engine. Every rank makes

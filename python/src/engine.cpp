@@ -197,7 +197,7 @@ void bind_passes(EngineClass& engine) {
       .def("zero_grad", &Engine::zero_grad, Release())
       .def("end_micro_batch", &Engine::end_micro_batch)
       .def("step", py::overload_cast<const std::vector<ParamGroupOptions>&>(&Engine::step), Release())
-      .def("prepare_step", &Engine::prepare_step, Release())
+      .def("prepare_step", &Engine::prepare_step, py::arg("groups") = std::vector<ParamGroupOptions>{}, Release())
       .def("slices", &Engine::slices, Release())
       .def("finish_step", &Engine::finish_step, Release())
       .def("set_updates", &Engine::set_updates)

@@ -188,7 +188,7 @@ class Engine(nn.Module):
             run.optimizer.begin_update()
             result = run.core.step(run.optimizer.options())
         else:
-            result = run.core.prepare_step()
+            result = run.core.prepare_step(run.optimizer.outside_rates())
             if result.applied:
                 self._step_external()
             run.core.finish_step(result)

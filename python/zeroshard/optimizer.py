@@ -339,6 +339,11 @@ class Optimizer(torch.optim.Optimizer):
             return [_C.ParamGroupOptions() for _ in self.param_groups]
         return [group_options(group, self._kind) for group in self.param_groups]
 
+    def outside_rates(self) -> list[_C.ParamGroupOptions]:
+        """The learning rates of an outside optimizer, for comparison with other ranks'. It may have none."""
+        rates = [group.get("lr") for group in self.param_groups]
+        return [group_options({"lr": rate} if isinstance(rate, float) else {}, self._kind) for rate in rates]
+
     def step(self, closure: Callable | None = None) -> None:
         if closure is not None:
             raise ValueError("zeroshard's optimizer takes no closure: call engine.step()")

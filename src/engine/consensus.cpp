@@ -51,8 +51,8 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
     kWrote,
     kAssigned,
     kHaveGradients,
-    kTrainable,
-    kTrainableSquare
+    kHash,
+    kHashSquare
   };
   constexpr int64_t kHashes = int64_t{1} << 24;  // so that the squares of many ranks can be added
   ExactSum carried;                              // normalised, so that limbs of many ranks can be added
@@ -60,7 +60,7 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
   std::vector<int64_t> words(carried.limbs().begin(), carried.limbs().end());
   int64_t missing = 0;
   for (const auto& group : has_grad) missing += std::count(group.begin(), group.end(), false);
-  const int64_t hash = state.trainable % kHashes;
+  const int64_t hash = state.hash % kHashes;
   words.insert(words.end(), {missing, signals.save_failed, signals.stop, signals.wrote, signals.assigned,
                              state.has_gradients, hash, hash * hash});
   words = all_reduce(comm, words, ReduceOp::kSum, kTag);
@@ -74,8 +74,8 @@ Consensus agree_on_step(Comm& comm, const ExactSum& squares, std::vector<std::ve
   consensus.some_have_gradients = words[kHaveGradients] > 0;
   consensus.all_have_gradients = words[kHaveGradients] == comm.world_size();
   // Numbers are all alike exactly when their mean square is the square of their mean.
-  const auto sum = static_cast<__int128>(words[kTrainable]);
-  consensus.same_trainable = sum * sum == static_cast<__int128>(words[kTrainableSquare]) * comm.world_size();
+  const auto sum = static_cast<__int128>(words[kHash]);
+  consensus.same_hash = sum * sum == static_cast<__int128>(words[kHashSquare]) * comm.world_size();
   return consensus;
 }
 

@@ -29,7 +29,7 @@ struct StepSignals {
 // What must be the same on all ranks.
 struct StepState {
   bool has_gradients = false;  // since the last step
-  uint32_t trainable = 0;      // a hash of which parameters require a gradient
+  uint32_t hash = 0;           // of whatever else must be
 };
 
 // What all ranks know of a step before they apply it.
@@ -39,7 +39,7 @@ struct Consensus {
   std::vector<std::vector<bool>> has_grad;  // [trained group][parameter]: some rank had a gradient
   StepSignals signals;
   bool some_have_gradients = false, all_have_gradients = false;  // ranks: StepState::has_gradients
-  bool same_trainable = true;
+  bool same_hash = true;                                         // StepState::hash
 };
 
 // One small all-reduce a step (two when some parameter got no gradient somewhere). It is also the point at which

@@ -1,6 +1,9 @@
 #include "zeroshard/engine.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -16,6 +19,22 @@
 #include "zeroshard/world.h"
 
 namespace zeroshard {
+namespace {
+
+// Each with as many digits as tell it from its neighbours.
+NamedValues settings_of(const std::vector<ParamGroupOptions>& groups) {
+  NamedValues settings;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    ParamGroupOptions::for_each([&](const char* name, auto member) {
+      std::array<char, 32> text;
+      const auto end = std::to_chars(text.data(), text.data() + text.size(), double(groups[i].*member)).ptr;
+      settings.emplace_back(concat(name, " of group ", i), std::string(text.data(), end));
+    });
+  }
+  return settings;
+}
+
+}  // namespace
 
 void Engine::Impl::check_caller() const {
   if (!process.is_own()) throw StateError(process.refusal(reduce_comm.rank(), "engine"));
@@ -46,15 +65,19 @@ void Engine::Impl::report_skip(double scale) {
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
 }
 
-uint32_t Engine::Impl::hash_trainable() const {
+// Of what must be the same on all ranks at a step: which parameters require a gradient, and the param groups' settings.
+uint32_t Engine::Impl::hash_of_step(const std::vector<ParamGroupOptions>& groups) const {
   uint64_t hash = 0;
-  for (const at::Tensor& tensor : trainable) hash = hash * 0x9E3779B97F4A7C15ULL + (tensor.requires_grad() ? 1 : 2);
-  return uint32_t(hash >> 32);
+  const auto add = [&](uint64_t value) { hash = (hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL + value; };
+  for (const at::Tensor& tensor : trainable) add(tensor.requires_grad() ? 1 : 2);
+  for (const ParamGroupOptions& group : groups)
+    ParamGroupOptions::for_each([&](const char*, auto member) { add(std::bit_cast<uint64_t>(double(group.*member))); });
+  return uint32_t((hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL >> 32);
 }
 
 // After the consensus, which has the same on all ranks.
-void Engine::Impl::check_step() {
-  if (!consensus.same_trainable) {
+void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
+  if (!consensus.same_hash) {
     NamedValues now;
     for (size_t u = 0; u < layouts.size(); ++u) {
       for (size_t i = 0; i < layouts[u].params.size(); ++i) {
@@ -63,6 +86,7 @@ void Engine::Impl::check_step() {
       }
     }
     check_agreement(reduce_comm, "parameters that require a gradient", now);
+    check_agreement(reduce_comm, "param groups of the optimizer", settings_of(groups));
   }
   if (consensus.signals.assigned) {
     const std::string name = assigned_gradient();
@@ -208,7 +232,7 @@ void Engine::Impl::check_no_change_begun(const char* call) const {
                           "are written there: leave the context first, on every rank"));
 }
 
-StepResult Engine::prepare_step() {
+StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   impl.check_whole();
   impl.check_no_change_begun("step()");
@@ -232,10 +256,10 @@ StepResult Engine::prepare_step() {
   }
   const StepSignals signals{impl.async_saver && impl.async_saver->failed(), impl.stop_requested.load(),
                             impl.watch->any_written() || impl.wrote_late(), !impl.assigned_gradient().empty()};
-  const StepState state{impl.progress.is_unapplied(), impl.hash_trainable()};
+  const StepState state{impl.progress.is_unapplied(), impl.hash_of_step(groups)};
   impl.reduce_comm.await_device("gradients of the step");
   impl.consensus = agree_on_step(impl.reduce_comm, impl.reducer->squares(), std::move(has_grad), signals, state);
-  impl.check_step();
+  impl.check_step(groups);
   if (impl.consensus.signals.wrote) impl.check_late_writes();
   impl.compare_replicas();
   impl.take_writes(impl.consensus.signals.wrote);
@@ -264,7 +288,7 @@ StepResult Engine::prepare_step() {
 
 StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
-  const StepResult result = prepare_step();
+  const StepResult result = prepare_step(groups);
   if (result.applied) impl.optimizer.check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto update = [&](ShardedGroup& group) {

@@ -55,8 +55,8 @@ struct Engine::Impl {
   // Throws StateError in a forked child of the rank, and in a handler of a signal that came while the engine waits.
   void check_caller() const;
   void report_skip(double scale);
-  uint32_t hash_trainable() const;
-  void check_step();
+  uint32_t hash_of_step(const std::vector<ParamGroupOptions>& groups) const;
+  void check_step(const std::vector<ParamGroupOptions>& groups);
   // The first parameter whose tensor has a gradient, "" if none has: those of backward passes are taken from there.
   std::string assigned_gradient() const;
   void drop_assigned_gradients();

@@ -514,3 +514,39 @@ def test_pickles_of_an_engine_name_the_way_out(stage):
     for texts, same, again in run(2, case_pickled, stage=stage):
         assert [text for text in texts if "inside zeroshard.gathered(" not in (text or "")] == []
         assert same and again
+
+
+def case_rates(stage, kind, name):
+    """One rank gets another value, as from a ReduceLROnPlateau with a loss of its own; then all are alike again."""
+    engine, own = make(stage, getattr(torch.optim, kind, None))
+    backward(engine)
+    engine.step()
+    group = engine.optimizer.param_groups[0]
+    before, digest = group[name], engine.parameter_digest()
+    if world.rank() == 1:
+        group[name] = (0.9, 0.998) if name == "betas" else group[name] + 1e-9
+    backward(engine)
+    said = message_of(engine.step)
+    untouched = engine.parameter_digest() == digest
+    group[name] = before
+    engine.step()
+    return said, untouched, engine.global_steps
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(2, 0), (3, 1), (3, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("kind", "name", "values"),
+    [
+        ("AdamW", "lr", ("'lr of group 0' is 0.01,", "'lr of group 0' is 0.010000001")),
+        ("AdamW", "betas", ("'beta2 of group 0' is 0.999,", "'beta2 of group 0' is 0.998")),
+        ("AdamW", "weight_decay", ("'weight_decay of group 0' is 0.01,", "'weight_decay of group 0' is 0.010000001")),
+        ("of the configuration", "eps", ("'eps of group 0' is 1e-08,", "'eps of group 0' is 1.1")),
+        ("SGD", "momentum", ("'momentum of group 0' is 0,", "'momentum of group 0' is 1e-09")),
+        ("RMSprop", "lr", ("'lr of group 0' is 0.01,", "'lr of group 0' is 0.010000001")),
+    ],
+)
+def test_settings_that_differ_between_ranks_are_told_before_the_update(ranks, stage, kind, name, values):
+    for said, untouched, steps in run(ranks, case_rates, stage=stage, kind=kind, name=name):
+        assert "the ranks disagree on the param groups of the optimizer: on rank 0 " + values[0] in said
+        assert f"on rank 1 {values[1]}" in said
+        assert untouched and steps == 2
