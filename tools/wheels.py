@@ -27,7 +27,7 @@ TORCHES = ["2.11", "2.12", "2.13", "2.14", "2.15"]
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 HEADERS = "import os, sysconfig; print(os.path.exists(sysconfig.get_path('include') + '/Python.h'))"
 TAG = "import sys; print('cp%d%d' % sys.version_info[:2])"
-# Of those libraries a machine has its own, or gets them with torch and pyarrow.
+# A wheel leaves these libraries out: torch, pyarrow and CUDA's packages bring them.
 OTHERS = ["libtorch*", "libc10*", "libgomp*", "libcudart*", "libarrow*", "libparquet*"]
 
 
@@ -90,7 +90,7 @@ def compile_core(torch: str, cuda: str, pythons: dict[str, pathlib.Path], folder
     build = BUILD / f"torch-{torch}-{'cuda' if cuda == 'ON' else 'cpu'}"
     for tag, python in pythons.items():
         begin = time.monotonic()
-        # What CMake knows of another Python is forgotten.
+        # CMake forgets (-U) what it knows of the Python before.
         command = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-U", "Python*", "-U", "_Python*", *options(python)]
         command += [f"-DCMAKE_MAKE_PROGRAM={python.parent / 'ninja'}", f"-DZEROSHARD_CUDA={cuda}"]
         command += [f"-DZEROSHARD_TORCH_ROOT={ROOT / '.cache' / f'torch-{torch}' / 'torch'}"]

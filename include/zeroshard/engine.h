@@ -178,8 +178,8 @@ class Engine {
   // ends. `groups` may differ from step to step (learning rates), but not from rank to rank: ValueError.
   StepResult step(const std::vector<ParamGroupOptions>& groups);
   StepResult step();
-  // The same in three parts, for an optimizer outside, which runs between the last two when `applied` is true. `groups`
-  // are compared with those of other ranks, and not used.
+  // step() in three parts, for an optimizer outside, which runs between the last two when `applied` is true. Ranks
+  // compare `groups` with one another; nothing else uses them.
   StepResult prepare_step(const std::vector<ParamGroupOptions>& groups = {});
   std::vector<OptimizerSlice> slices();
   void finish_step(const StepResult& result);

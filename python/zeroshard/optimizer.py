@@ -281,7 +281,7 @@ class Optimizer(torch.optim.Optimizer):
         self._is_elementwise = setup.is_elementwise
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
-        # The same hooks as the user's optimizer has.
+        # This object and the user's optimizer share their hooks: those that a script registers on either are called.
         self._optimizer_step_pre_hooks = getattr(self._inner, "_optimizer_step_pre_hooks", OrderedDict())
         self._optimizer_step_post_hooks = getattr(self._inner, "_optimizer_step_post_hooks", OrderedDict())
 

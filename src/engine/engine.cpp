@@ -65,7 +65,7 @@ void Engine::Impl::report_skip(double scale) {
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
 }
 
-// Of what must be the same on all ranks at a step: which parameters require a gradient, and the param groups' settings.
+// Hashes what must be the same on all ranks at a step: which parameters require a gradient, and the groups' settings.
 uint32_t Engine::Impl::hash_of_step(const std::vector<ParamGroupOptions>& groups) const {
   uint64_t hash = 0;
   const auto add = [&](uint64_t value) { hash = (hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL + value; };

@@ -73,7 +73,7 @@ PlanOptions plan_options(const Config& config, bool on_device) {
   options.optimizer_slots = optimizer_slots(config.optimizer.value_or(OptimizerConfig{}));
   options.moment_dtype = config.offload.moment_dtype;
   options.delayed_update = config.offload.delayed_update && on_device;
-  // Where the caller ends steps, any of them may have several micro-batches.
+  // A step may have several micro-batches if the caller ends it.
   options.grad_accumulation_steps =
       std::max<int64_t>(config.grad_accumulation_steps, config.managed_accumulation ? 1 : 2);
   options.overlap = config.overlap_comm;

@@ -100,7 +100,7 @@ def start(site, *arguments, path=()):
 def test_the_script_becomes_the_program_of_the_core(site):
     process, out, err = start(site, "train", "x y")
     assert (process.returncode, err) == (7, "")
-    # The same process, with the libraries of the torch beside the package, which the program finds by itself.
+    # The script has become the program in its own process. The program finds the torch beside the package by itself.
     assert out == f"{process.pid} /before train x y\n"
 
 

@@ -15,6 +15,14 @@ from .. import _C
 from ..optimizer import runs_in_core
 
 
+def _loss_of(closure: Callable | None) -> Any:
+    """What the closure of a step() returns: it computes gradients, which step() itself does not."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class _Fp32States:
     """Of an optimizer: steps 16-bit parameters as fp32 copies, so that their states are fp32, as DeepSpeed's are."""
 
@@ -22,10 +30,7 @@ class _Fp32States:
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss_of(closure)
         with self._in_fp32():
             super().step()
         return loss
@@ -117,10 +122,7 @@ class _Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss_of(closure)
         for group in self.param_groups:
             lr, (beta1, beta2) = float(group["lr"]), group["betas"]
             for param in (param for param in group["params"] if param.grad is not None):
