@@ -96,10 +96,12 @@ void bind_param_groups(py::module_& m) {
 void bind_definitions(py::module_& m) {
   py::class_<ParamDefinition>(m, "ParamDefinition")
       .def(py::init([](std::vector<std::string> names, std::vector<int64_t> shape, const py::object& dtype,
-                       bool requires_grad, int param_group) {
-             return ParamDefinition{std::move(names), std::move(shape), scalar_type(dtype), requires_grad, param_group};
+                       bool requires_grad, int param_group, bool packed) {
+             return ParamDefinition{std::move(names), std::move(shape), scalar_type(dtype),
+                                    requires_grad,    param_group,      packed};
            }),
-           py::arg("names"), py::arg("shape"), py::arg("dtype"), py::arg("requires_grad"), py::arg("param_group"));
+           py::arg("names"), py::arg("shape"), py::arg("dtype"), py::arg("requires_grad"), py::arg("param_group"),
+           py::arg("packed"));
   py::class_<UnitDefinition>(m, "UnitDefinition")
       .def(py::init([](std::string name, std::vector<ParamDefinition> params, int parent,
                        std::function<std::vector<std::vector<at::Tensor>>()> tensors) {

@@ -24,7 +24,7 @@ from .optimizer_states import describe_states, take_states
 from .ownership import Ownership, drop_gradients, take_back, taking_over
 from .parameter_check import ParameterCheck
 from .run import Run
-from .units import Unit, find_units, named_leaves
+from .units import Unit, find_units, is_packed, named_leaves
 
 
 def make_run(
@@ -114,6 +114,7 @@ def _make_core(
                 dtype=param.tensors[0].dtype,
                 requires_grad=param.tensors[0].requires_grad and setup.trains,
                 param_group=next((setup.group_of[id(t)] for t in param.tensors if id(t) in setup.group_of), -1),
+                packed=is_packed(param.tensors[0]),
             )
             for param in unit.params
         ]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .units import Param, Unit
+from .units import Param, Unit, is_packed
 from .writes import INITIALIZERS, Writes, is_initialized, is_lost, is_unwritten, was_written_after
 
 _KEPT_BYTES = 64 * 2**20  # in all, for parameters of one context that are made from values
@@ -98,7 +98,7 @@ class Init:
             self._placed[param] = None if replaces else self._stand_in(module, param)
         if not param.is_meta:
             param = self._placed[param] if self._placed[param] is not None else param
-        if self._dtype is not None and param.dtype != self._dtype:
+        if self._dtype is not None and param.dtype != self._dtype and not is_packed(param):
             param.data = param.data.to(self._dtype)  # keeps the object: code that loads weights marks it
         if param.is_meta:
             self._writes.params[param] = True

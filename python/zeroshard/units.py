@@ -26,6 +26,11 @@ class Param:
     owners: list[nn.Module] = field(default_factory=list)
 
 
+def is_packed(tensor: torch.Tensor) -> bool:
+    """Whether its elements are no numbers: frozen 4-bit weights of bitsandbytes, which have a ``quant_state``."""
+    return not tensor.requires_grad and hasattr(tensor, "quant_state")
+
+
 @dataclass
 class Unit:
     """Parameters of one unit, and the modules around whose forward they must be whole."""

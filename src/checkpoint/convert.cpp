@@ -25,6 +25,12 @@ bool is_float(std::string_view dtype) {
   return dtype == "F64" || packed_dtype(dtype);
 }
 
+// Checkpoints before version 0.2 name weights that are no floating-point numbers by their width alone.
+bool is_by_width(std::string_view from, std::string_view to) {
+  const bool named_so = from == "U8" || from == "I16" || from == "I32" || from == "I64";
+  return named_so && !is_float(to) && dtype_bytes(from) == dtype_bytes(to);
+}
+
 // Whether no word has all bits of `exponent`, as infinities and NaN have.
 template <typename Word>
 bool none_has(const void* values, int64_t numel, Word exponent) {
@@ -47,12 +53,12 @@ bool all_finite(const void* values, std::string_view dtype, int64_t numel) {
 }
 
 bool convertible(std::string_view from, std::string_view to) {
-  return from == to || (is_float(from) && is_float(to));
+  return from == to || (is_float(from) && is_float(to)) || is_by_width(from, to);
 }
 
 void convert(const void* from, std::string_view from_dtype, void* to, std::string_view to_dtype, int64_t numel) {
   ZS_CHECK(convertible(from_dtype, to_dtype), "values of dtype ", from_dtype, " cannot be loaded as ", to_dtype);
-  if (from_dtype == to_dtype) {
+  if (from_dtype == to_dtype || is_by_width(from_dtype, to_dtype)) {
     std::memcpy(to, from, size_t(numel * dtype_bytes(from_dtype)));
     return;
   }

@@ -4,7 +4,8 @@
 
 namespace zeroshard {
 
-// Whether elements of one safetensors dtype can be had as the other: equal dtypes, and floating-point ones.
+// Whether elements of one safetensors dtype can be had as the other: equal dtypes, floating-point ones, and U8, I16,
+// I32 and I64 as another one of their width that is not floating-point.
 bool convertible(std::string_view from, std::string_view to);
 
 // Whether all values of a floating-point dtype are finite.

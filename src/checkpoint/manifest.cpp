@@ -206,8 +206,9 @@ void check(const Manifest& manifest, const std::string& source) {
 
 int64_t dtype_bytes(std::string_view dtype) {
   constexpr std::pair<std::string_view, int64_t> kSizes[] = {
-      {"F64", 8},  {"I64", 8}, {"U64", 8}, {"C64", 8},     {"F32", 4},     {"I32", 4}, {"U32", 4}, {"F16", 2},
-      {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
+      {"F64", 8}, {"I64", 8},  {"U64", 8},     {"C64", 8},         {"F32", 4},        {"I32", 4},     {"U32", 4},
+      {"F16", 2}, {"BF16", 2}, {"I16", 2},     {"U16", 2},         {"F8_E4M3", 1},    {"F8_E5M2", 1}, {"I8", 1},
+      {"U8", 1},  {"BOOL", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}};
   for (const auto& [name, size] : kSizes)
     if (name == dtype) return size;
   return 0;

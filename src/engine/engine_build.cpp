@@ -11,6 +11,7 @@
 #include "device/current_device.h"
 #include "device/dtype.h"
 #include "device/missing_memory.h"
+#include "device/safetensors_dtype.h"
 #include "device/swap_storage.h"
 #include "engine/agreement.h"
 #include "engine/check_memory.h"
@@ -34,8 +35,16 @@ PlanOptions plan_options(const Config& config, c10::Device device, const Comm& c
 
 DType compute_dtype(const ParamDefinition& param, const Config& config) {
   const DType own = to_dtype(param.dtype);
-  const bool cast = config.compute_dtype != DType::kFloat32 && is_floating_point(own);
+  const bool cast = !param.packed && config.compute_dtype != DType::kFloat32 && is_floating_point(own);
   return cast ? config.compute_dtype : own;
+}
+
+void check_can_be_saved(const ParamDefinition& param) {
+  try {
+    safetensors_dtype(param.dtype);
+  } catch (const ValueError& error) {
+    throw ValueError(concat("parameter '", param.names.front(), "': ", error.what()));
+  }
 }
 
 std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, const Config& config, int world_size) {
@@ -43,6 +52,7 @@ std::vector<UnitLayout> make_layouts(const std::vector<UnitDefinition>& units, c
   for (const UnitDefinition& unit : units) {
     std::vector<ParamSpec> params;
     for (const ParamDefinition& param : unit.params) {
+      check_can_be_saved(param);
       const bool trains = param.requires_grad && param.param_group >= 0;
       params.push_back({param.names, param.shape, compute_dtype(param, config), trains});
     }

@@ -127,7 +127,7 @@ class Engine::Impl::States {
       slice.name = param.name();
       slice.aliases.assign(param.names.begin() + 1, param.names.end());
       slice.kind = state.kind;
-      slice.dtype = safetensors_dtype(to_scalar_type(state.dtype));
+      slice.dtype = safetensors_dtype(type_of(group, i, state.dtype));
       slice.shape = param.shape;
       slice.trainable = param.requires_grad;
       slice.updates = group.updates()[i];
@@ -141,6 +141,13 @@ class Engine::Impl::States {
       }
       to.push_back(std::move(slice));
     }
+  }
+
+  // The layout knows weights that are no floating-point numbers by their width alone.
+  at::ScalarType type_of(const ShardedGroup& group, size_t index, DType dtype) const {
+    if (is_floating_point(dtype)) return to_scalar_type(dtype);
+    const auto unit = size_t(&group.unit() - impl_.layouts.data());
+    return impl_.executor->unit(unit).tensors(group.flat().params[index]).front().scalar_type();
   }
 
   void add_weights(const ShardedGroup& group, std::vector<StateSlice>& to) const {

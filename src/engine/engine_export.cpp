@@ -107,9 +107,12 @@ void Engine::save_weights(const std::string& directory, const std::string& name,
     });
   };
   phase([&] {
-    for (const UnitLayout& layout : impl.layouts)
-      for (const ParamSpec& param : layout.params)
-        if (exported(param)) file.declare(param.name(), param.shape, to_scalar_type(param.dtype));
+    for (size_t u = 0; u < impl.layouts.size(); ++u) {
+      const std::vector<ParamSpec>& params = impl.layouts[u].params;
+      for (size_t i = 0; i < params.size(); ++i)
+        if (exported(params[i]))
+          file.declare(params[i].name(), params[i].shape, impl.executor->unit(u).tensors(i).front().scalar_type());
+    }
     for (const TensorState& buffer : buffers) file.declare(buffer.name, buffer.shape, buffer.tensor.scalar_type());
     file.open(directory, name);
   });

@@ -68,14 +68,14 @@ void Unit::load(UnitSource& source) {
   for (size_t g = 0; g < layout_.groups.size(); ++g) {
     const FlatGroup& group = layout_.groups[g];
     const at::ScalarType target = to_scalar_type(group.dtype);
-    const bool convert = is_floating_point(group.dtype);
-    const at::ScalarType type = convert ? at::kFloat : target;
+    // Frozen values have no master weights, and may be no numbers: packed 4-bit weights are called bf16.
+    const at::ScalarType type = group.requires_grad ? at::kFloat : target;
     at::Tensor staging = at::zeros({group.layout.padded_numel()}, at::TensorOptions().dtype(type).device(device_));
     for (size_t i = 0; i < group.params.size(); ++i) {
       const at::Tensor& value = source.params[group.params[i]].front();
       const Range range = group.layout.param(i);
       at::Tensor dense = value.detach().to(device_);
-      if (!convert) dense = dense.contiguous().view(target);
+      if (!is_floating_point(group.dtype)) dense = dense.contiguous().view(target);
       staging.slice(0, range.begin, range.end).view(dense.sizes()).copy_(dense);
     }
     const Span span{staging.data_ptr(), staging.numel(), to_dtype(type)};

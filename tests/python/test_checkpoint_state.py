@@ -53,7 +53,7 @@ def odd_values(folder):
         "text": ["\0", "\ud800 half of a pair", "é", {"\udcff": 1, "__tensor__": 2}],
         "two of one name": {"a.b": torch.zeros(2), "a": {"b": torch.ones(3), "b#2": torch.ones(1)}},
         "keys": {1: (2,), (3, 4): [], "": {}},
-        "kinds": [torch.arange(3, dtype=dtype) for dtype in encoding.DTYPES.values() if dtype != torch.bool],
+        "kinds": [torch.arange(3).to(dtype) for dtype in encoding.DTYPES.values() if dtype != torch.bool],
     }
     for name, value in values.items():
         found = save_and_load(os.path.join(folder, name), value)
@@ -99,24 +99,21 @@ def test_a_nesting_too_deep_to_be_loaded_is_refused_by_save(tmp_path):
 def unsaveable(folder):
     engine = make(1)
     said = [
-        refused(lambda: engine.save_checkpoint(folder, client_state={"z": [torch.ones(2, dtype=torch.complex64)]})),
+        refused(lambda: engine.save_checkpoint(folder, client_state={"z": [torch.ones(2, dtype=torch.complex128)]})),
         refused(lambda: engine.save_checkpoint(folder, client_state={"s": torch.ones(2, 2).to_sparse()})),
     ]
-    for dtype in (torch.float8_e4m3fn, torch.complex64):
-        model = Dropping()
-        model.blocks[1].register_buffer("scale", torch.ones(3).to(dtype))
-        engine, *_ = zeroshard.initialize(model=model, config=configuration(1))
-        said.append(refused(lambda engine=engine: engine.save_checkpoint(folder)))
-    return said
+    model = Dropping()
+    model.blocks[1].register_buffer("scale", torch.ones(3, dtype=torch.complex128))
+    engine, *_ = zeroshard.initialize(model=model, config=configuration(1))
+    return [*said, refused(lambda: engine.save_checkpoint(folder))]
 
 
 def test_what_has_no_form_in_a_checkpoint_is_named(tmp_path):
     for said in world.run(2, unsaveable, folder=str(tmp_path)):
-        complex_, sparse, float8, buffer = said
-        assert "rank 0: client.client.z[0] is complex64" in complex_
+        complex_, sparse, buffer = said
+        assert "rank 0: client.client.z[0] is complex128" in complex_
         assert "rank 0: client.client.s is float32 and sparse_coo" in sparse
-        assert "buffer 'blocks.1.scale' is float8_e4m3fn" in float8 and "persistent=False" in float8
-        assert "buffer 'blocks.1.scale' is complex64" in buffer
+        assert "buffer 'blocks.1.scale' is complex128" in buffer and "persistent=False" in buffer
     assert os.listdir(tmp_path) == []
 
 

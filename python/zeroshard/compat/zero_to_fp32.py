@@ -29,6 +29,7 @@ from .checkpoint import find_deepspeed
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNLIMITED = 10**18
+_FLOATS = ("F64", "F32", "F16", "BF16")  # others keep their dtype
 
 
 @dataclass
@@ -182,7 +183,7 @@ def _lazy_state(directory: str, tag: str | int | None, exclude_frozen: bool) -> 
     for tensor in stored.tensors:
         if tensor.kind not in ("weight", "buffer") or (exclude_frozen and _is_frozen(tensor)):
             continue
-        dtype = torch.float32 if DTYPES[tensor.dtype].is_floating_point else DTYPES[tensor.dtype]
+        dtype = torch.float32 if tensor.dtype in _FLOATS else DTYPES[tensor.dtype]
 
         def read(tensor: Any = tensor, dtype: torch.dtype = dtype) -> torch.Tensor:
             out = torch.empty(tensor.shape, dtype=dtype)
