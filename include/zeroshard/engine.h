@@ -162,6 +162,8 @@ class Engine {
   // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
   void zero_grad();
   // Counts a micro-batch that is over and does not end its step. The step counts its last one.
+  // Brings master weights that an optimizer outside has written between steps to the parameters. Collective.
+  void publish_master_weights();
   void end_micro_batch();
 
   // How far training has come. What is set there counts from then on.

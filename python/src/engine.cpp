@@ -196,6 +196,8 @@ void bind_passes(EngineClass& engine) {
       .def("fail_backward", &Engine::fail_backward, Release())
       .def_property_readonly("backward_comm_error", &Engine::backward_comm_error)
       .def_property_readonly("backward_io_error", &Engine::backward_io_error)
+      .def("publish_master_weights", &Engine::publish_master_weights, Release())
+      .def("scale", &Engine::scale, py::arg("loss"))
       .def("zero_grad", &Engine::zero_grad, Release())
       .def("end_micro_batch", &Engine::end_micro_batch)
       .def("step", py::overload_cast<const std::vector<ParamGroupOptions>&>(&Engine::step), Release())

@@ -19,6 +19,7 @@ from .hooks import Readers
 from .marks import STEP_OF_USER, Mark, mark, mark_optimizer, owners_of, unmark, unmark_optimizer
 from .messages import log
 from .printing import show_sharded_parameters
+from .publishing import Publishing
 from .run import Run
 from .together import together
 
@@ -47,7 +48,12 @@ class Ownership:
         self._borrowed: dict[str, Any] = {}
         if self._inner is not None:
             self._borrowed = {name: getattr(run.optimizer, name) for name in _BORROWED}
-            self._borrowed["step"] = _step_in_place_of(self._inner, run)
+            own_step = self._inner.step
+            if self._outside is not None:
+                publishing = Publishing(self._outside, run.core)
+                self.step_of_user, own_step = publishing.inside(own_step), publishing.publishing(own_step)
+                self._borrowed |= publishing.methods()
+            self._borrowed["step"] = _step_in_place_of(self._inner, own_step, run)
             own = vars(self._inner)
             self._own_methods = {name: own[name] for name in self._borrowed if name in own}
             own.update(self._borrowed)
@@ -139,9 +145,9 @@ class Ownership:
         self.core = None
 
 
-def _step_in_place_of(optimizer: torch.optim.Optimizer, run: Run) -> MethodType:
-    """A method, as a scheduler expects. Gradients that somebody has put on slices are used as they are."""
-    own, front, outside = optimizer.step, run.optimizer, run.external is not None
+def _step_in_place_of(optimizer: torch.optim.Optimizer, own: Callable, run: Run) -> MethodType:
+    """A method, as a scheduler expects. Gradients that somebody has put on slices are used as they are, by ``own``."""
+    front, outside, replaced = run.optimizer, run.external is not None, optimizer.step
 
     def step(_: Any, closure: Callable | None = None) -> Any:
         params = (param for group in optimizer.param_groups for param in group["params"]) if outside else ()
@@ -150,7 +156,7 @@ def _step_in_place_of(optimizer: torch.optim.Optimizer, run: Run) -> MethodType:
         return front.step(closure)
 
     step._wrapped_by_lr_sched = True  # the engine tells schedulers of its steps
-    setattr(step, STEP_OF_USER, own)
+    setattr(step, STEP_OF_USER, replaced)
     return MethodType(step, optimizer)
 
 

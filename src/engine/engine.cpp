@@ -364,6 +364,20 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
                            [&](Range part, const at::Tensor& to) {
                              to.copy_(flat.slice(0, part.begin - range.begin, part.end - range.begin));
                            });
+void Engine::publish_master_weights() {
+  const at::NoGradGuard no_grad;
+  Impl& impl = *impl_;
+  impl.check_whole();
+  impl.check_no_change_begun("a method of the optimizer that writes weights");
+  impl.executor->end_gathers_ahead();
+  for (ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
+  impl.refresh([](ShardedGroup& group) { group.publish_master(); });
+  impl.watch->forget_readings();
+  for (size_t u = 0; u < impl.layouts.size(); ++u)
+    for (size_t i = 0; i < impl.layouts[u].params.size(); ++i)
+      if (impl.layouts[u].params[i].requires_grad) impl.watch->tell_autograd(u, i);
+}
+
 }
 
 void Engine::finish_step(const StepResult& result) {
