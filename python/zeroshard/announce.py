@@ -22,7 +22,7 @@ def announce(run: Run) -> None:
     log(
         f"stage {config.stage}, {run.world_size} rank(s) over {run.core.transport}, "
         f"{config.compute_dtype}, {config.reduction} reduction, {len(run.units)} units, "
-        f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.world_size}"
+        f"batch {batch.train} = {batch.micro} x {batch.accumulation} x {batch.world_size}, {_clipping(run)}"
     )
     tiers = report["tiers"]
     where = "".join(f", {tier['planned'] / 1e6:.1f} MB on the {name}" for name, tier in tiers.items())
@@ -43,6 +43,13 @@ def announce(run: Run) -> None:
         log("warning: " + run.parsed.warning())
     for line in run.parsed.without_effect:
         log("no effect: " + line)
+
+
+def _clipping(run: Run) -> str:
+    if (norm := run.config.gradient_clipping) == 0:
+        return "gradients not clipped"
+    is_default = ("gradient_clipping", "default") in {(path, origin) for path, _, origin in run.parsed.values}
+    return f"gradients clipped to the norm {norm:g}{' (default)' if is_default else ''}"
 
 
 def memory_report(core: _C.Engine) -> dict[str, Any]:

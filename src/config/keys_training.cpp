@@ -75,7 +75,8 @@ std::vector<Key> bf16_keys() {
 std::vector<Key> gradient_keys() {
   using Effect = Key::Effect;
   return {
-      {"gradient_clipping", kNotNegative, 0.0, "largest global norm of the gradients; 0: no clipping", Effect::kYes,
+      // The default of DeepSpeed since 0.19.3.
+      {"gradient_clipping", kNotNegative, 1.0, "largest global norm of the gradients; 0: no clipping", Effect::kYes,
        set<&Config::gradient_clipping>},
       {"communication_data_type", kCommDTypes, nullptr, "dtype of gradients on the wire; unset: the compute dtype",
        Effect::kYes, [](Config& config, const Json& value) { config.communication_dtype = to_dtype(value); }},

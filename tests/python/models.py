@@ -169,6 +169,7 @@ def configuration(stage: int = 3, dtype: str = "fp32", *, accumulation: int = 1,
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 0,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": threshold},
         "zeroshard": {"timeout_s": 30},
     }
