@@ -143,6 +143,9 @@ class Engine {
   // loss * loss_scale / micro_batches, which are progress().batch.accumulation unless the caller says otherwise.
   at::Tensor scale_loss(const at::Tensor& loss) const;
   at::Tensor scale_loss(const at::Tensor& loss, int64_t micro_batches) const;
+  // loss * loss_scale, for a loss whose backward() the caller calls, which averages over micro-batches. Where there is
+  // a loss scale, each such loss passes here first.
+  at::Tensor scale(const at::Tensor& loss);
   // Around loss.backward(). With sync false (no_sync) gradients only join this rank's own sum, until a pass with sync
   // or the step. Collective; so is the first begin_backward() with sync.
   void begin_backward(bool sync = true);
@@ -159,11 +162,11 @@ class Engine {
   const std::string& backward_comm_error() const;
   // The same of an IoError.
   const std::string& backward_io_error() const;
+  // Brings master weights that an optimizer outside has written between steps to the parameters. Collective.
+  void publish_master_weights();
   // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
   void zero_grad();
   // Counts a micro-batch that is over and does not end its step. The step counts its last one.
-  // Brings master weights that an optimizer outside has written between steps to the parameters. Collective.
-  void publish_master_weights();
   void end_micro_batch();
 
   // How far training has come. What is set there counts from then on.

@@ -39,6 +39,7 @@ void make_hollow(const at::Tensor& tensor, const std::vector<int64_t>& shape, co
 
 void bind_world(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
+  m.def("is_stand_in", &is_swapped, py::arg("grad"));
   m.def("make_hollow", &make_hollow, py::arg("tensor"), py::arg("shape"), py::arg("message"));
   py::class_<World, WithoutLock<World>>(m, "World", "The ranks of a run, for tensors that no engine has.")
       .def(py::init([](const Config& config, c10::Device device, const std::string& gather_group,

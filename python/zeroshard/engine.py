@@ -21,7 +21,6 @@ from .gathering import gathered
 from .input_dtypes import cast_floats, explain_dtypes
 from .making import make_run
 from .marks import refuse_to_pickle
-from .messages import log
 from .optimizer import Optimizer, OptimizerSetup
 from .ownership import destroy
 from .passes import backward_pass
@@ -72,7 +71,6 @@ class Engine(nn.Module):
         self._run.optimizer.belong_to(self)
         self._syncs = True  # False inside no_sync
         self._has_new_gradients = False  # since the last step()
-        self._warned_of_plain_backward = False
         self._is_compiled = False
         self._last_save: Callable[[], None] | None = None
         self._report = StepReport(self._run)
@@ -142,8 +140,6 @@ class Engine(nn.Module):
         if not self._run.trains:
             raise _C.StateError("the engine has no optimizer: pass one, or name one in the configuration")
         self._run.parameter_check.check()
-        if self._run.core.has_plain_gradients:
-            self._check_plain_backward()
 
     def _end_micro_batch(self, updates: bool, lr_scheduler: Any, lr_kwargs: dict) -> None:
         run = self._run
@@ -166,20 +162,6 @@ class Engine(nn.Module):
     def _updates(self) -> bool:
         """Whether the current micro-batch is the last of its step."""
         return self._run.progress.is_boundary
-
-    def _check_plain_backward(self) -> None:
-        """Called if ``loss.backward()`` was used directly, so that ``backward(loss)`` has not scaled the loss."""
-        if (scale := self._run.core.loss_scale) != 1:
-            raise _C.StateError(
-                f"loss.backward() was called on a loss without the loss scale, {scale:g}: call engine.backward(loss)"
-            )
-        steps = self._run.batch.accumulation
-        if steps > 1 and not self._warned_of_plain_backward:
-            self._warned_of_plain_backward = True
-            log(
-                f"warning: loss.backward() sums the gradients of {steps} micro-batches; engine.backward(loss) averages "
-                "them, as the configuration's gradient_accumulation_steps means"
-            )
 
     def _take_step(self) -> bool:
         """Takes one step. Returns whether a background save has failed."""

@@ -141,14 +141,19 @@ def read_gradient(param: torch.Tensor, local: bool, who: str) -> torch.Tensor | 
     place = place_of(param, who)
     if local:
         return place.run.core.local_grad(place.unit, place.position) if place is not None else None
-    if place is None or param.grad is not None:
+    if place is None or _is_assigned(param.grad):
         return param.grad
     return place.run.core.full_grad(place.unit, place.position)
 
 
+def _is_assigned(grad: torch.Tensor | None) -> bool:
+    """Whether it is a gradient of the caller's, and not the stand-in of the engine's."""
+    return grad is not None and not _C.is_stand_in(grad)
+
+
 def write_gradient(param: torch.Tensor, value: torch.Tensor, local: bool, who: str) -> None:
     place = place_of(param, who)
-    if not local and param.grad is not None:
+    if not local and _is_assigned(param.grad):
         param.grad.copy_(value)
         return
     own = _slice(place) if place is not None else None

@@ -65,11 +65,13 @@ void Engine::Impl::report_skip(double scale) {
                           "learning rate, look for inf or NaN in the data, or train in bf16"));
 }
 
-// Hashes what must be the same on all ranks at a step: which parameters require a gradient, and the groups' settings.
+// Hashes what must be the same on all ranks at a step: which parameters require a gradient, of which the user has
+// dropped it, and the groups' settings.
 uint32_t Engine::Impl::hash_of_step(const std::vector<ParamGroupOptions>& groups) const {
   uint64_t hash = 0;
   const auto add = [&](uint64_t value) { hash = (hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL + value; };
-  for (const at::Tensor& tensor : trainable) add(tensor.requires_grad() ? 1 : 2);
+  for (const at::Tensor& tensor : stand_ins.tensors()) add(tensor.requires_grad() ? 1 : 2);
+  for (const std::string& name : dropped) add(std::hash<std::string>()(name));
   for (const ParamGroupOptions& group : groups)
     ParamGroupOptions::for_each([&](const char*, auto member) { add(std::bit_cast<uint64_t>(double(group.*member))); });
   return uint32_t((hash ^ (hash >> 29)) * 0x9E3779B97F4A7C15ULL >> 32);
@@ -87,6 +89,9 @@ void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
     }
     check_agreement(reduce_comm, "parameters that require a gradient", now);
     check_agreement(reduce_comm, "param groups of the optimizer", settings_of(groups));
+    NamedValues without;
+    for (const std::string& name : dropped) without.emplace_back(name, "dropped (param.grad = None)");
+    check_agreement(reduce_comm, "gradients that were dropped", without);
   }
   if (consensus.signals.assigned) {
     const std::string name = assigned_gradient();
@@ -99,23 +104,6 @@ void Engine::Impl::check_step(const std::vector<ParamGroupOptions>& groups) {
   throw StateError(concat("step(): there are gradients since the last step on some ranks alone, and rank ",
                           reduce_comm.rank(), progress.is_unapplied() ? " has some" : " has none",
                           ". Every rank calls backward and zero_grad as often as the others"));
-}
-
-std::string Engine::Impl::assigned_gradient() const {
-  for (size_t u = 0; u < layouts.size(); ++u) {
-    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
-      const std::vector<at::Tensor>& tensors = executor->unit(u).tensors(i);
-      const auto has_one = [](const at::Tensor& tensor) { return tensor.grad().defined(); };
-      if (std::ranges::any_of(tensors, has_one)) return layouts[u].params[i].name();
-    }
-  }
-  return "";
-}
-
-void Engine::Impl::drop_assigned_gradients() {
-  for (size_t u = 0; u < layouts.size(); ++u)
-    for (size_t i = 0; i < layouts[u].params.size(); ++i)
-      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
 }
 
 // Before the update: afterwards, stages 1 and 2 have overwritten what other ranks own.
@@ -219,6 +207,15 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
   return scale_loss(loss, impl_->progress.counts().batch.accumulation);
 }
 
+at::Tensor Engine::scale(const at::Tensor& loss) {
+  impl_->is_loss_scaled = true;
+  at::Tensor scaled = loss * loss_scale();
+  const int64_t micro_batches = impl_->progress.counts().batch.accumulation;
+  if (micro_batches > 1 && scaled.requires_grad())  // before the gradient comes into the model: it may be fp16
+    scaled.register_hook([micro_batches](const at::Tensor& grad) { return grad / double(micro_batches); });
+  return scaled;
+}
+
 at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) const {
   ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
   const at::Tensor averaged = micro_batches > 1 ? loss / double(micro_batches) : loss;
@@ -248,6 +245,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
     impl.end_launched();
   }
   impl.executor->end_gathers_ahead();
+  impl.take_dropped();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
   for (const GradBucket& bucket : impl.reducer->buckets()) {
@@ -364,6 +362,8 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
                            [&](Range part, const at::Tensor& to) {
                              to.copy_(flat.slice(0, part.begin - range.begin, part.end - range.begin));
                            });
+}
+
 void Engine::publish_master_weights() {
   const at::NoGradGuard no_grad;
   Impl& impl = *impl_;
@@ -376,8 +376,6 @@ void Engine::publish_master_weights() {
   for (size_t u = 0; u < impl.layouts.size(); ++u)
     for (size_t i = 0; i < impl.layouts[u].params.size(); ++i)
       if (impl.layouts[u].params[i].requires_grad) impl.watch->tell_autograd(u, i);
-}
-
 }
 
 void Engine::finish_step(const StepResult& result) {
@@ -402,6 +400,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   if (result.applied && !delayed) tell_autograd_of_update();
   watch->forget_readings();
   reducer->end_step();
+  dropped.clear();
   last_grad_scale = result.loss_scale;
   progress.end_step(result.applied);
   end_cpu_memory_step();
@@ -530,7 +529,8 @@ void Engine::Impl::retire() {
   async_saver.reset();  // waits for what it writes
   save_locks = DirectoryLocks();
   hooks.clear();
-  trainable.clear();
+  stand_ins.take_back();
+  stand_ins = GradientStandIns();
   held->forget();
   backward_hooks = BackwardHooks();
   delayed.reset();

@@ -65,6 +65,7 @@ std::string Engine::Impl::end_reductions(const std::string& failure) {
   }
   reducer->end_backward(progress.syncs());
   if (progress.syncs()) has_other_pass = false;
+  show_gradients();
   ended_before_gradients.clear();
   const std::array<Comm*, 2> comms = {&reduce_comm, &gather_comm};
   compare_histories(comms, "end of backward");
@@ -115,13 +116,63 @@ void Engine::Impl::end_unit_of_backward(size_t unit) {
   reducer->flush(unit);
 }
 
+void Engine::Impl::before_gradient() {
+  if (!progress.is_in_pass() && !progress.has_open_gradients()) begin_plain_pass();
+}
+
+void Engine::Impl::begin_plain_pass() {
+  const bool is_scaled = std::exchange(is_loss_scaled, false);
+  if (const double scale = scaler.scale(); options.config.fp16.enabled && scale != 1 && !is_scaled)
+    throw StateError(concat("loss.backward() was called on a loss without the loss scale, ", scale,
+                            ": call engine.backward(loss), or engine.scale(loss).backward()"));
+  plain_divisor = is_scaled ? 1 : double(progress.counts().batch.accumulation);
+  take_dropped();
+  call_at_end_of_backward([this, alive = std::weak_ptr(in_use)] {
+    if (!alive.expired()) end_plain_pass();
+  });
+}
+
+void Engine::Impl::end_plain_pass() {
+  if (progress.has_open_gradients() && !progress.is_in_pass()) throw_discarded(end_pass(""));
+}
+
 void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& grad) {
+  const double divisor = progress.is_in_pass() ? 1 : plain_divisor;
   progress.add_gradient();
   last_grad_scale.reset();
   in_hook("add a gradient", unit, [&] {
     for (const size_t ended : std::exchange(ended_before_gradients, {})) reducer->flush(ended);
-    reducer->add(unit, param, grad, progress.syncs());
+    reducer->add(unit, param, divisor > 1 ? grad / divisor : grad, progress.syncs());
   });
+}
+
+std::string Engine::Impl::assigned_gradient() const {
+  for (size_t u = 0; u < layouts.size(); ++u) {
+    for (size_t i = 0; i < layouts[u].params.size(); ++i) {
+      const std::vector<at::Tensor>& tensors = executor->unit(u).tensors(i);
+      const auto has_one = [](const at::Tensor& tensor) { return tensor.grad().defined(); };
+      if (std::ranges::any_of(tensors, has_one)) return layouts[u].params[i].name();
+    }
+  }
+  return "";
+}
+
+void Engine::Impl::drop_assigned_gradients() {
+  stand_ins.take_back();
+  for (size_t u = 0; u < layouts.size(); ++u)
+    for (size_t i = 0; i < layouts[u].params.size(); ++i)
+      for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
+}
+
+void Engine::Impl::take_dropped() {
+  for (const auto& [unit, param] : stand_ins.take_back()) {
+    reducer->drop(unit, param);
+    dropped.push_back(layouts[unit].params[param].name());
+  }
+}
+
+void Engine::Impl::show_gradients() {
+  stand_ins.show([this](GradientStandIns::Place place) { return reducer->has_grad(place.unit, place.param); });
 }
 
 void Engine::Impl::discard() {
@@ -129,6 +180,7 @@ void Engine::Impl::discard() {
   has_other_pass = false;
   last_grad_scale.reset();
   drop_assigned_gradients();  // where a hook of the user's threw, one has stayed
+  dropped.clear();
   progress.discard();
 }
 
@@ -138,6 +190,7 @@ void Engine::begin_backward(bool sync) {
   if (!sync && impl_->progress.has_open_gradients()) impl_->end_launched();
   // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
   if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
+  if (!impl_->progress.has_open_gradients()) impl_->take_dropped();
   impl_->progress.begin_pass(sync);
   impl_->ended_before_gradients.clear();
   impl_->last_grad_scale.reset();

@@ -310,11 +310,12 @@ void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {
       if (!units[u].params[i].requires_grad) continue;
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) {
         if (!layouts[u].params[i].requires_grad) {
-          hooks[u].emplace_back(tensor, [](const at::Tensor&) {});  // nobody updates it
+          hooks[u].push_back({tensor, {[] {}, [](const at::Tensor&) {}}});  // nobody updates it
           continue;
         }
-        trainable.push_back(tensor);
-        hooks[u].emplace_back(tensor, [this, u, i](const at::Tensor& grad) { add_gradient(u, i, grad); });
+        stand_ins.add(tensor, {u, i}, layouts[u].params[i].name());
+        const auto take = [this, u, i](const at::Tensor& grad) { add_gradient(u, i, grad); };
+        hooks[u].push_back({tensor, {[this] { before_gradient(); }, take}});
       }
     }
   }

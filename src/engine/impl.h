@@ -16,6 +16,7 @@
 #include "engine/activation_keeper.h"
 #include "engine/consensus.h"
 #include "engine/executor.h"
+#include "engine/gradient_stand_ins.h"
 #include "engine/held_values.h"
 #include "engine/step_progress.h"
 #include "engine/write_watch.h"
@@ -60,10 +61,14 @@ struct Engine::Impl {
   // The first parameter whose tensor has a gradient, "" if none has: those of backward passes are taken from there.
   std::string assigned_gradient() const;
   void drop_assigned_gradients();
+  // Drops the gradients that users have dropped (param.grad = None) since show_gradients(), before others come.
+  void take_dropped();
+  void show_gradients();
   // What a hook of autograd does for a unit. Keeps the text of an error, whose class autograd loses.
   template <typename Call>
   void in_hook(std::string_view doing, size_t unit, const Call& call);
   void pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward);
+  void before_gradient();
   void add_gradient(size_t unit, size_t param, const at::Tensor& grad);
   void end_unit_of_backward(size_t unit);
   // Throws `error`; where ranks disagree, with what this rank was `doing` and what may be the cause.
@@ -71,7 +76,10 @@ struct Engine::Impl {
   std::string end_pass(const std::string& failure);
   // Its part behind the ends of units.
   std::string end_reductions(const std::string& failure);
-  // The same of gradients that came outside of a pass. Throws StateError where they were discarded.
+  // A loss.backward() that the engine did not begin: a pass from its first gradient to its end.
+  void begin_plain_pass();
+  void end_plain_pass();
+  // As end_reductions(), of gradients that came outside of a pass. Throws StateError where they were discarded.
   void end_launched();
   void discard();
   void compare_replicas();
@@ -153,7 +161,8 @@ struct Engine::Impl {
   void tell_failed_save(const std::exception& error) const;
   // Throws StateError after retire(), and after a load that failed half way and left a mixture of two states.
   void check_whole() const;
-  // Throws StateError while gradients are on their way: within a backward pass, and after a plain loss.backward().
+  // Throws StateError while gradients are on their way: within a backward pass, and after a loss.backward() that
+  // failed.
   void check_reduced(const ParamSpec& param) const;
   // Throws StateError while parameters are gathered to be modified, and `call` would give them other values.
   void check_no_change_begun(const char* call) const;
@@ -191,7 +200,7 @@ struct Engine::Impl {
   std::unique_ptr<WriteWatch> watch;
   std::unique_ptr<HeldValues> held;
   std::vector<std::vector<GradHook>> hooks;  // by unit
-  std::vector<at::Tensor> trainable;         // as the engine was made
+  GradientStandIns stand_ins;                // of what was trainable when the engine was made
   BackwardHooks backward_hooks;
   LossScaler scaler;
   StepProgress progress;
@@ -205,6 +214,9 @@ struct Engine::Impl {
   bool has_other_pass = false;   // whose ends have counted
   int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
   bool warned_of_discards = false;
+  bool is_loss_scaled = false;       // scale() has scaled the loss of the next loss.backward()
+  double plain_divisor = 1;          // of the gradients of a loss.backward() under way
+  std::vector<std::string> dropped;  // the parameters whose gradients take_dropped() has dropped in this step
   // Of the last CommError, and IoError, that a hook of this pass threw; "" without one.
   std::string backward_comm_error, backward_io_error;
   Consensus consensus;  // of the step that is being applied

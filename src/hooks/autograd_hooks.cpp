@@ -1,5 +1,7 @@
 #include "hooks/autograd_hooks.h"
 
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
@@ -23,25 +25,46 @@ c10::weak_intrusive_ptr<T, Null> weakly(const c10::intrusive_ptr<T, Null>& node)
   return c10::weak_intrusive_ptr<T, Null>(node);
 }
 
+class PreHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit PreHook(std::function<void()> call) : call_(std::move(call)) {}
+  variable_list operator()(const variable_list& grads) override {
+    call_();
+    return grads;
+  }
+
+ private:
+  std::function<void()> call_;
+};
+
 }  // namespace
 
-GradHook::GradHook(const at::Tensor& leaf, Callback callback) : leaf_(leaf.getIntrusivePtr()) {
+void call_at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+GradHook::GradHook(const at::Tensor& leaf, Calls calls) : leaf_(leaf.getIntrusivePtr()) {
   node_ = torch::autograd::impl::grad_accumulator(leaf);
   ZS_ASSERT(node_, "only a leaf that requires a gradient has an accumulator");
-  auto hook = [weak = leaf_, callback = std::move(callback)](const variable_list& outputs, const variable_list&) {
+  auto hook = [weak = leaf_, take = std::move(calls.take)](const variable_list& outputs, const variable_list&) {
     if (auto impl = weak.lock()) {
       const at::Tensor tensor(std::move(impl));
       const at::Tensor grad = std::move(tensor.mutable_grad());
       tensor.mutable_grad().reset();
-      if (grad.defined()) callback(grad);
+      if (grad.defined()) take(grad);
     }
     return outputs;
   };
   key_ = node_->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
+  auto before = std::make_unique<PreHook>(std::move(calls.before));
+  pre_hook_ = before.get();
+  node_->add_pre_hook(std::move(before));
 }
 
 GradHook::~GradHook() {
-  if (node_) node_->del_post_hook(key_);
+  if (!node_) return;
+  node_->del_post_hook(key_);
+  std::erase_if(node_->pre_hooks(), [this](const auto& hook) { return hook.get() == pre_hook_; });
 }
 
 void GradHook::renew() const {

@@ -13,13 +13,18 @@
 // The only module of the library that uses torch/csrc/autograd.
 namespace zeroshard {
 
-// Calls back each time autograd has accumulated a gradient into a leaf; passes the gradient and empties the leaf's
-// .grad. It hooks the leaf's AccumulateGrad node, as DistributedDataParallel does, so the tensor's own hooks remain the
-// user's. The destructor removes the hook. `leaf` must require a gradient.
+// Takes the gradients that autograd accumulates into a leaf. It hooks the leaf's AccumulateGrad node, as
+// DistributedDataParallel does, so the tensor's own hooks remain the user's. The destructor removes the hook. `leaf`
+// must require a gradient.
 class GradHook {
  public:
-  using Callback = std::function<void(const at::Tensor& grad)>;
-  GradHook(const at::Tensor& leaf, Callback callback);
+  // `before`: called before a gradient is accumulated. `take`: called with each gradient, which the leaf then has no
+  // more.
+  struct Calls {
+    std::function<void()> before;
+    std::function<void(const at::Tensor& grad)> take;
+  };
+  GradHook(const at::Tensor& leaf, Calls calls);
   GradHook(GradHook&&) noexcept = default;
   GradHook& operator=(GradHook&&) noexcept = default;
   ~GradHook();
@@ -34,7 +39,11 @@ class GradHook {
   NodePtr node_;
   c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;  // weak: a parameter that its module has dropped must not stay alive
   uintptr_t key_ = 0;
+  const void* pre_hook_ = nullptr;
 };
+
+// Within a backward pass: `callback` is called at its end, unless it fails. An error that it throws is the pass's.
+void call_at_end_of_backward(std::function<void()> callback);
 
 // Calls back when the gradient of a tensor is known, which is before the backward of the function that computed it.
 class BackwardHooks {

@@ -290,6 +290,21 @@ void GradBucket::replace_in_file(Range range, const at::Tensor& values) {
                  [&](Range, const at::Tensor& grads) { math::add_sum_of_squares(grads, squares_); });
 }
 
+void GradBucket::drop(size_t index) {
+  if (reduced_) {
+    const Range owned = group_.layout.owned(index, comm_.rank());
+    replace(index, at::zeros({owned.size()}, at::TensorOptions(at::kFloat).device(options_.device)));
+  }
+  if (local_used_) {
+    local_uses_.take();
+    const Range range = group_.layout.param(index);
+    local_.view(to_scalar_type(place_.grad_dtype), 0, group_.layout.padded_numel())
+        .slice(0, range.begin, range.end)
+        .zero_();
+  }
+  has_grad_[index] = false;
+}
+
 void GradBucket::end_step() {
   std::fill(has_grad_.begin(), has_grad_.end(), false);
   reduced_ = false;

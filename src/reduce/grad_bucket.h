@@ -106,6 +106,8 @@ class GradBucket {
   bool is_reduced() const { return reduced_; }
   // The caller's own values for this rank's elements of parameter `index`, in a bucket that is reduced.
   void replace(size_t index, const at::Tensor& values);
+  // Drops the gradients of parameter `index` since the last step. Between passes.
+  void drop(size_t index);
   // Whether they are brought to the host as they are reduced. Then GradientExit has their squares.
   bool leaves() const { return options_.exit != nullptr; }
   // On the CPU: squares of this rank's shard; valid after finish().

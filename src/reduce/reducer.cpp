@@ -333,6 +333,17 @@ void Reducer::replace(size_t bucket, size_t index, const at::Tensor& values) {
   if (exit_) exit_->settle();
 }
 
+bool Reducer::has_grad(size_t unit, size_t param) const {
+  const Place& place = place_of_.at(unit).at(param);
+  return place.bucket >= 0 && buckets_[size_t(place.bucket)].has_grad(place.index);
+}
+
+void Reducer::drop(size_t unit, size_t param) {
+  const Place& place = place_of_.at(unit).at(param);
+  buckets_.at(size_t(place.bucket)).drop(place.index);
+  if (exit_) exit_->settle();
+}
+
 void Reducer::end_step() {
   for (GradBucket& bucket : buckets_) bucket.end_step();
 }

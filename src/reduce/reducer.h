@@ -73,6 +73,9 @@ class Reducer {
   void gather_reduced();
   // See GradBucket::replace().
   void replace(size_t bucket, size_t index, const at::Tensor& values);
+  // Whether a parameter has got a gradient on this rank since the last step, which drop() drops. Between passes.
+  bool has_grad(size_t unit, size_t param) const;
+  void drop(size_t unit, size_t param);
   void end_step();
 
   // Units in the order in which the next forward pass is expected to need them: the reverse of the order of launches,

@@ -162,7 +162,7 @@ TEST_P(DeviceMemory, APassNeedsTheModelsActivationsAndThePlannedTemporaries) {
       for (const auto& unit : alone.model.params()) {
         for (at::Tensor param : unit) {
           param.set_data(param.detach().to(type));
-          hooks.emplace_back(param, [](const at::Tensor&) {});
+          hooks.push_back({param, {[] {}, [](const at::Tensor&) {}}});
         }
       }
       plain = peak_of_a_pass(alone, nullptr);

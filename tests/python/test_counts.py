@@ -1,6 +1,5 @@
 """What an engine counts, and where its steps end."""
 
-import models
 import numpy
 import pytest
 import world
@@ -99,16 +98,3 @@ def test_a_step_takes_what_no_sync_has_left(stage):
     for outside in (False, True):
         for expected, found in world.run(2, leave_the_last_to_the_step, stage=stage, outside=outside):
             assert found == [pytest.approx(each, rel=1e-6) for each in expected]
-
-
-def test_gradients_of_a_plain_backward_are_told_from_the_engines(capfd):
-    engine = initialize(0, micro_batches=2)
-    x, y = models.vectors(0, 0, 2)
-    (engine(x) - y).square().mean().backward()
-    engine.zero_grad()  # and they are gone
-    take(engine, 0)
-    assert "loss.backward() sums the gradients" not in capfd.readouterr().err
-    backward(engine, 1)
-    (engine(x) - y).square().mean().backward()
-    engine.step()
-    assert "loss.backward() sums the gradients of 2 micro-batches" in capfd.readouterr().err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .. import _C
 from ..engine import Engine
 
@@ -47,6 +49,10 @@ class EngineWithGetters(Engine):
     @property
     def is_compiled(self) -> bool:
         return self._is_compiled
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """``loss`` times the loss scale of fp16, for ``engine.scale(loss).backward()``."""
+        return self._run.core.scale(loss)
 
     def get_global_grad_norm(self) -> float | None:
         """The norm of the last step's averaged gradients before clipping; None before the first step."""
