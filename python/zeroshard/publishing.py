@@ -1,4 +1,4 @@
-"""Methods of the user's optimizer that write weights outside of ``step()``, such as ``eval()`` of a schedule-free one."""
+"""Methods of the user's optimizer that write weights outside of ``step()``, as ``eval()`` of a schedule-free one does."""
 
 from __future__ import annotations
 

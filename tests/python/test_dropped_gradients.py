@@ -1,4 +1,4 @@
-"""What scripts do to ``param.grad`` between backward and step: it works as in PyTorch, or an error says how to do it."""
+"""What scripts do to ``param.grad`` between backward and step works as in PyTorch, or an error says how to do it."""
 
 import copy
 import re
