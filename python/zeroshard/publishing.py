@@ -1,4 +1,4 @@
-"""Methods of the user's optimizer that write weights outside of ``step()``, as ``eval()`` of a schedule-free one does."""
+"""Methods of the user's optimizer that write weights outside of ``step()``, as a schedule-free one's ``eval()``."""
 
 from __future__ import annotations
 
