@@ -8,6 +8,7 @@
 #include <iostream>
 #include <string>
 
+#include "base/standard_streams.h"
 #include "usage_error.h"
 #include "zeroshard/error.h"
 
@@ -21,7 +22,7 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-// A full disk, or a closed descriptor.
+// A full disk, or a descriptor that is only for reading.
 int check_output() {
   errno = 0;
   bool written = bool(std::cout.flush());
@@ -44,6 +45,7 @@ void refuse_empty_values(CLI::App& app) {
 }  // namespace
 
 int run_program(CLI::App& app, int argc, const char* const* argv) {
+  open_standard_streams();
   refuse_empty_values(app);
   try {
     app.parse(argc, argv);

@@ -9,6 +9,7 @@
 #include <exception>
 #include <thread>
 
+#include "base/standard_streams.h"
 #include "bindings.h"
 
 namespace zeroshard {
@@ -53,6 +54,7 @@ void end_beside_threads() {
 }  // namespace
 
 void bind_process(py::module_& m) {
+  open_standard_streams();  // before an import, an engine or a thread of this package opens its first file
   m.def(
       "keep_forever", [](const py::object& object) { object.inc_ref(); },
       "The object is never destroyed, not even when the interpreter ends.");

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/standard_streams.h"
 #include "comm/wait_graph.h"
 #include "comm_c10d/device_group.h"
 #include "comm_c10d/device_watch.h"
@@ -151,6 +152,7 @@ World::World(const Config& config, const RankEnvironment& env, std::shared_ptr<R
 World::World(const Config& config, c10::Device device, const RankEnvironment& env,
              std::shared_ptr<RankObserver> observer)
     : device_(device), observer_(std::move(observer)) {
+  open_standard_streams();
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   ZS_CHECK(config.world_size == env.world_size, "the configuration was resolved for ", config.world_size,
            " rank(s), but ", env.source.empty() ? "without a launcher" : env.source + " says that", " there are ",
@@ -188,6 +190,7 @@ World::World(const Config& config, c10::Device device, const RankEnvironment& en
 World::World(const Config& config, c10::Device device, const Group& gather, const Group& reduce,
              const Group& checkpoint, Meeting* meeting, std::shared_ptr<RankObserver> observer)
     : device_(with_index(device)), observer_(std::move(observer)) {
+  open_standard_streams();
   ZS_CHECK(bool(gather) == bool(reduce), "one of the two process groups is null");
   ZS_CHECK(gather.get() != reduce.get() || !gather, "gathers and reductions need a process group each");
   const int world_size = gather ? gather->getSize() : 1;
