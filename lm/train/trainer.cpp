@@ -276,7 +276,7 @@ class Run {
       ids.push_back(next.front());
     }
     const auto ends = [&](int32_t id) { return id == tokenizer.eos() || id >= tokenizer.vocab_size(); };
-    ids.erase(std::find_if(ids.begin() + 1, ids.end(), ends), ids.end());
+    ids.erase(std::find_if(ids.begin() + std::ptrdiff_t(prompt.size()), ids.end(), ends), ids.end());
     return tokenizer.decode(ids, /*skip_special=*/true);
   }
 

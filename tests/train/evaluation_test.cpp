@@ -21,6 +21,7 @@ using testing::Outcome;
 using testing::read_file;
 using testing::run;
 using testing::run_prepared;
+using ::testing::StartsWith;
 using testing::TemporaryDirectory;
 using testing::Told;
 
@@ -29,12 +30,13 @@ constexpr const char* kEvaluations =
     R"(, "evaluation": {"every": 2, "rows": 8}, "samples": {"prompts": ["abc"], "tokens": 6})";
 constexpr int kRows = 8, kTokens = 6;
 
-// Its tokens are "a", "b", "c", and `more`.
+// Its tokens are "a", "b", "c", and `more`; and `added`.
 struct MaterialWithTokenizer : Material {
   MaterialWithTokenizer() { write_tokenizer(""); }
-  void write_tokenizer(const std::string& more) const {
+  void write_tokenizer(const std::string& more, const std::string& added = "") const {
     std::ofstream(root.path() + "/tokenizer.json")
-        << R"({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        << R"({"version": "1.0", "added_tokens": [)" << added
+        << R"(], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
              "decoder": null, "model": {"type": "BPE", "vocab": {"a": 1, "b": 2, "c": 3)"
         << more << R"(}, "merges": []}})";
   }
@@ -188,6 +190,19 @@ TEST(Evaluations, ASignalEndsOneOnAllRanks) {
       }
     }
   }
+}
+
+// A chat has one after each message, and another before the first message where bos and eos are one token.
+TEST(Evaluations, AnEndTokenInAPromptDoesNotEndTheSample) {
+  const MaterialWithTokenizer material;
+  material.write_tokenizer("", R"({"id": 4, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+                                   "normalized": false, "special": true})");
+  std::ofstream(material.root.path() + "/tokenizer_config.json") << R"({"eos_token": "</s>"})";
+  const TemporaryDirectory output;
+  constexpr const char* more = R"(, "samples": {"prompts": ["</s>ab</s>ca</s>c", "ab</s>"], "tokens": 6})";
+  const Outcome outcome = run(evaluated_config(material, output.path(), 1, more), 1);
+  ASSERT_THAT(outcome.errors, Each(""));
+  EXPECT_THAT(outcome.told[0].samples, ElementsAre(StartsWith("a b c a c"), StartsWith("a b")));
 }
 
 TEST(Evaluations, PromptsAreCheckedBeforeTheFirstStep) {
