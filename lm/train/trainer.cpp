@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "file/hash.h"
 #include "ops/recompute.h"
+#include "train/agreed_values.h"
 #include "train/batch.h"
 #include "train/describe_run.h"
 #include "train/evaluation_state.h"
@@ -75,7 +76,8 @@ class Run {
         validation_(validation_data(options_, *model_)),
         prompts_(encode_prompts(options_, *model_)),
         total_(planned_steps(config)),
-        engine_(*model_, config.engine, world, values_of(options_, *model_)),
+        engine_(*model_, with_agreed_values(config.engine, options_, network_, *training_, validation_.get()), world,
+                values_of(options_, *model_)),
         runner_(engine_, options_.recompute_every) {
     torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
   }
