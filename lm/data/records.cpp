@@ -4,12 +4,15 @@
 
 #include "base/check.h"
 #include "file/shown.h"
+#include "tokenizer/json_field.h"
 
 namespace zeroshard {
 namespace {
 
 using Json = nlohmann::json;
 using Format = TokenizeOptions::Format;
+
+constexpr int kMaxDepth = 500;  // of any field, also of one that is not read
 
 std::string shown_json(const Json& value) {
   return shown(value.dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -94,6 +97,7 @@ EncodedDocument DocumentEncoder::encode_text(std::string_view text) const {
 }
 
 EncodedDocument DocumentEncoder::encode_json(const RawDocument& document) const {
+  ZS_CHECK(json_depth(document.text) <= kMaxDepth, "the line has more than ", kMaxDepth, " brackets inside each other");
   Json record;
   try {
     record = Json::parse(document.text);

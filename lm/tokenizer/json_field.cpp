@@ -5,10 +5,11 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMaxDepth = 64;  // the library writes and copies values recursively
+constexpr int kMaxDepth = 64;
 
-// The deepest nesting of brackets outside of strings.
-int depth_of(std::string_view text) {
+}  // namespace
+
+int json_depth(std::string_view text) {
   int depth = 0, most = 0;
   bool in_string = false;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -27,10 +28,8 @@ int depth_of(std::string_view text) {
   return most;
 }
 
-}  // namespace
-
 nlohmann::json parse_json(std::string_view text, const std::string& name) {
-  ZS_CHECK(depth_of(text) <= kMaxDepth, "'", name, "' has more than ", kMaxDepth, " brackets inside each other");
+  ZS_CHECK(json_depth(text) <= kMaxDepth, "'", name, "' has more than ", kMaxDepth, " brackets inside each other");
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {

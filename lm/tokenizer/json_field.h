@@ -10,6 +10,10 @@
 
 namespace zeroshard {
 
+// The deepest nesting of brackets outside of strings, also of text that is not JSON. The library parses any depth, but
+// it writes and copies values recursively: a text that is too deep would end the process.
+int json_depth(std::string_view text);
+
 // Throws ValueError naming `name` for text that is not JSON or is nested too deeply.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 

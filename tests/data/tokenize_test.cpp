@@ -172,6 +172,28 @@ TEST(Tokenize, NamesFileLineAndFieldOfABadRecord) {
   }
 }
 
+// The text of an error is made by a function that calls itself for each level.
+TEST(Tokenize, ARecordThatIsNestedTooDeeplyIsNamed) {
+  const TemporaryDirectory root;
+  constexpr size_t kLevels = 500'000;
+  const std::string deep = std::string(kLevels, '[') + std::string(kLevels, ']');
+  for (const std::string& line : {deep, concat(R"({"text": )", deep, "}"), concat(R"({"x": [1, )", deep, "]}")}) {
+    put(root / "in", "{\"text\": \"[[\"}\n" + line + "\n");
+    for (const Format format : {Format::kJsonl, Format::kChat, Format::kInstruct}) {
+      TokenizeOptions options;
+      options.format = format;
+      options.field = "text";
+      if (format != Format::kJsonl) put(root / "in", "\n" + line + "\n");
+      EXPECT_EQ(message_of<ValueError>([&] { tokenize_files(tokenizer(), {root / "in"}, root / "out", options); }),
+                concat(root / "in", ":2: the line has more than 500 brackets inside each other"));
+    }
+  }
+  put(root / "in", concat(R"({"text": "a", "x": )", std::string(400, '['), std::string(400, ']'), "}\n"));
+  TokenizeOptions options;
+  options.format = Format::kJsonl;
+  EXPECT_EQ(tokenize_files(tokenizer(), {root / "in"}, root / "out", options).documents, 1);
+}
+
 TEST(Tokenize, DocumentsThatAreTooLongAreErrors) {
   const TemporaryDirectory root;
   put(root / "in", "short\n" + std::string(2000, 'x') + "\n");
