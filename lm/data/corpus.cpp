@@ -85,9 +85,21 @@ int64_t Corpus::held_out(int64_t length) const {
   return std::clamp<int64_t>(std::llround(options_.validation_share * double(length)), 1, length - 1);
 }
 
-Corpus::Place Corpus::place_of_document(int64_t document) const {
+void Corpus::check_whole() const {
+  for (const TokenFile& file : files_) file.check_whole();
+}
+
+void Corpus::check_whole(uint32_t member) const {
+  files_[file_of(members_[member])].check_whole();
+}
+
+size_t Corpus::file_of(int64_t document) const {
   const auto after = std::upper_bound(first_document_.begin(), first_document_.end(), document);
-  const size_t index = size_t(after - first_document_.begin()) - 1;
+  return size_t(after - first_document_.begin()) - 1;
+}
+
+Corpus::Place Corpus::place_of_document(int64_t document) const {
+  const size_t index = file_of(document);
   const TokenFile& file = files_[index];
   const int64_t number = document - first_document_[index];
   const int64_t begin = number == 0 ? 0 : file.document_end(number - 1);
@@ -104,6 +116,7 @@ Corpus::Place Corpus::place(uint32_t member) const {
 
 void Corpus::read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
                   std::vector<int32_t>& targets) const {
+  check_whole(member);
   const Place at = place(member);
   const TokenFileInfo& info = at.file->info();
   const int64_t with_next = std::min(count + 1, at.length - begin);

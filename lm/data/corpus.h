@@ -25,6 +25,11 @@ class Corpus {
   void read(uint32_t member, int64_t begin, int64_t count, std::vector<int32_t>& ids,
             std::vector<int32_t>& targets) const;
 
+  // Throw IoError if a file, or that of a member, has been cut since it was opened; see TokenFile. To be called before
+  // many lengths are read, or those of a member.
+  void check_whole() const;
+  void check_whole(uint32_t member) const;
+
   uint64_t identity() const { return identity_; }  // of the files' contents
 
  private:
@@ -32,6 +37,7 @@ class Corpus {
     const TokenFile* file;
     int64_t begin, length;  // in the file
   };
+  size_t file_of(int64_t document) const;
   Place place(uint32_t member) const;
   Place place_of_document(int64_t document) const;  // as a whole
   int64_t held_out(int64_t length) const;           // at the end of a divided document

@@ -52,6 +52,7 @@ struct Dataset::Impl {
       return recent[0].epoch;
     }
     recent[1] = {};  // frees its memory first
+    corpus.check_whole();
     std::shared_ptr<const Epoch> made;
     if (options.packing == DatasetOptions::Packing::kStream) {
       made = std::make_shared<StreamEpoch>(corpus, options, number);

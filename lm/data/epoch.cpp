@@ -120,8 +120,10 @@ void PieceEpoch::group(const std::vector<uint32_t>& row_of, int64_t rows) {
 
 std::vector<Piece> PieceEpoch::row(int64_t index) const {
   std::vector<Piece> pieces;
-  for (uint32_t i = row_begins_[size_t(index)]; i < row_begins_[size_t(index) + 1]; ++i)
+  for (uint32_t i = row_begins_[size_t(index)]; i < row_begins_[size_t(index) + 1]; ++i) {
+    corpus_.check_whole(parts_[i].member);
     pieces.push_back({parts_[i].member, int64_t(parts_[i].number) * length_, length_of(parts_[i])});
+  }
   return pieces;
 }
 

@@ -106,6 +106,7 @@ struct TokenFile::Impl {
   }
 
   bool piece_is_whole(int64_t piece) const {
+    file_.check_whole();
     const TokenSections at = token_sections(foot_);
     const int64_t begin = piece * kPieceBytes, size = std::min(kPieceBytes, at.body_end - begin);
     const char* const data = file_.bytes().data();
@@ -128,6 +129,7 @@ struct TokenFile::Impl {
     const auto count = int64_t(ids.size());
     ZS_CHECK(begin >= 0 && begin <= info_.tokens && count <= info_.tokens - begin, "tokens ", begin, " to ",
              begin + count, " of ", info_.path, ", which has ", info_.tokens);
+    file_.check_whole();
     with_ids(type_, ids_, [&](const auto& id) {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t value = id(begin + i);
@@ -142,6 +144,7 @@ struct TokenFile::Impl {
       if (info_.max_id >= limit) fail_id(info_.max_position, info_.max_id, limit);
       return;
     }
+    file_.check_whole();
     with_ids(type_, ids_, [&](const auto& id) {
       for (int64_t i = 0; i < info_.tokens; ++i)
         if (id(i) < 0 || id(i) >= limit) fail_id(i, id(i), limit);
@@ -201,6 +204,10 @@ bool TokenFile::learned(int64_t position) const {
 
 void TokenFile::check_ids(int64_t limit) const {
   impl_->check_ids(std::min(limit, kIds));
+}
+
+void TokenFile::check_whole() const {
+  impl_->file_.check_whole();
 }
 
 std::vector<std::string> TokenFile::verify() const {

@@ -400,6 +400,33 @@ TEST(Dataset, IdsOfLargeForeignFilesAreCheckedWhenTheyAreRead) {
   EXPECT_NE(message.find(": token 2 is 30, but the vocabulary has 30 ids"), message.npos) << message;
 }
 
+// With an index of documents at its end, which rows and epochs are made from.
+TEST(Dataset, AFileThatIsCutIsNamed) {
+  for (const Packing packing : {Packing::kStream, Packing::kWhole, Packing::kSeparate}) {
+    for (const double validation_share : {0.0, 1e-4}) {  // of documents, or of the tokens of each
+      SCOPED_TRACE(concat(int(packing), ", ", validation_share));
+      const TemporaryDirectory root;
+      for (const char* name : {"cut", "whole"})
+        write_tokens(root / name, std::vector<Document>(200, Document{std::vector<int32_t>(100, 7), {}}),
+                     {100, false, ""});
+      DatasetOptions options;
+      options.length = 64;
+      options.packing = packing;
+      options.validation_share = validation_share;
+      Dataset data({root / "whole", root / "cut"}, options);
+      const int64_t rows = data.rows_in_epoch(0);
+      data.row(0);
+      std::filesystem::resize_file(root / "cut", 4096);
+      const auto read_an_epoch = [&](int64_t epoch) {
+        return message_of<IoError>([&] {
+          for (int64_t i = 0; i < rows; ++i) data.row(epoch * rows + i);
+        });
+      };
+      for (const int64_t epoch : {0, 1}) EXPECT_TRUE(read_an_epoch(epoch).starts_with(root / "cut was cut from "));
+    }
+  }
+}
+
 TEST(Dataset, RefusesWrongOptions) {
   const TemporaryDirectory root;
   write_tokens(root / "f", {{{1, 2}, {}}}, {100, false, ""});

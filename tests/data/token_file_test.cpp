@@ -121,6 +121,43 @@ TEST(TokenFile, EveryCutAndEveryChangedByteIsNoticed) {
   }
 }
 
+// Reading mapped memory behind the end of a file kills the process.
+TEST(TokenFile, OneThatIsCutWhileItIsOpenIsNamed) {
+  const TemporaryDirectory root;
+  const std::vector<int32_t> many(20'000, 7);
+  write_tokens(root / "own", {{many, {}}, {many, {}}}, {100, false, ""});
+  put(root / "plain.u16", std::string(80'000, '\1'));
+  for (const char* name : {"own", "plain.u16"}) {
+    SCOPED_TRACE(name);
+    const TokenFile file(root / name);
+    std::vector<int32_t> ids(5000);
+    file.read(35'000, ids);
+    const int64_t bytes = file.info().bytes;
+    std::filesystem::resize_file(root / name, 4096);
+    const std::string told = concat(root / name, " was cut from ", bytes, " to 4096 bytes while it was open");
+    EXPECT_EQ(message_of<IoError>([&] { file.read(35'000, ids); }).substr(0, told.size()), told);
+    EXPECT_EQ(message_of<IoError>([&] { file.check_ids(2000); }).substr(0, told.size()),
+              file.info().max_id < 0 ? told : "");
+    if (name == std::string("own")) {
+      EXPECT_EQ(message_of<IoError>([&] { file.verify(); }).substr(0, told.size()), told);
+    }
+  }
+}
+
+// A file that gets the name of another does not change the other, and neither does deletion.
+TEST(TokenFile, OneThatIsReplacedWhileItIsOpenIsReadToTheEnd) {
+  const TemporaryDirectory root;
+  put(root / "a.u16", std::string(80'000, '\1'));
+  const TokenFile file(root / "a.u16");
+  put(root / "b.u16", std::string(8, '\1'));
+  std::filesystem::rename(root / "b.u16", root / "a.u16");
+  std::vector<int32_t> ids(40'000);
+  file.read(0, ids);
+  std::filesystem::remove(root / "a.u16");
+  file.read(0, ids);
+  EXPECT_EQ(ids.back(), 257);
+}
+
 // Checksums that are right, of a foot that is not.
 std::string with_foot(std::string file, const TokenFoot& foot) {
   const auto bytes = make_token_foot(foot);

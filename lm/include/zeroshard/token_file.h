@@ -25,9 +25,9 @@ struct TokenFileInfo {
   std::string tokenizer;      // Tokenizer::digest(); empty: not known
 };
 
-// A mapped file of tokens. Its metadata are checked when it is opened, ids when they are read. The file
-// must not change meanwhile: if it is cut, a process that reads past its new end dies. Safe for concurrent
-// calls.
+// A mapped file of tokens. Its metadata are checked when it is opened, ids when they are read. The file must not change
+// meanwhile. One that has been cut is an IoError of the next call, except of document_end() and learned(), which are
+// called too often to look: there, or when it is cut within a call, the process may end. Safe for concurrent calls.
 class TokenFile {
  public:
   // `eos`: ends documents in a file that has no index of them (this reads the whole file); unset: the file is one
@@ -47,6 +47,8 @@ class TokenFile {
 
   // Throws ValueError naming the first token whose id is not below `limit`. Reads all of a foreign file.
   void check_ids(int64_t limit) const;
+  // Throws IoError if the file has been cut since it was opened.
+  void check_whole() const;
   // Compares every byte with the checksums; returns one line per damaged stretch. Foreign files have no checksums.
   std::vector<std::string> verify() const;
   // Depends on all contents of zeroshard's own files; for foreign files on size, begin, end and samples.
