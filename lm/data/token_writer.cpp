@@ -80,7 +80,7 @@ struct TokenFileWriter::Impl {
     foot_.max_id = -1;
     sweep(directory_, name_);
     try {
-      main_.emplace(directory_, remember(temporary_name(name_)), kReservedBytes);
+      main_.emplace(directory_, remember(temporary_for(directory_, name_)), kReservedBytes);
       ends_.emplace(directory_, remember(temporary_name(name_)));
       if (masked_) mask_.emplace(directory_, remember(temporary_name(name_)));
       write(make_token_head());

@@ -3,11 +3,14 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/format.h"
 #include "base/read_text.h"
+#include "checkpoint/export_names.h"
 #include "file/durable.h"
 #include "train/models/lora_config.h"
 #include "zeroshard/checkpoint_files.h"
@@ -68,19 +71,33 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
   write_small_file(output, config_name, config);
 }
 
+// Of what a run writes at its end, the first that is in `output`; empty: nothing.
+std::string file_of_model(const std::string& output, const Files& copied) {
+  const std::optional<Directory> directory = Directory::open_if_there(shared_posix_io(), output);
+  if (!directory) return "";
+  std::vector<std::string> names = {"config.json", kAdapterConfig, "generation_config.json"};
+  for (const auto& [name, contents] : copied) names.push_back(name);
+  for (const std::string& name : names)
+    if (directory->exists(name)) return name;
+  for (const char* stem : {"model", "adapter_model"})
+    if (const std::vector<std::string> exports = list_exports(*directory, stem); !exports.empty())
+      return exports.front();
+  return "";
+}
+
 }  // namespace
 
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints) {
   std::error_code none;  // a folder that does not exist is not another one
   ZS_CHECK(!fs::equivalent(model, output, none), "train.output is '", output,
            "', the directory of train.model: its weights would be overwritten. Name another folder");
-  if (fs::is_directory(model, none))
-    companions(model);  // files that cannot be copied are reported now, not after the training
+  // Files that cannot be copied are reported now, not after the training.
+  const Files copied = fs::is_directory(model, none) ? companions(model) : Files();
   if (fs::is_directory(checkpoints, none) && !list_checkpoints(checkpoints).empty()) return;
-  for (const char* name : {"config.json", kAdapterConfig})
-    ZS_CHECK(!fs::exists(fs::path(output) / name), "train.output is '", output, "', which holds a model (", name,
-             "), and there is no checkpoint in '", checkpoints,
-             "' to go on from: it would be overwritten. Name another folder, or delete it");
+  const std::string found = file_of_model(output, copied);
+  ZS_CHECK(found.empty(), "train.output is '", output, "', which holds '", found, "', a file of a model, and there is ",
+           "no checkpoint in '", checkpoints,
+           "' to go on from: it would be overwritten. Name another folder, or delete the file");
 }
 
 void write_model_directory(const ModelExport& what, ExportOptions weights) {

@@ -48,18 +48,22 @@ std::string export_index_name(std::string_view stem) {
   return concat(stem, kExtension, ".index.json");
 }
 
+std::vector<std::string> list_exports(const Directory& directory, std::string_view stem) {
+  std::vector<std::string> exports;
+  const std::string index = export_index_name(stem);
+  if (directory.exists(index)) exports.push_back(index);
+  for (const std::string& name : directory.list())
+    if (name == export_name(stem) || is_numbered(name, stem)) exports.push_back(name);
+  return exports;
+}
+
 void remove_earlier_export(Directory& directory, std::string_view stem, const std::set<std::string>& written) {
   bool removed = false;
-  const auto remove = [&](const std::string& name) {
-    if (written.contains(name)) return;
+  for (const std::string& name : list_exports(directory, stem)) {  // the index goes before the files that it names
+    if (written.contains(name)) continue;
     directory.remove(name);
     removed = true;
-  };
-  // The index goes before the files that it names.
-  const std::string index = export_index_name(stem);
-  if (directory.exists(index)) remove(index);
-  for (const std::string& name : directory.list())
-    if (name == export_name(stem) || is_numbered(name, stem)) remove(name);
+  }
   if (removed) directory.sync();
 }
 

@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "file/durable.h"
 
@@ -13,6 +14,9 @@ namespace zeroshard {
 std::string export_name(std::string_view stem);
 std::string export_name(std::string_view stem, size_t index, size_t count);  // of one of several; index from 0
 std::string export_index_name(std::string_view stem);
+
+// What a directory has of such files, the index first.
+std::vector<std::string> list_exports(const Directory& directory, std::string_view stem);
 
 // Deletes what an earlier export of the same stem has left, except the files of this one: readers would take it
 // instead, or as well. Durable. Throws IoError.

@@ -194,7 +194,7 @@ class ExportFile {
   void write(std::string name, ExportSource& source) {
     name_ = std::move(name);
     const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
-    temporary_ = temporary_name(name_);
+    temporary_ = temporary_for(directory_, name_);
     FileWriter writer(directory_, temporary_, int64_t(header.size()) + bytes_);
     writer.append(header.data(), int64_t(header.size()));
     std::vector<std::byte> piece(static_cast<size_t>(kPieceBytes));

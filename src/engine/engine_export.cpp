@@ -38,7 +38,7 @@ class WeightFile {
     const std::string header = make_safetensors_header(entries_, {{"format", "pt"}});
     directory_ = Directory::create(shared_posix_io(), directory);
     name_ = name;
-    temporary_ = temporary_name(name);
+    temporary_ = temporary_for(*directory_, name);
     writer_ = std::make_unique<FileWriter>(*directory_, temporary_, int64_t(header.size()) + bytes_);
     writer_->append(header.data(), int64_t(header.size()));
   }

@@ -26,6 +26,20 @@ std::string temporary_name(std::string_view name) {
   return concat(".tmp-", name, ".", process_name(), ".", next.fetch_add(1));
 }
 
+std::string temporary_for(const Directory& directory, const std::string& name) {
+  using Kind = FileStatus::Kind;
+  FileStatus status;
+  const std::string path = directory.path_of(name);
+  const int found = retry_interrupted([&] { return directory.io().stat_at(directory.fd(), name, status); });
+  if (found != -ENOENT) check_io(found, "look up", path);
+  if (found == 0 && status.kind != Kind::kRegular)
+    throw IoError(concat("cannot replace ", path, ": it is ",
+                         status.kind == Kind::kDirectory ? "a directory" : "a link or a device, not a regular file",
+                         ". Give another name",
+                         status.kind == Kind::kOther ? ", or the one that a link leads to" : ""));
+  return temporary_name(name);
+}
+
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents) {
   const size_t slash = name.rfind('/');
   const size_t last = slash == name.npos ? 0 : slash + 1;
@@ -34,7 +48,7 @@ void write_small_file(Directory& directory, const std::string& name, std::string
     return write_small_file(parent, name.substr(last), contents);
   }
   Io& io = directory.io();
-  const std::string temporary = temporary_name(name), path = directory.path_of(temporary);
+  const std::string temporary = temporary_for(directory, name), path = directory.path_of(temporary);
   OpenFd fd = directory.create_file(temporary);
   try {
     write_all(io, fd.get(), path, contents.data(), int64_t(contents.size()), 0);

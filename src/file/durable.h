@@ -99,6 +99,10 @@ class FileReader {
 // A name beside `name` that no process uses or has used: .tmp-NAME.HOST.PID-RANDOM.N, see process_name().
 std::string temporary_name(std::string_view name);
 
+// The temporary name of a file that is about to be renamed to `name`. Throws IoError if `name` is there and is not a
+// regular file: a rename would put a file in the place of a link, a device or a FIFO.
+std::string temporary_for(const Directory& directory, const std::string& name);
+
 // Replaces or creates `name`, durably: after a crash it has the old or the new contents.
 void write_small_file(Directory& directory, const std::string& name, std::string_view contents);
 

@@ -6,7 +6,7 @@
 namespace zeroshard {
 
 AppendFile AppendFile::replace(Directory& directory, const std::string& name, std::string_view contents) {
-  const std::string temporary = temporary_name(name);
+  const std::string temporary = temporary_for(directory, name);
   AppendFile file = create(directory, temporary, contents);
   try {
     file.sync();

@@ -1,5 +1,7 @@
 #include "zeroshard/token_file.h"
 
+#include <sys/stat.h>
+
 #include "data/support.h"
 #include "data/token_format.h"
 #include "file/hash.h"
@@ -392,6 +394,23 @@ TEST(TokenFileWriter, RefusesWhatIsNotAllowed) {
     EXPECT_THROW(writer.finish(), ValueError);  // no tokens
   }
   EXPECT_TRUE(fs::is_empty(root.path()));
+}
+
+// A rename would replace it, /dev/null of a superuser among others.
+TEST(TokenFileWriter, WhatIsNoRegularFileIsNotReplaced) {
+  const TemporaryDirectory root;
+  put(root / "file", "mine");
+  fs::create_symlink("file", root / "link");
+  fs::create_symlink("nowhere", root / "dangling");
+  fs::create_directory(root / "directory");
+  ASSERT_EQ(::mkfifo((root / "fifo").c_str(), 0600), 0);
+  for (const char* name : {"link", "dangling", "directory", "fifo"}) {
+    const std::string message = message_of<IoError>([&] { TokenFileWriter(root / name, {100, false, ""}); });
+    EXPECT_TRUE(message.starts_with("cannot replace " + root / name + ": it is ")) << message;
+  }
+  EXPECT_TRUE(fs::is_symlink(root / "link") && fs::is_symlink(root / "dangling") && fs::is_fifo(root / "fifo"));
+  EXPECT_EQ(contents_of(root / "file"), "mine");
+  EXPECT_EQ(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()), 5);
 }
 
 TEST(TokenFileWriter, AnyFailingCallLeavesTheOldOrTheNewFileAndNothingElse) {

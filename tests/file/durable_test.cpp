@@ -401,6 +401,24 @@ TEST(SmallFile, IsDurableBeforeItsNameIsAndThenItsName) {
   EXPECT_EQ(io.calls(IoOp::kRename), 2);
 }
 
+TEST(SmallFile, ReplacesRegularFilesAlone) {
+  const TemporaryDirectory root;
+  Directory directory = Directory::open(posix_io(), root.path());
+  put(root / "file", "mine");
+  fs::create_symlink("file", root / "link");
+  fs::create_symlink("nowhere", root / "dangling");
+  fs::create_directory(root / "directory");
+  for (const char* name : {"link", "dangling", "directory"}) {
+    const std::string message = message_of<IoError>([&] { write_small_file(directory, name, "new"); });
+    EXPECT_TRUE(message.starts_with("cannot replace " + root / name + ": it is ")) << message;
+  }
+  EXPECT_TRUE(fs::is_symlink(root / "link") && fs::is_symlink(root / "dangling"));
+  EXPECT_EQ(contents_of(root / "file"), "mine");
+  EXPECT_EQ(directory.list().size(), 4u);
+  write_small_file(directory, "file", "new");
+  EXPECT_EQ(contents_of(root / "file"), "new");
+}
+
 TEST(SmallFile, IsReadUpToItsLimit) {
   const TemporaryDirectory root;
   Directory directory = Directory::open(posix_io(), root.path());

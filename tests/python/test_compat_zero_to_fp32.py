@@ -46,6 +46,14 @@ def saved(tmp_path_factory):
     return root
 
 
+def test_a_link_in_place_of_the_script_stays(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / checkpoint.SCRIPT).symlink_to(tmp_path / "mine")
+    assert world.run(1, train_and_save, root=str(tmp_path / "run"), stage=1, dtype="fp32", steps=1) == [1]
+    assert (tmp_path / "run" / checkpoint.SCRIPT).is_symlink() and (tmp_path / "mine").read_text() == "mine"
+
+
 def test_the_state_has_every_name_of_the_model(saved, tmp_path):
     state = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(saved)
     model = Net()

@@ -182,6 +182,17 @@ def test_a_model_is_not_overwritten_for_the_sake_of_a_folder_without_a_checkpoin
     assert (tmp_path / "trained" / "config.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00003.safetensors", "tokenizer.model"])
+def test_files_of_another_model_are_not_overwritten(tmp_path, tokens, name):
+    _, train = make(tmp_path, tokens, from_scratch=True, steps=1)
+    (tmp_path / "model" / "tokenizer.model").write_bytes(b"a tokenizer")
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / name).write_text("mine")
+    done = run(write(tmp_path, train), 2)
+    assert done.returncode == 2 and f"which holds '{name}', " in done.stderr, done.stderr
+    assert (tmp_path / "trained" / name).read_text() == "mine"
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this LibTorch has CUDA")
 def test_a_device_that_is_not_there_is_told(tmp_path, tokens):
     _, train = make(tmp_path, tokens, steps=1)

@@ -71,6 +71,8 @@ def _write_script(path: str) -> None:
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         if file.read() == _SCRIPT_TEXT and os.access(path, os.X_OK):
             return
+    if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        raise FileExistsError(f"{path} is a link or a device, not a regular file")
     directory = os.path.dirname(path) or "."
     os.makedirs(directory, mode=0o700, exist_ok=True)  # a save in the background may not have made it yet
     fd, temporary = tempfile.mkstemp(prefix=f".{SCRIPT}.", dir=directory)
