@@ -113,8 +113,8 @@ Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, c
 [[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs, int result) {
   ::setpgid(0, 0);
   ::signal(SIGTTOU, SIG_IGN);  // it may write to the terminal from the background
-  ::signal(SIGPIPE, SIG_IGN);
-  ::prctl(PR_SET_NAME, "zs-supervisor");  // `killall -9 zeroshard` must not take both
+  for (const int signal : {SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_IGN);  // an error of the write is enough
+  ::prctl(PR_SET_NAME, "zs-supervisor");                                  // `killall -9 zeroshard` must not take both
   Conclusion conclusion{.code = 1, .next = {}};
   try {
     Supervisor supervisor(options, inputs);

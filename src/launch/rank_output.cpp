@@ -25,10 +25,18 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
+// For this user alone. A link is not followed: whoever may write to the folder would choose a file that is cut.
 UniqueFd open_log(const std::string& folder, int rank, bool append) {
-  const std::string path = concat(folder, "/rank-", rank, ".log");
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | (append ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0644));
-  if (!file) throw_errno(("cannot write " + path).c_str());
+  const std::string path = concat(folder, "/rank-", rank, ".log"), what = "cannot write " + path;
+  // O_NONBLOCK: opening a FIFO would wait for a reader for ever.
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  UniqueFd file(::open(path.c_str(), kFlags, 0600));
+  struct stat found {};
+  const bool other =
+      file ? ::fstat(file.get(), &found) != 0 || !S_ISREG(found.st_mode) : errno == ELOOP || errno == ENXIO;
+  if (other)
+    throw Error(concat(what, ": it is a link or a device, not a regular file. Delete it, or give another --log-dir"));
+  if (!file || (!append && ::ftruncate(file.get(), 0) != 0)) throw_errno(what.c_str());
   return file;
 }
 

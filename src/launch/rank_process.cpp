@@ -42,7 +42,7 @@ void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* cons
   if (!place_stdio(spec.stdio)) return;
   if (spec.cpus && ::sched_setaffinity(0, sizeof *spec.cpus, &*spec.cpus) != 0) return;
   if (spec.inherited_fd >= 0) ::fcntl(spec.inherited_fd, F_SETFD, 0);
-  for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD, SIGPIPE}) {
+  for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD, SIGPIPE, SIGXFSZ}) {
     ::signal(signal, SIG_DFL);
   }
   ::sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -449,18 +450,25 @@ def test_hostile_variables_arrive(script):  # noqa: F811
 @pytest.mark.row("L3")
 def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path):  # noqa: F811
     """Four ranks, megabytes each: rank 0 never reads its input, rank 3 is stopped in the midst of its output, and the
-    log of rank 2 is on a full disk."""
+    log of rank 2 cannot become longer."""
     megabytes = 100 if RUNS else 4
     logs = tmp_path / "logs"
-    logs.mkdir()
-    (logs / "rank-2.log").symlink_to("/dev/full")
     body = "line = 'x' * 999 + '\\n'\nif rank == 3:\n    sys.stdout.write(line * 100 + 'half')\n"
     body += "    sys.stdout.flush()\n"
     body += "    " + NOTE + "    os.kill(os.getpid(), signal.SIGSTOP)\n"
     body += f"for _ in range({megabytes}): sys.stdout.write(line * 1000)\n"
+    body += "if rank == 2:\n    sys.stdout.write(line)\n    sys.stdout.flush()\n"
     body += "open(f'{os.path.dirname(__file__)}/done.{rank}', 'w').close()\n"
     process = launch(
-        "--nproc", "4", "--stall-timeout", "0", "--log-dir", str(logs), script(body), stdin=subprocess.PIPE
+        "--nproc",
+        "4",
+        "--stall-timeout",
+        "0",
+        "--log-dir",
+        str(logs),
+        script(body),
+        stdin=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6 * megabytes, resource.RLIM_INFINITY)),
     )
     feeder = threading.Thread(target=feed, args=(process,), daemon=True)
     feeder.start()
@@ -474,11 +482,35 @@ def test_a_rank_that_reads_and_writes_no_more_stops_no_other(script, tmp_path): 
     os.kill(pids_in(tmp_path, 1)[0], signal.SIGCONT)
     assert process.wait(timeout=120) == 0
     reader.join(timeout=20)
-    assert [counts[rank] for rank in range(3)] == [1000 * megabytes] * 3
+    assert [counts[rank] for rank in range(3)] == [1000 * megabytes, 1000 * megabytes, 1000 * megabytes + 1]
     assert counts[3] == 1000 * megabytes + 100
     assert os.path.getsize(logs / "rank-1.log") == 10**6 * megabytes
     wait_for(lambda: err, "stderr")
-    assert b"the log of rank 2 ends here: No space left on device" in err[0]
+    assert b"the log of rank 2 ends here: File too large" in err[0]
+
+
+@pytest.mark.row("X3")
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo"])
+def test_a_log_is_a_regular_file(script, tmp_path, kind):  # noqa: F811
+    """A link that somebody planted would have its target cut, and a FIFO would wait for a reader for ever."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    if kind == "fifo":
+        os.mkfifo(logs / "rank-0.log")
+    else:
+        (logs / "rank-0.log").symlink_to(tmp_path / ("mine" if kind == "link" else "new"))
+    code, _, err = run("--nproc", "1", "--log-dir", str(logs), script("print('a line')\n"))
+    assert code == 1 and f"cannot write {logs / 'rank-0.log'}: it is a link or a device" in err, err
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "new").exists()
+
+
+def test_logs_are_private_and_begin_anew(script, tmp_path):  # noqa: F811
+    for text in ("a long line", "short"):
+        code, _, err = run("--nproc", "1", "--log-dir", str(tmp_path / "logs"), script(f"print('{text}')\n"))
+        assert code == 0, err
+    log = tmp_path / "logs" / "rank-0.log"
+    assert log.read_text() == "short\n" and log.stat().st_mode & 0o777 == 0o600
 
 
 def feed(process):
