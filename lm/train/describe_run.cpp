@@ -119,6 +119,9 @@ void describe_limits(std::ostream& out, const CausalLM& model, const Config& con
 }
 
 void describe_results(std::ostream& out, const TrainOptions& options) {
+  if (const std::string links = links_out_of(options.model); !links.empty())
+    out << "warning     links lead out of " << options.model << ", and what they name will be in " << options.output
+        << ": " << links << "\n";
   out << "results     " << options.output
       << ": the trained model at the end, and metrics (metrics.jsonl, metrics.csv)\n"
       << "checkpoints " << options.checkpoints << ": ";

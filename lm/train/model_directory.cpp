@@ -1,5 +1,6 @@
 #include "train/model_directory.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -50,16 +51,24 @@ using Files = std::map<std::string, std::string>;  // name: contents
 
 constexpr int64_t kMaxCompanionBytes = int64_t{1} << 30;  // as tokenizers are read
 
+std::vector<fs::path> companion_paths(const std::string& directory) {
+  std::vector<fs::path> paths;
+  for (const char* name : kCompanions)
+    if (const fs::path path = fs::path(directory) / name; fs::exists(path)) paths.push_back(path);
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (entry.path().extension() == ".model") paths.push_back(entry.path());
+  return paths;
+}
+
 Files companions(const std::string& directory) {
   Files files;
-  for (const char* name : kCompanions) {
-    const fs::path path = fs::path(directory) / name;
-    if (fs::exists(path)) files[name] = read_text(path.string(), "", kMaxCompanionBytes);
-  }
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
-    if (entry.path().extension() == ".model")
-      files[entry.path().filename().string()] = read_text(entry.path().string(), "", kMaxCompanionBytes);
+  for (const fs::path& path : companion_paths(directory))
+    files[path.filename().string()] = read_text(path.string(), "", kMaxCompanionBytes);
   return files;
+}
+
+bool is_below(const fs::path& path, const fs::path& directory) {
+  return std::mismatch(directory.begin(), directory.end(), path.begin(), path.end()).first == directory.end();
 }
 
 void write_directory(const ModelExport& what, ExportOptions weights, const Files& files, const char* config_name,
@@ -98,6 +107,18 @@ void check_output(const std::string& model, const std::string& output, const std
   ZS_CHECK(found.empty(), "train.output is '", output, "', which holds '", found, "', a file of a model, and there is ",
            "no checkpoint in '", checkpoints,
            "' to go on from: it would be overwritten. Name another folder, or delete the file");
+}
+
+std::string links_out_of(const std::string& model) {
+  const fs::path inside = fs::canonical(model), blobs = inside.parent_path().parent_path() / "blobs";
+  std::string links;
+  for (const fs::path& path : companion_paths(model)) {
+    const fs::path target = fs::canonical(path);
+    if (is_below(target, inside) || (inside.parent_path().filename() == "snapshots" && is_below(target, blobs)))
+      continue;
+    links += concat(links.empty() ? "" : ", ", path.filename().string(), " (", target.string(), ")");
+  }
+  return links;
 }
 
 void write_model_directory(const ModelExport& what, ExportOptions weights) {

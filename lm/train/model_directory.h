@@ -16,6 +16,10 @@ struct ModelExport {
 // `output` without checkpoints. Throws IoError if a file that is copied at the end cannot be read.
 void check_output(const std::string& model, const std::string& output, const std::string& checkpoints);
 
+// "NAME (TARGET), ...": those of the files beside the weights that are links and lead out of `model`, whose contents
+// would get into `output`; empty: none. Links into the blobs/ of a Hugging Face cache are not counted.
+std::string links_out_of(const std::string& model);
+
 // Writes a Hugging Face directory: the weights (chosen by `weights`, but in what.dtype) as safetensors, config.json
 // with their dtype, the other files of `model` for transformers, such as its tokenizer, and a generation config, if
 // necessary made from config.json. Each file gets its name when it is whole, config.json last. Throws IoError or

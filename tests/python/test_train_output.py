@@ -43,6 +43,30 @@ def test_a_run_opens_with_what_it_will_do(tmp_path, tokens, ranks):
     assert lines_of(dry.stdout)[:8] == lines[:8], dry
 
 
+def test_links_that_lead_out_of_a_model_are_told(tmp_path, tokens):
+    """What they name is copied into the output, which people publish. Those of a Hugging Face cache are usual."""
+    _, train = make(tmp_path, tokens, steps=1)
+    (tmp_path / "secret").write_text("a key")
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0123").write_text("{}")
+    snapshot = tmp_path / "snapshots" / "main"
+    snapshot.parent.mkdir()
+    (tmp_path / "model").rename(snapshot)
+    train = train | {"model": str(snapshot)}
+    (snapshot / "tokenizer_config.json").symlink_to("../../blobs/0123")
+    (snapshot / "vocab.json").symlink_to("tokenizer_config.json")
+    config = write(tmp_path, train)
+    for link in (None, "merges.txt", "spiece.model"):
+        if link is not None:
+            (snapshot / link).symlink_to("../../secret")
+        done = subprocess.run([*command(config), "--dry-run"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stdout.splitlines() if line.startswith("warning ")]
+        assert (link is not None) == bool(told), done.stdout
+        assert link is None or f"{link} ({tmp_path / 'secret'})" in told[0], told
+    assert f"warning     links lead out of {snapshot}" in run(config).stdout
+
+
 def test_saves_and_loads_tell_size_and_speed(tmp_path, tokens):
     _, train = make(tmp_path, tokens, steps=4, checkpoints={"every": 2})
     done = run(write(tmp_path, train), 2)
