@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -94,8 +95,8 @@ at::Tensor choices_of(const at::Tensor& logits, const GenerateOptions& options) 
 }  // namespace
 
 struct Generator::Impl {
-  Impl(const std::string& directory, World& world_, const std::string& dtype_name)
-      : world(world_), model(make_causal_lm_of(directory)) {
+  Impl(const std::string& directory_, World& world_, const std::string& dtype_name)
+      : directory(directory_), world(world_), model(make_causal_lm_of(directory_)) {
     ZS_CHECK(dtype_name == "F32" || dtype_name == "BF16", "dtype is ", dtype_name, "; it must be F32 or BF16");
     dtype = dtype_name == "BF16" ? at::kBFloat16 : at::kFloat;
     model->eval();
@@ -150,12 +151,29 @@ struct Generator::Impl {
     }
   }
 
+  // NaN and infinities spread: one in a weight makes every logit NaN, and any token would be as good as another.
+  void check_finite(const at::Tensor& logits, size_t position) const {
+    if (std::isfinite(logits.max().item<float>())) return;
+    std::string found = "look for inf or NaN in its weights";
+    for (const auto& item : model->named_parameters()) {
+      const at::Tensor& parameter = item.value();
+      const bool here = parameter.unsafeGetTensorImpl()->storage_initialized();  // another rank has the others
+      if (here && !parameter.isfinite().all().item<bool>()) {
+        found = concat("parameter '", item.key(), "' has inf or NaN");
+        break;
+      }
+    }
+    throw Error(concat("the model in '", directory, "' gives no finite logits for token ", position, ": ", found,
+                       ". Take a model from before they came, such as an earlier checkpoint"));
+  }
+
   // For the token after the last one: fp32, [vocabulary], on the host, where tokens are chosen.
   at::Tensor next_logits(const std::vector<int32_t>& ids, KvCache& cache) {
     const TokenBatch batch = batch_of(ids, world.device());
     return model->logits(batch, *runner, &cache).select(1, -1).flatten().to(at::kCPU, at::kFloat).contiguous();
   }
 
+  std::string directory;
   World& world;
   std::shared_ptr<CausalLM> model;
   at::ScalarType dtype = at::kFloat;
@@ -189,7 +207,9 @@ std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, con
   KvCache cache(given + options.max_tokens);
   std::vector<int32_t> text, ids = prompt;
   while (static_cast<int64_t>(text.size()) < options.max_tokens) {
-    const int32_t token = sampler.choose(choices_of(impl_->next_logits(ids, cache), options));
+    const at::Tensor logits = impl_->next_logits(ids, cache);
+    impl_->check_finite(logits, prompt.size() + text.size());
+    const int32_t token = sampler.choose(choices_of(logits, options));
     if (std::find(options.stop.begin(), options.stop.end(), token) != options.stop.end()) break;
     text.push_back(token);
     if (on_token) on_token(token);

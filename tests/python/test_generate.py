@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from built import ZEROSHARD, ZEROSHARD_TORCH, needs
+from safetensors.torch import load_file, save_file
 from tokenizer_data import train_byte_level
 
 pytestmark = needs(ZEROSHARD_TORCH)
@@ -137,6 +138,23 @@ def test_wrong_options_are_named(tmp_path, tokenizer, arguments, message):
     assert done.returncode == 2 and message in done.stderr.decode(), done
     done = run(tmp_path, "--prompt", PROMPT, ranks=0)
     assert done.returncode == 2 and b"--nproc is '0', expected a whole number >= 1" in done.stderr, done
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_without_values_are_named(tmp_path, tokenizer, value, ranks):
+    make(tmp_path, "qwen2", tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][3] = value
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for temperature in (0, 1):
+        done = run(tmp_path, "--prompt", PROMPT, "--max-tokens", 4, "--temperature", temperature, ranks=ranks)
+        error = done.stderr.decode()
+        assert done.returncode == 1 and done.stdout == b"", done
+        assert (
+            f"the model in '{tmp_path}' gives no finite logits for token {len(tokenizer.encode(PROMPT).ids)}" in error
+        )
+        assert "parameter 'model.norm.weight' has inf or NaN" in error and "Exception raised" not in error, error
 
 
 def test_an_empty_prompt_and_a_missing_directory(tmp_path, tokenizer):

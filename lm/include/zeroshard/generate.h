@@ -37,7 +37,7 @@ class Generator {
 
   // The tokens that follow `prompt`; `on_token` is called with each at once. The same on every rank. Throws
   // ValueError for an empty prompt, an id outside the vocabulary, invalid options, or more tokens than the model has
-  // positions.
+  // positions, and Error when weights with inf or NaN leave nothing to choose by.
   std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
                                 const std::function<void(int32_t)>& on_token = {});
 
