@@ -215,6 +215,11 @@ UnitShapes embedding(const std::string& module, int64_t vocab, int64_t hidden, b
   return unit;
 }
 
+void check_divides(const Fields& fields, const char* name, int64_t value, const char* whole_name, int64_t whole) {
+  ZS_CHECK(whole % value == 0, fields.source(), ": \"", name, "\" is ", value, " and must divide \"", whole_name,
+           "\", which is ", whole);
+}
+
 ModelShapes llama_like(const Family& family, Fields& fields) {
   LlamaDims dims{};
   const int64_t vocab = fields.size("vocab_size", family.vocab);
@@ -224,10 +229,12 @@ ModelShapes llama_like(const Family& family, Fields& fields) {
   dims.heads = fields.size("num_attention_heads", family.heads);
   dims.kv_heads = fields.optional_size("num_key_value_heads", family.kv_heads);
   if (dims.kv_heads == 0) dims.kv_heads = dims.heads;
+  check_divides(fields, "num_key_value_heads", dims.kv_heads, "num_attention_heads", dims.heads);
   dims.head_dim = fields.optional_size("head_dim", family.head_dim);
-  if (dims.head_dim == 0) dims.head_dim = dims.hidden / dims.heads;
-  ZS_CHECK(dims.head_dim > 0, fields.source(), ": \"num_attention_heads\" (", dims.heads,
-           ") is larger than \"hidden_size\" (", dims.hidden, ")");
+  if (dims.head_dim == 0) {
+    check_divides(fields, "num_attention_heads", dims.heads, "hidden_size", dims.hidden);
+    dims.head_dim = dims.hidden / dims.heads;
+  }
   if (family.experts) {
     // transformers also takes the alias.
     dims.experts = fields.size(fields.has("num_experts") ? "num_experts" : "num_local_experts", 8);
@@ -275,6 +282,7 @@ ModelShapes gpt2(Fields& fields) {
   const bool tied = fields.flag("tie_word_embeddings", true);
 
   const int64_t heads = size("n_head", "num_attention_heads", 12);
+  check_divides(fields, "n_head", heads, "n_embd", hidden);
   ModelShapes model{"gpt2", hidden, {layers, inner, heads, heads, hidden / heads, vocab}, {}, {}};
   model.units.push_back(embedding("transformer.wte", vocab, hidden, tied));
   model.units.push_back(module_unit("transformer.wpe", {positions, hidden}));

@@ -78,6 +78,21 @@ TEST(ModelShapes, BadConfigsAreErrorsThatSayWhy) {
               HasSubstr("more than"));
 }
 
+TEST(ModelShapes, HeadsThatDoNotDivideAreNamed) {
+  const auto with = [](const std::string& more) {
+    return error_of(std::string(kSmallLlama).substr(0, std::string(kSmallLlama).size() - 1) + ", " + more + "}");
+  };
+  EXPECT_EQ(with(R"("num_key_value_heads": 3)"),
+            "config.json: \"num_key_value_heads\" is 3 and must divide \"num_attention_heads\", which is 4");
+  EXPECT_EQ(with(R"("num_key_value_heads": 8)"),
+            "config.json: \"num_key_value_heads\" is 8 and must divide \"num_attention_heads\", which is 4");
+  EXPECT_EQ(with(R"("num_attention_heads": 10, "num_key_value_heads": 5)"),
+            "config.json: \"num_attention_heads\" is 10 and must divide \"hidden_size\", which is 24");
+  EXPECT_EQ(with(R"("num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 8)"), "");
+  EXPECT_EQ(error_of(R"({"model_type": "gpt2", "n_head": 7})"),
+            "config.json: \"n_head\" is 7 and must divide \"n_embd\", which is 768");
+}
+
 TEST(ModelShapes, MissingFile) {
   EXPECT_THROW(load_model_shapes("/nonexistent/model"), ValueError);
 }
