@@ -10,6 +10,7 @@
 
 #include "choices.h"
 #include "commands.h"
+#include "format.h"
 #include "zeroshard/checkpoint_files.h"
 #include "zeroshard/error.h"
 #include "zeroshard/launch.h"
@@ -55,7 +56,7 @@ void add_list(CLI::App& parent) {
     if (*json) {
       Json array = Json::array();
       for (const CheckpointSummary& summary : summaries) array.push_back(to_json(summary));
-      std::cout << array.dump(2) << "\n";
+      std::cout << json_text(array);
       return;
     }
     if (summaries.empty()) std::cout << "no checkpoint in " << *root << "\n";
@@ -96,7 +97,7 @@ void add_inspect(CLI::App& parent) {
                                      {"trainable", tensor.trainable},
                                      {"updates", tensor.updates},
                                      {"bytes", tensor.bytes}});
-      std::cout << object.dump(2) << "\n";
+      std::cout << json_text(object);
       return;
     }
     std::cout << details.path << "\n  step " << details.summary.step << ", written by " << details.summary.world_size

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "format.h"
 #include "numbers.h"
 #include "plan_output.h"
 
@@ -44,7 +45,7 @@ void print_json(const ParsedConfig& parsed) {
       {"without_effect", parsed.without_effect},
       {"unknown", parsed.unknown},
       {"digest", hex(parsed.config.digest())}};
-  std::cout << json.dump(2) << "\n";
+  std::cout << json_text(json);
 }
 
 void print_table(const ParsedConfig& parsed) {

@@ -141,7 +141,7 @@ void run(const DoctorArguments& arguments) {
     throw ValueError(format("--seconds must be above 0 and at most 60, got %g", arguments.seconds));
   const Diagnosis found = examine(arguments);
   if (arguments.json) {
-    std::cout << as_json(arguments, found).dump(2) << "\n";
+    std::cout << json_text(as_json(arguments, found));
   } else {
     print(arguments, found);
   }

@@ -305,7 +305,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
   } else {
     for (const StagePlan& plan : plans) json["stages"].push_back(to_json(inputs, plan));
   }
-  std::cout << json.dump(2) << "\n";
+  std::cout << json_text(json);
 }
 
 void print_params(const ModelShapes& model, bool as_json) {
@@ -322,7 +322,7 @@ void print_params(const ModelShapes& model, bool as_json) {
     }
     json["units"].push_back({{"name", unit.name}, {"params", std::move(params)}});
   }
-  if (as_json) std::cout << json.dump(2) << "\n";
+  if (as_json) std::cout << json_text(json);
 }
 
 Json placements_as_json(const std::vector<PlannedUnit>& units, bool sizes) {
@@ -367,7 +367,7 @@ void print_placements(const PlanInputs& inputs, bool as_json) {
     std::cout << format("stage %d, %d ranks\n", stage, inputs.options.world_size);
     print_placement_table(units, /*sizes=*/true);
   }
-  if (as_json) std::cout << Json{{"world_size", inputs.options.world_size}, {"stages", stages}}.dump(2) << "\n";
+  if (as_json) std::cout << json_text(Json{{"world_size", inputs.options.world_size}, {"stages", stages}});
 }
 
 }  // namespace zeroshard::cli

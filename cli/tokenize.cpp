@@ -11,6 +11,7 @@
 
 #include "choices.h"
 #include "commands.h"
+#include "format.h"
 #include "zeroshard/error.h"
 #include "zeroshard/token_file.h"
 #include "zeroshard/tokenize.h"
@@ -109,7 +110,7 @@ void inspect(const TokenizeArguments& arguments) {
   std::vector<int32_t> first(size_t(std::clamp<int64_t>(arguments.first_tokens, 0, info.tokens)));
   file.read(0, first);
   if (arguments.json) {
-    std::cout << to_json(info, first).dump(2) << "\n";
+    std::cout << json_text(to_json(info, first));
   } else {
     std::cout << info.path << ": " << info.tokens << " tokens of " << info.id_bytes << " bytes in " << info.documents
               << " documents, format " << info.format << "\n";

@@ -94,7 +94,7 @@ def save(
     contents["buffers"] = _own_buffers(run) + contents["buffers"]
     run.core.save_checkpoint(
         root,
-        f"global_step{run.global_steps}" if tag is None else str(tag),
+        f"global_step{run.global_steps}" if tag is None else os.fsencode(str(tag)),
         run.global_steps,
         _C.CheckpointContents(**contents),
         latest=save_latest,
@@ -166,8 +166,8 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
 
     together(run, check, "save_16bit_model")
     run.core.save_weights(
-        os.fspath(save_dir),
-        stem + ".safetensors",
+        os.fsencode(save_dir),
+        os.fsencode(stem + ".safetensors"),
         exclude_frozen=exclude_frozen_parameters,
         buffers=[_whole(buffer, _BUFFER, tensor) for buffer, tensor in _buffers(run.module)],
     )
@@ -289,7 +289,7 @@ def load(
         with naming_causes() as keeping:
             loaded = run.core.load_checkpoint(
                 os.fsencode(load_dir),
-                tag=None if tag is None else str(tag),
+                tag=None if tag is None else os.fsencode(str(tag)),
                 strict=strict,
                 all_params=load_module_strict,
                 optimizer=with_optimizer,

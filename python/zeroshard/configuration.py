@@ -27,33 +27,39 @@ def parse_config(
         text = _from_base64(text)
         if "{" in text:
             return _C.ParsedConfig.parse(text, world_size=world_size, hidden_size=hidden_size)
-    return _C.ParsedConfig.load(text, world_size=world_size, hidden_size=hidden_size)
+    return _C.ParsedConfig.load(os.fsencode(text), world_size=world_size, hidden_size=hidden_size)
 
 
 def _as_json(settings: dict) -> str:
     try:
-        return json.dumps(settings)
+        text = json.dumps(settings, ensure_ascii=False)
+        text.encode()  # surrogates, which Python has for the bytes of paths that are no UTF-8
+        return text
     except (TypeError, ValueError, RecursionError):
         place, value = _no_plain_value(settings, "config", [])
         raise ValueError(
             f"{place} is {value!r:.200}, {a_type(value)}: a configuration holds what JSON can, which is "
-            "numbers, text, true, false, null, lists and dicts"
+            "numbers, text in UTF-8, true, false, null, lists and dicts"
         ) from None
 
 
 def _no_plain_value(value: Any, place: str, around: list[int]) -> tuple[str, Any]:
     """The first value that JSON cannot hold; ("config", the dict) where that is something else."""
     if isinstance(value, _PLAIN):
-        return "", None
+        return ("", None) if _is_utf8(value) else (place, value)
     if not isinstance(value, (dict, list, tuple)) or id(value) in around or len(around) > 500:
         return place, value
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if not isinstance(key, _PLAIN):
+        if not isinstance(key, _PLAIN) or not _is_utf8(key):
             return f"a key of {place}", key
         found = _no_plain_value(item, f"{place}[{key!r}]", [*around, id(value)])
         if found[0]:
             return found
     return ("", None) if around else (place, value)
+
+
+def _is_utf8(value: Any) -> bool:
+    return not isinstance(value, str) or value.isascii() or value.encode(errors="ignore").decode() == value
 
 
 def _from_base64(text: str) -> str:

@@ -178,7 +178,7 @@ def _lazy_state(directory: str, tag: str | int | None, exclude_frozen: bool) -> 
     foreign = _foreign(directory, tag)
     if foreign is not None:
         return _lazy_state_of_deepspeed(foreign, exclude_frozen)
-    stored = _C.StoredCheckpoint(_ours(directory, tag))
+    stored = _C.StoredCheckpoint(os.fsencode(_ours(directory, tag)))
     state: dict[str, LazyTensor] = {}
     for tensor in stored.tensors:
         if tensor.kind not in ("weight", "buffer") or (exclude_frozen and _is_frozen(tensor)):
@@ -221,8 +221,10 @@ def _lazy_state_of_deepspeed(directory: str, exclude_frozen: bool) -> dict[str, 
 def _export(path: str, out: str, max_file_bytes: int, exclude_frozen: bool) -> list[str]:
     left_out = set()
     if exclude_frozen:
-        left_out = {tensor.name for tensor in _C.StoredCheckpoint(path).tensors if _is_frozen(tensor)}
-    return _C.export_weights(path, out, dtype="F32", max_file_bytes=max_file_bytes, leave_out=left_out)
+        left_out = {tensor.name for tensor in _C.StoredCheckpoint(os.fsencode(path)).tensors if _is_frozen(tensor)}
+    return _C.export_weights(
+        os.fsencode(path), os.fsencode(out), dtype="F32", max_file_bytes=max_file_bytes, leave_out=left_out
+    )
 
 
 def _bytes_of(size: str | int | None) -> int:

@@ -1,0 +1,77 @@
+"""Paths that are no UTF-8: clear errors, no crash."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+import torch
+import zeroshard
+from built import LM, ZEROSHARD, needs
+from tokenizer_data import train_byte_level
+
+BYTES = "\udcff"  # as Python shows the byte 0xff of a path
+
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+
+
+def make(**more):
+    return zeroshard.initialize(model=torch.nn.Linear(4, 4), config=CONFIG | more)[0]
+
+
+def zeroshard_command(*arguments, **options):
+    return subprocess.run([ZEROSHARD, *map(str, arguments)], capture_output=True, timeout=60, **options)
+
+
+# --- paths that are no UTF-8 ------------------------------------------------------------------------------------------
+
+
+def test_engines_write_to_paths_of_any_bytes(tmp_path):
+    folder = str(tmp_path / f"a{BYTES}b")
+    engine = make()
+    engine.save_checkpoint(folder)
+    assert engine.load_checkpoint(folder)[0] == f"{folder}/global_step0"
+    engine.save_16bit_model(folder)
+    assert os.path.exists(f"{folder}/model.safetensors")
+    (tmp_path / f"c{BYTES}.json").write_text(json.dumps(CONFIG))
+    zeroshard.initialize(model=torch.nn.Linear(4, 4), config=str(tmp_path / f"c{BYTES}.json"))
+
+
+@pytest.mark.parametrize("text", [f"/tmp/{BYTES}", "\ud800"])
+def test_text_of_a_configuration_is_utf_8(text):
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": text}}
+    place = re.escape("config['zero_optimization']['offload_optimizer']['nvme_path'] is " + repr(text))
+    with pytest.raises(ValueError, match=place + ".*UTF-8"):
+        make(zero_optimization=zero)
+
+
+def test_a_tag_that_is_no_utf_8_is_told_in_a_line(tmp_path):
+    engine = make()
+    for call in (engine.save_checkpoint, engine.load_checkpoint):
+        with pytest.raises(ValueError, match="^(?!.*incompatible).*tag") as told:
+            call(str(tmp_path), tag=f"t{BYTES}")
+        assert len(str(told.value)) < 500
+
+
+def test_commands_show_paths_of_any_bytes(tmp_path):
+    folder = str(tmp_path / f"a{BYTES}b")
+    engine = make()
+    engine.save_checkpoint(folder)
+    engine.wait_for_checkpoint()
+    for arguments in (["list", folder], ["inspect", folder]):
+        for more in ([], ["--json"]):
+            done = zeroshard_command("checkpoint", *arguments, *more)
+            assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["path"].endswith("a�b/global_step0")
+
+
+@needs(LM)
+def test_tokens_at_paths_of_any_bytes(tmp_path):
+    train_byte_level(["a text"], ["</s>"]).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "in.txt").write_text("a text")
+    output = tmp_path / f"o{BYTES}.tokens"
+    options = ["--tokenizer", tmp_path, "--no-append-eos", "--output", output]
+    assert zeroshard_command("tokenize", tmp_path / "in.txt", *options).returncode == 0
+    done = zeroshard_command("tokenize", "--inspect", output, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["documents"] == 1, done.stderr
