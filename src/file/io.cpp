@@ -3,6 +3,7 @@
 #include <system_error>
 
 #include "base/format.h"
+#include "base/umask.h"
 #include "zeroshard/error.h"
 
 namespace zeroshard {
@@ -45,7 +46,8 @@ const char* advice(int error, std::string_view operation) {
 void throw_io_error(std::string_view operation, std::string_view path, int64_t result, std::string_view details) {
   const auto error = int(-result);
   throw IoError(concat("cannot ", operation, " ", path, ": ", std::generic_category().message(error),
-                       details.empty() ? "" : "; ", details, advice(error, operation)));
+                       details.empty() ? "" : "; ", details, advice(error, operation),
+                       error == EACCES ? advice_on_umask() : std::string()));
 }
 
 }  // namespace zeroshard

@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/umask.h"
 #include "launch/cpu_places.h"
 #include "launch/descendants.h"
 #include "launch/environment.h"
@@ -39,7 +40,7 @@ void make_log_dir(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   ZS_CHECK(!error && ::access(folder.c_str(), W_OK) == 0, "cannot write logs to '", folder,
-           "': ", error ? error.message() : "it is read-only");
+           "': ", error ? error.message() : "it is read-only", advice_on_umask());
 }
 
 // Signals that the launcher handles instead of dying from them. Restores all on destruction.

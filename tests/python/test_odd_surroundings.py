@@ -1,9 +1,11 @@
-"""Paths that are no UTF-8: clear errors, no crash."""
+"""Paths that are no UTF-8, and a umask that takes all permissions: clear errors, no crash."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -75,3 +77,31 @@ def test_tokens_at_paths_of_any_bytes(tmp_path):
     assert zeroshard_command("tokenize", tmp_path / "in.txt", *options).returncode == 0
     done = zeroshard_command("tokenize", "--inspect", output, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["documents"] == 1, done.stderr
+
+
+# --- a umask that takes all permissions -------------------------------------------------------------------------------
+
+
+def without_privileges(*argv):
+    """As a user whom permissions bind, with umask 0777."""
+    drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    if drop and shutil.which("setpriv") is None:
+        pytest.skip("root needs setpriv to be bound by permissions")
+    command = [*drop, "sh", "-c", 'umask 0777; exec "$@"', "sh", *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_umask_is_named_where_it_is_in_the_way(tmp_path):
+    (tmp_path / "script.py").write_text("print('a line')")
+    logs = without_privileges(ZEROSHARD, "run", "--nproc", "2", "--log-dir", tmp_path / "logs", tmp_path / "script.py")
+    assert logs.returncode == 2 and f"cannot write logs to '{tmp_path / 'logs'}'" in logs.stderr, logs.stderr
+    (tmp_path / "save.py").write_text(
+        "import sys, torch, zeroshard\n"
+        f"config = {CONFIG!r}\n"
+        "engine, *_ = zeroshard.initialize(model=torch.nn.Linear(4, 4), config=config)\n"
+        "engine.save_16bit_model(sys.argv[1])\n"
+    )
+    saved = without_privileges(sys.executable, tmp_path / "save.py", tmp_path / "weights")
+    assert saved.returncode == 1 and f"cannot open the directory {tmp_path / 'weights'}: " in saved.stderr, saved.stderr
+    for done in (logs, saved):
+        assert "The umask is 0777, which takes this user's own permissions from what is created: set it" in done.stderr
