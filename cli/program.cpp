@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
@@ -46,6 +48,7 @@ void refuse_empty_values(CLI::App& app) {
 
 int run_program(CLI::App& app, int argc, const char* const* argv) {
   open_standard_streams();
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write then
   refuse_empty_values(app);
   try {
     app.parse(argc, argv);

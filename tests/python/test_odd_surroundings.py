@@ -1,8 +1,9 @@
-"""Paths that are no UTF-8, and a umask that takes all permissions: clear errors, no crash."""
+"""Paths that are no UTF-8, a umask that takes all permissions, and a limit of file sizes: clear errors, no crash."""
 
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -105,3 +106,23 @@ def test_a_umask_is_named_where_it_is_in_the_way(tmp_path):
     assert saved.returncode == 1 and f"cannot open the directory {tmp_path / 'weights'}: " in saved.stderr, saved.stderr
     for done in (logs, saved):
         assert "The umask is 0777, which takes this user's own permissions from what is created: set it" in done.stderr
+
+
+# --- a limit of file sizes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments", [["config", "keys"], ["--help"], ["plan", "--params", "7e9", "--world-size", "8"]]
+)
+def test_a_limit_of_file_sizes_is_an_error_of_the_output(tmp_path, arguments):
+    with open(tmp_path / "output", "w") as output:
+        command = [ZEROSHARD, *arguments]
+        limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))}
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, **limit)
+    assert done.returncode == 1 and done.stderr.startswith("zeroshard: standard output cannot be written"), done
+
+
+def test_a_rank_decides_itself_about_limits_of_file_sizes(tmp_path):
+    """It is started with the signal as it was; Python ignores it when it starts."""
+    program = ["sh", "-c", "kill -XFSZ $$; echo goes on"]
+    assert zeroshard_command("run", "--no_python", "--nproc", "1", *program).returncode == 128 + 25
