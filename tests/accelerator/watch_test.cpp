@@ -259,10 +259,15 @@ TEST_F(OneQueue, TwoCommunicatorsInDifferentOrdersWaitUntilTheTimeIsOver) {
     options.timeout_ms = 3000;
     options.failure = std::make_shared<SharedFailure>();
     options.device_watch = std::make_shared<DeviceWatch>();
+    std::promise<void> failed;
+    options.failure->listen(&failed, [&](const std::string&) { failed.set_value(); });
     const Groups groups = make_groups(rank);
     const auto gather = make_comm(groups[0], device(rank), options),
                reduce = make_comm(groups[1], device(rank), options);
     call_in_different_orders(*gather, *reduce);
+    // The rank whose time is over first ends the other's wait for its device, maybe before the other hears why.
+    EXPECT_EQ(failed.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    gather->check();
   });
   for (const std::string& error : errors)
     EXPECT_THAT(error, HasSubstr("the collectives of several groups in different"));
