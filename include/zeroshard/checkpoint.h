@@ -70,6 +70,10 @@ std::string random_state();
 // rank's were saved by a version with another form of them. What was imported has none, and changes nothing.
 std::optional<int64_t> restore_random_state(const std::vector<std::string>& rank_states, int rank);
 
+// Gives a buffer values of its shape and dtype, also where torch refuses to write: into a tensor that was expanded,
+// which gets memory of its own, an inference tensor, or a leaf that requires gradients.
+void set_buffer(const at::Tensor& buffer, const at::Tensor& values);
+
 // Chooses the memory for tensors that the engine does not know, from those in the checkpoint. It must be separate
 // memory: it is partly filled when the load fails, and is requested again for an older checkpoint.
 using ChooseTensors = std::function<std::vector<TensorState>(const std::vector<TensorInfo>&)>;

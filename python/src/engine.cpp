@@ -322,6 +322,7 @@ void bind_engine(py::module_& m) {
   bind_checkpoints(m);
   bind_progress(m);
   m.def("check_apart", &check_apart, py::arg("params"));
+  m.def("set_buffer", &set_buffer, py::arg("buffer"), py::arg("values"));
   m.def("restore_random_state", &restore_random_state, py::arg("rank_states"), py::arg("rank"));
   EngineClass engine(m, "Engine", "Trains parameters whose states are sharded across a process group.");
   engine.def(py::init(&make_engine), py::arg("units"), py::arg("options"), py::kw_only(), py::arg("gather_group"),

@@ -6,6 +6,7 @@ Everything except tensors is JSON, so that nothing in a checkpoint can run code.
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 import random
@@ -232,6 +233,7 @@ def load(
     buffers = dict(_buffers(run.module))
     states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of the user's optimizer
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers, which change only after everything was read
+    saved: dict[str, Any] = {}  # the state of the run
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
         for of_a_damaged_one in (tensors, states, copies):  # tried before this one
@@ -243,6 +245,7 @@ def load(
                 tensors[info.name] = torch.empty(info.shape, dtype=_dtype(info))
                 chosen.append(_whole(info.name, _CLIENT, tensors[info.name]))
             elif info.kind == _BUFFER and info.name in buffers:
+                check_tensor(buffers[info.name], f"buffer '{info.name}'", "register it with persistent=False")
                 mine = _rank_buffer(run, info.name)
                 name, kind = mine if mine in own else (info.name, _BUFFER)
                 buffer = buffers[info.name]
@@ -256,19 +259,23 @@ def load(
             )
         if with_optimizer and run.external is not None:
             chosen += _external_wants(run, infos, states)
+        if load_lr_scheduler_states and not load_module_only:
+            _check_scheduler(run, decode(saved.get("lr_scheduler"), tensors))
         return chosen
 
     def accept(text: str) -> None:
+        saved.clear()
+        saved.update(json.loads(text))
         if with_optimizer:
-            _check_param_groups(run, json.loads(text))
+            _check_param_groups(run, saved)
 
     client: dict[str, Any] | None = None
 
     def finish(loaded: _C.LoadedState) -> None:
         nonlocal client
-        for buffer, copy in copies:
-            buffer.copy_(copy)
-        state = decode(json.loads(loaded.state), tensors)
+        for buffer, values in copies:
+            _C.set_buffer(buffer, values)
+        state = decode(saved, tensors)
         client = state["client"]
         if load_module_only:
             return
@@ -277,8 +284,8 @@ def load(
         if load_lr_scheduler_states:
             _restore(run.lr_scheduler, state.get("lr_scheduler"))
         _restore(run.loader, state.get("data"))
-        saved = [(name, int(state[name])) for name, _ in run.progress.counts() if name in state]
-        run.core.restore_progress(saved, step=loaded.step)
+        counts = [(name, int(state[name])) for name, _ in run.progress.counts() if name in state]
+        run.core.restore_progress(counts, step=loaded.step)
         _restore_random(run, loaded.rank_states)
 
     takes = ["buffers"] * bool(buffers)
@@ -303,6 +310,26 @@ def load(
     if loaded is None:
         return None, None
     return os.path.join(os.fsdecode(load_dir), loaded.tag), client
+
+
+def _check_scheduler(run: Run, state: Any) -> None:
+    """Lets the scheduler load a state and then its own again: one that cannot must not fail once weights are read."""
+    scheduler = run.lr_scheduler
+    if state is None or not (hasattr(scheduler, "load_state_dict") and hasattr(scheduler, "state_dict")):
+        return
+    own = copy.deepcopy(scheduler.state_dict())
+    settings = [_without_params(group) for group in run.optimizer.param_groups]
+    try:
+        scheduler.load_state_dict(state)
+    except Exception as error:  # whatever a scheduler of the caller's raises
+        raise ValueError(
+            f"the lr_scheduler {type(scheduler).__name__} cannot load the checkpoint's state "
+            f"({type(error).__name__}: {error}): pass one like it, or load with load_lr_scheduler_states=False"
+        ) from error
+    finally:
+        scheduler.load_state_dict(own)
+        for group, before in zip(run.optimizer.param_groups, settings, strict=True):
+            group.update(before)
 
 
 def _restore(thing: Any, state: Any) -> None:

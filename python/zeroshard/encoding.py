@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from .messages import a_type
 
@@ -26,6 +27,8 @@ _HALVES = "surrogatepass"
 
 def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
     """Raises ``ValueError`` naming ``what`` when a checkpoint cannot hold the tensor's dtype or layout."""
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise ValueError(f"{what} has no shape yet: run a forward of its module before zeroshard.initialize")
     if tensor.dtype not in _KNOWN or tensor.layout != torch.strided:
         layout = "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())

@@ -98,7 +98,7 @@ void share_buffers(Comm& comm, const std::vector<std::pair<std::string, at::Tens
     if (buffer.layout() != at::kStrided || buffer.is_quantized() || buffer.numel() == 0) continue;
     const at::Tensor mine = buffer.contiguous().view({-1}), first = mine.clone(), bytes = first.view(at::kByte);
     comm.broadcast({bytes.data_ptr(), bytes.numel(), DType::kOther1}, /*root=*/0, name)->wait();
-    if (!bytes.equal(mine.view(at::kByte))) buffer.copy_(first.view_as(buffer));
+    if (!bytes.equal(mine.view(at::kByte))) set_buffer(buffer, first.view_as(buffer));
   }
 }
 

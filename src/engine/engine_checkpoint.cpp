@@ -393,6 +393,8 @@ std::vector<StateSlice> Engine::Impl::choose(const Manifest& manifest, const Ten
     ZS_CHECK(saved && saved->shape == state.shape, "'", state.name, "' (", state.kind, ") has the shape ",
              shape_text(state.shape), ", in the checkpoint ", saved ? shape_text(saved->shape) : "it is missing");
     wanted.push_back(to_slice(state));
+    ZS_CHECK(convertible(saved->dtype, wanted.back().dtype), "'", state.name, "' (", state.kind, ") has the dtype ",
+             wanted.back().dtype, ", in the checkpoint ", saved->dtype);
   }
   return wanted;
 }

@@ -44,7 +44,7 @@ std::optional<std::string> ModuleEngine::load(const std::string& root, const Loa
   LoadOptions options = load;
   options.takes.insert(options.takes.end(), {"buffers", "learning rate, counts and random numbers"});
   options.finish = [&](const LoadedState& loaded) {
-    for (auto& [buffer, copy] : copies) buffer.copy_(copy);
+    for (auto& [buffer, copy] : copies) set_buffer(buffer, copy);
     const Json state = Json::parse(loaded.state);
     client = state.value("client", Json::object()).dump();
     NamedCounts counts;
