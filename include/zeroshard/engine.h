@@ -230,9 +230,9 @@ class Engine {
   // Unshards these units until release(), so that their parameters can be read. With `modify_rank` >= 0, release()
   // gives that rank's values to every rank, master weights included. With kReadOnly, release() throws StateError on a
   // rank whose values have changed, unless they were gathered `to_modify`. With kDropWrites it does not check, and
-  // values gathered `to_modify` are restored. For that, a unit that is not sharded is copied to the host, unless
-  // gather() got `can_drop` = false.
-  void gather(const std::vector<size_t>& units, bool to_modify = false, bool can_drop = true);
+  // values that gather() `can_drop` are restored unless a step was taken. For that, a unit that is not sharded is
+  // copied to the host. Unset: what `to_modify` is.
+  void gather(const std::vector<size_t>& units, bool to_modify = false, std::optional<bool> can_drop = std::nullopt);
   void release(const std::vector<size_t>& units, int modify_rank = kReadOnly);
 
   // Saves the parameters, the optimizer's states and `contents` as the checkpoint root/tag, for any number of ranks and

@@ -30,7 +30,14 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor | None], modify_rank: 
     >>> with zeroshard.gathered(model.parameters()):
     ...     model.generate(ids)
     """
-    with _gathered(params, modify_rank, can_drop=True):
+    with _gathered(params, modify_rank, can_drop=modify_rank is not None):
+        yield
+
+
+@contextmanager
+def gathered_to_drop(params: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Makes parameters whole for reading, as ``gathered`` does. What is written to them has no effect afterwards."""
+    with _gathered(params, None, can_drop=True):
         yield
 
 
@@ -47,7 +54,10 @@ def _gathered(
 
 @contextmanager
 def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can_drop: bool) -> Iterator[None]:
-    """The same for those that belong to engines: their units are made whole."""
+    """The same for those that belong to engines: their units are made whole.
+
+    ``can_drop``: values can be restored, after an exception and, without ``modify_rank``, at the end.
+    """
     units: dict[int, tuple[object, set[int]]] = {}
     for tensor in tensors:
         if (mark := mark_of(tensor)) is not None:
@@ -65,7 +75,8 @@ def _units_gathered(tensors: list[torch.Tensor], modify_rank: int | None, *, can
             core.release(indices, core.DROP_WRITES)
         raise
     for core, indices in entered:
-        core.release(indices, core.READ_ONLY if modify_rank is None else modify_rank)
+        without_rank = core.DROP_WRITES if can_drop else core.READ_ONLY
+        core.release(indices, without_rank if modify_rank is None else modify_rank)
 
 
 def take_loaded_state_dicts(module: nn.Module) -> list[RemovableHandle]:

@@ -399,6 +399,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   if (result.applied) apply();
   if (result.applied && !delayed) tell_autograd_of_update();
   watch->forget_readings();
+  held->forget();
   reducer->end_step();
   dropped.clear();
   last_grad_scale = result.loss_scale;
@@ -427,16 +428,19 @@ void Engine::request_stop() noexcept {
   impl_->stop_requested = true;
 }
 
-void Engine::gather(const std::vector<size_t>& units, bool to_modify, bool can_drop) {
+void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optional<bool> can_drop) {
   using Purpose = HeldValues::Purpose;
   impl_->check_caller();
   if (!impl_->in_use) impl_->check_whole();
   if (to_modify && impl_->in_use) publish_update();
-  const Purpose purpose = !to_modify ? Purpose::kRead : can_drop ? Purpose::kModify : Purpose::kModifyForGood;
+  const bool drops = can_drop.value_or(to_modify);
+  const Purpose purpose = to_modify ? drops ? Purpose::kModify : Purpose::kModifyForGood
+                          : drops   ? Purpose::kReadAndDrop
+                                    : Purpose::kRead;
   for (const size_t unit : units) {
     impl_->executor->hold(unit);
     impl_->held->begin(unit, purpose);
-    if (!to_modify) impl_->watch->begin_reading(unit);
+    if (purpose == Purpose::kRead) impl_->watch->begin_reading(unit);
   }
 }
 

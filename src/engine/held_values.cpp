@@ -24,7 +24,7 @@ void HeldValues::begin(size_t unit, Purpose purpose) {
   Entry entry{purpose, std::nullopt};
   const Unit& held = executor_.unit(unit);
   const bool stays = held.placement() != Placement::kSharded || entries_.contains(unit);
-  if (purpose == Purpose::kModify && stays) entry.before = values_of(held);
+  if ((purpose == Purpose::kModify || purpose == Purpose::kReadAndDrop) && stays) entry.before = values_of(held);
   entries_[unit].push_back(std::move(entry));
 }
 
@@ -65,7 +65,7 @@ void HeldValues::accept(size_t unit) {
 bool HeldValues::may_change() const {
   for (const auto& [unit, entries] : entries_)
     for (const Entry& entry : entries)
-      if (entry.purpose != Purpose::kRead) return true;
+      if (entry.purpose == Purpose::kModify || entry.purpose == Purpose::kModifyForGood) return true;
   return false;
 }
 

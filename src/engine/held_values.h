@@ -8,12 +8,12 @@
 
 namespace zeroshard {
 
-// The units that users hold gathered: one entry per Engine::gather() of a unit, innermost last. If the unit may be
-// modified and stays whole afterwards, the entry keeps the earlier values on the host, to restore them after a failure.
-// A unit that is resharded needs no copy, because its shards have the values.
+// The units that users hold gathered: one entry per Engine::gather() of a unit, innermost last. If writes may
+// be dropped and the unit stays whole afterwards, the entry keeps the earlier values on the host, to restore them after
+// a failure. A unit that is resharded needs no copy, because its shards have the values.
 class HeldValues {
  public:
-  enum class Purpose : uint8_t { kRead, kModify, kModifyForGood };
+  enum class Purpose : uint8_t { kRead, kReadAndDrop, kModify, kModifyForGood };
 
   // `executor` outlives it.
   explicit HeldValues(Executor& executor) : executor_(executor) {}

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from .. import _C, shards
-from ..gathering import gathered
+from ..gathering import gathered, gathered_to_drop
 from ..marks import mark_of, unit_of
 from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
@@ -199,8 +199,9 @@ class GatheredParameters:
     """Makes sharded parameters whole inside: before, inside and after ``Init``, and those of an engine.
 
     ``params``: a tensor, or any number of them with None, duplicates, buffers and parameters that are not sharded. With
-    ``modifier_rank`` every rank takes over what that rank wrote; without it, writes to shards are dropped. Collective,
-    but not over what an outer context holds: that one writes back, so the inner one may run on one rank alone.
+    ``modifier_rank`` every rank takes over what that rank wrote. Without it, writes are dropped, and parameters of an
+    engine at stages 0 to 2, which are whole, are left alone: writes to these stay. Collective, but not over what an
+    outer context holds: that one writes back, so the inner one may run on one rank alone.
     """
 
     def __init__(
@@ -237,7 +238,10 @@ _units_held: dict[tuple[_C.Engine, int], int | None] = {}  # engines' units that
 def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iterator[None]:
     mine, keys = [], []
     for param in params:
-        key = unit_of(mark_of(param))
+        mark = mark_of(param)
+        if mark is not None and modifier_rank is None and not _is_of_stage_3(param):
+            continue
+        key = unit_of(mark)
         if key is None or key not in _units_held:
             mine.append(param)
             keys += [key] if key is not None else []
@@ -246,7 +250,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
                 f"a parameter is to be modified by rank {modifier_rank} inside a GatheredParameters that holds it with "
                 f"modifier_rank={_units_held[key]}: give the outer context that rank, or end it first"
             )
-    with gathered(mine, modifier_rank):
+    with gathered_to_drop(mine) if modifier_rank is None else gathered(mine, modifier_rank):
         _units_held.update(dict.fromkeys(keys, modifier_rank))
         try:
             yield
