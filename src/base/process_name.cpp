@@ -27,13 +27,15 @@ std::string host_name() {
   return name;
 }
 
+constexpr size_t kRandomDigits = 16;
+
 // A forked child inherits its parent's value, but has another process number.
 const std::string& random_part() {
   static const std::string kPart = [] {
     constexpr char kDigits[] = "0123456789abcdef";
     std::random_device random;
     std::string text;
-    for (int i = 0; i < 16; ++i) text += kDigits[random() & 15U];
+    for (size_t i = 0; i < kRandomDigits; ++i) text += kDigits[random() & 15U];
     return text;
   }();
   return kPart;
@@ -70,6 +72,12 @@ std::optional<Parts> parts_of(std::string_view name) {
 
 std::string process_name() {
   return concat(host_name(), ".", ::getpid(), "-", place(), "-", random_part());
+}
+
+bool ends_as_process_name(std::string_view text) {
+  if (text.size() <= kRandomDigits) return false;
+  const std::string_view end = text.substr(text.size() - kRandomDigits - 1);
+  return end.front() == '-' && end.find_first_not_of("0123456789abcdef", 1) == end.npos;
 }
 
 bool is_of_this_host(std::string_view name) {

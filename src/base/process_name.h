@@ -12,6 +12,9 @@ namespace zeroshard {
 // same name.
 std::string process_name();
 
+// Whether `text` ends as a name from process_name() does: with "-RANDOM".
+bool ends_as_process_name(std::string_view text);
+
 // Whether `name`, from process_name(), names a process of this host that has ended. False for other names, and for
 // another boot or namespace of a host with this name: whether such a process lives cannot be known.
 bool has_ended(std::string_view name);

@@ -27,6 +27,14 @@ std::string new_name(const Directory& directory, double time) {
   return concat(kPrefix, digits, ".", process_name());
 }
 
+// Whether there is a file of an earlier run of zeroshard's: of others, such as torch's SummaryWriter, the names end
+// differently.
+bool holds_earlier_run(const Directory& directory) {
+  const std::vector<std::string> names = directory.list();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.starts_with(kPrefix) && ends_as_process_name(name); });
+}
+
 class EventSink final : public MetricsSink {
  public:
   explicit EventSink(const MetricsStart& start)
@@ -42,9 +50,12 @@ class EventSink final : public MetricsSink {
   const std::string& name() const override { return name_; }
 
  private:
+  // TensorBoard drops what lies before a session's start in all files of the directory, those of others, too.
   static std::string first_records(const MetricsStart& start) {
+    const std::string version = tfrecord(version_event(start.time));
+    if (!start.resume_step && !holds_earlier_run(start.directory)) return version;
     const int64_t first_step = start.resume_step ? *start.resume_step + 1 : 0;
-    return tfrecord(version_event(start.time)) + tfrecord(session_start_event(start.time, first_step));
+    return version + tfrecord(session_start_event(start.time, first_step));
   }
 
   const std::string name_;

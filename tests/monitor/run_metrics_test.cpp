@@ -51,7 +51,6 @@ TEST(RunMetrics, RecordsAreInTheFilesAtOnce) {
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_THAT(events[0], HasSubstr("/events.out.tfevents.1700000001."));
   EXPECT_EQ(contents_of(events[0]), tfrecord(version_event(1'700'000'001)) +
-                                        tfrecord(session_start_event(1'700'000'001, 0)) +
                                         tfrecord(scalars_event(1'700'000'002, 1, {{"loss", 2.5}, {"lr", 3e-4}})));
   EXPECT_FALSE(std::filesystem::exists(directory / "metrics.svg"));
   metrics.finish();
@@ -144,6 +143,16 @@ TEST(RunMetrics, ThePlotOfAResumedRunComesFromTheTableAlone) {
   train(metrics, 6, 10);
   metrics.finish();
   EXPECT_EQ(contents_of(resumed / "metrics.svg"), contents_of(whole / "metrics.svg"));
+}
+
+TEST(RunMetrics, AFirstRunLeavesWhatOthersHaveWrittenForTensorboard) {
+  const TemporaryDirectory directory;
+  put(directory / "events.out.tfevents.1600000000.host.12.0", "a SummaryWriter's");
+  { RunMetrics metrics(metrics_options(directory)); }
+  EXPECT_EQ(contents_of(event_files(directory.path()).back()), tfrecord(version_event(1'700'000'001)));
+  { RunMetrics metrics(metrics_options(directory)); }  // another run takes the place of the first
+  EXPECT_THAT(contents_of(event_files(directory.path()).back()),
+              EndsWith(tfrecord(session_start_event(1'700'000'001, 0))));
 }
 
 TEST(RunMetrics, AResumedRunTellsTensorboardWhatIsLost) {
