@@ -15,5 +15,6 @@ void bind_engine(py::module_& m);
 void bind_metrics(py::module_& m);
 void bind_world(py::module_& m);
 void bind_process(py::module_& m);
+void bind_signals(py::module_& m);
 
 }  // namespace zeroshard

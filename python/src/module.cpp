@@ -11,4 +11,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   zeroshard::bind_world(m);
   zeroshard::bind_engine(m);
   zeroshard::bind_process(m);
+  zeroshard::bind_signals(m);
 }

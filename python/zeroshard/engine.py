@@ -333,8 +333,9 @@ class Engine(nn.Module):
     ) -> None:
         """From now on a signal to any rank ends the run: all ranks save after the same ``step()`` and exit with 143.
 
-        Call it on every rank, in the main thread. A second signal ends the process at once. If
-        ``client_state`` is a function, it is called for the save.
+        Call it on every rank, in the main thread, before loaders start workers: these outlive the signal. A second
+        signal two seconds later or more ends the process at once. If ``client_state`` is a function, it is called for
+        the save.
         """
 
         def save() -> None:

@@ -11,26 +11,35 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from . import _C
+from .loader_workers import spare_workers
 from .messages import log
 from .run import Run
 
+# A job's ranks may get a signal twice: from whoever signals all processes of the job, and from the launcher.
+MOMENT_S = 2.0
+
 
 def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
-    """The first of each signal requests a stop, the second does what the signal did before.
+    """The first of each signal requests a stop, a second one after ``MOMENT_S`` does what the signal did before.
 
-    If the run's engine has ended, the first signal does that, too.
+    If the run's engine has ended, the first signal does that, too. Workers of data loaders are spared.
     """
+    seen = set()
 
     def stop(number: int, frame: Any) -> None:
-        signal.signal(number, previous[number])
-        if run.has_ended:
+        if run.has_ended or number in seen:
+            signal.signal(number, previous[number])
             os.kill(os.getpid(), number)
-        else:
-            run.core.request_stop()
+            return
+        seen.add(number)
+        # By the system: a second signal ends a process whose main thread never comes back to Python.
+        _C.ignore_for(number, int(1000 * MOMENT_S), then_default=previous[number] is signal.SIG_DFL)
+        run.core.request_stop()
 
     previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
     for number in previous:
         signal.signal(number, stop)
+    spare_workers(tuple(int(number) for number in previous))
 
 
 def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -> None:

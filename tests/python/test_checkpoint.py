@@ -13,6 +13,7 @@ import torch
 import world
 import zeroshard
 from torch import nn
+from zeroshard import stopping
 
 STAGES = [0, 1, 2, 3]
 WIDTH = 149  # units of four blocks of 1024 elements, by which shards are cut: up to four ranks have a part of each
@@ -347,27 +348,29 @@ def test_a_stop_on_one_rank_stops_all_at_the_same_step(tmp_path):
     assert os.path.exists(tmp_path / "global_step5" / "manifest.json")  # a process that ends has waited
 
 
-def save_at_a_signal(folder, twice):
+def save_at_a_signal(folder, signals, moment_s=stopping.MOMENT_S):
+    stopping.MOMENT_S = moment_s
     engine = make(3)
     seed(engine)
     engine.save_and_stop_on(folder, client_state=lambda: {"at": engine.global_steps})
     for step in range(100):
         if step == 4 and engine.rank() == 1:
-            for _ in range(1 + twice):
+            for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGTERM)
         train(engine, 1)
 
 
 @pytest.mark.row("P1")
-def test_a_signal_lets_all_ranks_save_and_end(tmp_path):
-    ranks = world.run_ranks(3, save_at_a_signal, folder=str(tmp_path), twice=False)
+@pytest.mark.parametrize("signals", [1, 3])
+def test_a_signal_lets_all_ranks_save_and_end(tmp_path, signals):
+    ranks = world.run_ranks(3, save_at_a_signal, folder=str(tmp_path), signals=signals)
     assert [rank.exit_code for rank in ranks] == [143] * 3, [rank.error for rank in ranks]
     assert world.run(2, client_state_of, folder=str(tmp_path)) == [{"at": 5}] * 2
 
 
 @pytest.mark.row("P1")
-def test_a_second_signal_ends_a_rank_at_once(tmp_path):
-    ranks = world.run_ranks(3, save_at_a_signal, folder=str(tmp_path), twice=True)
+def test_a_later_signal_ends_a_rank_at_once(tmp_path):
+    ranks = world.run_ranks(3, save_at_a_signal, folder=str(tmp_path), signals=2, moment_s=0)
     assert ranks[1].exit_code == -signal.SIGTERM and not os.listdir(tmp_path)
 
 

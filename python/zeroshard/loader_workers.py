@@ -1,0 +1,31 @@
+"""Worker processes of data loaders outlive a signal that asks the whole job to stop."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch.utils.data._utils import signal_handling, worker
+
+from . import _C
+
+_own_loop = worker._worker_loop
+
+
+def spare_workers(signals: tuple[int, ...]) -> None:
+    """Of loaders that are iterated from now on. Slurm and systemd signal workers, too, and ranks need them to go on."""
+    before = worker._worker_loop
+    spared = set(before.args[0]) if isinstance(before, functools.partial) else set()
+    worker._worker_loop = functools.partial(run_spared, tuple(sorted(spared | set(signals))))
+
+
+def run_spared(signals: tuple[int, ...], *args: Any) -> None:
+    """In a worker, which may be a new interpreter: torch's own loop."""
+    set_handlers = signal_handling._set_worker_signal_handlers
+
+    def set_all_handlers() -> None:
+        set_handlers()
+        _C.ignore_all_but_parent(signals)
+
+    signal_handling._set_worker_signal_handlers = set_all_handlers
+    _own_loop(*args)
