@@ -56,9 +56,10 @@ def explaining_sharded_parameters() -> Iterator[None]:
             raise
         raise _C.StateError(
             f"backward needs {found[0]}, and the parameters of its unit are sharded again: its forward gave a tensor "
-            "to others by another way than what it returned (an attribute, an argument that it changed, vmap), or a "
-            "backward of the model's own computes with several units at once. Return the tensor, or name in "
-            "zeroshard.unit_classes a class of module that contains all who use it"
+            "to others by another way than what it returned (an attribute, an argument that it changed, vmap, a "
+            "tangent of torch.func), or a backward of the model's own computes with several units at once. Return the "
+            "tensor, name in zeroshard.unit_classes a class of module that contains all who use it, or call forward "
+            "and backward inside zeroshard.gathered(model.parameters())"
         ) from error
 
 

@@ -150,6 +150,7 @@ Engine::~Engine() {
 }
 
 void Engine::begin_forward(bool training) {
+  const WithoutTransforms plain_tensors;
   impl_->check_whole();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
@@ -174,6 +175,7 @@ bool Engine::keeps_tensors() const {
 
 void Engine::pre_forward(size_t unit) {
   impl_->check_caller();
+  const WithoutTransforms plain_tensors;
   impl_->renew_hooks(unit);  // of a module that is called without the engine
   impl_->executor->pre_forward(unit, zeroshard::in_backward());
 }
@@ -188,6 +190,7 @@ bool Engine::post_forward(size_t unit, const std::vector<at::Tensor>& outputs) {
       if (!alive.expired()) impl->pre_backward(unit, tensor, publishes);
     });
   }
+  const WithoutTransforms plain_tensors;
   const Unit& own = impl_->executor->unit(unit);
   // What comes and goes with the unit's memory.
   const bool is_own = own.placement() == Placement::kSharded &&
@@ -430,6 +433,7 @@ void Engine::request_stop() noexcept {
 
 void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optional<bool> can_drop) {
   using Purpose = HeldValues::Purpose;
+  const WithoutTransforms plain_tensors;
   impl_->check_caller();
   if (!impl_->in_use) impl_->check_whole();
   if (to_modify && impl_->in_use) publish_update();
@@ -445,6 +449,7 @@ void Engine::gather(const std::vector<size_t>& units, bool to_modify, std::optio
 }
 
 void Engine::release(const std::vector<size_t>& units, int modify_rank) {
+  const WithoutTransforms plain_tensors;
   impl_->check_caller();
   ZS_CHECK(modify_rank < impl_->gather_comm.world_size(), "modify_rank is ", modify_rank, ", but there are ",
            impl_->gather_comm.world_size(), " ranks");

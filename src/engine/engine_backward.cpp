@@ -101,6 +101,7 @@ void Engine::Impl::in_hook(std::string_view doing, size_t unit, const Call& call
 }
 
 void Engine::Impl::pre_backward(size_t unit, int64_t output, int64_t publishes_at_forward) {
+  const WithoutTransforms plain_tensors;
   in_hook("compute the gradients", unit, [&] {
     if (publishes != publishes_at_forward) refuse_other_parameters();
     executor->pre_backward(unit, output);

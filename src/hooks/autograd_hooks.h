@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -76,6 +77,12 @@ class BackwardHooks {
   std::unordered_map<const c10::TensorImpl*, Entry> entries_;
   int64_t num_tensors_ = 0;  // that ever had an entry
   size_t sweep_at_ = kFewEntries;
+};
+
+// While it lives, operations of this thread are on plain tensors, even inside a function that torch.func transforms.
+class WithoutTransforms {
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKeySet{c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                                                c10::DispatchKey::FuncTorchDynamicLayerBackMode}};
 };
 
 // Whether a backward pass is running on this thread: a forward called now recomputes (activation checkpointing).
