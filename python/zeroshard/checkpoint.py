@@ -18,6 +18,7 @@ import torch
 from . import _C
 from .encoding import DTYPES, check_tensor, decode, encode
 from .half_load import note_half_load
+from .messages import log
 from .pretrained import save_config
 from .run import Run
 from .together import naming_causes, together
@@ -162,6 +163,8 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
         stem = name.removesuffix(".safetensors")
 
     def check() -> None:
+        for buffer, tensor in _buffers(run.module):
+            check_tensor(tensor, f"buffer '{buffer}'", "register it with persistent=False to leave it out")
         if not os.path.basename(stem):
             raise ValueError(f"save_filename is {name!r}: give the file a name, such as 'model.safetensors'")
 
@@ -199,7 +202,7 @@ def _external_states(run: Run) -> tuple[list[_C.TensorState], dict[str, dict[str
         for kind, value in run.external.state.get(param, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == param.shape:
                 what = f"the optimizer's state '{kind}' of parameter '{part.param}'"
-                check_tensor(value, what, "it cannot be saved")
+                check_tensor(value, what, "choose an optimizer with such states")
                 slices.append(
                     _C.TensorState(part.param, _OPTIMIZER + kind, value.detach().contiguous(), part.shape, part.begin)
                 )
@@ -212,6 +215,18 @@ def _external_states(run: Run) -> tuple[list[_C.TensorState], dict[str, dict[str
             else:
                 scalars.setdefault(part.param, {})[kind] = value
     return slices, scalars
+
+
+def warn_of_states(run: Run) -> None:
+    """Behind the step that makes the states of the user's optimizer: tells of those that no checkpoint can hold."""
+    try:
+        encode(_external_states(run)[1], "optimizer", None)
+    except ValueError as error:
+        if run.rank == 0:
+            log(
+                f"warning: save_checkpoint cannot save {run.optimizer.name}: {error}. Training goes on, and "
+                "save_16bit_model saves the weights"
+            )
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
     """Raises ``ValueError`` naming ``what`` when a checkpoint cannot hold the tensor's dtype or layout."""
     if isinstance(tensor, UninitializedTensorMixin):
         raise ValueError(f"{what} has no shape yet: run a forward of its module before zeroshard.initialize")
+    if is_made_of_others(tensor):
+        raise ValueError(
+            f"{what} is {a_type(tensor)}, which keeps its values in other tensors, and a checkpoint holds dense "
+            f"tensors only: {advice}"
+        )
     if tensor.dtype not in _KNOWN or tensor.layout != torch.strided:
         layout = "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
@@ -36,6 +41,11 @@ def check_tensor(tensor: torch.Tensor, what: str, advice: str) -> None:
             f"{what} is {str(tensor.dtype).removeprefix('torch.')}{layout}, and a checkpoint holds dense tensors of "
             f"{known} only: {advice}"
         )
+
+
+def is_made_of_others(tensor: torch.Tensor) -> bool:
+    """Whether it is of a class that computes by other tensors (quantized or distributed ones) and has no memory."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def encode(value: Any, where: str, tensors: dict[str, torch.Tensor] | None, depth: int = 0) -> Any:

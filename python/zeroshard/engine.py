@@ -187,7 +187,10 @@ class Engine(nn.Module):
     def _step_external(self) -> None:
         for part, param in self._run.external_params():
             param.grad = part.grad if part.has_grad else None
+        is_first = not self._run.external.state
         self._ownership.step_of_user()
+        if is_first:
+            checkpoint.warn_of_states(self._run)
         for param in (param for group in self._run.external.param_groups for param in group["params"]):
             param.grad = None
 
