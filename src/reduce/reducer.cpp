@@ -147,7 +147,6 @@ void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& ga
 void Reducer::add(size_t unit, size_t param, const at::Tensor& grad, bool sync) {
   const Place place = place_of_.at(unit).at(param);
   ZS_ASSERT(place.bucket >= 0, "a frozen parameter got a gradient");
-  ZS_CHECK(!grad.is_sparse(), "a parameter got a sparse gradient: build its embedding with sparse=False");
   const auto index = size_t(place.bucket);
   if (!sync) return buckets_[index].add_local(place.index, grad, ledger_);
   GradBucket& bucket = filling(index);

@@ -53,7 +53,7 @@ class Reducer {
   // Over the communicator of the gathers: ranks whose forward passes differ meet there.
   void begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm);
   // A gradient has been accumulated: `param` indexes UnitLayout::params. With `sync` false it only joins this rank's
-  // own sum. Throws ValueError for a sparse gradient.
+  // own sum. It is dense.
   void add(size_t unit, size_t param, const at::Tensor& grad, bool sync);
   // This unit's backward, or one of its several, has ended on this rank; it may have had none here.
   void flush(size_t unit);

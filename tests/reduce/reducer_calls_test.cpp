@@ -107,14 +107,6 @@ TEST(Reducer, TheSumOfNoSyncGoesWithGradientsNotWithAnEnd) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-TEST(Reducer, ASparseGradientIsRefused) {
-  const auto comm = make_single_comm();
-  const std::vector<UnitLayout> units = {unit("u", {{{4, 2}, DType::kFloat32}}, 1)};
-  Ledger ledger;
-  Reducer reducer(units, place(units, {}), {}, *comm, ledger);
-  EXPECT_THROW(reducer.add(0, 0, at::zeros({4, 2}, at::kFloat).to_sparse(), true), ValueError);
-}
-
 // One exchange fails once: it does not start, or its pieces do not come.
 class OnceFailingComm final : public ForwardingComm {
  public:
