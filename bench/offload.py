@@ -62,6 +62,7 @@ def train(arguments):
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(arguments.dir)}
     config = {
         "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": zero,
     }

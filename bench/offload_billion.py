@@ -59,6 +59,7 @@ def train(arguments):
         zero["offload_param"] = files | {"max_in_cpu": 0}
     config = {
         "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": zero,
         "bf16": {"enabled": True},

@@ -49,6 +49,7 @@ def configuration(arguments):
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
     config = {
         "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": zero,
         "bf16": {"enabled": True},

@@ -85,6 +85,7 @@ class Zeroshard:
         betas = {**ADAMW, "betas": list(BETAS)}
         config = {
             "train_micro_batch_size_per_gpu": micro_batch,
+            "gradient_clipping": 0,
             "zero_optimization": {"stage": 3, **(offload or {})},
             "bf16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": betas},

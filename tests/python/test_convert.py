@@ -106,6 +106,7 @@ def continue_training(root, cases):
 def continue_one(root, name, stage):
     config = {
         "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.01}},
         "zero_optimization": {"stage": stage},
         "zeroshard": {"timeout_s": 30},

@@ -38,6 +38,7 @@ def make(stage, model=None, unit="Linear", **optimizer):
     model.to(world.device())
     config = {
         "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "zeroshard": {"unit_classes": [unit]},
     }
