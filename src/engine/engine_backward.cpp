@@ -141,9 +141,10 @@ void Engine::Impl::add_gradient(size_t unit, size_t param, const at::Tensor& gra
   const double divisor = progress.is_in_pass() ? 1 : plain_divisor;
   progress.add_gradient();
   last_grad_scale.reset();
-  ZS_CHECK(grad.layout() == at::kStrided, "parameter '", layouts[unit].params[param].name(),
-           "' got a sparse gradient, and only dense ones are reduced: build its embedding with sparse=False, or let its "
-           "backward return grad.to_dense()");
+  ZS_CHECK(
+      grad.layout() == at::kStrided, "parameter '", layouts[unit].params[param].name(),
+      "' got a sparse gradient, and only dense ones are reduced: build its embedding with sparse=False, or let its "
+      "backward return grad.to_dense()");
   in_hook("add a gradient", unit, [&] {
     for (const size_t ended : std::exchange(ended_before_gradients, {})) reducer->flush(ended);
     reducer->add(unit, param, divisor > 1 ? grad / divisor : grad, progress.syncs());
