@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
@@ -24,14 +25,16 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
 
     If the run's engine has ended, the first signal does that, too. Workers of data loaders are spared.
     """
-    seen = set()
+    first: dict[int, float] = {}  # when each came
 
     def stop(number: int, frame: Any) -> None:
-        if run.has_ended or number in seen:
+        now = time.monotonic()
+        if run.has_ended or now - first.get(number, now) > MOMENT_S:
             signal.signal(number, previous[number])
             os.kill(os.getpid(), number)
+        if run.has_ended or number in first:
             return
-        seen.add(number)
+        first[number] = now
         # By the system: a second signal ends a process whose main thread never comes back to Python.
         _C.ignore_for(number, int(1000 * MOMENT_S), then_default=previous[number] is signal.SIG_DFL)
         run.core.request_stop()
