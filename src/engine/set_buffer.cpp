@@ -1,4 +1,5 @@
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
 #include "zeroshard/checkpoint.h"
@@ -6,11 +7,15 @@
 namespace zeroshard {
 
 void set_buffer(const at::Tensor& buffer, const at::Tensor& values) {
-  const c10::InferenceMode writes_anything;
-  if (at::has_internal_overlap(buffer) == at::MemOverlap::Yes)
-    buffer.set_data(values);
-  else
+  const at::NoGradGuard writes_leaves;
+  if (at::has_internal_overlap(buffer) == at::MemOverlap::Yes) return buffer.set_data(values);
+  if (!buffer.is_inference()) {
     buffer.copy_(values);
+    return;
+  }
+  // Not for others: what a device's copy makes in this mode, and keeps, nobody could write to later.
+  const c10::InferenceMode writes_inference_tensors;
+  buffer.copy_(values);
 }
 
 }  // namespace zeroshard
