@@ -162,7 +162,10 @@ class Engine {
   const std::string& backward_comm_error() const;
   // The same of an IoError.
   const std::string& backward_io_error() const;
-  // Brings master weights that an optimizer outside has written between steps to the parameters. Collective.
+  // For an optimizer outside that writes master weights between steps. Before it writes: returns when no other rank
+  // reads this rank's parameters.
+  void await_readers_of_master_weights();
+  // Afterwards: brings them to the parameters of all ranks. Collective.
   void publish_master_weights();
   // Discards all gradients since the last step, whose micro-batches then count no more. Collective.
   void zero_grad();

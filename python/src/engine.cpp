@@ -196,6 +196,7 @@ void bind_passes(EngineClass& engine) {
       .def("fail_backward", &Engine::fail_backward, Release())
       .def_property_readonly("backward_comm_error", &Engine::backward_comm_error)
       .def_property_readonly("backward_io_error", &Engine::backward_io_error)
+      .def("await_readers_of_master_weights", &Engine::await_readers_of_master_weights, Release())
       .def("publish_master_weights", &Engine::publish_master_weights, Release())
       .def("scale", &Engine::scale, py::arg("loss"))
       .def("zero_grad", &Engine::zero_grad, Release())

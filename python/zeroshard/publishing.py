@@ -29,8 +29,7 @@ class Publishing:
 
     def methods(self) -> dict[str, Callable]:
         """The optimizer's own public methods, by name, each of which publishes."""
-        classes = type(self._optimizer).__mro__
-        own = classes[: classes.index(torch.optim.Optimizer)]
+        own = [each for each in type(self._optimizer).__mro__ if each not in torch.optim.Optimizer.__mro__]
         names = [name for each in own for name, method in vars(each).items() if isfunction(method)]
         return {
             name: self.publishing(getattr(self._optimizer, name))
@@ -59,11 +58,13 @@ class Publishing:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
                 return method(*args, **kwargs)
+            self._core.await_readers_of_master_weights()
             before = self._sums()
-            result = inside(*args, **kwargs)
-            if not before or self._sums() != before:
-                self._core.publish_master_weights()
-            return result
+            try:
+                return inside(*args, **kwargs)
+            finally:
+                if not before or self._sums() != before:
+                    self._core.publish_master_weights()
 
         return call
 

@@ -152,6 +152,7 @@ Engine::~Engine() {
 void Engine::begin_forward(bool training) {
   const WithoutTransforms plain_tensors;
   impl_->check_whole();
+  impl_->discard_failed_pass();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
   impl_->executor->begin_pass(training);
@@ -206,25 +207,6 @@ void Engine::end_unit(size_t unit, const std::vector<at::Tensor>& outputs) {
                           "copy of it, or name in zeroshard.unit_classes a class of module that contains who uses it"));
 }
 
-at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
-  return scale_loss(loss, impl_->progress.counts().batch.accumulation);
-}
-
-at::Tensor Engine::scale(const at::Tensor& loss) {
-  impl_->is_loss_scaled = true;
-  at::Tensor scaled = loss * loss_scale();
-  const int64_t micro_batches = impl_->progress.counts().batch.accumulation;
-  if (micro_batches > 1 && scaled.requires_grad())  // before the gradient comes into the model: it may be fp16
-    scaled.register_hook([micro_batches](const at::Tensor& grad) { return grad / double(micro_batches); });
-  return scaled;
-}
-
-at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) const {
-  ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
-  const at::Tensor averaged = micro_batches > 1 ? loss / double(micro_batches) : loss;
-  return loss_scale() == 1 ? averaged : averaged * loss_scale();
-}
-
 void Engine::Impl::check_no_change_begun(const char* call) const {
   if (!held->may_change()) return;
   throw StateError(concat(call,
@@ -236,6 +218,8 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
   Impl& impl = *impl_;
   impl.check_whole();
   impl.check_no_change_begun("step()");
+  impl.discard_failed_pass();
+  impl.take_dropped();
   const bool is_unsynced = impl.progress.is_unsynced();  // gradients of a pass under no_sync still have to travel
   if (is_unsynced) begin_backward();
   // Note [Backward passes that are none of the engine's]
@@ -248,7 +232,7 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
     impl.end_launched();
   }
   impl.executor->end_gathers_ahead();
-  impl.take_dropped();
+  impl.stand_ins.take_back();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
   for (const GradBucket& bucket : impl.reducer->buckets()) {
@@ -367,12 +351,19 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
                            });
 }
 
+void Engine::await_readers_of_master_weights() {
+  impl_->check_whole();
+  impl_->executor->end_gathers_ahead();
+  for (size_t u = 0; u < impl_->layouts.size(); ++u) impl_->executor->unit(u).await_readers();
+}
+
 void Engine::publish_master_weights() {
   const at::NoGradGuard no_grad;
   Impl& impl = *impl_;
   impl.check_whole();
   impl.check_no_change_begun("a method of the optimizer that writes weights");
   impl.executor->end_gathers_ahead();
+  impl.gather_comm.barrier("weights that the optimizer has written");  // nobody reads parameters any more
   for (ShardedGroup* const group : impl.groups->trained()) group->forget_parameters();
   impl.refresh([](ShardedGroup& group) { group.publish_master(); });
   impl.watch->forget_readings();
@@ -405,6 +396,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   held->forget();
   reducer->end_step();
   dropped.clear();
+  passes = 0;
   last_grad_scale = result.loss_scale;
   progress.end_step(result.applied);
   end_cpu_memory_step();

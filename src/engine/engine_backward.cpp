@@ -65,6 +65,7 @@ std::string Engine::Impl::end_reductions(const std::string& failure) {
   }
   reducer->end_backward(progress.syncs());
   if (progress.syncs()) has_other_pass = false;
+  ++passes;
   show_gradients();
   ended_before_gradients.clear();
   const std::array<Comm*, 2> comms = {&reduce_comm, &gather_comm};
@@ -118,17 +119,28 @@ void Engine::Impl::end_unit_of_backward(size_t unit) {
 }
 
 void Engine::Impl::before_gradient() {
-  if (!progress.is_in_pass() && !progress.has_open_gradients()) begin_plain_pass();
+  if (progress.is_in_pass()) return;
+  discard_failed_pass();
+  if (!progress.has_open_gradients()) begin_plain_pass();
+}
+
+void Engine::Impl::discard_failed_pass() {
+  if (progress.is_in_pass() || !progress.has_open_gradients() || !plain_pass.expired()) return;
+  log(LogLevel::kWarning, concat("rank ", reduce_comm.rank(),
+                                 ": loss.backward() failed, and all ranks discard it and what the step had before it"));
+  end_pass("a loss.backward() that failed");
 }
 
 void Engine::Impl::begin_plain_pass() {
-  const bool is_scaled = std::exchange(is_loss_scaled, false);
+  const bool is_scaled = is_of_scaled_loss();
   if (const double scale = scaler.scale(); options.config.fp16.enabled && scale != 1 && !is_scaled)
     throw StateError(concat("loss.backward() was called on a loss without the loss scale, ", scale,
                             ": call engine.backward(loss), or engine.scale(loss).backward()"));
   plain_divisor = is_scaled ? 1 : double(progress.counts().batch.accumulation);
   take_dropped();
-  call_at_end_of_backward([this, alive = std::weak_ptr(in_use)] {
+  const auto pass = std::make_shared<char>();  // goes with the pass, also where that fails
+  plain_pass = pass;
+  call_at_end_of_backward([this, alive = std::weak_ptr(in_use), pass] {
     if (!alive.expired()) end_plain_pass();
   });
 }
@@ -172,7 +184,7 @@ void Engine::Impl::drop_assigned_gradients() {
 void Engine::Impl::take_dropped() {
   for (const auto& [unit, param] : stand_ins.take_back()) {
     reducer->drop(unit, param);
-    dropped.push_back(layouts[unit].params[param].name());
+    dropped.push_back(concat(layouts[unit].params[param].name(), " behind pass ", passes, " of the step"));
   }
 }
 
@@ -186,6 +198,7 @@ void Engine::Impl::discard() {
   last_grad_scale.reset();
   drop_assigned_gradients();  // where a hook of the user's threw, one has stayed
   dropped.clear();
+  passes = 0;
   progress.discard();
 }
 
@@ -195,6 +208,7 @@ void Engine::begin_backward(bool sync) {
   if (!sync && impl_->progress.has_open_gradients()) impl_->end_launched();
   // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
   if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
+  impl_->discard_failed_pass();
   if (!impl_->progress.has_open_gradients()) impl_->take_dropped();
   impl_->progress.begin_pass(sync);
   impl_->ended_before_gradients.clear();
@@ -235,6 +249,29 @@ void Engine::fail_backward(const std::string& reason) noexcept {
     impl_->fail_on_all_ranks(text);
     log(LogLevel::kWarning, text);
   }
+}
+
+at::Tensor Engine::scale_loss(const at::Tensor& loss) const {
+  return scale_loss(loss, impl_->progress.counts().batch.accumulation);
+}
+
+at::Tensor Engine::scale(const at::Tensor& loss) {
+  at::Tensor scaled = loss * loss_scale();
+  const int64_t micro_batches = impl_->progress.counts().batch.accumulation;
+  // Before the gradient comes into the model, where it may be fp16.
+  mark_scaled_loss(scaled, [micro_batches](const at::Tensor& grad) {
+    return micro_batches > 1 ? grad / double(micro_batches) : grad;
+  });
+  return scaled;
+}
+
+at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) const {
+  ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
+  at::Tensor scaled = micro_batches > 1 ? loss / double(micro_batches) : loss;
+  if (loss_scale() != 1) scaled = scaled * loss_scale();
+  // Its backward may pass through models of other engines, too.
+  if (!scaled.is_same(loss)) mark_scaled_loss(scaled, [](const at::Tensor& grad) { return grad; });
+  return scaled;
 }
 
 void Engine::backward(const at::Tensor& loss) {

@@ -31,6 +31,7 @@ class GradientStandIns {
   struct StandIn {
     at::Tensor grad;  // undefined for a parameter without elements
     Place place;
+    std::string name;
     bool is_shown = false;
   };
   std::vector<at::Tensor> tensors_;

@@ -79,6 +79,8 @@ struct Engine::Impl {
   // A loss.backward() that the engine did not begin: a pass from its first gradient to its end.
   void begin_plain_pass();
   void end_plain_pass();
+  // If it has failed: discards it and what the step had before it, on all ranks. Collective then.
+  void discard_failed_pass();
   // As end_reductions(), of gradients that came outside of a pass. Throws StateError where they were discarded.
   void end_launched();
   void discard();
@@ -214,8 +216,9 @@ struct Engine::Impl {
   bool has_other_pass = false;   // whose ends have counted
   int64_t uncompared_steps = 0;  // since replicas were last compared: scripts may set Progress::global_steps
   bool warned_of_discards = false;
-  bool is_loss_scaled = false;       // scale() has scaled the loss of the next loss.backward()
-  double plain_divisor = 1;          // of the gradients of a loss.backward() under way
+  std::weak_ptr<void> plain_pass;    // alive while a loss.backward() that begin_plain_pass() has seen goes on
+  double plain_divisor = 1;          // of its gradients
+  int64_t passes = 0;                // of this step
   std::vector<std::string> dropped;  // the parameters whose gradients take_dropped() has dropped in this step
   // Of the last CommError, and IoError, that a hook of this pass threw; "" without one.
   std::string backward_comm_error, backward_io_error;

@@ -112,11 +112,13 @@ void Engine::Impl::check_reduced(const ParamSpec& param) const {
 }
 
 std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
-  const Impl& impl = *impl_;
+  Impl& impl = *impl_;
   impl.check_whole();
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return std::nullopt;
   impl.check_reduced(found->spec());
+  impl.take_dropped();
+  impl.show_gradients();
   const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
   double scale = loss_scale();
   if (!bucket.is_reduced()) {  // Note [Gradients after the step]
@@ -179,6 +181,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   const auto found = find_trained(*impl.groups, unit, param);
   if (!found) return;
   impl.check_reduced(found->spec());
+  impl.take_dropped();
   const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
   if (!bucket.is_reduced())
     throw StateError(concat("the gradient of '", found->spec().name(),
@@ -190,6 +193,7 @@ void Engine::set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor
   ZS_CHECK(both == owned, "values are for elements [", begin, ", ", begin + scaled.numel(), ") of '",
            found->spec().name(), "', this rank keeps ", owned.size());
   impl.reducer->replace(found->group->number(), found->index, scaled.slice(0, both.begin - first, both.end - first));
+  impl.show_gradients();
 }
 
 void Engine::set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values) {

@@ -43,6 +43,26 @@ void call_at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
+namespace {
+
+thread_local std::weak_ptr<void> pass_of_scaled_loss;  // alive as long as the pass
+
+}  // namespace
+
+void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale) {
+  if (!loss.requires_grad()) return;
+  loss.register_hook([scale = std::move(scale)](const at::Tensor& grad) {
+    const auto pass = std::make_shared<char>();
+    pass_of_scaled_loss = pass;
+    call_at_end_of_backward([pass] {});
+    return scale(grad);
+  });
+}
+
+bool is_of_scaled_loss() {
+  return !pass_of_scaled_loss.expired();
+}
+
 GradHook::GradHook(const at::Tensor& leaf, Calls calls) : leaf_(leaf.getIntrusivePtr()) {
   node_ = torch::autograd::impl::grad_accumulator(leaf);
   ZS_ASSERT(node_, "only a leaf that requires a gradient has an accumulator");

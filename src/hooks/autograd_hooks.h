@@ -46,6 +46,12 @@ class GradHook {
 // Within a backward pass: `callback` is called at its end, unless it fails. An error that it throws is the pass's.
 void call_at_end_of_backward(std::function<void()> callback);
 
+// Within a backward pass of `loss`, is_of_scaled_loss() is true on this thread, also where functions run backward
+// passes of their own inside. `scale` is what its own gradient goes through first. Does nothing for a loss without a
+// gradient.
+void mark_scaled_loss(const at::Tensor& loss, std::function<at::Tensor(const at::Tensor& grad)> scale);
+bool is_of_scaled_loss();
+
 // Calls back when the gradient of a tensor is known, which is before the backward of the function that computed it.
 class BackwardHooks {
  public:

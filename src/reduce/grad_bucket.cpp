@@ -291,7 +291,17 @@ void GradBucket::replace_in_file(Range range, const at::Tensor& values) {
 }
 
 void GradBucket::drop(size_t index) {
-  if (reduced_) {
+  const bool is_under_way = is_filling() || is_in_flight();  // without gradients: a pass has ended its unit before them
+  if (reduced_ && is_under_way) {
+    if (!options_.device.is_cpu() || in_file_)
+      throw StateError(
+          concat("a gradient of unit '", unit_.name,
+                 "' was dropped (param.grad = None) behind a torch.autograd.grad() or a forward of another "
+                 "loss: call engine.zero_grad() instead"));
+    const Range mine = group_.layout.shard(comm_.rank()), owned = group_.layout.owned(index, comm_.rank());
+    const at::Tensor sum = kept_.defined() ? kept_ : shard();
+    if (owned.size() > 0) sum.slice(0, owned.begin - mine.begin, owned.end - mine.begin).zero_();
+  } else if (reduced_) {
     const Range owned = group_.layout.owned(index, comm_.rank());
     replace(index, at::zeros({owned.size()}, at::TensorOptions(at::kFloat).device(options_.device)));
   }

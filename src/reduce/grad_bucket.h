@@ -106,7 +106,8 @@ class GradBucket {
   bool is_reduced() const { return reduced_; }
   // The caller's own values for this rank's elements of parameter `index`, in a bucket that is reduced.
   void replace(size_t index, const at::Tensor& values);
-  // Drops the gradients of parameter `index` since the last step. Between passes.
+  // Drops the gradients of parameter `index` since the last step, before the next pass has some. Throws StateError
+  // where they lie on a device or in files, and a reduction is under way.
   void drop(size_t index);
   // Whether they are brought to the host as they are reduced. Then GradientExit has their squares.
   bool leaves() const { return options_.exit != nullptr; }

@@ -334,7 +334,9 @@ void Reducer::replace(size_t bucket, size_t index, const at::Tensor& values) {
 
 bool Reducer::has_grad(size_t unit, size_t param) const {
   const Place& place = place_of_.at(unit).at(param);
-  return place.bucket >= 0 && buckets_[size_t(place.bucket)].has_grad(place.index);
+  if (place.bucket < 0) return false;
+  const GradBucket& bucket = buckets_[size_t(place.bucket)];
+  return bucket.is_reduced() || bucket.has_grad(place.index);
 }
 
 void Reducer::drop(size_t unit, size_t param) {

@@ -73,7 +73,8 @@ class Reducer {
   void gather_reduced();
   // See GradBucket::replace().
   void replace(size_t bucket, size_t index, const at::Tensor& values);
-  // Whether a parameter has got a gradient on this rank since the last step, which drop() drops. Between passes.
+  // Whether some rank may have had a gradient of the parameter since the last step, which drop() drops: any that was
+  // reduced counts.
   bool has_grad(size_t unit, size_t param) const;
   void drop(size_t unit, size_t param);
   void end_step();

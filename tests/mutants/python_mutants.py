@@ -16,7 +16,7 @@ _TABLE = [
     ("python-no-random-module", 'random.setstate(state["python"])', "pass", _ONE),
     ("python-no-torch-random", "_C.restore_random_state(rank_states, run.rank)", "None", _ONE),
     ("python-no-lr-schedule", '_restore(run.lr_scheduler, state.get("lr_scheduler"))', "pass", _ONE),
-    ("python-no-counts", "run.core.restore_progress(saved, step=loaded.step)", "pass", _SKIPPED),
+    ("python-no-counts", "run.core.restore_progress(counts, step=loaded.step)", "pass", _SKIPPED),
     ("python-no-param-groups", "        group.update(saved)\n", "        pass\n", _SETTINGS),
     # The core's part: moments, each parameter's count of steps, the loss scale.
     ("python-no-optimizer-states", "        optimizer=with_optimizer,\n", "        optimizer=False,\n", _ONE),

@@ -11,7 +11,9 @@ IDS = torch.zeros(4, 6, dtype=torch.long)
 
 
 class Picky:
-    """A scheduler that refuses its state on the last rank, as long as it is told to."""
+    """A scheduler that refuses its state on the last rank, as long as it is told to, but not on trial."""
+
+    loads = 0  # while it refuses: its state on trial, its own again, and, once weights are read, its state
 
     def __init__(self, rank, error=KeyError):
         self.rank = rank
@@ -25,7 +27,8 @@ class Picky:
         return {"count": 1}
 
     def load_state_dict(self, state):
-        if self.refuses and self.rank == world.size() - 1:
+        self.loads += self.refuses
+        if self.refuses and self.loads == 3 and self.rank == world.size() - 1:
             raise self.error("base_lrs")
 
 
