@@ -102,6 +102,30 @@ def train(stage, dtype, directory):
     return off
 
 
+def evaluate_in_turns():
+    """How many of a hundred evaluations, each right after a swap, had other weights than the first of their kind."""
+    engine, front, *_ = zeroshard.initialize(
+        model=models.stack(width=64),
+        optimizer=Averaged,
+        config=models.configuration(3, gradient_clipping=0, zero_allow_untested_optimizer=True),
+    )
+    for step in range(2):
+        engine.backward(loss_of(engine, step))
+        engine.step()
+    x, _ = models.vectors(9, 0, 2, 64)
+    outputs = []
+    with torch.no_grad():
+        for _ in range(50):
+            for swap in (front.eval, front.train):
+                swap()
+                outputs.append(engine(x))
+    return sum(not torch.equal(output, outputs[number % 2]) for number, output in enumerate(outputs))
+
+
+def test_no_rank_reads_weights_that_are_being_swapped():
+    assert world.run(3, evaluate_in_turns) == [0, 0, 0]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_an_average_that_is_swapped_in_is_everywhere(stage, dtype, tmp_path):
