@@ -166,7 +166,7 @@ TEST(Config, DefaultsAreThoseOfTheCode) {
   EXPECT_EQ(config.digest(), Config{}.digest());
   EXPECT_EQ(config.prefetch_numel, 50'000'000);
   EXPECT_EQ(config.persistence_threshold, 100'000);
-  EXPECT_EQ(config.gradient_clipping, 0);
+  EXPECT_EQ(config.gradient_clipping, 1);  // as DeepSpeed since 0.19.3
   EXPECT_EQ(config.steps_per_print, 0);
   EXPECT_EQ(config.fp16.initial_scale_power, 16);
   EXPECT_EQ(config.timeout_ms, 600'000);
@@ -374,7 +374,7 @@ TEST(Config, PlacementsKeepTheirOrder) {
 TEST(ConfigDigest, ChangesWithWhatRanksMustShare) {
   const uint64_t base = configuration(R"({"zero_optimization": {"stage": 1}})").config.digest();
   for (const char* json :
-       {R"({"zero_optimization": {"stage": 2}})", R"({"zero_optimization": {"stage": 1}, "gradient_clipping": 1})",
+       {R"({"zero_optimization": {"stage": 2}})", R"({"zero_optimization": {"stage": 1}, "gradient_clipping": 2})",
         R"({"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}})",
         R"({"zero_optimization": {"stage": 1}, "train_batch_size": 2})",
         R"({"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW"}})",

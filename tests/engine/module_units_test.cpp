@@ -96,7 +96,7 @@ TEST(ModuleUnits, WrongCallsSayWhichModuleToCall) {
 }
 
 EngineOptions stage_3() {
-  constexpr const char* kJson = R"({"optimizer": {"type": "SGD", "params": {"lr": 0.125}},
+  constexpr const char* kJson = R"({"optimizer": {"type": "SGD", "params": {"lr": 0.125}}, "gradient_clipping": 0,
                                     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})";
   EngineOptions options;
   options.config = testing::configuration(kJson, /*world_size=*/2).config;

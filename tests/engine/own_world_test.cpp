@@ -15,7 +15,7 @@ using testing::TemporaryDirectory;
 
 std::unique_ptr<Engine> make_engine(std::vector<UnitDefinition> units) {
   EngineOptions options;
-  options.config = parse_config(R"({"train_batch_size": 2, "gradient_accumulation_steps": 2,
+  options.config = parse_config(R"({"train_batch_size": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0,
                                     "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})")
                        .config;
   auto world = std::make_unique<World>(options.config);
