@@ -28,7 +28,8 @@ struct ParamDefinition {
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
   int param_group = 0;  // of the optimizer; -1: never updated, as if it were frozen; its gradient is dropped
-  // Its elements are no numbers, as those of 4-bit weights packed into a floating-point dtype: it keeps that dtype.
+  // The elements are no numbers, as those of 4-bit weights packed into a floating-point dtype, and training in 16 bits
+  // leaves the parameter that dtype.
   bool packed = false;
 };
 

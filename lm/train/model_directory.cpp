@@ -80,7 +80,7 @@ void write_directory(const ModelExport& what, ExportOptions weights, const Files
   write_small_file(output, config_name, config);
 }
 
-// Of what a run writes at its end, the first that is in `output`; empty: nothing.
+// Returns the first file in `output` of those that a run writes at its end; empty if there is none.
 std::string file_of_model(const std::string& output, const Files& copied) {
   const std::optional<Directory> directory = Directory::open_if_there(shared_posix_io(), output);
   if (!directory) return "";

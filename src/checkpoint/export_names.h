@@ -15,7 +15,7 @@ std::string export_name(std::string_view stem);
 std::string export_name(std::string_view stem, size_t index, size_t count);  // of one of several; index from 0
 std::string export_index_name(std::string_view stem);
 
-// What a directory has of such files, the index first.
+// Lists such files of a directory, the index first.
 std::vector<std::string> list_exports(const Directory& directory, std::string_view stem);
 
 // Deletes what an earlier export of the same stem has left, except the files of this one: readers would take it

@@ -269,7 +269,7 @@ at::Tensor Engine::scale_loss(const at::Tensor& loss, int64_t micro_batches) con
   ZS_CHECK(micro_batches >= 1, "micro_batches must be positive, got ", micro_batches);
   at::Tensor scaled = micro_batches > 1 ? loss / double(micro_batches) : loss;
   if (loss_scale() != 1) scaled = scaled * loss_scale();
-  // Its backward may pass through models of other engines, too.
+  // The backward of this loss may pass through models of other engines, which must not scale their gradients again.
   if (!scaled.is_same(loss)) mark_scaled_loss(scaled, [](const at::Tensor& grad) { return grad; });
   return scaled;
 }

@@ -7,7 +7,7 @@
 
 namespace zeroshard {
 
-// What users see as param.grad while a gradient waits for the step: a tensor without memory. Reading it throws an error
+// Users see a tensor without memory as param.grad while a gradient waits for the step. Reading it throws an error
 // that names the functions that read and change gradients, and setting param.grad to None drops the gradient.
 class GradientStandIns {
  public:

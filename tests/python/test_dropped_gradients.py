@@ -51,13 +51,17 @@ def distance(engine, plain):
         return max(float((mine - other).detach().abs().max()) for mine, other in pairs)
 
 
+def sides(engine, plain, optimizer, how):
+    """Here and in PyTorch: what is called, its module, its backward and its update. ``how``: the engine's backward."""
+    yield engine, engine.module, engine.backward if how == "engine" else torch.Tensor.backward, engine.step
+    yield plain, plain, torch.Tensor.backward, optimizer.step
+
+
 def drop(stage, what, when, how):
     """How far three steps are from PyTorch's, where gradients are dropped in the second one."""
     engine, plain, optimizer = pair(stage)
     for step in range(3):
-        for model, update in ((engine, engine.step), (plain, optimizer.step)):
-            module = model.module if model is engine else model
-            own = engine.backward if model is engine and how == "engine" else torch.Tensor.backward
+        for model, module, own, update in sides(engine, plain, optimizer, how):
             own(loss_of(model, step))
             if step == 1 and when == "before the step":
                 what(module)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import world
 import zeroshard
-from test_dropped_gradients import WIDTH, distance, loss_of, pair
+from test_dropped_gradients import WIDTH, distance, loss_of, pair, sides
 
 
 class Fault(Exception):
@@ -118,9 +118,7 @@ def drop_behind(stage, what, how):
     """How far two steps are from PyTorch's, where a gradient is dropped behind something that launches reductions."""
     engine, plain, optimizer = pair(stage)
     for step in range(2):
-        for model, update in ((engine, engine.step), (plain, optimizer.step)):
-            module = model.module if model is engine else model
-            own = engine.backward if model is engine and how == "engine" else torch.Tensor.backward
+        for model, module, own, update in sides(engine, plain, optimizer, how):
             own(loss_of(model, step))
             if what == "two forwards":
                 second = loss_of(model, step, 1) - loss_of(model, step, 2)

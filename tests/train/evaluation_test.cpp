@@ -30,7 +30,7 @@ constexpr const char* kEvaluations =
     R"(, "evaluation": {"every": 2, "rows": 8}, "samples": {"prompts": ["abc"], "tokens": 6})";
 constexpr int kRows = 8, kTokens = 6;
 
-// Its tokens are "a", "b", "c", and `more`; and `added`.
+// The tokenizer has the tokens "a", "b", "c", and `more`; and `added`.
 struct MaterialWithTokenizer : Material {
   MaterialWithTokenizer() { write_tokenizer(""); }
   void write_tokenizer(const std::string& more, const std::string& added = "") const {

@@ -25,7 +25,7 @@ struct TokenFileInfo {
   std::string tokenizer;      // Tokenizer::digest(); empty: not known
 };
 
-// A mapped file of tokens. Its metadata are checked when it is opened, ids when they are read. The file must not change
+// A mapped file of tokens. Opening it checks the metadata, reading an id checks that id. The file must not change
 // meanwhile. One that has been cut is an IoError of the next call, except of document_end() and learned(), which are
 // called too often to look: there, or when it is cut within a call, the process may end. Safe for concurrent calls.
 class TokenFile {
