@@ -52,6 +52,7 @@ struct StepBuffers {
   int64_t numel = 0;
   DType moment_dtype = DType::kFloat32;  // or bf16, rounded at random
   RandomBits random = {};                // with bf16
+  bool takes_written = false;            // for a device's kernels: a master that does not round to `param` becomes it
 };
 
 // The formulas and the order of operations are those of torch.optim (2.13), per element in fp32.

@@ -7,7 +7,15 @@
 namespace zeroshard::kernels {
 namespace {
 
-// Param is void when there is no lower-precision copy to write.
+// Param is void when there is no lower-precision copy.
+template <typename Param, class V, class Where>
+ZS_KERNEL inline typename V::F load_weights(const Where& where, const StepBuffers& buffers) {
+  auto weights = where.template load<float>(buffers.master);
+  if constexpr (V::kOnDevice && !std::is_void_v<Param>)
+    if (buffers.takes_written) V::template take_written<Param>(weights, where.template load<Param>(buffers.param));
+  return weights;
+}
+
 template <typename Param, class V, class Where>
 ZS_KERNEL inline void store_weights(const Where& where, const StepBuffers& buffers, typename V::F weights) {
   where.template store<float>(buffers.master, weights);
@@ -151,7 +159,7 @@ class AdamStep {
   ZS_KERNEL void operator()(Where where) const {
     where.template prefetch<float>(b_.master);
     where.template prefetch<Grad>(b_.grad);
-    auto weights = where.template load<float>(b_.master);
+    auto weights = load_weights<Param, V>(where, b_);
     auto grad = V::mul(where.template load<Grad>(b_.grad), c_.grad_scale);
     if (decoupled_) weights = V::mul(weights, c_.decay);
     if (coupled_) grad = V::fma(weights, c_.l2, grad);
@@ -202,7 +210,7 @@ class SgdStep {
   ZS_KERNEL void operator()(Where where) const {
     where.template prefetch<float>(b_.master);
     where.template prefetch<Grad>(b_.grad);
-    auto weights = where.template load<float>(b_.master);
+    auto weights = load_weights<Param, V>(where, b_);
     auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
     if (decay_) grad = V::fma(weights, l2_, grad);
     if (momentum_buffer_ != nullptr) {
@@ -254,7 +262,7 @@ class LionStep {
     const auto direction = V::fma(grad, beta1_weight_, V::mul(mean, beta1_));
     const auto next = V::fma(grad, beta2_weight_, V::mul(mean, beta2_));
     moments_.store_first(where, exp_avg_, next, moments_.draw(where));
-    const auto weights = V::mul(where.template load<float>(b_.master), decay_);
+    const auto weights = V::mul(load_weights<Param, V>(where, b_), decay_);
     store_weights<Param, V>(where, b_, V::sub(weights, V::by_sign(lr_, direction)));
   }
 
@@ -287,7 +295,7 @@ class AdagradStep {
   ZS_KERNEL void operator()(Where where) const {
     where.template prefetch<float>(b_.master);
     where.template prefetch<Grad>(b_.grad);
-    const auto weights = where.template load<float>(b_.master);
+    const auto weights = load_weights<Param, V>(where, b_);
     auto grad = V::mul(where.template load<Grad>(b_.grad), grad_scale_);
     if (decay_) grad = V::fma(weights, l2_, grad);
     const auto total = V::fma(grad, grad, moments_.load(where, sum_));

@@ -239,17 +239,19 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
 
 void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
   const int64_t numel = tensors.param.numel();
-  if (update.is_open && tensors.master.defined()) take_written_on_device(tensors.master, tensors.param);
   const DeviceKernels* const own = device_kernels(device_.type());
   if (!own) {
+    if (update.is_open && tensors.master.defined()) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
       aten_step(type_, tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.step,
                 update.grad_scale);
     return;
   }
   const c10::OptionalDeviceGuard guard(tensors.param.device());
-  run_kernel(*own->table, type_, buffers_of(tensors, 0, numel, update.grad_scale), moment_of(tensors, 0, 0),
-             moment_of(tensors, 1, 0), update.options, update.step);
+  kernels::StepBuffers buffers = buffers_of(tensors, 0, numel, update.grad_scale);
+  buffers.takes_written = update.is_open && tensors.master.defined();
+  run_kernel(*own->table, type_, buffers, moment_of(tensors, 0, 0), moment_of(tensors, 1, 0), update.options,
+             update.step);
 }
 
 // Random numbers count the elements of each parameter: so they are the same wherever shards, loans and pieces are cut.

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "device/device_kernels.h"
@@ -121,24 +122,35 @@ inline void expect_sums(const DeviceKernels& kernels, c10::Device device) {
 }
 
 // `update(table, buffers, first, second)`: one update with two states. `param` is null where the master weights are it.
+// `takes`: every third parameter was written.
 template <class Update>
 void expect_update(const DeviceKernels& kernels, c10::Device device, DType grad_dtype, const DType* param_dtype,
-                   int64_t numel, Random& random, const Update& update) {
+                   bool takes, int64_t numel, Random& random, const Update& update) {
   const DType low_dtype = param_dtype ? *param_dtype : DType::kFloat32;
   Buffer master = anywhere(DType::kFloat32, numel, random), first = anywhere(DType::kFloat32, numel, random);
   Buffer second = anywhere(DType::kFloat32, numel, random), low = anywhere(low_dtype, numel, random);
   for (int64_t i = 0; i < numel; ++i) second.set(i, std::fabs(second.get(i)));
   const Buffer grad = anywhere(grad_dtype, numel, random);
+  Buffer want = master;
+  if (takes) {
+    const Buffer written = low;
+    pack(*scalar_table(), master.at(0), DType::kFloat32, low.data(), low_dtype, 1, numel);
+    for (int64_t i = 0; i < numel; i += 3) {
+      if (std::memcmp(low.at(i), written.at(i), size_t(element_size(low_dtype))) != 0) want.set(i, written.get(i));
+      low.set(i, written.get(i));
+    }
+  }
   const OnDevice masters(master, device), firsts(first, device), seconds(second, device), lows(low, device);
   const OnDevice grads(grad, device);
   const auto buffers = [&](void* weights, const void* gradients, void* rounded) {
     return StepBuffers{
         static_cast<float*>(weights), gradients, grad_dtype, param_dtype ? rounded : nullptr, low_dtype, 0.43F, numel};
   };
-  update(*kernels.table, buffers(masters.data(), grads.data(), lows.data()), static_cast<float*>(firsts.data()),
-         static_cast<float*>(seconds.data()));
-  update(*scalar_table(), buffers(master.data(), grad.at(0), low.data()), first.floats(), second.floats());
-  ASSERT_TRUE(masters.is(master)) << numel;
+  StepBuffers there = buffers(masters.data(), grads.data(), lows.data());
+  there.takes_written = takes;
+  update(*kernels.table, there, static_cast<float*>(firsts.data()), static_cast<float*>(seconds.data()));
+  update(*scalar_table(), buffers(want.data(), grad.at(0), low.data()), first.floats(), second.floats());
+  ASSERT_TRUE(masters.is(want)) << numel << (takes ? ", with written parameters" : "") << ", " << name_of(grad_dtype) << " " << name_of(low_dtype);
   ASSERT_TRUE(firsts.is(first)) << numel;
   ASSERT_TRUE(seconds.is(second)) << numel;
   ASSERT_TRUE(lows.is(low)) << numel;
@@ -149,8 +161,10 @@ void expect_updates(const DeviceKernels& kernels, c10::Device device, const Upda
   SeededRandom random(4);
   for (const DType grad : kAllDtypes) {
     for (const int64_t numel : device_lengths()) {
-      expect_update(kernels, device, grad, nullptr, numel, random, update);
-      for (const DType& param : kAllDtypes) expect_update(kernels, device, grad, &param, numel, random, update);
+      expect_update(kernels, device, grad, nullptr, /*takes=*/false, numel, random, update);
+      for (const DType& param : kAllDtypes)
+        for (const bool takes : {false, true})
+          expect_update(kernels, device, grad, &param, takes, numel, random, update);
     }
   }
 }

@@ -106,6 +106,49 @@ def test_streams_of_the_users_give_the_same_bits(device):
     assert len(set(digests)) == 1
 
 
+def train_by_scripts(device, shared=False):
+    """On a rank: digests by stage, of steps whose backward is the loss's own and whose gradients are dropped and read."""
+    digests = []
+    with devices.use(device, shared) as place:
+        for stage in STAGES:
+            engine = make(place, stage, "bf16")
+            params = list(engine.module.parameters())
+            for step in range(4):
+                devices.elementwise_loss(engine, place, step + 10, engine.rank(), "bf16").backward()
+                with pytest.raises(RuntimeError, match="waits for the step"):
+                    params[0].grad.mul_(2)
+                if step % 2 == 0:
+                    engine.module.zero_grad()
+                    assert zeroshard.get_gradient(params[0]) is None
+                else:
+                    params[1].grad = None
+                devices.elementwise_loss(engine, place, step, engine.rank(), "bf16").backward()
+                gradient = zeroshard.get_gradient(params[2])
+                assert gradient.device.type == "cpu" or gradient.device == place
+                zeroshard.set_gradient(params[2], gradient * 0.5)
+                engine.step()
+            with pytest.raises(RuntimeError, match="in the user's hook"):
+                loss = devices.elementwise_loss(engine, place, 4, engine.rank(), "bf16")
+                loss.register_hook(fail)
+                loss.backward()
+            train(engine, place, "bf16", 1, first=5)
+            digests.append(engine.parameter_digest())
+            engine.destroy()
+    return digests
+
+
+def fail(_):
+    raise RuntimeError("in the user's hook")
+
+
+@ON_DEVICES
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_passes_that_scripts_begin_have_the_cpus_bits(device, ranks):
+    on_device = world.run(ranks, train_by_scripts, device=device, shared=ranks > 1, timeout_s=120)
+    on_cpu = world.run(ranks, train_by_scripts, device="cpu", shared=ranks > 1, timeout_s=120)
+    assert len({digest for digests in [*on_device, *on_cpu] for digest in digests}) == 1
+
+
 def save_and_load(device, directory):
     with devices.use(device) as place:
         engine = make(place, 3, "bf16")

@@ -62,6 +62,23 @@ void sum_in_order(const void* const* pieces, int count, float scale, void* out, 
   });
 }
 
+double element(const void* data, DType dtype, int64_t index) {
+  float value = 0;
+  const auto* const at = static_cast<const char*>(data) + index * element_size(dtype);
+  kernels::pack(at, dtype, &value, DType::kFloat32, 1, 1);
+  return value;
+}
+
+// Where the rounded master weights are not the parameters, the parameters count.
+void take(float* master, const void* param, DType dtype, int64_t numel) {
+  const auto size = size_t(element_size(dtype));
+  std::vector<char> rounded(size_t(numel) * size, 0);
+  kernels::pack(*kernels::scalar_table(), master, DType::kFloat32, rounded.data(), dtype, 1, numel);
+  for (int64_t i = 0; i < numel; ++i)
+    if (std::memcmp(&rounded[size_t(i) * size], static_cast<const char*>(param) + size_t(i) * size, size) != 0)
+      master[i] = float(element(param, dtype, i));
+}
+
 // `kernel` is given the real addresses. `states`: null where an optimizer has none.
 void update(const char* name, const StepBuffers& buffers, DType grad_dtype, const std::vector<void*>& states,
             const std::function<void(const StepBuffers&, const std::vector<void*>&)>& kernel) {
@@ -78,7 +95,10 @@ void update(const char* name, const StepBuffers& buffers, DType grad_dtype, cons
     if (state) accesses.push_back(write(state, numel * 4));
     real_states.push_back(state ? real(state) : nullptr);
   }
-  launch(buffers.master, name, accesses, [there, real_states, kernel] { kernel(there, real_states); });
+  launch(buffers.master, name, accesses, [there, real_states, kernel] {
+    if (there.takes_written) take(there.master, there.param, there.param_dtype, there.numel);
+    kernel(there, real_states);
+  });
 }
 
 template <int kGrad, int kParam>
@@ -124,13 +144,6 @@ void pack_all(std::span<const PackItem> items, DType src_dtype, DType dst_dtype,
   });
 }
 
-double element(const void* data, DType dtype, int64_t index) {
-  float value = 0;
-  const auto* const at = static_cast<const char*>(data) + index * element_size(dtype);
-  kernels::pack(at, dtype, &value, DType::kFloat32, 1, 1);
-  return value;
-}
-
 // By halves in fp64, as device/device_squares.h says.
 double sum_of_block(const void* data, DType dtype, int64_t begin, int64_t end) {
   std::vector<double> squares(size_t(kBlockNumel), 0.0);
@@ -157,12 +170,7 @@ void add_squares(const void* data, DType dtype, int64_t numel, int64_t* limbs) {
 void take_written(float* master, const void* param, DType dtype, int64_t numel) {
   if (numel == 0) return;
   launch(master, "take_written", {write(master, numel * 4), read(param, numel * 2)},
-         [master = real(master), param = static_cast<const uint16_t*>(real(param)), dtype, numel] {
-           std::vector<uint16_t> rounded(size_t(numel), 0);
-           kernels::pack(*kernels::scalar_table(), master, DType::kFloat32, rounded.data(), dtype, 1, numel);
-           for (int64_t i = 0; i < numel; ++i)
-             if (rounded[size_t(i)] != param[i]) master[i] = float(element(param, dtype, i));
-         });
+         [master = real(master), param = real(param), dtype, numel] { take(master, param, dtype, numel); });
 }
 
 // Word by word, as device/device_kernels.h says.
