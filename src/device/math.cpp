@@ -89,22 +89,26 @@ void aten::sum_in_order(std::span<const void* const> pieces, at::ScalarType type
   }
 }
 
-void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add) {
+// Without slices of `out`: for a small gradient on a device, they would take the host as long as the launch.
+void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
   const bool on_host = out.is_cpu();
+  const int64_t numel = packed.in.numel();
+  ZS_ASSERT(packed.begin + numel <= out.numel());
   const auto* const table =
-      on_host ? &kernels::active_table() : table_for(out.device(), in.scalar_type(), out.scalar_type());
-  if (!table) return aten::pack(in, out, scale, add);
-  const at::Tensor dense = in.contiguous();
+      on_host ? &kernels::active_table() : table_for(out.device(), packed.in.scalar_type(), out.scalar_type());
+  if (!table) return aten::pack(packed.in, out.slice(0, packed.begin, packed.begin + numel), scale, add);
+  const at::Tensor dense = packed.in.contiguous();
   const DType from = to_dtype(dense.scalar_type()), to = to_dtype(out.scalar_type());
-  const auto pack_range = [&, src = dense.const_data_ptr(), dst = out.data_ptr()](int64_t begin, int64_t end) {
+  const auto pack_range = [&, src = dense.const_data_ptr(),
+                           dst = at_offset(out.data_ptr(), packed.begin, to)](int64_t begin, int64_t end) {
     const void* const src_here = at_offset(src, begin, from);
     void* const dst_here = at_offset(dst, begin, to);
     add ? kernels::pack_add(*table, src_here, from, dst_here, to, scale, end - begin)
         : kernels::pack(*table, src_here, from, dst_here, to, scale, end - begin);
   };
-  if (on_host) return at::parallel_for(0, out.numel(), kGrain, pack_range);
+  if (on_host) return at::parallel_for(0, numel, kGrain, pack_range);
   const c10::OptionalDeviceGuard guard(out.device());
-  pack_range(0, out.numel());
+  pack_range(0, numel);
 }
 
 bool packs_together(const at::Tensor& in, const at::Tensor& out) {
@@ -113,17 +117,17 @@ bool packs_together(const at::Tensor& in, const at::Tensor& out) {
          table_for(out.device(), in.scalar_type(), out.scalar_type());
 }
 
-void pack_all(std::span<const at::Tensor> ins, std::span<const at::Tensor> outs, float scale) {
-  if (ins.empty()) return;
-  const c10::OptionalDeviceGuard guard(outs[0].device());
+void pack_all(std::span<const Packed> all, const at::Tensor& out, float scale) {
+  if (all.empty()) return;
+  const c10::OptionalDeviceGuard guard(out.device());
+  const at::ScalarType from = all[0].in.scalar_type();
+  const DType to = to_dtype(out.scalar_type());
   std::vector<PackItem> items;
-  for (size_t i = 0; i < ins.size(); ++i) {
-    ZS_ASSERT(packs_together(ins[i], outs[i]) && ins[i].scalar_type() == ins[0].scalar_type() &&
-              ins[i].numel() == outs[i].numel());
-    items.push_back({ins[i].const_data_ptr(), outs[i].data_ptr(), ins[i].numel()});
+  for (const auto& [in, begin] : all) {
+    ZS_ASSERT(packs_together(in, out) && in.scalar_type() == from && begin + in.numel() <= out.numel());
+    items.push_back({in.const_data_ptr(), at_offset(out.data_ptr(), begin, to), in.numel()});
   }
-  device_kernels(outs[0].device().type())
-      ->pack_all(items, to_dtype(ins[0].scalar_type()), to_dtype(outs[0].scalar_type()), scale);
+  device_kernels(out.device().type())->pack_all(items, to_dtype(from), to, scale);
 }
 
 void sum_in_order(std::span<const void* const> pieces, at::ScalarType type, float scale, const at::Tensor& out,

@@ -10,15 +10,18 @@
 // split among at::get_num_threads() threads on fixed boundaries; the results do not depend on their number.
 namespace zeroshard::math {
 
-// out = round(in * scale), or out = round(out + in * scale) with `add`. `in` is any dense tensor of out.numel()
-// elements.
-void pack(const at::Tensor& in, const at::Tensor& out, float scale, bool add = false);
+// A dense tensor on its way into a flat one, where its elements begin at `begin`.
+struct Packed {
+  at::Tensor in;
+  int64_t begin = 0;
+};
+// out = round(in * scale), or out = round(out + in * scale) with `add`, in out's elements from `begin` on.
+void pack(const Packed& packed, const at::Tensor& out, float scale, bool add = false);
 
 // Whether pack_all() takes this gradient: on a device with kernels of its own. Then it saves launches.
 bool packs_together(const at::Tensor& in, const at::Tensor& out);
-// outs[i] = round(ins[i] * scale), in a few launches. All are of one device; the ins have one dtype, and so do the
-// outs.
-void pack_all(std::span<const at::Tensor> ins, std::span<const at::Tensor> outs, float scale);
+// All of them, in a few launches. All tensors are of one device, and all that go into `out` have one dtype.
+void pack_all(std::span<const Packed> all, const at::Tensor& out, float scale);
 
 // out = round((pieces[0] + pieces[1] + ...) * scale), in fp32, in this order; with `accumulate` added to out. Each
 // piece has out.numel() elements of `type`. Also adds the squares of the result to `squares`, if given, like

@@ -26,32 +26,36 @@ void StreamUses::share() {
   if (device_.is_cpu()) return;
   const c10::Stream current = current_stream(device_);
   Use* const use = find(current);
-  if (use == nullptr) {
-    uses_.push_back({current, std::nullopt});
-  } else {
-    use->event.reset();
-  }
+  use == nullptr ? add(current) : void(use->has_ended = false);
+}
+
+void StreamUses::add(c10::Stream stream) {
+  if (spare_.empty()) spare_.emplace_back(stream.device_type());
+  uses_.push_back({stream, std::move(spare_.back())});
+  spare_.pop_back();
+}
+
+void StreamUses::end(Use& use) {
+  if (!std::exchange(use.has_ended, true)) use.event.record(use.stream);
 }
 
 void StreamUses::end() {
   if (device_.is_cpu()) return;
-  for (Use& use : uses_) {
-    if (use.event) continue;
-    use.event.emplace(use.stream.device_type());
-    use.event->record(use.stream);
-  }
+  for (Use& use : uses_) end(use);
 }
 
 void StreamUses::take() {
   if (device_.is_cpu()) return;
   const c10::Stream current = current_stream(device_);
   for (Use& use : uses_) {
-    if (use.stream == current) continue;
-    if (!use.event) use.event.emplace(use.stream.device_type()).record(use.stream);
-    use.event->block(current);
+    if (use.stream != current) {
+      end(use);
+      use.event.block(current);
+    }
+    spare_.push_back(std::move(use.event));
   }
   uses_.clear();
-  uses_.push_back({current, std::nullopt});
+  add(current);
 }
 
 std::vector<c10::Stream> StreamUses::streams() const {
@@ -78,6 +82,7 @@ void free_after_current_stream(at::Tensor tensor) noexcept {
 SideStream::SideStream(c10::Device device) {
   if (device.is_cpu()) return;
   stream_ = c10::impl::VirtualGuardImpl(device.type()).getNewStream(with_index(device));
+  event_.emplace(device.type());
 }
 
 SideStream::~SideStream() {
@@ -88,14 +93,15 @@ SideStream::~SideStream() {
 }
 
 void SideStream::join() const {
-  if (stream_) record().block(current_stream(stream_->device()));
+  if (!stream_) return;
+  event_->record(*stream_);
+  event_->block(current_stream(stream_->device()));
 }
 
 void SideStream::follow() const {
   if (!stream_) return;
-  c10::Event event(stream_->device_type());
-  event.record(current_stream(stream_->device()));
-  event.block(*stream_);
+  event_->record(current_stream(stream_->device()));
+  event_->block(*stream_);
 }
 
 c10::Event SideStream::record() const {

@@ -34,12 +34,16 @@ class StreamUses {
  private:
   struct Use {
     c10::Stream stream;
-    std::optional<c10::Event> event;  // recorded: the use has ended
+    c10::Event event;
+    bool has_ended = false;  // with `event`
   };
   Use* find(c10::Stream stream);
+  void add(c10::Stream stream);
+  void end(Use& use);
 
   c10::Device device_;
-  std::vector<Use> uses_;  // few: one for each stream
+  std::vector<Use> uses_;            // few: one for each stream
+  std::vector<c10::Event> spare_{};  // an event is dear to make, and may be recorded anew once others wait for it
 };
 
 // What the current stream of `device` is given from now on runs after the event.
@@ -79,6 +83,7 @@ class SideStream {
 
  private:
   std::optional<c10::Stream> stream_;
+  mutable std::optional<c10::Event> event_;  // of follow() and join()
 };
 
 }  // namespace zeroshard

@@ -55,28 +55,28 @@ void GradBucket::add(size_t index, const at::Tensor& grad) {
   if (lets_wait(filling, index, grad)) {
     uses(filling.slot).share();  // the stream that computes it
     const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
-    filling.waiting.push_back({index, grad, std::make_unique<Temporary>(*options_.ledger, bytes)});
+    filling.counted.emplace_back(*options_.ledger, bytes);
+    filling.waiting.push_back(placed(index, grad));
     filling.waiting_bytes += bytes;
   } else {
     uses(filling.slot).take();
     if (filling.filled[index]) pack_waiting(filling);
-    math::pack(grad, place_in(filling.buffer, index), options_.pack_scale, filling.filled[index]);
+    math::pack(placed(index, grad), filling.buffer, options_.pack_scale, filling.filled[index]);
   }
   filling.filled[index] = true;
   has_grad_[index] = true;
   if (++fired_[index] == expected_[index]) --missing_;
 }
 
-at::Tensor GradBucket::place_in(const at::Tensor& buffer, size_t index) const {
-  const Range range = group_.layout.param(index);
-  return buffer.slice(0, range.begin, range.end);
+math::Packed GradBucket::placed(size_t index, const at::Tensor& grad) const {
+  return {grad, group_.layout.param(index).begin};
 }
 
 // Gradients that wait keep their memory. Large ones are worth a launch of their own.
 bool GradBucket::lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const {
   const int64_t bytes = align_up(int64_t(grad.nbytes()), kDeviceBlock);
   if (filling.filled[index] || filling.waiting_bytes + bytes > kWaitingBytes) return false;
-  const bool same = filling.waiting.empty() || filling.waiting[0].grad.scalar_type() == grad.scalar_type();
+  const bool same = filling.waiting.empty() || filling.waiting[0].in.scalar_type() == grad.scalar_type();
   return same && math::packs_together(grad, filling.buffer);
 }
 
@@ -88,14 +88,10 @@ void GradBucket::pack() {
 }
 
 void GradBucket::pack_waiting(Filling& filling) {
-  std::vector<at::Tensor> ins, outs;
-  for (const Waiting& waiting : filling.waiting) {
-    outlive_current_stream(waiting.grad);
-    outs.push_back(place_in(filling.buffer, waiting.index));
-    ins.push_back(waiting.grad);
-  }
-  math::pack_all(ins, outs, options_.pack_scale);
+  for (const math::Packed& waiting : filling.waiting) outlive_current_stream(waiting.in);
+  math::pack_all(filling.waiting, filling.buffer, options_.pack_scale);
   filling.waiting.clear();
+  filling.counted.clear();
   filling.waiting_bytes = 0;
 }
 
@@ -107,8 +103,7 @@ void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger)
   const at::Tensor local = local_.view(type, 0, numel);
   local_uses_.take();
   if (!std::exchange(local_used_, true)) local.zero_();
-  const Range range = group_.layout.param(index);
-  math::pack(grad, local.slice(0, range.begin, range.end), options_.pack_scale, /*add=*/true);
+  math::pack(placed(index, grad), local, options_.pack_scale, /*add=*/true);
   has_grad_[index] = true;
 }
 
@@ -117,13 +112,15 @@ void GradBucket::launch(Span scratch, bool with_local) {
   const int64_t padded = group_.layout.padded_numel();
   uses(filling.slot).take();
   pack_waiting(filling);
-  for (size_t i = 0; i < group_.params.size(); ++i)
-    if (!filling.filled[i]) place_in(filling.buffer, i).zero_();
-  // The ring lends buffers to units of other layouts.
-  if (group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
+  for (size_t i = 0; i < group_.params.size(); ++i) {
+    const Range range = group_.layout.param(i);
+    if (!filling.filled[i]) filling.buffer.slice(0, range.begin, range.end).zero_();
+  }
+  // The ring lends buffers to units of other layouts; nobody writes to the padding of the bucket's own.
+  if (filling.slot && group_.layout.numel() < padded) filling.buffer.slice(0, group_.layout.numel(), padded).zero_();
   if (local_used_ && with_local) {
     local_uses_.take();
-    math::pack(local_.view(to_scalar_type(place_.grad_dtype), 0, padded), filling.buffer, 1, /*add=*/true);
+    math::pack({local_.view(to_scalar_type(place_.grad_dtype), 0, padded)}, filling.buffer, 1, /*add=*/true);
     local_used_ = false;
   }
   const Span span{filling.buffer.data_ptr(), padded, place_.wire_dtype};

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <variant>
@@ -10,6 +11,7 @@
 #include "comm/comm.h"
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
+#include "device/math.h"
 #include "device/slot_ring.h"
 #include "device/streams.h"
 #include "group/file_shard.h"
@@ -118,17 +120,12 @@ class GradBucket {
 
  private:
   struct Idle {};
-  // A small gradient that is to be packed together with others, on a device.
-  struct Waiting {
-    size_t index;  // of its parameter
-    at::Tensor grad;
-    std::unique_ptr<Temporary> counted;
-  };
   struct Filling {
     at::Tensor buffer;
     SlotRing::Slot* slot;
     std::vector<bool> filled;
-    std::vector<Waiting> waiting = {};
+    std::vector<math::Packed> waiting = {};  // small gradients that are to be packed together, on a device
+    std::deque<Temporary> counted = {};      // their memory
     int64_t waiting_bytes = 0;
   };
   struct InFlight {
@@ -142,7 +139,7 @@ class GradBucket {
     std::unique_ptr<Exchange> exchange;
   };
 
-  at::Tensor place_in(const at::Tensor& buffer, size_t index) const;
+  math::Packed placed(size_t index, const at::Tensor& grad) const;
   bool lets_wait(const Filling& filling, size_t index, const at::Tensor& grad) const;
   void pack_waiting(Filling& filling);
   StreamUses& uses(SlotRing::Slot* slot) { return slot ? slot->uses() : uses_; }

@@ -223,6 +223,7 @@ void Reducer::launch(size_t index, bool with_local) {
   if (!scratch_.empty()) {
     scratch = {scratch_[launches_ % scratch_.size()].data(), bucket.group().layout.padded_numel(), bucket.wire_dtype()};
   }
+  bucket.pack();  // on the stream that made the gradients: another one would keep their memory for longer
   {
     const SideStream::Scope scope(stream_);
     bucket.launch(scratch, with_local);

@@ -151,7 +151,6 @@ void Unit::wait() {
   }
   if (!is_unsharded()) return;
   ready_.take();
-  ready_.end();
   if (slot_) slot_->uses().share();
 }
 

@@ -43,10 +43,10 @@ TEST(Math, PackIsOneRoundingOfTheScaledValue) {
         const at::Tensor in = random_tensor(numel, from, 1), before = random_tensor(numel, to, 2);
         const at::Tensor scaled = in.to(at::kFloat) * 0.3F;
         at::Tensor out = before.clone();
-        math::pack(in, out, 0.3F);
+        math::pack({in}, out, 0.3F);
         EXPECT_TRUE(same_bits(out, scaled.to(to)));
         out = before.clone();
-        math::pack(in, out, 0.3F, /*add=*/true);
+        math::pack({in}, out, 0.3F, /*add=*/true);
         EXPECT_TRUE(same_bits(out, (before.to(at::kFloat) + scaled).to(to)));
       }
     }
@@ -56,7 +56,7 @@ TEST(Math, PackIsOneRoundingOfTheScaledValue) {
 TEST(Math, PackFlattensWhatIsNotContiguous) {
   const at::Tensor in = random_tensor(12, at::kFloat, 1).view({3, 4}).t();
   const at::Tensor out = at::empty({12}, at::kBFloat16);
-  math::pack(in, out, 1);
+  math::pack({in}, out, 1);
   EXPECT_TRUE(same_bits(out, in.contiguous().view({-1}).to(at::kBFloat16)));
 }
 
@@ -119,7 +119,7 @@ TEST(Math, PackWithLibTorchGivesTheSameBits) {
           const at::Tensor in = random_tensor(3000, from, 1);
           at::Tensor ours = random_tensor(3000, to, 2);
           const at::Tensor theirs = ours.clone();
-          math::pack(in, ours, scale, add);
+          math::pack({in}, ours, scale, add);
           math::aten::pack(in, theirs, scale, add);
           EXPECT_TRUE(same_bits(ours, theirs)) << from << " to " << to << " * " << scale << (add ? ", added" : "");
         }
