@@ -7,11 +7,13 @@
 #include <memory>
 
 #include "comm/copy.h"
+#include "device/named_range.h"
 
 namespace zeroshard {
 namespace {
 
 void copy(void* to, c10::Device to_device, const void* from, c10::Device from_device, int64_t bytes, bool waits) {
+  const NamedRange named(to_device.is_cpu() ? "copy to the host" : "copy to the device");
   const auto view = [bytes](const void* memory, c10::Device device) {
     return at::from_blob(const_cast<void*>(memory), {bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   };

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 
+#include "device/named_range.h"
+
 namespace zeroshard {
 
 std::vector<int64_t> all_reduce(Comm& comm, std::vector<int64_t> words, ReduceOp op, std::string_view tag) {
+  const NamedRange named("agree on", tag);
   comm.host().all_reduce({words.data(), std::ssize(words), DType::kOther8}, op, tag)->wait();
   return words;
 }

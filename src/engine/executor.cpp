@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/named_range.h"
 #include "schedule/prefetch.h"
 
 namespace zeroshard {
@@ -253,7 +254,10 @@ void Executor::end_gathers_ahead() {
 void Executor::refresh(std::span<const size_t> order, const std::function<void(size_t)>& update) {
   size_t finished = 0;
   for (size_t started = 0; started < order.size(); ++started) {
-    update(order[started]);
+    {
+      const NamedRange named("update", units_[order[started]]->layout().name);
+      update(order[started]);
+    }
     units_[order[started]]->start_refresh();
     if (started >= kRefreshesUnderWay) units_[order[finished++]]->finish_refresh();
   }

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "device/dtype.h"
 #include "device/math.h"
+#include "device/named_range.h"
 #include "plan/device_memory.h"
 #include "plan/state_rules.h"
 
@@ -108,6 +109,7 @@ void GradBucket::add_local(size_t index, const at::Tensor& grad, Ledger& ledger)
 }
 
 void GradBucket::launch(Span scratch, bool with_local) {
+  const NamedRange named("reduce", unit_.name);
   Filling& filling = std::get<Filling>(state_);
   const int64_t padded = group_.layout.padded_numel();
   uses(filling.slot).take();
@@ -208,6 +210,7 @@ void GradBucket::await_exchange() {
 }
 
 void GradBucket::finish() {
+  const NamedRange named("wait for the reduction of", unit_.name);
   InFlight& in_flight = std::get<InFlight>(state_);
   squares_ = ExactSum();
   in_file_ && !options_.exit ? sum_into_file(in_flight) : sum_in_memory(in_flight);

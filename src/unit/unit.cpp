@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "device/dtype.h"
+#include "device/named_range.h"
 #include "device/swap_storage.h"
 
 namespace zeroshard {
@@ -119,6 +120,7 @@ void Unit::unshard() {
 }
 
 void Unit::start_gather(char* memory) {
+  const NamedRange named("gather", layout_.name);
   const SideStream::Scope scope(gathers_.side);
   gathers_.shards.take();
   slot_->uses().take();
@@ -144,6 +146,7 @@ const void* Unit::shard_for_gather(size_t g, const Span& full) {
 
 void Unit::wait() {
   if (Unsharding* const pending = std::get_if<Unsharding>(&state_)) {
+    const NamedRange named("wait for the gather of", layout_.name);
     for (const auto& work : pending->works) work->wait();
     attach(pending->memory);
     gathered_ = std::move(pending->works);
@@ -247,6 +250,7 @@ bool Unit::owns(const at::Tensor& tensor) const {
 void Unit::start_refresh() {
   if (placement_ != Placement::kReplicated) return reshard();
   if (comm_.world_size() == 1) return;
+  const NamedRange named("refresh", layout_.name);
   // Not on the current stream: it would wait for the unit's parameters, where they come from the host.
   gathers_.side.follow();
   const SideStream::Scope scope(gathers_.side);
@@ -260,8 +264,11 @@ void Unit::start_refresh() {
 }
 
 void Unit::finish_refresh() {
-  for (const auto& work : refreshing_) work->wait();
-  refreshing_.clear();
+  if (!refreshing_.empty()) {
+    const NamedRange named("wait for the refresh of", layout_.name);
+    for (const auto& work : refreshing_) work->wait();
+    refreshing_.clear();
+  }
   if (placement_ != Placement::kReplicated) return;
   for (const ShardedGroup& group : groups_) group.await_copies();
 }
