@@ -99,8 +99,8 @@ void pack(const Packed& packed, const at::Tensor& out, float scale, bool add) {
   if (!table) return aten::pack(packed.in, out.slice(0, packed.begin, packed.begin + numel), scale, add);
   const at::Tensor dense = packed.in.contiguous();
   const DType from = to_dtype(dense.scalar_type()), to = to_dtype(out.scalar_type());
-  const auto pack_range = [&, src = dense.const_data_ptr(),
-                           dst = at_offset(out.data_ptr(), packed.begin, to)](int64_t begin, int64_t end) {
+  const auto pack_range = [&, src = dense.const_data_ptr(), dst = at_offset(out.data_ptr(), packed.begin, to)](
+                              int64_t begin, int64_t end) {
     const void* const src_here = at_offset(src, begin, from);
     void* const dst_here = at_offset(dst, begin, to);
     add ? kernels::pack_add(*table, src_here, from, dst_here, to, scale, end - begin)

@@ -150,7 +150,8 @@ void expect_update(const DeviceKernels& kernels, c10::Device device, DType grad_
   there.takes_written = takes;
   update(*kernels.table, there, static_cast<float*>(firsts.data()), static_cast<float*>(seconds.data()));
   update(*scalar_table(), buffers(want.data(), grad.at(0), low.data()), first.floats(), second.floats());
-  ASSERT_TRUE(masters.is(want)) << numel << (takes ? ", with written parameters" : "") << ", " << name_of(grad_dtype) << " " << name_of(low_dtype);
+  ASSERT_TRUE(masters.is(want)) << numel << (takes ? ", with written parameters" : "") << ", " << name_of(grad_dtype)
+                                << " " << name_of(low_dtype);
   ASSERT_TRUE(firsts.is(first)) << numel;
   ASSERT_TRUE(seconds.is(second)) << numel;
   ASSERT_TRUE(lows.is(low)) << numel;
