@@ -23,8 +23,10 @@ TOLERANCE = 2e-2  # of losses: bf16, and gradients that are rounded at different
 
 
 class Runner:
-    """A peer, warm, and its losses. `peak_gigabytes`: the most that torch had allocated in three steps, less what it had
-    before the peer was built."""
+    """A peer, warm, and its losses.
+
+    `peak_gigabytes`: the most that torch had allocated in three steps, less what it had before the peer was built.
+    """
 
     def __init__(self, name, shape, device):
         self.shape, self.device, self.losses, self.steps = shape, device, [], 0
@@ -97,7 +99,10 @@ def write(arguments, name, figures):
         low, middle, high = each["ratio"]
         told = results.verdict(arguments, middle, GOAL) if peer.startswith("zeroshard") else f"{middle:.3g}"
         rows.append([peer, f"{each['ms']:.2f}", f"{each['plain_ms']:.2f}", f"{told}, {low:.3f} to {high:.3f}"])
-        rows[-1] += [f"{each['peak_gigabytes']:.2f} / {each['plain_peak_gigabytes']:.2f}", f"{each['loss_difference']:.1e}"]
+        rows[-1] += [
+            f"{each['peak_gigabytes']:.2f} / {each['plain_peak_gigabytes']:.2f}",
+            f"{each['loss_difference']:.1e}",
+        ]
     header = ["peer", "ms a step", "plain beside it", "ratio, quartiles", "peak GB / plain's", "losses differ by"]
     results.write(arguments, f"step {name}", figures, results.table(header, rows))
 

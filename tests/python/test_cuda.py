@@ -107,7 +107,7 @@ def test_streams_of_the_users_give_the_same_bits(device):
 
 
 def train_by_scripts(device, shared=False):
-    """On a rank: digests by stage, of steps whose backward is the loss's own and whose gradients are dropped and read."""
+    """On a rank: digests by stage. Backward is the loss's own, gradients are dropped, read and set."""
     digests = []
     with devices.use(device, shared) as place:
         for stage in STAGES:
