@@ -73,6 +73,7 @@ std::string describe_one(const NothingEnabled&) {
 
 // The checks return the canonical value, or nothing if `value` is not allowed.
 std::optional<Json> check_one(const Bool&, const Json& value) {
+  if (value == 0 || value == 1) return value == 1;
   return value.is_boolean() ? std::optional(value) : std::nullopt;
 }
 

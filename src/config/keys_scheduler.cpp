@@ -46,9 +46,9 @@ template <typename Schedule>
 void add_warmup(std::vector<Key>& keys) {
   keys.push_back(
       scheduler_param<&Schedule::warmup_num_steps>("warmup_num_steps", at_least(1), 1000, "steps of the warm-up"));
-  Key type{"scheduler.params.warmup_type", Choice{{"log", "linear"}}, "log", "how the warm-up rises"};
+  Key type{"scheduler.params.warmup_type", Text{}, "log", "how the warm-up rises: linear, or log for any other text"};
   type.apply = [](Config& config, const Json& value) {
-    std::get<Schedule>(*config.scheduler).log_warmup = value == "log";
+    std::get<Schedule>(*config.scheduler).log_warmup = lower(value.get<std::string>()) != "linear";
   };
   keys.push_back(std::move(type));
 }

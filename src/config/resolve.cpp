@@ -253,15 +253,24 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
+  // Of a value that has no effect at this stage, as in DeepSpeed.
+  void drop(const std::string& path, const std::string& given, std::string_view reason) {
+    ConfigValue& entry = value_of(path);
+    parsed_.without_effect.push_back(
+        concat(path, " = \"", given, "\": ", reason, ", and zero_optimization.stage is ", config().stage));
+    entry.value = "\"none\"";
+    entry.origin = concat("without effect at stage ", config().stage);
+  }
+
   void check_offload() {
     using Device = OffloadOptimizerConfig::Device;
     const OffloadOptimizerConfig& offload = config().offload_optimizer;
     if (offload.device == Device::kNone) return;
     const std::string device(name_of(offload.device));
     if (config().stage == 0) {
-      fail_value("zero_optimization.offload_optimizer.device", device,
-                 "is for stages 1 to 3, where each rank updates its share; zero_optimization.stage is 0. Set stage 1, "
-                 "or \"none\"");
+      drop("zero_optimization.offload_optimizer.device", device, "states leave the device at stages 1 to 3");
+      config().offload_optimizer.device = Device::kNone;
+      return;
     }
     if (offload.device == Device::kNvme && offload.nvme_path.empty()) {
       fail_value("zero_optimization.offload_optimizer.device", device,
@@ -277,15 +286,23 @@ class Resolver {
     if (offload.device == Device::kNone) return;
     const std::string device(name_of(offload.device));
     if (config().stage != 3) {
-      fail_value(key, device,
-                 concat("is for stage 3, where each rank keeps a shard of the parameters; zero_optimization.stage is ",
-                        config().stage, ". Set stage 3, or \"none\""));
+      drop(key, device, "parameters leave the device at stage 3");
+      config().offload_param.device = Device::kNone;
+      return;
     }
     if (offload.device == Device::kNvme && offload.nvme_path.empty()) {
       fail_value(key, device,
                  "needs zero_optimization.offload_param.nvme_path, a directory on the disk that is to be used, or a "
                  "list of such");
     }
+  }
+
+  void tell_warmup_type() {
+    const auto type = std::ranges::find(parsed_.values, "scheduler.params.warmup_type", &ConfigValue::path);
+    if (type == parsed_.values.end()) return;
+    const std::string name = lower(Json::parse(type->value).get<std::string>());
+    if (name != "log" && name != "linear")
+      parsed_.without_effect.push_back(concat(type->path, " = ", type->value, ": the warm-up rises as \"log\""));
   }
 
   void check_activations() {
@@ -306,6 +323,7 @@ class Resolver {
     }
     check_offload();
     check_offload_param();
+    tell_warmup_type();
     check_activations();
     if (const int64_t block = config().aio.block_size.value_or(0); block % 4096 != 0)
       fail_value("aio.block_size", block,

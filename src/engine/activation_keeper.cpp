@@ -39,8 +39,7 @@ std::unique_ptr<CountedRecords> make_files(const EngineOptions& options, Comm& c
                                            RecordStore::OnFailure on_failure) {
   const Directories directories = directories_of(options.config);
   RecordStore::Options store;
-  store.directories = directories.paths;
-  take_keys(options.config, store);
+  take_keys(options.config, directories.paths, store);
   const Tier tier = options.device.is_cpu() ? Tier::kDevice : Tier::kHost;
   std::unique_ptr<CountedRecords> files;
   try {

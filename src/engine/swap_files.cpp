@@ -73,9 +73,8 @@ void describe(const ChunkStore& store, const Wanted& wanted, int rank) {
 std::unique_ptr<SwapSpace> make(const SwapContext& context, const Wanted& wanted, SwapSpace::OnFailure on_failure) {
   if (wanted.groups.empty()) return nullptr;
   ChunkStore::Options store;
-  store.directories = wanted.directories;
   store.buffer_count = wanted.buffer_count;
-  take_keys(context.options.config, store);
+  take_keys(context.options.config, wanted.directories, store);
   choose_sizes(context, wanted, store);
   const c10::Device device = context.options.device;
   if (wanted.pin && !device.is_cpu()) store.allocate = [device](int64_t bytes) { return pinned_memory(bytes, device); };

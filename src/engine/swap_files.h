@@ -1,6 +1,9 @@
 #pragma once
+#include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "comm/comm.h"
 #include "group/file_states.h"
@@ -9,9 +12,15 @@
 
 namespace zeroshard {
 
-// What the configuration says of files, whatever lies in them: for the options of a ChunkStore or a RecordStore.
+// What the configuration says of files, whatever lies in them: for the options of a ChunkStore or a RecordStore. Makes
+// directories that are not there; what fails is told when they are opened.
 template <typename StoreOptions>
-void take_keys(const Config& config, StoreOptions& store) {
+void take_keys(const Config& config, const std::vector<std::string>& directories, StoreOptions& store) {
+  store.directories = directories;
+  for (const std::string& directory : directories) {
+    std::error_code ignored;
+    std::filesystem::create_directories(directory, ignored);
+  }
   store.block_bytes = config.aio.block_size.value_or(store.block_bytes);
   store.queue_depth = config.aio.queue_depth.value_or(store.queue_depth);
   store.thread_count = config.aio.thread_count.value_or(store.thread_count);

@@ -46,7 +46,7 @@ TEST(ConfigErrors, AnErrorNamesTheIgnoredKeysThatMayBeItsCause) {
                {"is for stage 3; zero_optimization.stage is 0",
                 "\n  zero_optimisation = {\"stage\":3}: this key is unknown and was ignored; did you mean "
                 "'zero_optimization'?"});
-  EXPECT_THAT(error_of(R"({"_comment": 1, "fp16": {"enabled": 1}})"), ::testing::Not(HasSubstr("_comment")));
+  EXPECT_THAT(error_of(R"({"_comment": 1, "fp16": {"enabled": 2}})"), ::testing::Not(HasSubstr("_comment")));
 }
 
 TEST(ConfigErrors, WordsCountMoreThanLetters) {
@@ -172,7 +172,7 @@ TEST(ConfigErrors, ValuesOutOfRange) {
 TEST(ConfigErrors, WrongTypes) {
   expect_error(R"({"train_batch_size": "16"})", {"train_batch_size = \"16\"", "an integer"});
   expect_error(R"({"train_batch_size": true})", {"train_batch_size = true"});
-  expect_error(R"({"fp16": {"enabled": 1}})", {"fp16.enabled = 1", "true or false"});
+  expect_error(R"({"fp16": {"enabled": 2}})", {"fp16.enabled = 2", "true or false"});
   expect_error(R"({"fp16": {"enabled": "true"}})", {"fp16.enabled = \"true\""});
   expect_error(R"({"fp16": true})", {"fp16 = true", "must be an object"});
   expect_error(R"({"optimizer": "AdamW"})", {"optimizer = \"AdamW\"", "must be an object"});
@@ -220,8 +220,6 @@ TEST(ConfigErrors, OffloadThatCannotBe) {
     return concat(R"({"zero_optimization": {"stage": )", stage, R"(, "offload_optimizer": {)", keys, "}}}");
   };
   const std::string path = "zero_optimization.offload_optimizer.";
-  expect_error(offload(0, R"("device": "cpu")"), {path + R"(device = "cpu": is for stages 1 to 3)", "Set stage 1"});
-  expect_error(R"({"zero_optimization": {"cpu_offload": true}})", {path + R"(device = "cpu": is for stages 1 to 3)"});
   expect_error(offload(3, R"("device": "nvme")"), {path + R"(device = "nvme": needs )" + path + "nvme_path"});
   expect_error(offload(3, R"("device": "tape")"), {path + R"(device = "tape")", "one of none, cpu, nvme"});
   for (const char* paths : {R"("")", "[]", R"(["/a", ""])", "3"})
@@ -264,9 +262,6 @@ TEST(ConfigErrors, ParametersThatCannotLieInFiles) {
     return concat(R"({"zero_optimization": {"stage": )", stage, R"(, "offload_param": {"device": "nvme")", keys, "}}}");
   };
   const std::string path = "zero_optimization.offload_param.";
-  for (const int stage : {0, 1, 2})
-    expect_error(offload(stage, R"(, "nvme_path": "/a")"),
-                 {path + R"(device = "nvme": is for stage 3)", concat("stage is ", stage), "Set stage 3"});
   expect_error(offload(3, ""), {path + R"(device = "nvme": needs )" + path + "nvme_path"});
   for (const char* paths : {R"("")", "[]", R"(["/a", ""])", "3"})
     expect_error(offload(3, concat(R"(, "nvme_path": )", paths)), {path + "nvme_path", "a list of paths"});

@@ -114,7 +114,6 @@ TEST(Scheduler, Errors) {
   fails(R"({"type": "WarmupLR", "params": {"warmup_steps": 3}})",
         {"scheduler.params.warmup_steps = 3", "allowed here: warmup_min_lr"});
   fails(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 0}})", {"warmup_num_steps = 0"});
-  fails(R"({"type": "WarmupLR", "params": {"warmup_type": "square"}})", {"one of log, linear"});
   fails(R"({"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})", {"warmup_max_lr = [1,2]", "a number"});
   fails(R"({"params": {}, "type": null, "params ": 1})", {"scheduler.params "});
 }

@@ -143,10 +143,42 @@ TEST(Config, OffloadOfParameters) {
       {"device": "cpu", "pin_memory": false, "max_in_cpu": 7, "buffer_count": 3}}})");
   EXPECT_FALSE(details.config.offload_param.pin_memory);
   EXPECT_THAT(details.without_effect, IsEmpty());
-  for (const std::string key : {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)"}) {
-    expect_error(concat(R"({"zero_optimization": {"stage": 2, )", key, "}}"),
-                 {"zero_optimization.offload_param.device", "is for stage 3", "stage is 2"});
+}
+
+TEST(Config, OffloadBelowItsStageHasNoEffect) {
+  const std::string zero = "zero_optimization.";
+  for (const int stage : {0, 1, 2}) {
+    for (const std::string key : {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)",
+                                  R"("offload_param": {"device": "nvme", "nvme_path": "/a"})"}) {
+      const ParsedConfig parsed = configuration(concat(R"({"zero_optimization": {"stage": )", stage, ", ", key, "}}"));
+      EXPECT_EQ(parsed.config.offload_param.device, ParamDevice::kNone);
+      EXPECT_THAT(parsed.without_effect,
+                  ElementsAre(AllOf(StartsWith(zero + "offload_param.device = \""), HasSubstr("at stage 3"),
+                                    HasSubstr(concat("zero_optimization.stage is ", stage)))));
+      EXPECT_EQ(value_of(parsed, zero + "offload_param.device").value, "\"none\"");
+    }
   }
+  for (const std::string key : {R"("offload_optimizer": {"device": "cpu"})", R"("cpu_offload": true)"}) {
+    const ParsedConfig parsed = configuration(concat(R"({"zero_optimization": {"stage": 0, )", key, "}}"));
+    EXPECT_EQ(parsed.config.offload_optimizer.device, OffloadOptimizerConfig::Device::kNone);
+    EXPECT_THAT(parsed.without_effect, ElementsAre(HasSubstr("offload_optimizer.device = \"cpu\": states leave")));
+  }
+}
+
+TEST(Config, NumbersAreTruthValuesAndUnknownWarmupsRiseAsLog) {
+  EXPECT_TRUE(configuration(R"({"bf16": {"enabled": 1}})").config.compute_dtype == DType::kBFloat16);
+  EXPECT_TRUE(configuration(R"({"bf16": {"enabled": 0}})").config.compute_dtype == DType::kFloat32);
+  expect_error(R"({"bf16": {"enabled": 2}})", {"bf16.enabled = 2", "true or false"});
+  expect_error(R"({"bf16": {"enabled": "true"}})", {"bf16.enabled", "true or false"});
+  const auto warmup = [](const std::string& type) {
+    return configuration(
+        concat(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1, "warmup_type": )", type, "}}}"));
+  };
+  EXPECT_TRUE(std::get<WarmupLRConfig>(*warmup(R"("cosine")").config.scheduler).log_warmup);
+  EXPECT_THAT(warmup(R"("cosine")").without_effect,
+              ElementsAre(R"(scheduler.params.warmup_type = "cosine": the warm-up rises as "log")"));
+  EXPECT_FALSE(std::get<WarmupLRConfig>(*warmup(R"("Linear")").config.scheduler).log_warmup);
+  EXPECT_THAT(warmup(R"("Linear")").without_effect, IsEmpty());
 }
 
 TEST(Config, FlatKeysOfTrl) {

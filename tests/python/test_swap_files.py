@@ -239,10 +239,21 @@ def test_states_of_an_optimizer_before_the_engine_go_into_the_files(tmp_path):
         assert plain == swapped == part
 
 
+def make_directory(folder):
+    engine = make(2, path=[f"{folder}/a/b", f"{folder}/c"])
+    train(engine, 0, 1)
+    return engine.parameter_digest()
+
+
+def test_a_directory_that_is_not_there_is_made(tmp_path):
+    assert len(set(world.run(3, make_directory, folder=str(tmp_path)))) == 1
+    assert (tmp_path / "a" / "b").is_dir() and (tmp_path / "c").is_dir()
+
+
 def refusals(folder):
     said = []
     open(f"{folder}/file-{world.rank()}", "w").close()
-    for path in (f"{folder}/missing", f"{folder}/file-0"):
+    for path in ("/proc/missing", f"{folder}/file-0"):
         with pytest.raises(zeroshard.ConfigError) as error:
             make(2, path=path)
         said.append(str(error.value))
@@ -266,7 +277,7 @@ def refusals(folder):
 @pytest.mark.row("D3")
 def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
     for missing, file, outside, full in world.run(2, refusals, folder=str(tmp_path)):
-        assert f"offload_optimizer.nvme_path: rank 0: cannot open the directory {tmp_path}/missing" in missing
+        assert "offload_optimizer.nvme_path: rank 0: cannot open the directory /proc/missing" in missing
         assert f"{tmp_path}/file-0: Not a directory" in file
         assert 'device = "nvme"' in outside and "RMSprop" in outside and 'set "cpu"' in outside
         assert f"rank 1: cannot reserve space for the swap file in {tmp_path}" in full
