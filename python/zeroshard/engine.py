@@ -176,6 +176,7 @@ class Engine(nn.Module):
             run.core.finish_step(result)
         run.grad_norm = result.grad_norm
         run.applied = result.applied
+        run.applied_norm = result.grad_norm if result.applied else run.applied_norm
         run.optimizer.mark_step()
         run.optimizer.overflow = not result.applied
         run.optimizer.loss_scale = run.core.loss_scale

@@ -58,7 +58,8 @@ class Run:
     lr_scheduler: Any = None
     loader: Any = None
     applied: bool = False  # whether the last step was applied
-    grad_norm: float | None = None  # of the last step
+    grad_norm: float | None = None  # of the last step: NaN where it was skipped
+    applied_norm: float | None = None  # of the last step that was applied
     stop: bool = False  # some rank has asked for the run to end
     last_progress: _C.Progress | None = None  # of a core that has ended
     at_end: list[Callable[[], None]] = field(default_factory=list)  # called when the engine ends

@@ -95,6 +95,7 @@ def skip_too_often(stage):
     engine = initialize(stage)
     backward(engine, 0, scale=float("nan"))
     engine.step()
+    assert engine.get_global_grad_norm() is None  # of the steps that were applied
     backward(engine, 0, scale=float("nan"))
     with pytest.raises(zeroshard.StateError, match="2 steps in a row were skipped"):
         engine.step()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -92,6 +93,30 @@ def test_the_command_deepspeed(script):
     assert told == [[-1, 1.0, False, None, 0]]
     told = called(sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", path, "--lr=1")
     assert told == [[0, 1.0, False, None, 0]]
+
+
+RUNNER = """
+import sys
+from deepspeed.launcher.runner import main
+for code in sys.argv[2:]:
+    try:
+        main(["--num_gpus", "1", sys.argv[1], code])
+        print("RETURNED", flush=True)
+    except SystemExit as exit:
+        print("EXITED", exit.code, flush=True)
+"""
+
+
+def test_the_launcher_as_a_function_returns(script, tmp_path):
+    path = script("tell(sys.argv[-1])\nsys.exit(int(sys.argv[-1]))\n")
+    runner = tmp_path / "runner.py"
+    runner.write_text(RUNNER)
+    env = environment(PYTHONPATH=f"{alias.PATH}:{os.environ.get('PYTHONPATH', '')}")
+    command = [sys.executable, str(runner), path, "0", "3", "0"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"RETURNED|EXITED \d+", done.stdout)
+    assert said == ["RETURNED", "EXITED 3", "RETURNED"], done.stdout + done.stderr
 
 
 def test_ds_report():

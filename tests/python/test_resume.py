@@ -36,7 +36,8 @@ def micro_steps(engine, loader):
             engine.step()
             made = []
             if engine.global_steps > before:
-                made = [engine.was_step_applied(), repr(engine.get_global_grad_norm())]  # NaN is not itself
+                applied = engine.was_step_applied()
+                made = [applied, engine.get_global_grad_norm() if applied else None]  # checkpoints hold no norm
             made += [engine.get_lr(), engine.loss_scale, engine.global_steps]
             yield [index.tolist(), drawn, loss.item(), torch.rand(1).item(), made]
 

@@ -55,8 +55,8 @@ class EngineWithGetters(Engine):
         return self._run.core.scale(loss)
 
     def get_global_grad_norm(self) -> float | None:
-        """The norm of the last step's averaged gradients before clipping; None before the first step."""
-        return self._run.grad_norm
+        """The norm of the averaged gradients before clipping, of the last step that was applied; None before it."""
+        return self._run.applied_norm
 
     def get_lr(self) -> list[float]:
         return self._run.optimizer.rates()
