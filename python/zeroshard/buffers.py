@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from .names import plain_name, plain_names
+
 
 @dataclass
 class Buffer:
@@ -30,7 +32,7 @@ def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> 
             path = f"{prefix}.{name}" if prefix else name
             if buffer.is_meta:
                 raise ValueError(
-                    f"buffer '{path}' is on the meta device, where it has no value: build the model inside "
+                    f"buffer '{plain_name(path)}' is on the meta device, where it has no value: build the model inside "
                     "zeroshard.Init(), which computes buffers and leaves only parameters without memory, or "
                     "outside of it when a buffer is computed from parameters"
                 )
@@ -40,6 +42,9 @@ def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> 
                 dtype = {"fp16": torch.half, "bf16": torch.bfloat16}.get(compute_dtype, dtype)
             placed = buffer if buffer.device == device and buffer.dtype == dtype else buffer.to(device, dtype)
             found.append(Buffer(module, name, path, placed))
+    plain = plain_names((buffer.path, id(buffer.values)) for buffer in found)
+    for buffer in found:
+        buffer.path = plain[buffer.path]
     return found
 
 

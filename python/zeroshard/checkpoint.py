@@ -19,6 +19,7 @@ from . import _C
 from .encoding import DTYPES, check_tensor, decode, encode
 from .half_load import note_half_load
 from .messages import log
+from .names import plain_name, plain_names
 from .pretrained import save_config
 from .run import Run
 from .together import naming_causes, together
@@ -154,7 +155,8 @@ def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in child._buffers.items():
             if buffer is not None and name not in child._non_persistent_buffers_set:
                 found.append((f"{prefix}.{name}" if prefix else name, buffer))
-    return found
+    plain = plain_names((name, id(buffer)) for name, buffer in found)
+    return list({plain[name]: buffer for name, buffer in found}.items())
 
 
 def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_frozen_parameters: bool) -> None:
@@ -397,7 +399,8 @@ def _restore_optimizer(
         return
     scalars: dict[str, dict[str, Any]] = {}
     for rank_state in rank_states:
-        scalars.update(decode(rank_state.get("optimizer", {}), {}))
+        own = decode(rank_state.get("optimizer", {}), {})
+        scalars |= {plain_name(name): values for name, values in own.items()} | own
     for param, kind, tensor in states:
         run.external.state[param][kind] = tensor
     for part, param in run.external_params():

@@ -17,7 +17,7 @@ import torch
 from . import _C
 from .encoding import DTYPES, encode
 from .importing import dcp, deepspeed, universal
-from .importing.contents import Contents, Entry, whole
+from .importing.contents import Contents, Entry, make_names_plain, whole
 from .importing.pickles import Placeholder
 
 _SAFETENSORS = {dtype: name for name, dtype in DTYPES.items()}
@@ -65,6 +65,7 @@ def _convert(source: str, out: str, tag: str | None, buffers: list[str]) -> tupl
     state, more = _state(contents)
     entries = contents.entries + more
     _check(entries)
+    make_names_plain(contents.entries)
     os.makedirs(out, exist_ok=True)
     with tempfile.TemporaryFile(dir=out) as scratch:
         tensors = _assemble(entries, scratch, out)

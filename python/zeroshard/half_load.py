@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from . import _C
+from .names import plain_name
 from .run import Run
 
 _MARK = "_zeroshard_half_loaded"
@@ -30,7 +31,9 @@ def note_half_load(run: Run) -> None:
 def half_loaded(module: nn.Module) -> list[tuple[str, str]]:
     """The parameters whose mark is still valid, each with the checkpoint that was read in part."""
     marked = [(name, param, getattr(param, _MARK, None)) for name, param in module.named_parameters()]
-    return [(name, mark[0]) for name, param, mark in marked if mark is not None and mark[1] == _version(param)]
+    return [
+        (plain_name(name), mark[0]) for name, param, mark in marked if mark is not None and mark[1] == _version(param)
+    ]
 
 
 def describe(left: list[tuple[str, str]]) -> str:

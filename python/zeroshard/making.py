@@ -109,7 +109,7 @@ def _make_core(
     for unit in units:
         params = [
             _C.ParamDefinition(
-                names=param.names,
+                names=list(dict.fromkeys(param.names)),
                 shape=list(param.tensors[0].shape),
                 dtype=param.tensors[0].dtype,
                 requires_grad=param.tensors[0].requires_grad and setup.trains,

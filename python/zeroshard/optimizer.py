@@ -18,6 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 from . import _C
 from .marks import made_with, mark_of, step_of
 from .messages import a_type
+from .names import plain_name
 
 # What an optimizer of the configuration reads besides learning rate and weight decay. torch's schedulers look for
 # betas, or else for momentum, and cycle them.
@@ -178,7 +179,7 @@ def _steps_as(optimizer: torch.optim.Optimizer, known: type) -> bool:
 
 def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advice: str) -> dict[int, int]:
     """id(parameter) -> index of its group. Raises ``ValueError`` for a parameter of another model or in two groups."""
-    names = {id(param): name for name, param in model.named_parameters()}
+    names = {id(param): plain_name(name) for name, param in model.named_parameters()}
     group_of: dict[int, int] = {}
     strangers = 0
     for index, group in enumerate(param_groups):

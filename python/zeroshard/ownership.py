@@ -18,6 +18,7 @@ from .half_load import describe, half_loaded
 from .hooks import Readers
 from .marks import STEP_OF_USER, Mark, mark, mark_optimizer, owners_of, unmark, unmark_optimizer
 from .messages import log
+from .names import plain_name
 from .printing import show_sharded_parameters
 from .publishing import Publishing
 from .run import Run
@@ -174,7 +175,7 @@ def drop_gradients(module: nn.Module) -> None:
         param.grad = None
     if with_gradient:
         log(
-            f"warning: zeroshard.initialize drops the gradient of '{with_gradient[0][0]}' (and of "
+            f"warning: zeroshard.initialize drops the gradient of '{plain_name(with_gradient[0][0])}' (and of "
             f"{len(with_gradient) - 1} more): no update had used it"
         )
 

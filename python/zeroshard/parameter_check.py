@@ -8,6 +8,7 @@ from torch import nn
 
 from . import _C
 from .messages import a_type
+from .names import plain_name
 from .units import Param, Unit
 
 _WALK_EVERY = 64  # forwards: walking through all modules takes longer than the other checks
@@ -51,8 +52,8 @@ class ParameterCheck:
         params = self._model.named_parameters(remove_duplicate=False)
         if added := [name for name, tensor in params if tensor.requires_grad and id(tensor) not in self._known]:
             raise _C.StateError(
-                f"parameter '{added[0]}'{_others(added)} came into the model after zeroshard.initialize, which gave it "
-                "neither gradients nor optimizer states: it would keep its value. Change the model before"
+                f"parameter '{plain_name(added[0])}'{_others(added)} came into the model after zeroshard.initialize, "
+                "which gave it neither gradients nor optimizer states: it would keep its value. Change the model before"
             )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from .gathering import gathered
 from .messages import a_type
+from .names import original, plain_names
 from .run import Run
 from .together import together
 
@@ -40,7 +41,7 @@ _ADAPTER_PARTS = ("modules_to_save.", "trainable_tokens_", "prompt_encoder.")
 
 def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, options: dict[str, Any]) -> None:
     """See ``Engine.save_pretrained``."""
-    module = run.module
+    module = original(run.module)
 
     def check() -> None:
         if not hasattr(module, "save_pretrained"):
@@ -59,7 +60,8 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
     def write(**weights: Any) -> None:
         if run.rank == 0:
-            module.save_pretrained(save_dir, **weights, **options)
+            with _only_originals(module):
+                module.save_pretrained(save_dir, **weights, **options)
             _save_tokenizer(module, save_dir, tokenizer)
 
     if _is_peft(module):  # small enough to stay on the device; a prompt's values are computed from its parameters
@@ -72,7 +74,7 @@ def save_pretrained(run: Run, save_dir: str | os.PathLike, tokenizer: Any, optio
 
 def save_config(run: Run, save_dir: str | os.PathLike) -> None:
     """Puts the model's config.json beside its weights, if the model has one and the directory does not. Rank 0."""
-    module = run.module
+    module = original(run.module)
     for name, part in (("config.json", "config"), ("generation_config.json", "generation_config")):
         config = getattr(module, part, None)
         if not hasattr(config, "save_pretrained") or os.path.exists(os.path.join(save_dir, name)):
@@ -85,6 +87,7 @@ def save_config(run: Run, save_dir: str | os.PathLike) -> None:
 def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> dict[str, Any] | None:
     """The model's ``state_dict`` with its ``wanted`` parameters, on the CPU of rank 0; None elsewhere. Collective.
 
+    Names are those of a model of which nothing is compiled.
     Gathered unit by unit: beside rank 0's copies no rank needs more than a step does.
     """
     if not run.core.has_pending_gradients:  # else what the step's gradients are of
@@ -114,13 +117,29 @@ def state_dict_of_rank_0(run: Run, wanted: Callable[[torch.Tensor], bool]) -> di
         return None
     left_out = {id(param) for param in run.module.parameters() if not wanted(param)}
     found = run.module.state_dict(keep_vars=True)
-    return {name: _on_cpu(value, copies) for name, value in found.items() if id(value) not in left_out}
+    kept = {name: value for name, value in found.items() if id(value) not in left_out}
+    plain = plain_names((name, id(copies.get(id(value), value))) for name, value in kept.items())
+    return {plain[name]: _on_cpu(value, copies) for name, value in kept.items()}
 
 
 def _on_cpu(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if id(value) in copies:
         return copies[id(value)]
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def _only_originals(model: nn.Module) -> Iterator[None]:
+    """Replaces compiled modules in ``model`` by their originals, so that others find the names of these."""
+    places = [(each._modules, name, child) for each in model.modules() for name, child in each._modules.items()]
+    places = [place for place in places if place[2] is not None]
+    try:
+        for children, name, child in places:
+            children[name] = original(child)
+        yield
+    finally:
+        for children, name, child in places:
+            children[name] = child
 
 
 def _is_peft(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from . import _C
 from .marks import mark_of
 from .messages import a_type
+from .names import is_compiled, original, plain_module, plain_names
 from .shards import shard_of
 
 LEAF = "_z3_leaf"  # set on a module: it is one unit
@@ -19,7 +20,10 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass
 class Param:
-    """One parameter: every name that reaches it, and every tensor object (several when it is tied by storage)."""
+    """One parameter: every name that reaches it, and every tensor object (several when it is tied by storage).
+
+    Names are those of a model of which nothing is compiled. Two may be the same.
+    """
 
     names: list[str]
     tensors: list[nn.Parameter]
@@ -60,12 +64,14 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
         raise ValueError("the model is a scripted module, which takes no hooks: pass the one that it was made of")
     blocks = [block for _, block in _find_blocks(model, unit_classes)]
     uses = _find_uses(model, _without_blocks_in_leaves(model, blocks, leaves))
-    names_of_modules = {id(module): name for name, module in model.named_modules()}
+    names_of_modules = {id(module): plain_module(name) for name, module in model.named_modules()}
 
     units: dict[int, Unit] = {}
     for param in _find_params(model):
         all_uses = [use for owner in param.owners for use in uses[id(owner)]]
-        first = all_uses[0].block or all_uses[0].module
+        block = all_uses[0].block
+        # A compiled module has no truth value.
+        first = block if block is not None else all_uses[0].module
         name = names_of_modules[id(first)]
         unit = units.setdefault(id(first), Unit(name or "root", [], [first]))
         unit.params.append(param)
@@ -142,8 +148,9 @@ def named_leaves(
     for name, module in model.named_modules():
         kind = type(module)
         fitting = {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"} & set(classes)
-        fitting |= {name} & set(names)
-        fitting |= {end for end in name_suffixes if name.endswith(end)}
+        both = (name, plain_module(name))
+        fitting |= {*both} & set(names)
+        fitting |= {end for end in name_suffixes if any(each.endswith(end) for each in both)}
         leaves += [module] if fitting else []
         found |= fitting
     return leaves, [text for text in (*classes, *names, *name_suffixes) if text not in found]
@@ -159,21 +166,23 @@ def _without_blocks_in_leaves(
         if getattr(module, LEAF, False) or id(module) in chosen:
             if not _has_forward(module):
                 raise ValueError(
-                    f"leaf module '{name}' is {a_type(module)}, which has no forward: name the module whose "
-                    "forward uses it"
+                    f"leaf module '{plain_module(name)}' is {a_type(module)}, which has no forward: name the module "
+                    "whose forward uses it"
                 )
             leaves.append(module)
     inside = {id(inner) for leaf in leaves for inner in leaf.modules() if inner is not leaf}
     return [block for block in [*leaves, *blocks] if id(block) not in inside]
 
 
-def _container_elements(module: nn.Module, prefix: str) -> Iterable[tuple[str, nn.Module]]:
+def _container_elements(module: nn.Module, prefix: str, inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
+    """``inside``: whether a module around is compiled. Its graph has the originals of compiled modules within it."""
+    inside = inside or is_compiled(module)
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
         if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS) and _has_forward(child):
-            yield path, child
+            yield path, original(child) if inside else child
         else:
-            yield from _container_elements(child, path)
+            yield from _container_elements(child, path, inside)
 
 
 def _find_params(model: nn.Module) -> list[Param]:
@@ -187,6 +196,9 @@ def _find_params(model: nn.Module) -> list[Param]:
             if not any(tensor is other for other in param.tensors):
                 param.tensors.append(tensor)
     result = list(by_memory.values())
+    plain = plain_names((name, index) for index, param in enumerate(result) for name in param.names)
+    for param in result:
+        param.names = [plain[name] for name in param.names]
     # Memory of an engine's, and of shards, may be freed.
     ordinary = [p for p in result if mark_of(p.tensors[0]) is None and shard_of(p.tensors[0]) is None]
     _C.check_apart([(param.names[0], param.tensors[0]) for param in ordinary])

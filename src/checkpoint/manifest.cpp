@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "checkpoint/plain_names.h"
 #include "file/hash.h"
 
 namespace zeroshard {
@@ -298,6 +299,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
   ZS_CHECK(manifest.world_size() > 0, source, ": 'ranks' is empty");
   reader["files"].each([&](const Reader& file) { manifest.files.push_back(read_file_record(file)); });
   reader["tensors"].each([&](const Reader& tensor) { manifest.tensors.push_back(read_tensor(tensor)); });
+  make_names_plain(manifest.tensors);
   check(manifest, source);
   return manifest;
 }

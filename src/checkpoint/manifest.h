@@ -77,8 +77,9 @@ bool starts_like_manifest(std::string_view text);
 // whole text has a checksum.
 inline constexpr int64_t kSequenceEnd = 128;
 int64_t peek_sequence(std::string_view text);
-// Throws ValueError, naming `source` and the tensor, for text that is damaged (its checksum differs), is of another
-// schema, or describes tensors that its files cannot hold.
+// Names are plain, because earlier versions wrote those of compiled modules. Throws ValueError, naming `source` and the
+// tensor, for text that is damaged (its checksum differs), is of another schema, or describes tensors that its files
+// cannot hold.
 Manifest parse_manifest(std::string_view text, const std::string& source);
 
 // What one rank wrote, on its way to the manifest.

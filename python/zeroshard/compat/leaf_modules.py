@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from ..names import plain_module
 from ..units import LEAF
 
 
@@ -50,9 +51,10 @@ def set_z3_leaf_modules_by_suffix(
 def _set_leaves(
     model: nn.Module, wanted: list[str], fits: Callable[[str, str], bool], raise_if_not_found: bool
 ) -> tuple[list[nn.Module], list[str]]:
-    names = dict(model.named_modules())
-    found = [module for name, module in names.items() if any(fits(name, text) for text in wanted)]
-    missing = [text for text in wanted if not any(fits(name, text) for name in names)]
+    names = [((name, plain_module(name)), module) for name, module in model.named_modules()]
+    fitting = [{text for text in wanted if any(fits(name, text) for name in both)} for both, _ in names]
+    found = [module for (_, module), texts in zip(names, fitting, strict=True) if texts]
+    missing = [text for text in wanted if text not in set().union(*fitting)]
     if missing and raise_if_not_found:
         raise ValueError(f"set_z3_leaf_modules: {type(model).__name__} has no module named {missing}")
     for module in found:

@@ -10,6 +10,7 @@ import torch
 
 from .. import _C
 from ..marks import made_with
+from ..names import plain_name
 from ..optimizer import Optimizer, OptimizerSetup
 from ..run import Run
 
@@ -108,6 +109,8 @@ class DeepSpeedOptimizer(Optimizer):
                 f"{run.world_size}: {_OTHERS}"
             )
         parts = {part.param: part for part in run.core.slices() if part.param_group >= 0}
+        if state_dict["state"].keys() != parts.keys():  # an earlier version wrote names of compiled modules
+            state_dict = state_dict | {key: _with_plain_names(state_dict[key]) for key in ("state", "updates")}
         _check_parts(state_dict, parts, len(self.param_groups))
         self._take(run, state_dict, parts)
         for name, updates in state_dict["updates"].items():
@@ -155,6 +158,10 @@ def _check_parts(state_dict: dict[str, Any], parts: dict[str, _C.OptimizerSlice]
                 f"{saved['begin'] + saved['numel']} of '{name}', this rank {part.begin} to "
                 f"{part.begin + part.master.numel()}: {_OTHERS}"
             )
+
+
+def _with_plain_names(values: dict[str, Any]) -> dict[str, Any]:
+    return {plain_name(name): value for name, value in values.items()}
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from .. import _C, shards
 from ..gathering import gathered, gathered_to_drop
 from ..marks import mark_of, unit_of
+from ..names import plain_name
 from ..shards import Shard, cut, hollow_like, is_whole, piece_of, shard_of
 from .accelerator import get_accelerator  # noqa: F401 - scripts look it up here
 from .comm import init_distributed
@@ -191,7 +192,9 @@ class Init:
 
     def _cut(self, module: nn.Module) -> None:
         name = type(module).__name__
-        named = [(f"{name}.{path}", param) for path, param in module.named_parameters() if mark_of(param) is None]
+        named = [
+            (f"{name}.{plain_name(path)}", param) for path, param in module.named_parameters() if mark_of(param) is None
+        ]
         cut(named, self._dtype, self._timeout_s)
 
 

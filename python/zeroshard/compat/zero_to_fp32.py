@@ -23,7 +23,9 @@ from .. import _C
 from ..convert import convert
 from ..encoding import DTYPES
 from ..importing import deepspeed, universal
+from ..importing.contents import make_names_plain
 from ..messages import log
+from ..names import plain_names
 from .checkpoint import find_deepspeed
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -110,11 +112,13 @@ def load_state_dict_from_zero_checkpoint(
     """Moves ``model`` to the CPU and gives it the weights of a checkpoint, one tensor after another."""
     lazy = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, lazy_mode=True)
     model = model.cpu()
-    own = model.state_dict(keep_vars=True)
+    values = model.state_dict(keep_vars=True)
+    plain = plain_names((name, id(value)) for name, value in values.items())
+    own = {plain[name]: name for name in values}
     wrong = [
-        f"'{name}' has the shape {list(own[name].shape)}, in the checkpoint {list(value.shape)}"
+        f"'{name}' has the shape {list(values[own[name]].shape)}, in the checkpoint {list(value.shape)}"
         for name, value in lazy.items()
-        if name in own and own[name].shape != value.shape
+        if name in own and values[own[name]].shape != value.shape
     ]
     if wrong:
         raise ValueError("load_state_dict_from_zero_checkpoint: " + "; ".join(wrong[:5]))
@@ -125,7 +129,7 @@ def load_state_dict_from_zero_checkpoint(
         )
     for name, value in lazy.items():
         if name in own:
-            model.load_state_dict({name: value.contiguous()}, strict=False)
+            model.load_state_dict({own[name]: value.contiguous()}, strict=False)
     return model
 
 
@@ -202,6 +206,7 @@ def _is_frozen(tensor: Any) -> bool:
 
 def _lazy_state_of_deepspeed(directory: str, exclude_frozen: bool) -> dict[str, LazyTensor]:
     contents = (deepspeed if deepspeed.find(directory) == directory else universal).read(directory)
+    make_names_plain(contents.entries)
     state: dict[str, LazyTensor] = {}
     for entry in contents.entries:
         if entry.kind not in ("weight", "buffer") or (exclude_frozen and _is_frozen(entry)):

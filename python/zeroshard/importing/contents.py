@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..names import plain_names
+
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum")  # kinds of docs/format.md
 GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov")
 
@@ -39,6 +41,15 @@ class Contents:
     client: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what did not translate
+
+
+def make_names_plain(entries: list[Entry]) -> None:
+    """Takes out of the names what torch.compile puts into them."""
+    for kind in {entry.kind for entry in entries}:
+        of_kind = [(entry, [entry.name, *entry.aliases]) for entry in entries if entry.kind == kind]
+        plain = plain_names((name, id(entry)) for entry, names in of_kind for name in names)
+        for entry, names in of_kind:
+            entry.name, *entry.aliases = dict.fromkeys(plain[name] for name in names)
 
 
 def copy_of(tensor: torch.Tensor) -> Callable[[torch.Tensor], Any]:
