@@ -58,16 +58,16 @@ std::string tag_of(int64_t step) {
   return concat("s", step);
 }
 
-void save_steps(const std::string& root, const std::vector<int64_t>& steps) {
+void save_numbered(const std::string& root, const std::vector<int64_t>& steps) {
   for (const int64_t step : steps) ASSERT_THAT(save({root, tag_of(step), step}), Each(""));
 }
 
 TEST(Unusable, NothingThereIsSaidAndAnErrorWhenStrict) {
   const TemporaryDirectory root;
   fs::create_directory(root / "empty");
-  save_steps(root / "run", {1});
+  save_numbered(root / "run", {1});
   ASSERT_THAT(save({root / "hidden", "best", 1, 0, /*latest=*/false}), Each(""));
-  save_steps(root / "gone", {1});
+  save_numbered(root / "gone", {1});
   fs::remove_all(root / "gone/s1");
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"absent", "there is no directory " + root / "absent"},
@@ -92,7 +92,7 @@ TEST(Unusable, NothingThereIsSaidAndAnErrorWhenStrict) {
 
 TEST(Unusable, AListOfOneCheckpointNamesTheWayOut) {
   const TemporaryDirectory root;
-  save_steps(root.path(), {1});
+  save_numbered(root.path(), {1});
   EXPECT_EQ(list_checkpoints(root.path()).size(), 1U);
   const std::string said = testing::message_of<ValueError>([&] { list_checkpoints(root / "s1"); });
   EXPECT_THAT(said, AllOf(HasSubstr(root / "s1"), HasSubstr("is itself a checkpoint")));
@@ -103,7 +103,7 @@ TEST(Unusable, WhatTheHintNamesMustBeThere) {
   for (const std::string lost : {"s2/manifest.json", "s2"}) {
     SCOPED_TRACE(lost);
     const TemporaryDirectory root;
-    save_steps(root.path(), {1, 2});
+    save_numbered(root.path(), {1, 2});
     fs::remove_all(root / lost);
     const Outcome outcome = load(root.path());
     EXPECT_EQ(outcome.found, "s1");
@@ -117,7 +117,7 @@ TEST(Unusable, WhatTheHintNamesMustBeThere) {
     if (lost != "s2") {
       EXPECT_THAT(verify_checkpoint(root / "s2"), ElementsAre(HasSubstr(root / lost)));
     }
-    save_steps(root.path(), {3});
+    save_numbered(root.path(), {3});
     EXPECT_EQ(load(root.path(), /*strict=*/true).found, "s3");
   }
 }
@@ -133,13 +133,13 @@ TEST(Unusable, ADamagedManifestOfAnOlderOneIsNoErrorWhenStrict) {
   for (size_t i = 0; i < damages.size(); ++i) {
     SCOPED_TRACE(i);
     const TemporaryDirectory root;
-    save_steps(root.path(), {1, 2});
+    save_numbered(root.path(), {1, 2});
     damages[i](root / "s1/manifest.json");
     const Outcome outcome = load(root.path(), /*strict=*/true);
     EXPECT_EQ(outcome.found, "s2");
     EXPECT_THAT(outcome.log, HasSubstr("'s1' is passed over"));
     // Whole, but older than the damaged one.
-    save_steps(root.path(), {3});
+    save_numbered(root.path(), {3});
     damages[i](root / "s3/manifest.json");
     EXPECT_THAT(load(root.path(), /*strict=*/true).found, HasSubstr(root / "s3/manifest.json"));
   }
@@ -150,12 +150,12 @@ TEST(Unusable, WithoutTheHintTheSequenceTellsWhatIsOlder) {
   for (const std::string hint : {"s1", ""}) {
     SCOPED_TRACE(hint);
     const TemporaryDirectory root;
-    save_steps(root.path(), {1, 2, 3});
+    save_numbered(root.path(), {1, 2, 3});
     change_last_byte(root / "s2/manifest.json");
     const auto forget = [&] { hint.empty() ? fs::remove(root / "latest"), void() : put(root / "latest", hint); };
     forget();
     EXPECT_EQ(load(root.path(), /*strict=*/true).found, "s3");
-    save_steps(root.path(), {4});
+    save_numbered(root.path(), {4});
     forget();
     change_last_byte(root / "s4/manifest.json");
     EXPECT_THAT(load(root.path(), /*strict=*/true).found, HasSubstr(root / "s4/manifest.json"));
@@ -167,7 +167,7 @@ TEST(Unusable, WithoutTheHintTheSequenceTellsWhatIsOlder) {
 
 TEST(Unusable, OfADirectoryAllThatIsDamagedIsTold) {
   const TemporaryDirectory root;
-  save_steps(root.path(), {1, 2, 3});
+  save_numbered(root.path(), {1, 2, 3});
   fs::resize_file(root / "s1/rank-00001.safetensors", 10);
   put(root / "s2/manifest.json", contents_of(root / "s2/manifest.json").substr(0, 200));
   EXPECT_THAT(verify_checkpoint(root.path()),
@@ -182,7 +182,7 @@ TEST(Unusable, OfADirectoryAllThatIsDamagedIsTold) {
 
 TEST(Unusable, WhatIsDeletedMeanwhileIsLeftOutOfAList) {
   const TemporaryDirectory root;
-  save_steps(root.path(), {1000, 2});
+  save_numbered(root.path(), {1000, 2});
   std::atomic<bool> done = false;
   std::thread run([&] {  // as one that saves with keep = 2, but quickly
     for (int64_t step = 1; !done; ++step) fs::rename(root / tag_of(1000 * step), root / tag_of(1000 * (step + 1)));
@@ -197,7 +197,7 @@ TEST(Unusable, WhatIsDeletedMeanwhileIsLeftOutOfAList) {
 
 TEST(Unusable, WhoMayNotReadIsNotToldToWriteElsewhere) {
   const TemporaryDirectory root;
-  save_steps(root.path(), {1});
+  save_numbered(root.path(), {1});
   for (const IoOp op : {IoOp::kOpenDir, IoOp::kOpen}) {
     FaultyIo faulty(posix_io());
     const Directory directory = Directory::open(faulty, root.path());
