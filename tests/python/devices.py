@@ -64,7 +64,7 @@ class Scaled(nn.Module):
 class Elementwise(nn.Module):
     """A model whose gradients have the same bits on every device: IEEE fixes each operation, and nothing is summed."""
 
-    def __init__(self, rows: int = 5, width: int = 37, layers: int = 4) -> None:
+    def __init__(self, rows: int = 5, width: int = 211, layers: int = 4) -> None:
         super().__init__()
         self.shape = (rows, width)
         self.layers = nn.ModuleList([Scaled(self.shape) for _ in range(layers)])

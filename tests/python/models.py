@@ -96,12 +96,18 @@ def take_step(engine, step: int, accumulation: int = 1) -> float:
     return sum(losses) / len(losses)
 
 
+def inner_width(width: int) -> int:
+    """Of a Residual: so large that each of 2, 3, 4 or 7 ranks owns a part of one, unless `width` is large."""
+    return max(3 * width, 3100 // width)
+
+
 class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
+        inner = inner_width(width)
         self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 3 * width)
-        self.down = nn.Linear(3 * width, width)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
@@ -144,8 +150,8 @@ class LowRank(nn.Module):
     def __init__(self, linear):
         super().__init__()
         self.base = linear
-        self.down = nn.Linear(linear.in_features, 2, bias=False)
-        self.up = nn.Linear(2, linear.out_features, bias=False)
+        self.down = nn.Linear(linear.in_features, 18, bias=False)  # each of 3 ranks owns a part of a layer's additions
+        self.up = nn.Linear(18, linear.out_features, bias=False)
 
     def forward(self, x):
         return self.base(x) + self.up(self.down(x))

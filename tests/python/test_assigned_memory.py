@@ -9,6 +9,7 @@ import zeroshard
 from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+INNER = models.inner_width(10)
 WORLDS = [(1, 0, "fp32"), (1, 3, "bf16"), (2, 0, "bf16"), (2, 1, "fp32"), (2, 1, "bf16")]
 
 
@@ -85,11 +86,11 @@ def assign_wrongly(stage, dtype):
         weight = model.blocks[1].up.weight
         like = {"dtype": weight.dtype}
         if how == "shape":
-            weight.data = torch.zeros(10, 30, **like)
+            weight.data = torch.zeros(10, INNER, **like)
             said.append([writes.message_of(engine._run.core.prepare_step)] * 2)
             continue
         if how == "differently" or world.rank() == 0:
-            weight.data = torch.full((30, 10), float(world.rank()), **like)
+            weight.data = torch.full((INNER, 10), float(world.rank()), **like)
         said.append([writes.message_of(lambda engine=engine: writes.step(engine)) for _ in range(2)])
     return said
 
@@ -98,7 +99,7 @@ def assign_wrongly(stage, dtype):
 @pytest.mark.fault
 @pytest.mark.parametrize("stage,dtype", [(0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16"), (3, "fp32")])
 def test_what_cannot_be_taken_is_named_on_every_rank(stage, dtype):
-    why = ["not the same on every rank"] * 2 + ["another shape than [30, 10]"]
+    why = ["not the same on every rank"] * 2 + [f"another shape than [{INNER}, 10]"]
     if stage == 3:
         why = ["was given other memory (param.data = ...) outside of zeroshard.gathered"] * 3
     for said in world.run(2, assign_wrongly, stage=stage, dtype=dtype):
@@ -124,7 +125,7 @@ def assign_inside(stage, dtype):
     def shape():
         with zeroshard.gathered(whole, modify_rank=0):
             if world.rank() == 0:
-                weight.data = torch.zeros(10, 30, dtype=weight.dtype)
+                weight.data = torch.zeros(10, INNER, dtype=weight.dtype)
 
     def read():
         with zeroshard.gathered(whole):
@@ -146,7 +147,7 @@ def assign_inside(stage, dtype):
 @pytest.mark.parametrize("ranks,stage,dtype", [(1, 0, "bf16"), (2, 1, "bf16"), (2, 3, "fp32"), (2, 3, "bf16")])
 def test_inside_gathered_the_rank_that_modifies_may_assign(ranks, stage, dtype):
     for shape, read, fail in world.run(ranks, assign_inside, stage=stage, dtype=dtype):
-        assert "'blocks.1.up.weight'" in shape and "another shape than [30, 10]" in shape
+        assert "'blocks.1.up.weight'" in shape and f"another shape than [{INNER}, 10]" in shape
         assert "'blocks.1.up.weight' was written inside zeroshard.gathered" in read
         assert fail == "my own"
 
@@ -177,7 +178,7 @@ def return_assigned(stage):
     engine, model = writes.initialize(stage, "fp32")
     writes.step(engine)
     if stage == 3:
-        model.blocks[1].up.weight.data = torch.full((30, 10), 0.25)
+        model.blocks[1].up.weight.data = torch.full((INNER, 10), 0.25)
     else:
         assign(model, "strided")
         assign(model, "share")
@@ -261,8 +262,8 @@ class Tied(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one = torch.nn.Linear(11, 11, bias=False)
-        self.two = torch.nn.Linear(11, 11, bias=False)
+        self.one = torch.nn.Linear(37, 37, bias=False)
+        self.two = torch.nn.Linear(37, 37, bias=False)
         self.two.weight = torch.nn.Parameter(self.one.weight.data)
 
     def forward(self, x):
@@ -276,23 +277,23 @@ def assign_to_tied(stage):
     engine = zeroshard.initialize(model=model, config=config)[0]
 
     def step():
-        engine.backward(engine(torch.ones(2, 11)).square().mean())
+        engine.backward(engine(torch.ones(2, 37)).square().mean())
         engine.step()
 
     step()
     found = []
     for both in (True, False):
         for weight in (model.two.weight, model.one.weight)[: 2 if both else 1]:
-            weight.data = torch.full((11, 11), 0.25)
+            weight.data = torch.full((37, 37), 0.25)
         engine.set_lr(0.0)
         step()
         found.append(model.one.weight.data_ptr() == model.two.weight.data_ptr())
-        found.append(torch.equal(model.one.weight, torch.full((11, 11), 0.25)))
+        found.append(torch.equal(model.one.weight, torch.full((37, 37), 0.25)))
         engine.set_lr(0.5)
         step()
-        found.append(not torch.equal(model.two.weight, torch.full((11, 11), 0.25)))
-    model.one.weight.data = torch.zeros(11, 11)
-    model.two.weight.data = torch.ones(11, 11)
+        found.append(not torch.equal(model.two.weight, torch.full((37, 37), 0.25)))
+    model.one.weight.data = torch.zeros(37, 37)
+    model.two.weight.data = torch.ones(37, 37)
     return found, writes.message_of(step)
 
 

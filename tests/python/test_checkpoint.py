@@ -16,7 +16,7 @@ from torch import nn
 from zeroshard import stopping
 
 STAGES = [0, 1, 2, 3]
-WIDTH = 149  # units of four blocks of 1024 elements, by which shards are cut: up to four ranks have a part of each
+WIDTH = 500  # units of 13 blocks of 1024 elements, by which shards are cut: each of 2, 3, 4, 5 or 7 ranks has a part
 
 
 def configuration(stage, dtype="fp32", optimizer="AdamW", **own):

@@ -92,7 +92,7 @@ def save_and_load_frozen(stage, folder):
 
     def frozen(seed):
         model = models.stack(seed=seed)
-        for param in model.blocks.parameters():
+        for param in model.blocks[:2].parameters():
             param.requires_grad_(False)
         return model
 

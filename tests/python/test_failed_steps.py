@@ -162,8 +162,8 @@ class UsedAgain(torch.nn.Module):
     def __init__(self, frozen):
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(3)])
-        self.head = torch.nn.Linear(16, 4)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(48, 48) for _ in range(3)])
+        self.head = torch.nn.Linear(48, 4)
         self.blocks[1].requires_grad_(not frozen)
 
     def forward(self, x):
@@ -178,7 +178,7 @@ def fail_first(failing, frozen):
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     engine, *_ = zeroshard.initialize(model=UsedAgain(frozen), config=config)
     for step in range(2):
-        x = torch.randn(2, 16, generator=torch.Generator().manual_seed(10 * step + world.rank()))
+        x = torch.randn(2, 48, generator=torch.Generator().manual_seed(10 * step + world.rank()))
         if step == 0 and failing:
             loss = engine(x).square().mean()
             with pytest.raises((Fault, zeroshard.StateError), match="planted"):

@@ -37,11 +37,11 @@ class Layer(nn.Module):
         if marked:
             self.packed.quant_state = "as bitsandbytes has it"
         self.register_buffer("buffer", raw(seed + 1).view(KINDS[kind]))
-        self.adapter = nn.Linear(16, 16)
+        self.adapter = nn.Linear(48, 48)
 
     def forward(self, x):
         seen = self.packed.detach().view(torch.uint8)
-        return self.adapter(x) + seen[:16].to(x.dtype) / 255
+        return self.adapter(x) + seen[:48].to(x.dtype) / 255
 
 
 def bits(tensor):
@@ -57,7 +57,7 @@ def train(kind, dtype, stage, directory, marked, buffers):
     engine, *_ = zeroshard.initialize(
         model=model, optimizer=torch.optim.AdamW(trained, lr=1e-2), config=models.configuration(stage, dtype)
     )
-    x = torch.ones(2, 16, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    x = torch.ones(2, 48, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     engine.backward(engine(x).float().pow(2).mean())
     engine.step()
     same = {}

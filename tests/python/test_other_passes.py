@@ -8,13 +8,14 @@ import world
 import zeroshard
 
 LR = 0.1
+WIDTH = 64
 
 
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
 
     def forward(self, x):
         return self.layers(x)
@@ -24,12 +25,12 @@ def loss_of(model, number):
     """Of one rank and pass; the same on every rank, so that means over ranks are its own."""
     torch.manual_seed(100 + number)
     device = next(model.parameters()).device
-    return model(torch.randn(3, 4).to(device)).square().mean()
+    return model(torch.randn(3, WIDTH).to(device)).square().mean()
 
 
 def ask_for_an_inputs_gradient(model):
     device = next(model.parameters()).device
-    x = torch.ones(2, 4, device=device, requires_grad=True)
+    x = torch.ones(2, WIDTH, device=device, requires_grad=True)
     return torch.autograd.grad(model(x).sum(), x)[0]
 
 
@@ -295,7 +296,7 @@ def two_heads(stage):
     """A step that has gradients of one head alone, between forward and backward of the other's; and one without any."""
     engine = make(stage, TwoHeads(), unit="Linear", momentum=0)
     for _ in range(2):
-        one, other = (out.square().mean() for out in engine(torch.ones(2, 4)))
+        one, other = (out.square().mean() for out in engine(torch.ones(2, WIDTH)))
         engine.backward(one)
         engine.step()
         engine.step()

@@ -13,7 +13,7 @@ class Network(nn.Module):
     def __init__(self, buffer):
         super().__init__()
         torch.manual_seed(0)
-        self.layer = nn.Linear(6, 4)
+        self.layer = nn.Linear(600, 4)
         self.register_buffer("scale", buffer)
 
     def forward(self, x):
@@ -34,7 +34,7 @@ def make(stage, buffer, scheduler=None, dtype="fp32"):
 
 def train(engine):
     torch.manual_seed(world.rank())
-    engine.backward(engine(torch.randn(2, 6).to(engine.module.layer.weight.dtype)).float().pow(2).mean())
+    engine.backward(engine(torch.randn(2, 600).to(engine.module.layer.weight.dtype)).float().pow(2).mean())
     engine.step()
 
 

@@ -13,9 +13,9 @@ class Adapted(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.base = nn.Linear(6, 6)
+        self.base = nn.Linear(300, 300)
         self.base.requires_grad_(False)
-        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+        self.down, self.up = nn.Linear(300, 8, bias=False), nn.Linear(8, 300, bias=False)
 
     def forward(self, x):
         return self.base(x) + self.up(self.down(x))
@@ -31,7 +31,7 @@ def make(stage, dtype, threshold=0):
 
 def train(engine, step):
     torch.manual_seed(10 * step + world.rank())
-    engine.backward(engine(torch.randn(2, 6).to(engine.module.base.weight.dtype)).float().pow(2).mean())
+    engine.backward(engine(torch.randn(2, 300).to(engine.module.base.weight.dtype)).float().pow(2).mean())
     engine.step()
 
 
@@ -56,7 +56,7 @@ def merge(stage, dtype, threshold):
         if stage < 3:
             return
     with zero.GatheredParameters(merging.module.up.weight):
-        merging.module.up.weight.data = torch.zeros(6, 2, dtype=merging.module.up.weight.dtype)
+        merging.module.up.weight.data = torch.zeros(300, 8, dtype=merging.module.up.weight.dtype)
     assert merging.parameter_digest() == plain.parameter_digest()
     train(merging, 3)
     train(plain, 3)

@@ -12,8 +12,8 @@ import zeroshard
 def slow_forward(directory, local):
     """Rank 1 stands in its second layer, with the gather of the third under way, until rank 0 sets the third's."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
-    expected = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(40, 40) for _ in range(3)))
+    expected = torch.nn.Sequential(*(torch.nn.Linear(40, 40) for _ in range(3)))
     expected.load_state_dict(model.state_dict())
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -21,7 +21,7 @@ def slow_forward(directory, local):
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     }
     engine = zeroshard.initialize(model=model, config=config)[0]
-    rows = torch.ones(1, 16)
+    rows = torch.ones(1, 40)
     for _ in range(2):  # the order of the units is known then, and they are gathered ahead
         engine.backward(engine(rows).sum())
         engine.step()
@@ -39,7 +39,7 @@ def slow_forward(directory, local):
     output = engine(rows)
     if world.rank() == 0:
         begun.touch()
-    value = torch.full((16, 16), 7.0)
+    value = torch.full((40, 40), 7.0)
     if local:
         mine = zeroshard.get_master_weight(model[2].weight, local=True)
         zeroshard.set_master_weight(model[2].weight, torch.full_like(mine, 7.0), local=True)

@@ -47,7 +47,7 @@ def test_without_the_key_nothing_is_printed():
 def give_fp32_images(dtype, auto_cast):
     config = models.configuration(3, dtype, optimizer=models.adamw())
     config[dtype]["auto_cast"] = auto_cast
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 8))
     engine, *_ = zeroshard.initialize(model=model, config=config)
     images = torch.ones(2, 3, 8, 8)
     if auto_cast:

@@ -117,7 +117,7 @@ def take_over_a_part():
     train(engine, range(1))
     with zeroshard.gathered(model.parameters()):
         before = {name: value.clone() for name, value in model.state_dict().items()}
-    other = initialize(torch.nn.Sequential(torch.nn.Linear(10, 10), model.head), 3)
+    other = initialize(torch.nn.Sequential(torch.nn.Linear(200, 10), model.head), 3)
     with zeroshard.gathered(other.parameters()):
         same = [torch.equal(before["head.weight"], model.head.weight)]
     same += [torch.equal(before[name], value) for name, value in model.state_dict().items() if "head" not in name]

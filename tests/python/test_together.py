@@ -15,7 +15,7 @@ def interrupted():
 
 def interrupted_before_it_is_kept():
     """A signal that came while the core ran is raised where a callback begins: before ``keeping`` can see it."""
-    core = zeroshard.initialize(model=torch.nn.Linear(4, 4), config=CONFIG)[0]._run.core
+    core = zeroshard.initialize(model=torch.nn.Linear(40, 40), config=CONFIG)[0]._run.core
     expected = KeyboardInterrupt if world.rank() == 0 else zeroshard.Error
     for _ in range(2):
         with pytest.raises(expected) as caught, naming_causes():
@@ -23,7 +23,7 @@ def interrupted_before_it_is_kept():
         assert world.rank() == 0 or "KeyboardInterrupt" in str(caught.value)
     # It is forgotten: another error is not taken for it.
     with pytest.raises(zeroshard.Error, match="of another kind"):
-        together(zeroshard.initialize(model=torch.nn.Linear(4, 4), config=CONFIG)[0]._run, another, "test")
+        together(zeroshard.initialize(model=torch.nn.Linear(40, 40), config=CONFIG)[0]._run, another, "test")
 
 
 def another():
