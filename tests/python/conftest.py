@@ -7,6 +7,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # whether there is a GPU is a
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: ranks inherit it, and there are more ranks than cores
 
 import pytest
+import world
 
 # Rows of the table in docs/reliability.md; those without a test here are tested in C++, or not at all.
 KILLS = ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "P1")
@@ -31,6 +32,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: large matrices; run by -m matrix or --release alone")
     config.addinivalue_line("markers", "fault: ranks that die, stop, diverge or are misconfigured")
     config.addinivalue_line("markers", "row(name, ...): rows of the table in docs/reliability.md that a test is of")
+    config.addinivalue_line("markers", "idle_ranks(reason): some rank may own nothing of the models; see owners.py")
 
 
 def rows_of(item):
@@ -50,6 +52,14 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("matrix"):
             item.add_marker(pytest.mark.skip(reason="run by -m matrix or --release"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which may start worlds
+def pytest_runtest_setup(item):
+    mark = item.get_closest_marker("idle_ranks")
+    if mark and not any(isinstance(reason, str) and reason for reason in mark.args):
+        raise pytest.UsageError(f"{item.nodeid}: idle_ranks needs a reason")
+    world.allows_idle_ranks = mark is not None
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from zeroshard.compat import checkpoint, zero_to_fp32
 from zeroshard.compat.checkpoint import clone_tensors_for_torch_save
 from zeroshard.convert import convert
 
+pytestmark = pytest.mark.idle_ranks("trains the model of DeepSpeed's checkpoints in data/convert")
 DATA = Path(__file__).parent / "data" / "convert"
 STAGING = "checkpoint staging"
 

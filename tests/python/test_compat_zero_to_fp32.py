@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from saved import manifest_of
 from zeroshard.compat import checkpoint, zero_to_fp32
 
+pytestmark = pytest.mark.idle_ranks("trains the model of DeepSpeed's checkpoints in data/convert")
 DATA = Path(__file__).parent / "data" / "convert"
 # The fixture, and the one whose file has what its writer reported.
 FOREIGN = {"ds1_fp16": "ds1_fp16", "ds2_groups": "ds2_groups", "ds3_fp32": "ds3_fp32"}

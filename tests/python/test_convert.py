@@ -25,6 +25,7 @@ from saved import manifest_of
 from zeroshard.convert import convert
 from zeroshard.importing import pickles
 
+pytestmark = pytest.mark.idle_ranks("trains the model of DeepSpeed's checkpoints in data/convert")
 DATA = Path(__file__).parent / "data" / "convert"
 DEEPSPEED = ["ds1_fp16", "ds2_bf16", "ds3_fp32", "ds2_groups", "ds3_groups"]  # groups: 2 of them, 3 ranks, bf16
 ALL = [*DEEPSPEED, "dcp"]

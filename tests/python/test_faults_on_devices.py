@@ -31,7 +31,9 @@ pytestmark = [pytest.mark.fault, simulated.needed]
         (skip_backward, 3, "lazy"),
         (skip_a_batch, 3, "late"),
         (save_alone, 3, "lazy"),
-        (evaluate_once_more, 3, "late"),
+        pytest.param(
+            evaluate_once_more, 3, "late", marks=pytest.mark.idle_ranks("units of one size; see test_faults.Small")
+        ),
         (call_another_unit, 3, "lazy"),
     ],
 )

@@ -27,10 +27,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+import owners
+
 if TYPE_CHECKING:
     import torch
 
 TIMEOUT_S = 60.0
+allows_idle_ranks = False  # whether some rank may own nothing of a model of the test that runs now
 _PR_SET_PDEATHSIG = 1
 _device: torch.device | None = None  # of this rank, if that is not the CPU
 _LAUNCHER_VARIABLES = re.compile(r"^((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC|OMPI_|PMI_|SLURM_)")
@@ -69,7 +72,8 @@ class World:
             log = tempfile.NamedTemporaryFile(prefix=f"zeroshard-rank{rank}-", suffix=".log")  # noqa: SIM115
             environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            args = (environment, log.name, sender, case, kwargs, on)
+            watches = world_size > 1 and not allows_idle_ranks
+            args = (environment, log.name, sender, case, kwargs, on, watches)
             process = context.Process(target=_rank_main, args=args, daemon=True)
             process.start()
             sender.close()
@@ -94,7 +98,10 @@ class World:
             time.sleep(0.01)
 
     def join(self, timeout_s: float = TIMEOUT_S, among: list[int] | None = None) -> None:
-        """Waits for all ranks, or those of `among`. Kills the world and fails when they take longer."""
+        """Waits for all ranks, or those of `among`. Kills the world and fails when they take longer.
+
+        It also fails when some rank owns nothing of a model that was sharded; see owners.py.
+        """
         left = {self.processes[rank].sentinel: rank for rank in among or range(len(self.processes))}
         deadline = time.monotonic() + timeout_s
         values = getattr(self, "_values", {})
@@ -113,6 +120,8 @@ class World:
                         values[rank] = json.loads(one.recv_bytes())
                 else:
                     self._ended[left.pop(one)] = time.monotonic() - self._started
+        for rank in among or range(len(self.processes)):
+            owners.check(self.log(rank))
 
     def results(self, timeout_s: float = TIMEOUT_S) -> list[Rank]:
         self.join(timeout_s)
@@ -230,7 +239,9 @@ def _placed(on: str | None) -> Iterator[None]:
         yield
 
 
-def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: dict, on: str | None) -> None:
+def _rank_main(
+    environment: dict, log: str, pipe: Any, case: Callable, kwargs: dict, on: str | None, watches: bool
+) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlives the server, and so never the tests
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     sys.stdout.flush()
@@ -246,6 +257,8 @@ def _rank_main(environment: dict, log: str, pipe: Any, case: Callable, kwargs: d
 
     # Before other threads compute: of several at once, one would find no pool of threads in a forked process.
     torch.set_num_threads(torch.get_num_threads())
+    if watches:
+        owners.watch(log)
     code = 1
     try:
         with _placed(on):
