@@ -113,6 +113,8 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   if (limits.device) inputs.device_bytes = limits.device->bytes;
   if (limits.host) (inputs.options.on_device ? inputs.host_bytes : inputs.device_bytes) = limits.host->bytes;
   if (!config.optimizer) inputs.notes.push_back("the config has no optimizer; planned with adamw");
+  for (const std::string& line : parsed.without_effect)
+    if (line.starts_with("zero_optimization.offload_")) inputs.notes.push_back(line);
   if (!parsed.unknown.empty()) inputs.notes.push_back("the config has " + parsed.warning());
   note_offload(config, inputs);
 }

@@ -117,7 +117,8 @@ std::optional<Json> check_one(const Choice& choice, const Json& value) {
 }
 
 std::optional<Json> check_one(const Only& only, const Json& value) {
-  return value == only.value ? std::optional(value) : std::nullopt;
+  const std::optional<Json> same = only.value.is_boolean() ? check_one(Bool{}, value) : std::optional(value);
+  return same == only.value ? same : std::nullopt;
 }
 
 std::optional<Json> check_one(const Betas&, const Json& value) {
@@ -170,7 +171,7 @@ std::optional<Json> check_one(const Anything&, const Json& value) {
 bool enables_something(const Json& value) {
   if (!value.is_structured()) return false;
   for (const auto& [name, item] : value.items()) {
-    if ((value.is_object() && name == "enabled" && item == true) || enables_something(item)) return true;
+    if ((value.is_object() && name == "enabled" && (item == true || item == 1)) || enables_something(item)) return true;
   }
   return false;
 }

@@ -31,6 +31,9 @@ GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacemen
       missing_(int(group_.params.size())),
       has_grad_(group_.params.size(), false) {
   if (options.exit) number_ = options.exit->add_bucket();
+  if (!full_.defined()) return;
+  uses_.share();  // the current stream has been given its zeros
+  uses_.end();
 }
 
 int64_t GradBucket::slot_bytes() const {

@@ -168,6 +168,8 @@ TEST(Config, OffloadBelowItsStageHasNoEffect) {
 TEST(Config, NumbersAreTruthValuesAndUnknownWarmupsRiseAsLog) {
   EXPECT_TRUE(configuration(R"({"bf16": {"enabled": 1}})").config.compute_dtype == DType::kBFloat16);
   EXPECT_TRUE(configuration(R"({"bf16": {"enabled": 0}})").config.compute_dtype == DType::kFloat32);
+  EXPECT_THAT(configuration(R"({"sparse_gradients": 0, "comet": {"enabled": 0}})").without_effect, IsEmpty());
+  expect_error(R"({"amp": {"enabled": 1}})", {"amp", "not supported"});
   expect_error(R"({"bf16": {"enabled": 2}})", {"bf16.enabled = 2", "true or false"});
   expect_error(R"({"bf16": {"enabled": "true"}})", {"bf16.enabled", "true or false"});
   const auto warmup = [](const std::string& type) {

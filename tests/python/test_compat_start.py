@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -117,6 +118,23 @@ def test_the_launcher_as_a_function_returns(script, tmp_path):
     assert done.returncode == 0, done.stderr
     said = re.findall(r"RETURNED|EXITED \d+", done.stdout)
     assert said == ["RETURNED", "EXITED 3", "RETURNED"], done.stdout + done.stderr
+
+
+def test_the_launcher_as_a_function_passes_signals(script):
+    path = script(
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\nprint('READY', flush=True)\n"
+        "signal.pause()\n"
+    )
+    env = environment(PYTHONPATH=f"{alias.PATH}:{os.environ.get('PYTHONPATH', '')}")
+    code = f"from deepspeed.launcher.runner import main; main(['--num_gpus', '1', {path!r}])"
+    runner = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert any("READY" in line for line in runner.stdout)
+        runner.send_signal(signal.SIGUSR1)
+        assert runner.wait(timeout=60) == 7
+    finally:
+        runner.kill()
+        runner.stdout.close()
 
 
 def test_ds_report():

@@ -239,17 +239,6 @@ def test_states_of_an_optimizer_before_the_engine_go_into_the_files(tmp_path):
         assert plain == swapped == part
 
 
-def make_directory(folder):
-    engine = make(2, path=[f"{folder}/a/b", f"{folder}/c"])
-    train(engine, 0, 1)
-    return engine.parameter_digest()
-
-
-def test_a_directory_that_is_not_there_is_made(tmp_path):
-    assert len(set(world.run(3, make_directory, folder=str(tmp_path)))) == 1
-    assert (tmp_path / "a" / "b").is_dir() and (tmp_path / "c").is_dir()
-
-
 def refusals(folder):
     said = []
     open(f"{folder}/file-{world.rank()}", "w").close()
@@ -270,7 +259,7 @@ def refusals(folder):
         make(2, path=folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     said.append(str(error.value))
-    train(make(2, path=folder), 0, 1)  # afterwards all is well
+    train(make(2, path=f"{folder}/a/b"), 0, 1)  # afterwards all is well, in a directory that is made
     return said
 
 
@@ -282,6 +271,7 @@ def test_what_cannot_work_is_refused_on_every_rank(tmp_path):
         assert 'device = "nvme"' in outside and "RMSprop" in outside and 'set "cpu"' in outside
         assert f"rank 1: cannot reserve space for the swap file in {tmp_path}" in full
         assert "needs" in full and "bytes" in full
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 # -- how much is moved -------------------------------------------------------------------------------------------------

@@ -266,7 +266,8 @@ class DeepSpeedEngine(EngineWithGetters):
     def zero_cpu_offload(self) -> bool:
         """Whether optimizer states lie on the host beside a device. On the CPU they are where the engine computes."""
         asked = str(self._value("zero_optimization.offload_optimizer.device")).lower() == "cpu"
-        return self.device.type != "cpu" and (asked or self._value("zero_optimization.cpu_offload") is True)
+        asked = asked or self._value("zero_optimization.cpu_offload") == 1
+        return self.device.type != "cpu" and self.zero_optimization() and asked
 
     def fp16_auto_cast(self) -> bool:
         return self._run.config.fp16_auto_cast

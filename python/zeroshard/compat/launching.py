@@ -8,34 +8,41 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from .alias import BIN
 
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 DEEPSPEED_ENVIRONMENT_PATHS = [os.path.expanduser("~"), "."]
 
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the program ``deepspeed`` with these arguments, by default those of this process.
 
-    It returns when the program has ended well, and raises ``SystemExit`` with the program's exit code otherwise. The
-    program gets the SIGTERM and SIGHUP of this process, and Ctrl-C from the terminal.
+    It returns when the program has ended well, and raises ``SystemExit`` with the program's exit code otherwise.
+    Called on the main thread, it passes signals to the program.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    program = subprocess.Popen([os.path.join(BIN, "deepspeed"), *(sys.argv[1:] if args is None else args)])
-    actions = {
-        signal.SIGINT: signal.SIG_IGN,
-        signal.SIGTERM: lambda number, _: program.send_signal(number),
-        signal.SIGHUP: lambda number, _: program.send_signal(number),
-    }
-    if threading.current_thread() is not threading.main_thread():
-        actions = {}  # other threads set none
-    before = {number: signal.signal(number, action) for number, action in actions.items()}
+    command = [os.path.join(BIN, "deepspeed"), *(sys.argv[1:] if args is None else args)]
+    received: list[int] = []  # before the program has begun
+    send = received.append
+
+    def forward(number: int, _: Any) -> None:
+        send(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, forward) for number in (_FORWARDED if is_main else ())}
     try:
+        program = subprocess.Popen(command)
+        send = program.send_signal
+        for number in received:
+            send(number)
         code = program.wait()
     finally:
         for number, action in before.items():
-            signal.signal(number, action)
+            signal.signal(number, signal.SIG_DFL if action is None else action)
     if code != 0:
         sys.exit(code if code > 0 else 128 - code)

@@ -265,7 +265,7 @@ def _unit_context(params: list[torch.Tensor], modifier_rank: int | None) -> Iter
 def _dtype_of(settings: dict[str, Any]) -> torch.dtype | None:
     """The dtype of a configuration, which may still have "auto" values; None unless bf16 or fp16 is enabled."""
     for name, dtype in (("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp16", torch.float16)):
-        if (settings.get(name) or {}).get("enabled") is True:
+        if (settings.get(name) or {}).get("enabled") == 1:  # or True
             return dtype
     return None
 
