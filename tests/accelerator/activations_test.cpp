@@ -310,10 +310,10 @@ TEST_P(DeviceActivations, EnginesHoldWhatWasPlanned) {
   }
 }
 
-TEST_P(DeviceActivations, ADirectoryThatIsMissingIsRefusedOnEveryRank) {
+TEST_P(DeviceActivations, ADirectoryThatCannotBeMadeIsRefusedOnEveryRank) {
   test::Scenario scenario = on_devices(test::make_scenario(/*world_size=*/2, /*stage=*/2));
   scenario.config.offload.activations = OffloadConfig::Activations::kNvme;
-  scenario.config.offload_param.nvme_path = {directory_.path() + "/none"};
+  scenario.config.offload_param.nvme_path = {"/proc/none"};
   test::ThreadWorld world(scenario);
   EXPECT_THAT(world.run([](test::Rank& rank) { rank.make_engine(); }),
               Each(HasSubstr("zero_optimization.offload_param.nvme_path: rank 0: cannot open the directory")));
