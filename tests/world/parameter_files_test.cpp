@@ -246,7 +246,7 @@ TEST(ParameterFileFaults, DamageOnOneRankEndsEveryRankWithTheUnit) {
 TEST(ParameterFileFaults, ADirectoryThatCannotBeUsedIsAnErrorOfTheConfiguration) {
   const TemporaryDirectory directory;
   testing::put(directory / "file", "x");
-  for (const char* name : {"none", "file"}) {
+  for (const char* name : {"file", "file/below"}) {
     Scenario scenario = in_files(make_scenario(2, 3), {{directory / name}});
     scenario.config.offload_optimizer.nvme_path = {directory.path()};
     ThreadWorld world(scenario);

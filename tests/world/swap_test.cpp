@@ -183,7 +183,7 @@ TEST(SwapFiles, RequestsAreAsTheConfigurationSays) {
 TEST(SwapFaults, ADirectoryThatCannotBeUsedIsAnErrorOfTheConfiguration) {
   const TemporaryDirectory directory;
   testing::put(directory / "file", "x");
-  for (const char* name : {"none", "file"}) {
+  for (const char* name : {"file", "file/below"}) {
     ThreadWorld world(in_files(make_scenario(2, 2), {directory / name}));
     for (const std::string& error : world.run([](Rank& rank) {
            EXPECT_THROW(rank.make_engine(), ConfigError);
