@@ -31,8 +31,8 @@ _TABLE = [
     (
         "readers-forgotten",
         _UNIT,
-        "  ready_.end();\n  if (slot_) slot_->uses().share();\n",
-        "  ready_.end();\n",
+        "  ready_.take();\n  if (slot_) slot_->uses().share();\n",
+        "  ready_.take();\n",
         _TRAINING,
     ),
     (
@@ -72,7 +72,7 @@ _TABLE = [
         "  impl.stand_ins.take_back();\n",
         "*DeviceTraining.AForwardWithout*",
     ),
-    ("streams-never-wait", "src/device/streams.cpp", "    use.event->block(current);\n", "", _TRAINING),
+    ("streams-never-wait", "src/device/streams.cpp", "      use.event.block(current);\n", "", _TRAINING),
     (
         "host-reads-the-device",
         "src/device/device_squares.cpp",
@@ -97,9 +97,9 @@ _TABLE = [
     (
         "gradient-freed-while-it-waits",
         _BUCKET,
-        "    outlive_current_stream(waiting.grad);\n",
+        "  for (const math::Packed& waiting : filling.waiting) outlive_current_stream(waiting.in);\n",
         "",
-        "*DeviceTraining.GivesTheCpus*:*DeviceTraining.RingsOfFew*",
+        _TRAINING,
     ),
     (
         "gradients-packed-one-by-one",

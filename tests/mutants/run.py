@@ -254,8 +254,8 @@ MUTANTS = [
     Mutant(
         "no-zero-fill",
         "src/reduce/grad_bucket.cpp",
-        "if (!filling.filled[i]) place_in",
-        "if (false) place_in",
+        "if (!filling.filled[i]) filling",
+        "if (false) filling",
         "reduce",
         "Reducer.ParametersWithoutAGradientCountAsZero",
     ),
