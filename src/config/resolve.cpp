@@ -253,7 +253,7 @@ class Resolver {
     config().grad_accumulation_steps = batch.accumulation;
   }
 
-  // Of a value that has no effect at this stage, as in DeepSpeed.
+  // The run tells that a value has no effect at this stage, and goes on as DeepSpeed does.
   void drop(const std::string& path, const std::string& given, std::string_view reason) {
     ConfigValue& entry = value_of(path);
     parsed_.without_effect.push_back(

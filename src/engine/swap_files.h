@@ -12,8 +12,8 @@
 
 namespace zeroshard {
 
-// What the configuration says of files, whatever lies in them: for the options of a ChunkStore or a RecordStore. Makes
-// directories that are not there; what fails is told when they are opened.
+// Gives the options of a ChunkStore or a RecordStore what the configuration says of files, and makes directories that
+// are not there. A directory that cannot be made is an error when the store opens it.
 template <typename StoreOptions>
 void take_keys(const Config& config, const std::vector<std::string>& directories, StoreOptions& store) {
   store.directories = directories;

@@ -239,9 +239,10 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
 
 void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
   const int64_t numel = tensors.param.numel();
+  const bool takes = update.is_open && tensors.master.defined();
   const DeviceKernels* const own = device_kernels(device_.type());
   if (!own) {
-    if (update.is_open && tensors.master.defined()) take_written_on_device(tensors.master, tensors.param);
+    if (takes) take_written_on_device(tensors.master, tensors.param);
     for (int64_t begin = 0; begin < numel; begin += kAtenPiece)
       aten_step(type_, tensors.slice(begin, std::min(begin + kAtenPiece, numel)), update.options, update.step,
                 update.grad_scale);
@@ -249,7 +250,7 @@ void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Upda
   }
   const c10::OptionalDeviceGuard guard(tensors.param.device());
   kernels::StepBuffers buffers = buffers_of(tensors, 0, numel, update.grad_scale);
-  buffers.takes_written = update.is_open && tensors.master.defined();
+  buffers.takes_written = takes;
   run_kernel(*own->table, type_, buffers, moment_of(tensors, 0, 0), moment_of(tensors, 1, 0), update.options,
              update.step);
 }

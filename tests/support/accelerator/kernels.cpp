@@ -69,7 +69,7 @@ double element(const void* data, DType dtype, int64_t index) {
   return value;
 }
 
-// Where the rounded master weights are not the parameters, the parameters count.
+// A parameter replaces its master weight if it is not that weight, rounded.
 void take(float* master, const void* param, DType dtype, int64_t numel) {
   const auto size = size_t(element_size(dtype));
   std::vector<char> rounded(size_t(numel) * size, 0);
