@@ -187,8 +187,9 @@ struct Config {
   int64_t train_batch_size = 1, micro_batch_size = 1, grad_accumulation_steps = 1;
   bool managed_accumulation = true;  // false: every step() updates, however many micro-batches came before it
   int world_size = 1;
-  double gradient_clipping = 1;  // the largest norm; 0: not clipped. DeepSpeed has this default since 0.19.3
-  int64_t steps_per_print = 0;   // 0: never
+  double gradient_clipping = 1;       // the largest norm; 0: not clipped. DeepSpeed has this default since 0.19.3
+  int64_t steps_per_print = 0;        // 0: never
+  bool wall_clock_breakdown = false;  // the lines of steps_per_print also tell the time of forward, backward and step
 
   DType compute_dtype = DType::kFloat32;  // bf16 / fp16 when enabled
   Fp16Config fp16;

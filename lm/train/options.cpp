@@ -167,6 +167,7 @@ std::optional<int64_t> hidden_size_of(const std::string& model) {
 // What Python's engine reads or names, with what there is instead in a run without Python.
 constexpr std::pair<const char*, const char*> kKeysOfPython[] = {
     {"steps_per_print", "train.log_every says how often a line is printed"},
+    {"wall_clock_breakdown", "the lines of train.log_every tell the pace"},
     {"dataloader_drop_last", "a run's batches are always whole: rows of the next epoch follow"},
     {"zero_allow_untested_optimizer", "the optimizers are zeroshard's own"},
     {"fp16.auto_cast", "the inputs are tokens, and nothing is cast"},
@@ -179,11 +180,15 @@ constexpr std::pair<const char*, const char*> kKeysOfPython[] = {
 void tell_keys_of_python(ParsedConfig& parsed) {
   for (const auto& [key, instead] : kKeysOfPython) {
     const std::string path = key;
-    for (std::string& line : parsed.without_effect)
-      if (line.starts_with(path + " = ")) line = line.substr(0, line.find(": ", path.size())) + ": " + instead;
+    bool is_told = false;
+    for (std::string& line : parsed.without_effect) {
+      if (!line.starts_with(path + " = ")) continue;
+      line = line.substr(0, line.find(": ", path.size())) + ": " + instead;
+      is_told = true;
+    }
     for (const ConfigValue& value : parsed.values) {
       const bool is_set = value.path == path && value.origin.starts_with("file") && value.value != "false";
-      if (is_set) parsed.without_effect.push_back(concat(path, " = ", value.value, ": ", instead));
+      if (is_set && !is_told) parsed.without_effect.push_back(concat(path, " = ", value.value, ": ", instead));
     }
   }
 }

@@ -53,6 +53,7 @@ void bind_config(py::module_& m) {
       .def_readonly("managed_accumulation", &Config::managed_accumulation)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("steps_per_print", &Config::steps_per_print)
+      .def_readonly("wall_clock_breakdown", &Config::wall_clock_breakdown)
       .def_readonly("stage", &Config::stage)
       .def_readonly("unit_classes", &Config::unit_classes)
       .def_readonly("allow_untested_optimizer", &Config::allow_untested_optimizer)

@@ -94,7 +94,8 @@ class Engine(nn.Module):
             args, kwargs = cast_floats((args, kwargs), self._run.config.compute_dtype)
         keeper = self._run.keeper
         try:
-            with keeper.in_forward() if training and keeper is not None else nullcontext():
+            keeping = keeper.in_forward() if training and keeper is not None else nullcontext()
+            with self._report.part("forward") if training else nullcontext(), keeping:
                 return self.module(*args, **kwargs)
         except RuntimeError as error:
             explain_dtypes(error, self._run.config)
@@ -110,7 +111,7 @@ class Engine(nn.Module):
         self._report.note_loss(self._run, loss)
         scaled = core.scale_loss(loss) if scale_wrt_gas else core.scale_loss(loss, micro_batches=1)
         self._has_new_gradients = True
-        with backward_pass(core, self._syncs):
+        with self._report.part("backward"), backward_pass(core, self._syncs):
             scaled.backward(retain_graph=retain_graph)
         return loss
 
@@ -145,10 +146,11 @@ class Engine(nn.Module):
         run = self._run
         run.applied = self._has_new_gradients = False
         save_failed = False
-        if updates:
-            save_failed = self._take_step()
-        else:
-            run.core.end_micro_batch()
+        with self._report.part("step"):
+            if updates:
+                save_failed = self._take_step()
+            else:
+                run.core.end_micro_batch()
         if run.applied and lr_scheduler is not None:
             lr_scheduler.step(**lr_kwargs)
         if updates:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,14 +29,19 @@ class StepReport:
         blocks = (config.tensorboard, config.csv_monitor, config.wandb)
         wanted = run.rank == 0 and run.trains and any(block.enabled for block in blocks)
         self._metrics = Metrics(config) if wanted else None
+        self._breakdown = _Breakdown(run.device) if self._every and run.config.wall_clock_breakdown else None
         self._losses: list[torch.Tensor] = []  # of the step that is computed
         self._tokens = 0  # of this rank
         self.restart(run)
 
     def restart(self, run: Run) -> None:
         """After counts have changed otherwise than by steps: pace is measured from here on."""
-        self._since_line = _Mark(run, self._tokens)
+        self._begin_line(run)
         self._since_step = _Mark(run, self._tokens)
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Around a part of a step, whose time the next line tells where ``wall_clock_breakdown`` is on."""
+        return nullcontext() if self._breakdown is None else self._breakdown.part(name)
 
     def note_inputs(self, args: tuple, kwargs: dict[str, Any]) -> None:
         if self._every or self._metrics is not None:
@@ -56,12 +63,17 @@ class StepReport:
             self._since_step = _Mark(run, self._tokens)
         if prints:
             log(self._line(run, loss))
-            self._since_line = _Mark(run, self._tokens)
+            self._begin_line(run)
 
     def finish(self) -> None:
         """Makes the metrics durable. Later calls do nothing."""
         if self._metrics is not None:
             self._metrics.finish()
+
+    def _begin_line(self, run: Run) -> None:
+        self._since_line = _Mark(run, self._tokens)
+        if self._breakdown is not None:
+            self._breakdown.seconds.clear()
 
     def _prints(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0
@@ -93,11 +105,44 @@ class StepReport:
         pace = self._since_line.pace(run, self._tokens)
         if (seconds := pace.get("step_seconds")) is not None:
             parts.append(f"step_time={seconds:.3g} s")
+            if self._breakdown is not None:
+                parts += self._breakdown.fields(seconds, pace["steps"])
         for name, unit in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
             if name in pace:
                 parts.append(f"{unit}={pace[name]:.4g}")
         parts.append(f"peak_memory={_peak_bytes(run.device) / 1e6:.0f} MB")
         return ", ".join(parts)
+
+
+class _Breakdown:
+    """The time of this rank in forward, backward and step, as DeepSpeed's ``wall_clock_breakdown`` tells it.
+
+    A device is waited for before and after each part, so that a part has the time of its own kernels. Passes that a
+    script begins by ``loss.backward()`` and whatever else lies between the parts are ``other``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = {}  # by part
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = self._now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - began
+
+    def fields(self, step_seconds: float, steps: int) -> list[str]:
+        """Of the mean step of ``steps``, each of which took ``step_seconds``."""
+        parts = {name: self.seconds.get(name, 0.0) / steps for name in ("forward", "backward", "step")}
+        parts["other"] = max(step_seconds - sum(parts.values()), 0.0)
+        return [f"{name}={seconds:.3g} s" for name, seconds in parts.items()]
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic()
 
 
 class _Mark:
@@ -112,7 +157,7 @@ class _Mark:
         seconds = max(time.monotonic() - self._time, 1e-9)
         pace = {}
         if (steps := run.global_steps - self._steps) > 0:
-            pace["step_seconds"] = seconds / steps
+            pace["step_seconds"], pace["steps"] = seconds / steps, steps
         if (samples := run.global_samples - self._samples) > 0:
             pace["samples_per_second"] = samples / seconds
         if tokens > self._tokens:

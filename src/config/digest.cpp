@@ -64,7 +64,7 @@ class Digest {
 
 }  // namespace
 
-// Left out, because ranks may differ in them without harm: steps_per_print, the two timeouts and
+// Left out, because ranks may differ in them without harm: steps_per_print and its breakdown, the two timeouts and
 // where metrics go.
 uint64_t Config::digest() const {
   Digest digest;

@@ -113,9 +113,6 @@ std::vector<Key> checkpoint_keys() {
 
 std::vector<Key> switches() {
   return {
-      inert("wall_clock_breakdown", Bool{}, false,
-            "times of forward, backward and step are not printed: torch.profiler measures them, and steps_per_print "
-            "tells the pace"),
       inert("memory_breakdown", Bool{}, false,
             "memory is not printed in each step: steps_per_print and engine.memory_report() tell it"),
       inert("dump_state", Bool{}, false,

@@ -30,6 +30,11 @@ std::vector<Key> batch_keys() {
              const double steps = value.is_number() ? value.get<double>() : 0;
              config.steps_per_print = steps < 9e18 ? int64_t(steps) : 0;
            }},
+      {"wall_clock_breakdown", Bool{}, false,
+       "the lines of steps_per_print also tell the seconds of forward, backward and step; a device is waited for at "
+       "the "
+       "ends of each",
+       Key::Effect::kYes, set<&Config::wall_clock_breakdown>},
   };
 }
 

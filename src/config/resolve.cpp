@@ -305,6 +305,12 @@ class Resolver {
       parsed_.without_effect.push_back(concat(type->path, " = ", type->value, ": the warm-up rises as \"log\""));
   }
 
+  void tell_breakdown() {
+    if (config().wall_clock_breakdown && config().steps_per_print == 0)
+      parsed_.without_effect.push_back(
+          "wall_clock_breakdown = true: the lines of steps_per_print tell the times, and steps_per_print is not set");
+  }
+
   void check_activations() {
     if (config().offload.activations != OffloadConfig::Activations::kNvme) return;
     if (!config().offload_optimizer.nvme_path.empty() || !config().offload_param.nvme_path.empty()) return;
@@ -324,6 +330,7 @@ class Resolver {
     check_offload();
     check_offload_param();
     tell_warmup_type();
+    tell_breakdown();
     check_activations();
     if (const int64_t block = config().aio.block_size.value_or(0); block % 4096 != 0)
       fail_value("aio.block_size", block,

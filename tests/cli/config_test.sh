@@ -29,12 +29,12 @@ for example in "$source_dir"/examples/configs/*.json; do
   check 0 '"origin": "file"' stdout config explain "$filled" --world-size 4 --hidden-size 64 --json
 done
 
-printf '%s\n' '{' '  "train_batch_size": 8, "wall_clock_breakdown": true,' \
+printf '%s\n' '{' '  "train_batch_size": 8, "memory_breakdown": true,' \
   '  "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto"},' '}' >"$work/auto.json"
 check 0 '^train_micro_batch_size_per_gpu .*= 4 .*(derived' stdout config explain "$work/auto.json" --world-size 2 --hidden-size 64
 check 0 '^zero_optimization.stage3_param_persistence_threshold .*= 640 .*(auto: 10 x hidden size)' stdout \
   config explain "$work/auto.json" --world-size 2 --hidden-size 64
-check 0 '^  wall_clock_breakdown = true: ' stdout config explain "$work/auto.json" --hidden-size 64
+check 0 '^  memory_breakdown = true: ' stdout config explain "$work/auto.json" --hidden-size 64
 placed='"zeroshard": {"placement": [{"units": "layers.0-3", "parameters": "replicated"}]}'
 printf '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, %s}' "$placed" >"$work/placed.json"
 check 0 '^  layers.0-3  *replicated bf16  *sharded bf16  *sharded fp32  *sharded 2 x fp32$' stdout \

@@ -1,6 +1,7 @@
 """What rank 0 logs every steps_per_print steps; and the note on inputs in another dtype."""
 
 import re
+import time
 
 import models
 import pytest
@@ -38,6 +39,26 @@ def test_a_line_has_loss_and_pace(accumulation):
         assert samples * seconds == pytest.approx(2 * 2 * accumulation, rel=2e-2)
         assert float(fields["peak_memory"].removesuffix(" MB")) > 10
         assert {"lr", "grad_norm", "skipped"} <= fields.keys()
+
+
+def train_with_parts(accumulation):
+    config = models.configuration(2, "fp32", optimizer=models.adamw(1e-3))
+    config |= {"steps_per_print": 2, "wall_clock_breakdown": True, "gradient_accumulation_steps": accumulation}
+    engine, *_ = zeroshard.initialize(model=models.tiny_llama(), config=config)
+    for step in range(4):
+        time.sleep(0.05)
+        models.take_step(engine, step, accumulation)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_breakdown_tells_where_the_time_of_a_step_went(accumulation):
+    lines, others = lines_of(world.run_ranks(2, train_with_parts, accumulation=accumulation))
+    assert (len(lines), others) == (2, [])
+    for line in lines:
+        seconds = {name: float(text) for name, text in re.findall(r"(\w+)=([\d.e-]+) s\b", line)}
+        parts = [seconds.pop(name) for name in ("forward", "backward", "step", "other")]
+        assert min(parts) > 0 and parts[-1] >= 0.05
+        assert sum(parts) == pytest.approx(seconds["step_time"], rel=2e-2)
 
 
 def test_without_the_key_nothing_is_printed():

@@ -79,7 +79,7 @@ def test_a_wrong_configuration_is_told_once(tmp_path, tokens, change, told):
 
 def test_keys_of_python_are_told_with_what_there_is_instead(tmp_path, tokens):
     _, train = make(tmp_path, tokens, steps=1)
-    more = {"steps_per_print": 5, "wall_clock_breakdown": False, "activation_checkpointing": {"cpu_checkpointing": 1}}
+    more = {"steps_per_print": 5, "wall_clock_breakdown": True, "activation_checkpointing": {"cpu_checkpointing": 1}}
     optimizer = {"type": "AdamW", "params": {"lr": "auto"}}
     zero = {"stage": 3, "stage3_prefetch_bucket_size": "auto"}
     done = run(write(tmp_path, train, optimizer=optimizer, zero_optimization=zero, **more), 2)
@@ -88,6 +88,7 @@ def test_keys_of_python_are_told_with_what_there_is_instead(tmp_path, tokens):
     assert told == [
         'activation_checkpointing = {"cpu_checkpointing":1}: train.activation_checkpointing recomputes activations',
         "steps_per_print = 5: train.log_every says how often a line is printed",
+        "wall_clock_breakdown = true: the lines of train.log_every tell the pace",
     ]
     assert 'optimizer.params.lr = "auto" becomes 0.001, the default' in done.stderr
 

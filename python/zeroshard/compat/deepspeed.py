@@ -273,7 +273,7 @@ class DeepSpeedEngine(EngineWithGetters):
         return self._run.config.fp16_auto_cast
 
     def wall_clock_breakdown(self) -> bool:
-        return False
+        return self._run.config.wall_clock_breakdown
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """Of the parameters, and of sums of gradients."""
