@@ -95,7 +95,7 @@ std::vector<Key> optimizer_keys(Type type) {
       add_sgd(keys);
       break;
     case Type::kLion:
-      keys.push_back(betas(0.9, 0.99));
+      keys.push_back(betas(0.9, 0.999));
       break;
     case Type::kAdagrad:
       add_adagrad(keys);

@@ -71,7 +71,7 @@ std::vector<Key> bf16_keys() {
       {"bf16.auto_cast", Bool{}, false, "cast floating-point inputs of forward to bf16", Key::Effect::kYes,
        set<&Config::bf16_auto_cast>},
       inert("bf16.immediate_grad_update", Bool{}, false, "gradients are always reduced as soon as they are complete"),
-      inert("bf16.check_grad_overflow", Bool{}, false, "gradients are always checked for inf and NaN"),
+      inert("bf16.check_grad_overflow", Bool{}, true, "gradients are always checked for inf and NaN"),
       unsupported("bf16.bf16_master_weights_and_grads", Only{false}, false, "bf16 master weights are not supported"),
       unsupported("bf16.bf16_optimizer_states", Only{false}, false, "bf16 optimizer states are not supported"),
   };

@@ -23,7 +23,8 @@ TEST(Optimizer, DefaultsPerType) {
   EXPECT_EQ(adam.eps, 1e-8);
   EXPECT_EQ(adam.weight_decay, 0);
   const OptimizerConfig lion = optimizer(R"({"type": "Lion"})");
-  EXPECT_EQ(lion.beta2, 0.99);
+  EXPECT_EQ(lion.lr, 1e-3);
+  EXPECT_EQ(lion.beta2, 0.999) << "DeepSpeed's; the paper has 0.99";
   const OptimizerConfig adagrad = optimizer(R"({"type": "Adagrad"})");
   EXPECT_EQ(adagrad.lr, 1e-2);
   EXPECT_EQ(adagrad.eps, 1e-10);
