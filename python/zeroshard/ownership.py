@@ -41,7 +41,7 @@ class Ownership:
         self.readers = readers
         self.readers.ownership = self
         self._sharded = [not run.core.is_replicated(index) for index in range(len(run.units))]
-        self._outside = run.external  # it gets slices into its groups
+        self._publishing: Publishing | None = None  # of an optimizer outside, which gets slices into its groups
         self.params_of_groups = [list(group["params"]) for group in run.optimizer.param_groups]
         self._inner = run.optimizer.optimizer
         self.step_of_user = None if self._inner is None else self._inner.step  # what an optimizer outside updates by
@@ -50,8 +50,9 @@ class Ownership:
         if self._inner is not None:
             self._borrowed = {name: getattr(run.optimizer, name) for name in _BORROWED}
             own_step = self._inner.step
-            if self._outside is not None:
-                publishing = Publishing(self._outside, run.core)
+            if run.external is not None:
+                self._publishing = publishing = Publishing(run.external, run.core)
+                publishing.begin()
                 self.step_of_user, own_step = publishing.inside(own_step), publishing.publishing(own_step)
                 self._borrowed |= publishing.methods()
             self._borrowed["step"] = _step_in_place_of(self._inner, own_step, run)
@@ -79,10 +80,11 @@ class Ownership:
             unmark_optimizer(self._inner)
             self._release_states()
             self._inner = self.step_of_user = None
-        if self._outside is not None:
-            for group, params in zip(self._outside.param_groups, self.params_of_groups, strict=True):
+        if self._publishing is not None:
+            self._publishing.end()
+            for group, params in zip(self._publishing.optimizer.param_groups, self.params_of_groups, strict=True):
                 group["params"] = params
-            self._outside = None
+            self._publishing = None
         if (run := self._run()) is not None:
             run.end(why)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from inspect import isfunction
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from inspect import isfunction, isgenerator
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from . import _C
 
 # Methods of torch.optim.Optimizer that write no weights, also where a class has its own.
 _NOT_THESE = frozenset(name for name in dir(torch.optim.Optimizer) if not name.startswith("__"))
+_OF_STATEMENTS = ("__call__", "__enter__", "__exit__")  # Python looks them up in the class
+
+
+def _make(make: Callable, *arguments: Any) -> Any:
+    return make(*arguments)  # pickle itself would compare the class with the optimizer's
 
 
 class Publishing:
@@ -23,19 +29,64 @@ class Publishing:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, core: _C.Engine) -> None:
-        self._optimizer = optimizer
-        self._core = core
+        self.optimizer = optimizer
+        self._core: _C.Engine | None = core
+        self._class = type(optimizer)
         self._is_inside = False  # of step(), which the engine publishes, or of another method
 
     def methods(self) -> dict[str, Callable]:
         """The optimizer's own public methods, by name, each of which publishes."""
-        own = [each for each in type(self._optimizer).__mro__ if each not in torch.optim.Optimizer.__mro__]
-        names = [name for each in own for name, method in vars(each).items() if isfunction(method)]
+        names = [name for name, method in self._own().items() if isfunction(method)]
         return {
-            name: self.publishing(getattr(self._optimizer, name))
+            name: self.publishing(getattr(self.optimizer, name))
             for name in names
             if not name.startswith("_") and name not in _NOT_THESE
         }
+
+    def begin(self) -> None:
+        """From now on property setters and ``with`` statements publish, too: the optimizer gets a class of its own."""
+        self.optimizer.__class__ = self._subclass()
+
+    def end(self) -> None:
+        """The optimizer has its class again, and methods that somebody has kept publish nothing."""
+        self.optimizer.__class__ = self._class
+        self._core = None
+
+    def _subclass(self) -> type:
+        own, optimizer_type = self._own(), self._class
+        made: dict[str, Any] = {
+            name: property(each.fget, self._of_class(each.fset), each.fdel, each.__doc__)
+            for name, each in own.items()
+            if isinstance(each, property) and each.fset is not None
+        }
+        made |= {name: self._of_class(own[name]) for name in _OF_STATEMENTS if isfunction(own.get(name))}
+        if not made:
+            return optimizer_type
+
+        def reduce(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple:  # a copy has the class of the script
+            make, (_, *arguments), *more = optimizer_type.__reduce_ex__(optimizer, protocol)
+            return _make, (make, optimizer_type, *arguments), *more
+
+        names = {name: getattr(optimizer_type, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names["__reduce_ex__"] = reduce
+        return type(optimizer_type)(optimizer_type.__name__, (optimizer_type,), names | made)
+
+    def _own(self) -> dict[str, Any]:
+        """What the optimizer's classes have that torch.optim.Optimizer has not."""
+        own: dict[str, Any] = {}
+        for each in reversed(self._class.__mro__):
+            own |= vars(each) if each not in torch.optim.Optimizer.__mro__ else {}
+        return own
+
+    def _of_class(self, method: Callable) -> Callable:
+        """``method``, which publishes for this optimizer, and does not for a copy of it."""
+
+        @functools.wraps(method)
+        def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            bound = functools.partial(method, optimizer)
+            return (self.publishing(bound) if optimizer is self.optimizer else bound)(*args, **kwargs)
+
+        return call
 
     def inside(self, method: Callable) -> Callable:
         """``method``, in which other methods publish nothing."""
@@ -56,19 +107,44 @@ class Publishing:
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._is_inside:
+            if self._is_inside or self._core is None:
                 return method(*args, **kwargs)
             self._core.await_readers_of_master_weights()
             before = self._sums()
             try:
-                return inside(*args, **kwargs)
+                return self._later(inside(*args, **kwargs))
             finally:
-                if not before or self._sums() != before:
+                if self._core is not None and (not before or self._sums() != before):
                     self._core.publish_master_weights()
 
         return call
 
+    def _later(self, result: Any) -> Any:
+        """The result of a method. What a generator or a context manager does later publishes when it does it."""
+        if isgenerator(result):
+            return self._steps(result)
+        if isinstance(result, AbstractContextManager) and isgenerator(getattr(result, "gen", None)):
+            result.gen = self._steps(result.gen)  # of contextlib.contextmanager
+        return result
+
+    def _steps(self, generator: Generator) -> Generator:
+        send, throw, close = (self.publishing(step) for step in (generator.send, generator.throw, generator.close))
+        try:
+            value = send(None)
+            while True:
+                try:
+                    sent = yield value
+                except GeneratorExit:
+                    close()
+                    raise
+                except BaseException as error:
+                    value = throw(error)
+                else:
+                    value = send(sent)
+        except StopIteration as end:
+            return end.value
+
     def _sums(self) -> list[int]:
         """A sum of the bits of each slice that has elements."""
-        slices = [param.detach() for group in self._optimizer.param_groups for param in group["params"]]
+        slices = [param.detach() for group in self.optimizer.param_groups for param in group["params"]]
         return [int(each.view(torch.int32).sum(dtype=torch.int64)) for each in slices if each.numel() > 0]

@@ -1,6 +1,8 @@
 """Optimizers outside of the core that write weights between steps: every rank then has what PyTorch has."""
 
+import contextlib
 import copy
+import pickle
 
 import models
 import pytest
@@ -36,6 +38,37 @@ class Averaged(torch.optim.Optimizer):
 
     @torch.no_grad()
     def train(self):
+        self._swap()
+
+    @property
+    def averaged(self):
+        """Whether the parameters are the average now."""
+        return getattr(self, "_is_averaged", False)
+
+    @averaged.setter
+    def averaged(self, value):
+        if value != self.averaged:
+            self._is_averaged = value
+            self._swap()
+
+    @contextlib.contextmanager
+    def average(self):
+        self._swap()
+        try:
+            yield self
+        finally:
+            self._swap()
+
+    def swaps(self):
+        while True:
+            self._swap()
+            yield
+
+    def __enter__(self):
+        self._swap()
+        return self
+
+    def __exit__(self, *error):
         self._swap()
 
     def steps_so_far(self):
@@ -131,3 +164,72 @@ def test_no_rank_reads_weights_that_are_being_swapped():
 def test_an_average_that_is_swapped_in_is_everywhere(stage, dtype, tmp_path):
     for off in world.run(3, train, stage=stage, dtype=dtype, directory=str(tmp_path)):
         assert max(off.values()) < (1e-5 if dtype == "fp32" else 3e-2), off
+
+
+def by_property(optimizer, swaps):
+    optimizer.averaged = not optimizer.averaged
+
+
+def by_generator(optimizer, swaps):
+    next(swaps.setdefault("by", optimizer.swaps()))
+
+
+def by_context(optimizer, swaps):
+    """Begins a ``with`` statement, or ends it."""
+    swaps.pop("by").close() if swaps else swaps.setdefault("by", contextlib.ExitStack()).enter_context(optimizer)
+
+
+def by_context_of_a_method(optimizer, swaps):
+    by_context(optimizer if swaps else optimizer.average(), swaps)
+
+
+WAYS = [by_property, by_generator, by_context, by_context_of_a_method]
+
+
+def swap(stage, way):
+    """How far all parameters are from PyTorch's behind each of three swaps, and what became of the optimizer."""
+    plain = copy.deepcopy(model := models.stack(width=64))
+    own, reference = Averaged(model.parameters()), Averaged(plain.parameters())
+    config = models.configuration(stage, gradient_clipping=0, zero_allow_untested_optimizer=True)
+    engine, *_ = zeroshard.initialize(model=model, optimizer=own, config=config)
+    off, swaps = [], ({}, {})
+    for step in range(4):
+        engine.backward(loss_of(engine, step))
+        engine.step()
+        reference.zero_grad()
+        loss_of(plain, step).backward()
+        reference.step()
+        way(own, swaps[0]), way(reference, swaps[1])
+        with zeroshard.gathered(list(model.parameters())):
+            pairs = zip(model.parameters(), plain.parameters(), strict=True)
+            off.append(max(float((mine - other).detach().abs().max()) for mine, other in pairs))
+    copied = [type(copy.deepcopy(own)) is Averaged, type(pickle.loads(pickle.dumps(own))) is Averaged]
+    engine.destroy()
+    return off, [isinstance(own, Averaged), *copied, type(own) is Averaged]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_weights_that_are_written_in_other_ways_than_by_a_call_are_everywhere(stage, way):
+    for off, kept in world.run(3, swap, stage=stage, way=way):
+        assert max(off) < 1e-5 and all(kept), (off, kept)
+
+
+def swap_alone(stage):
+    engine, front, *_ = zeroshard.initialize(
+        model=models.stack(width=64),
+        optimizer=Averaged,
+        config=models.configuration(stage, gradient_clipping=0, zero_allow_untested_optimizer=True),
+    )
+    for step in range(2):
+        engine.backward(loss_of(engine, step))
+        engine.step()
+    if world.rank() == 1:
+        front.eval()
+    engine.backward(loss_of(engine, 2))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_method_that_writes_on_one_rank_alone_is_an_error(stage):
+    for rank in world.run_ranks(2, swap_alone, stage=stage):
+        assert "ranks disagree" in rank.error and "weights that the optimizer has written" in rank.error
