@@ -114,11 +114,8 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
 }
 
 void Reducer::begin_backward(std::span<const size_t> needed, bool sync, Comm& gather_comm) {
-  if (!sync || basis_ != Basis::kUnits) return;
-  if (next_ != 0 || !completed_.empty())
-    throw StateError(
-        "a pass through the engine's model has brought gradients to none of its parameters (torch.autograd.grad of its "
-        "output, say), and its units count as done: call engine.zero_grad() before the next backward()");
+  // A pass that brought no gradients (torch.autograd.grad of an output) may have launched units in the order that is.
+  if (!sync || basis_ != Basis::kUnits || next_ != 0 || !completed_.empty()) return;
   // A unit's last gradients come from its first use. Unused units come last: otherwise all others would wait for them.
   std::vector<size_t> order;
   std::vector<bool> used(num_units(), false);

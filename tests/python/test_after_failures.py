@@ -285,10 +285,6 @@ def ask_for_gradients_of_inputs(stage):
     x, _ = models.vectors(0, engine.rank(), 2)
     x.requires_grad_()
     assert torch.autograd.grad(engine(x).sum(), x)[0].abs().sum() > 0
-    if stage == 3 and world.size() > 1:  # its gathers have an order, and its units have ended on every rank
-        with pytest.raises(zeroshard.StateError, match=r"torch\.autograd\.grad.*call engine\.zero_grad\(\)"):
-            backward(engine, 0)
-        engine.zero_grad()
     for step in range(2):
         assert take(engine, step) == take(undisturbed, step)
     assert engine.parameter_digest() == undisturbed.parameter_digest()
