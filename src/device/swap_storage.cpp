@@ -14,7 +14,7 @@ struct SwappedStorage final : c10::StorageImpl {
   SwappedStorage(int64_t bytes, at::Device device)
       : c10::StorageImpl(use_byte_size_t(), size_t(bytes), at::DataPtr(nullptr, device), /*allocator=*/nullptr,
                          /*resizable=*/false) {}
-  bool is_left = false;  // by leave_memory()
+  bool is_left = false;  // by leave_memory() or abandon()
 };
 
 // Whether reading a storage throws. LibTorch 2.11 and 2.12 have a function that turns this on and none that turns it
@@ -65,6 +65,11 @@ void leave_memory(const c10::Storage& storage, void* data, at::Tensor owner) {
   const auto free = [](void* kept) { delete static_cast<at::Tensor*>(kept); };
   set_data(impl, at::DataPtr(data, context.release(), free, impl.device()), /*throws=*/false);
   static_cast<SwappedStorage&>(impl).is_left = true;
+}
+
+void abandon(const c10::Storage& storage, const std::string& message) {
+  set_message(storage, message);
+  static_cast<SwappedStorage&>(*storage.unsafeGetStorageImpl()).is_left = true;
 }
 
 bool is_swapped(const at::Tensor& tensor) {

@@ -25,6 +25,9 @@ void set_message(const c10::Storage& storage, const std::string& message);
 // storage counts as an ordinary one from here on.
 void leave_memory(const c10::Storage& storage, void* data, at::Tensor owner);
 
+// Leaves a storage without memory to whoever views it: reading throws `message`, and no engine decides about it.
+void abandon(const c10::Storage& storage, const std::string& message);
+
 // Storage for a tensor that gets its values from elsewhere: it belongs to no engine and never gets memory.
 c10::Storage make_storage_without_memory(int64_t bytes, at::Device device);
 

@@ -232,7 +232,6 @@ StepResult Engine::prepare_step(const std::vector<ParamGroupOptions>& groups) {
     impl.end_launched();
   }
   impl.executor->end_gathers_ahead();
-  impl.stand_ins.take_back();
   impl.reducer->gather_reduced();
   std::vector<std::vector<bool>> has_grad;
   for (const GradBucket& bucket : impl.reducer->buckets()) {
@@ -394,6 +393,7 @@ void Engine::Impl::finish_step(const StepResult& result, const std::function<voi
   if (result.applied && !delayed) tell_autograd_of_update();
   watch->forget_readings();
   held->forget();
+  stand_ins.end();
   reducer->end_step();
   dropped.clear();
   passes = 0;
@@ -530,7 +530,7 @@ void Engine::Impl::retire() {
   async_saver.reset();  // waits for what it writes
   save_locks = DirectoryLocks();
   hooks.clear();
-  stand_ins.take_back();
+  stand_ins.end();
   stand_ins = GradientStandIns();
   held->forget();
   backward_hooks = BackwardHooks();

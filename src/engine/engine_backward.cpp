@@ -137,7 +137,7 @@ void Engine::Impl::begin_plain_pass() {
     throw StateError(concat("loss.backward() was called on a loss without the loss scale, ", scale,
                             ": call engine.backward(loss), or engine.scale(loss).backward()"));
   plain_divisor = is_scaled ? 1 : double(progress.counts().batch.accumulation);
-  take_dropped();
+  hide_gradients();
   const auto pass = std::make_shared<char>();  // goes with the pass, also where that fails
   plain_pass = pass;
   call_at_end_of_backward([this, alive = std::weak_ptr(in_use), pass] {
@@ -167,7 +167,9 @@ std::string Engine::Impl::assigned_gradient() const {
   for (size_t u = 0; u < layouts.size(); ++u) {
     for (size_t i = 0; i < layouts[u].params.size(); ++i) {
       const std::vector<at::Tensor>& tensors = executor->unit(u).tensors(i);
-      const auto has_one = [](const at::Tensor& tensor) { return tensor.grad().defined(); };
+      const auto has_one = [&](const at::Tensor& tensor) {
+        return tensor.grad().defined() && !stand_ins.shows(tensor);
+      };
       if (std::ranges::any_of(tensors, has_one)) return layouts[u].params[i].name();
     }
   }
@@ -175,17 +177,23 @@ std::string Engine::Impl::assigned_gradient() const {
 }
 
 void Engine::Impl::drop_assigned_gradients() {
-  stand_ins.take_back();
+  stand_ins.end();
   for (size_t u = 0; u < layouts.size(); ++u)
     for (size_t i = 0; i < layouts[u].params.size(); ++i)
       for (const at::Tensor& tensor : executor->unit(u).tensors(i)) tensor.mutable_grad().reset();
 }
 
 void Engine::Impl::take_dropped() {
-  for (const auto& [unit, param] : stand_ins.take_back()) {
+  for (const auto& [unit, param] : stand_ins.taken_away()) {
     reducer->drop(unit, param);
     dropped.push_back(concat(layouts[unit].params[param].name(), " behind pass ", passes, " of the step"));
   }
+  std::ranges::sort(dropped);  // ranks that dropped the same one after another, and at once, agree
+}
+
+void Engine::Impl::hide_gradients() {
+  take_dropped();
+  stand_ins.take_back();
 }
 
 void Engine::Impl::show_gradients() {
@@ -209,7 +217,7 @@ void Engine::begin_backward(bool sync) {
   // A late update waits for a save that reads its states, and gradients for that update: here a wait is interrupted.
   if (impl_->swap && impl_->async_saver && impl_->async_saver->busy()) impl_->await_update();
   impl_->discard_failed_pass();
-  if (!impl_->progress.has_open_gradients()) impl_->take_dropped();
+  if (!impl_->progress.has_open_gradients()) impl_->hide_gradients();
   impl_->progress.begin_pass(sync);
   impl_->ended_before_gradients.clear();
   impl_->last_grad_scale.reset();

@@ -25,6 +25,7 @@ at::Tensor stand_in_for(const at::Tensor& tensor, const std::string& name) {
 
 void GradientStandIns::add(const at::Tensor& tensor, Place place, const std::string& name) {
   tensors_.push_back(tensor);
+  index_of_.emplace(tensor.unsafeGetTensorImpl(), stand_ins_.size());
   stand_ins_.push_back({tensor.numel() > 0 ? stand_in_for(tensor, name) : at::Tensor(), place, name});
 }
 
@@ -38,18 +39,47 @@ void GradientStandIns::show(const std::function<bool(Place)>& has_gradient) {
   }
 }
 
-std::vector<GradientStandIns::Place> GradientStandIns::take_back() {
+bool GradientStandIns::shows(const at::Tensor& tensor) const {
+  const auto found = index_of_.find(tensor.unsafeGetTensorImpl());
+  if (found == index_of_.end()) return false;
+  const StandIn& stand_in = stand_ins_[found->second];
+  return stand_in.is_shown && tensor.grad().is_same(stand_in.grad) && is_swapped(stand_in.grad);
+}
+
+std::vector<GradientStandIns::Place> GradientStandIns::taken_away() {
   std::vector<Place> taken;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (!std::exchange(stand_ins_[i].is_shown, false)) continue;
-    at::Tensor& grad = tensors_[i].mutable_grad();
-    if (!grad.defined()) {
-      if (std::ranges::find(taken, stand_ins_[i].place) == taken.end()) taken.push_back(stand_ins_[i].place);
-    } else if (grad.is_same(stand_ins_[i].grad) && is_swapped(grad)) {
-      grad.reset();
-    }
+    const StandIn& stand_in = stand_ins_[i];
+    if (!stand_in.is_shown || tensors_[i].grad().defined()) continue;
+    if (std::ranges::find(taken, stand_in.place) == taken.end()) taken.push_back(stand_in.place);
   }
+  for (size_t i = 0; i < tensors_.size() && !taken.empty(); ++i)  // another tensor of the parameter may still have it
+    if (std::ranges::find(taken, stand_ins_[i].place) != taken.end()) end(i);
   return taken;
+}
+
+void GradientStandIns::take_back() {
+  for (size_t i = 0; i < tensors_.size(); ++i) take_back(i);
+}
+
+void GradientStandIns::end() {
+  for (size_t i = 0; i < tensors_.size(); ++i) end(i);
+}
+
+void GradientStandIns::take_back(size_t index) {
+  if (shows(tensors_[index])) tensors_[index].mutable_grad().reset();
+  stand_ins_[index].is_shown = false;
+}
+
+void GradientStandIns::end(size_t index) {
+  take_back(index);
+  const StandIn& stand_in = stand_ins_[index];
+  if (!stand_in.grad.defined() || !is_swapped(stand_in.grad)) return;
+  if (stand_in.grad.use_count() == 1 && stand_in.grad.storage().use_count() == 1) return;
+  // Somebody has it, or a view of it, and may put it back when there is another gradient.
+  abandon(stand_in.grad.storage(), concat("the gradient of parameter '", stand_in.name,
+                                          "' from before is gone: a step has used it, or it was dropped. Keep a copy "
+                                          "by zeroshard.get_gradient(param) while it waits for the step"));
 }
 
 }  // namespace zeroshard

@@ -63,6 +63,7 @@ struct Engine::Impl {
   void drop_assigned_gradients();
   // Drops the gradients that users have dropped (param.grad = None) since show_gradients(), before others come.
   void take_dropped();
+  void hide_gradients();  // and drops those, before a backward pass
   void show_gradients();
   // What a hook of autograd does for a unit. Keeps the text of an error, whose class autograd loses.
   template <typename Call>

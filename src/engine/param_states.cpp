@@ -118,7 +118,6 @@ std::optional<at::Tensor> Engine::local_grad(size_t unit, size_t param) const {
   if (!found) return std::nullopt;
   impl.check_reduced(found->spec());
   impl.take_dropped();
-  impl.show_gradients();
   const GradBucket& bucket = impl.reducer->buckets()[found->group->number()];
   double scale = loss_scale();
   if (!bucket.is_reduced()) {  // Note [Gradients after the step]

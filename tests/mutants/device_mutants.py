@@ -68,8 +68,8 @@ _TABLE = [
     (
         "step-writes-what-is-gathered-ahead",
         "src/engine/engine.cpp",
-        "  impl.executor->end_gathers_ahead();\n  impl.stand_ins.take_back();\n",
-        "  impl.stand_ins.take_back();\n",
+        "  impl.executor->end_gathers_ahead();\n  impl.reducer->gather_reduced();\n",
+        "  impl.reducer->gather_reduced();\n",
         "*DeviceTraining.AForwardWithout*",
     ),
     ("streams-never-wait", "src/device/streams.cpp", "      use.event.block(current);\n", "", _TRAINING),

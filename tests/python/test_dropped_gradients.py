@@ -186,3 +186,74 @@ def unscaled():
 def test_an_unscaled_loss_is_refused_in_its_backward():
     for rank in world.run_ranks(2, unscaled):
         assert "without the loss scale, 65536: call engine.backward(loss), or engine.scale(loss)" in rank.error
+
+
+def put_back(stage, between):
+    """What is said of a gradient that was kept and put back when there is another one."""
+    engine, *_ = pair(stage)
+    param = engine.module.head.weight
+    said = []
+    engine.backward(loss_of(engine, 0))
+    kept, part = param.grad, param.grad[0]
+    if between == "step":
+        engine.step()
+    else:
+        engine.module.zero_grad() if between == "module" else engine.zero_grad()
+    engine.backward(loss_of(engine, 1))
+    said.append(param.grad is kept)
+    param.grad = kept
+    for use in (lambda: zeroshard.get_gradient(param).norm(), part.norm, engine.step):
+        with pytest.raises((RuntimeError, zeroshard.Error)) as error:
+            use()
+        said.append(str(error.value))
+    engine.zero_grad()
+    engine.backward(loss_of(engine, 2))
+    engine.step()
+    return said
+
+
+@pytest.mark.parametrize("between", ["step", "module", "engine"])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_gradient_that_is_put_back_is_not_the_present_one(stage, between):
+    gone = "the gradient of parameter 'head.weight' from before is gone: a step has used it, or it was dropped"
+    for same, read, view, step in world.run(2, put_back, stage=stage, between=between):
+        assert not same and read.startswith(gone) and view.startswith(gone)
+        assert "parameter 'head.weight' was given a gradient (param.grad = ...)" in step
+
+
+def keep_within_a_step():
+    """A gradient to which a second pass adds is the same one: to put it back changes nothing."""
+    engine, plain, optimizer = pair(2)
+    for model, module, own, update in sides(engine, plain, optimizer, "engine"):
+        own(loss_of(model, 0))
+        kept = module.head.weight.grad
+        own(loss_of(model, 0, micro=1))
+        module.head.weight.grad = kept
+        update()
+    return distance(engine, plain)
+
+
+def test_a_gradient_is_the_same_over_passes_of_a_step():
+    assert max(world.run(2, keep_within_a_step)) < 1e-5
+
+
+def drop_behind_a_failed_step(stage):
+    """Rank 0 alone drops a gradient, which fails the step; then all drop theirs, and train on."""
+    engine, plain, optimizer = pair(stage)
+    engine.backward(loss_of(engine, 0))
+    kept = engine.module.head.weight.grad
+    if world.rank() == 0:
+        some_are_none(engine.module)
+    with pytest.raises(zeroshard.Error, match="ranks disagree on the gradients that were dropped"):
+        engine.step()
+    assert engine.module.head.weight.grad is kept
+    for model, module, own, update in sides(engine, plain, optimizer, "engine"):
+        zero_grad(module)
+        own(loss_of(model, 1))
+        update()
+    return distance(engine, plain)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_can_be_dropped_behind_a_step_that_raised(stage):
+    assert max(world.run(2, drop_behind_a_failed_step, stage=stage)) < 1e-5
