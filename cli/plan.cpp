@@ -2,6 +2,7 @@
 #include "zeroshard/plan.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -11,6 +12,7 @@
 #include "numbers.h"
 #include "plan/auto_offload.h"
 #include "plan_output.h"
+#include "plan_recommend.h"
 #include "plan_step.h"
 #include "zeroshard/config.h"
 #include "zeroshard/error.h"
@@ -31,7 +33,7 @@ struct MemoryArguments {
 };
 
 struct PlanArguments {
-  std::string params, model, config, stage, dtype, optimizer;
+  std::string params, model, config, stage, dtype, optimizer, write, nvme_path;
   MemoryArguments memory;
   std::optional<int> world_size;
   BatchArguments batch;
@@ -100,12 +102,14 @@ void note_offload(const Config& config, PlanInputs& inputs) {
 void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = *arguments.world_size;
+  // The highest one that is planned has everything that a file may ask for.
+  if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config, context);
   const Config& config = parsed.config;
   inputs.options = plan_options(config, arguments.memory.gpu || is_for_device(config));
   inputs.config = config;
-  inputs.stages = {config.stage};
+  if (inputs.stages.empty()) inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;
   inputs.checkpoints = tier_of_checkpoints(config, inputs.options.on_device);
   inputs.optimizer_name = name_of_optimizer(config.optimizer);
@@ -129,7 +133,7 @@ double parse_device_bytes(const std::string& option, const std::string& text) {
 }
 
 void read_stages(const std::string& text, PlanInputs& inputs) {
-  if (text == "all" || (text.empty() && inputs.stages.empty())) {
+  if (text == "all") {
     inputs.stages = {0, 1, 2, 3};
   } else if (!text.empty()) {
     const std::map<std::string, int> stages{{"0", 0}, {"1", 1}, {"2", 2}, {"3", 3}, {"all", 0}};
@@ -168,7 +172,9 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   }
   inputs.optimizer_name = "adamw";
   inputs.options.on_device = true;  // unless the configuration says otherwise
+  read_stages(arguments.stage, inputs);
   if (!arguments.config.empty()) read_config(arguments, inputs);
+  if (inputs.stages.empty()) inputs.stages = {0, 1, 2, 3};
   inputs.options.world_size = *arguments.world_size;
   if (!arguments.dtype.empty()) inputs.options.compute_dtype = choose(kDTypes, arguments.dtype, "--dtype");
   if (!arguments.optimizer.empty()) {
@@ -177,7 +183,6 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   }
   read_activations(arguments.batch, inputs);
   inputs.rates = read_rates(arguments.batch.rates, inputs);
-  read_stages(arguments.stage, inputs);
   if (!arguments.memory.device.empty())
     inputs.device_bytes = parse_device_bytes("--device-memory", arguments.memory.device);
   if (!arguments.memory.host.empty())
@@ -214,7 +219,7 @@ void choose_offload(PlanInputs& inputs) {
   const std::vector<Config> choices = offload_choices(*inputs.config, on_device, /*may_use_files=*/true);
   const int stage = inputs.stages.size() == 1 ? inputs.stages.front() : inputs.config->stage;
   const auto needs = [&](const Config& choice) {
-    return inputs.memory_needs(inputs.plan(with_tiers_of(choice, inputs.at_stage(stage))));
+    return inputs.memory_needs(inputs.plan(with_tiers_of(choice, inputs.asked_at_stage(stage))));
   };
   const OffloadChoice choice = zeroshard::choose_offload(choices, limits_of(inputs), needs, on_device);
   inputs.options = with_tiers_of(choices[choice.index], inputs.options);
@@ -222,19 +227,25 @@ void choose_offload(PlanInputs& inputs) {
   inputs.notes.push_back(of_stage + describe_choice(*inputs.config, choices[choice.index], choice));
 }
 
+// Of the limit that is passed most, or nearly.
+double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
+  return std::max(limits.device ? needs.device / limits.device->bytes : 0,
+                  limits.host ? needs.host / limits.host->bytes : 0);
+}
+
 std::vector<StagePlan> plan_stages(const PlanInputs& inputs) {
   std::vector<StagePlan> plans;
   const MemoryLimits limits = limits_of(inputs);
   const auto needs = [&](const PlanOptions& at) { return inputs.memory_needs(inputs.plan(at)); };
   for (const int stage : inputs.stages) {
-    const PlanOptions at = inputs.at_stage(stage);
-    StagePlan plan{stage, inputs.plan(at), {}, "", ""};
+    const PlanOptions at = inputs.asked_at_stage(stage);
+    StagePlan plan{stage, inputs.plan(at), {}, "", "", {}};
     plan.passed_limits = passed_limits(inputs.memory_needs(plan.bytes), limits, at.on_device);
-    if (!plan.passed_limits.empty()) plan.advice = advice_to_fit({at, limits, needs, /*may_use_files=*/true});
-    if (inputs.device_bytes) {
-      plan.fit = check_fit(*inputs.device_bytes, at,
-                           [&](const PlanOptions& other) { return inputs.needed(inputs.plan(other)); });
-    }
+    const FitSearch search{at, limits, needs, /*may_use_files=*/true};
+    if (!plan.passed_limits.empty()) plan.change = smallest_change(search);
+    if (!plan.passed_limits.empty()) plan.advice = advice_to_fit(search);
+    if (limits.device || limits.host)
+      plan.fit = check_fit(1, at, [&](const PlanOptions& other) { return share_of_limits(needs(other), limits); });
     plans.push_back(plan);
   }
   return plans;
@@ -247,7 +258,10 @@ void run(const PlanArguments& arguments) {
   choose_offload(inputs);
   if (arguments.placement) return print_placements(inputs, arguments.json);
   const std::vector<StagePlan> plans = plan_stages(inputs);
-  arguments.json ? print_plan_json(inputs, plans) : print_plan_table(inputs, plans);
+  const std::optional<Recommendation> recommended = recommend(inputs, plans);
+  arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);
+  if (!arguments.write.empty())
+    write_recommended(arguments.write, recommended, {inputs, arguments.config, arguments.nvme_path});
 }
 
 }  // namespace
@@ -277,6 +291,10 @@ void add_plan_command(CLI::App& app) {
                  "Each layer keeps its input alone, and is computed again in the backward pass");
   add_rate_options(*plan, arguments->batch.rates);
   plan->add_flag("--json", arguments->json, "Print JSON");
+  plan->add_option("--write", arguments->write,
+                   "Write the recommended configuration, that of --config with its changes, to this file; -: print it");
+  plan->add_option("--nvme-path", arguments->nvme_path,
+                   "With --write: the directory of states and parameters in files");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
   plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");
   plan->callback([arguments] { run(*arguments); });

@@ -78,16 +78,27 @@ std::string convention(const PlanInputs& inputs) {
   return line;
 }
 
+// "17.5 GB of the 24 GB of a device, and 122 GB of the 2000 GB of the host": of the tiers that have a limit.
+std::string describe_needs(const PlanInputs& inputs, const MemoryNeeds& needs) {
+  const auto of_limit = [](double need, double limit) {
+    const std::string needed = need > 0 ? gigabytes(need) : "0", allowed = gigabytes(limit);
+    return need > limit ? format("%s GB, %.2f x the %s GB", needed.c_str(), need / limit, allowed.c_str())
+                        : format("%s GB of the %s GB", needed.c_str(), allowed.c_str());
+  };
+  const bool on_device = inputs.options.on_device;
+  std::string text;
+  if (inputs.device_bytes)
+    text = of_limit(on_device ? needs.device : needs.host, *inputs.device_bytes) + (on_device ? " of a device" : "");
+  if (on_device && inputs.host_bytes && needs.host > 0)
+    text += (text.empty() ? "" : ", and ") + of_limit(needs.host, *inputs.host_bytes) + " of the host";
+  return text;
+}
+
 std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   const FitReport& fit = *plan.fit;
   std::string line = format("stage %d, %d ranks: ", plan.stage, inputs.options.world_size);
-  const std::string needed = gigabytes(inputs.needed(plan.bytes));
-  if (fit.fits) {
-    line += format("fits: needs %s GB of %s GB", needed.c_str(), gigabytes(*inputs.device_bytes).c_str());
-  } else {
-    line += format("does not fit: needs %s GB, %.2f x the %s GB of a device", needed.c_str(), fit.ratio,
-                   gigabytes(*inputs.device_bytes).c_str());
-  }
+  line += fit.fits ? "fits: needs " : "does not fit: needs ";
+  line += describe_needs(inputs, inputs.memory_needs(plan.bytes));
   if (fit.min_world_size) {
     line += format("; smallest world size that fits at this stage: %d", *fit.min_world_size);
   } else {
@@ -96,19 +107,14 @@ std::string describe_fit(const PlanInputs& inputs, const StagePlan& plan) {
   return line;
 }
 
-std::string describe_advice(const PlanInputs& inputs, const FitReport& fit) {
-  if (fit.lowest_stage) {
+std::string describe_advice(const PlanInputs& inputs, const FitReport& fit,
+                            const std::optional<Recommendation>& recommended) {
+  if (!recommended) return "No stage, offload or number of ranks fits: allow more memory, or train a smaller model.";
+  const FitChange& change = recommended->change;
+  if (change.keys.empty() && change.options.world_size == inputs.options.world_size)
     return format("Lowest stage that fits on %d ranks: %d", inputs.options.world_size, *fit.lowest_stage);
-  }
-  if (!fit.min_world_size_stage_3) return "No stage fits at any world size.";
-  return format("No stage fits on %d ranks; stage 3 fits from %d ranks on.", inputs.options.world_size,
-                *fit.min_world_size_stage_3);
-}
-
-// Device and host together, with offload among what could be changed.
-std::string describe_limits(const StagePlan& plan) {
-  if (plan.passed_limits.empty()) return format("stage %d: fits into what is allowed\n", plan.stage);
-  return format("stage %d does not fit: ", plan.stage) + plan.passed_limits + ". " + plan.advice + ".\n";
+  return "Recommended: " + describe(change, inputs.options.world_size) + ": each rank needs " +
+         describe_needs(inputs, recommended->needs) + ". --write FILE writes it.";
 }
 
 // What a GPU holds beside the total.
@@ -142,7 +148,8 @@ void print_tier(const std::string& name, const std::vector<StagePlan>& plans, Pl
 
 }  // namespace
 
-void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans) {
+void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
+                      const std::optional<Recommendation>& recommended) {
   const int64_t numel = inputs.numel();
   std::cout << format("%s%lld parameters (%.4g B), %d ranks, %s, %s\n\n",
                       inputs.model ? (inputs.model->model_type + ": ").c_str() : "", static_cast<long long>(numel),
@@ -206,11 +213,8 @@ void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& pl
   }
   if (!inputs.device_bytes && !inputs.host_bytes) return;
   std::cout << "\n";
-  if (inputs.device_bytes) {
-    for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << "\n";
-    std::cout << describe_advice(inputs, *plans.front().fit) << "\n";
-  }
-  for (const StagePlan& plan : plans) std::cout << describe_limits(plan);
+  for (const StagePlan& plan : plans) std::cout << describe_fit(inputs, plan) << "\n";
+  std::cout << describe_advice(inputs, *plans.front().fit, recommended) << "\n";
 }
 
 namespace {
@@ -246,7 +250,7 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   if (has_swap(inputs)) json["breakdown"]["swap"] = number(plan.bytes.swap);
   if (plan.fit) {
     const auto or_null = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
-    json["fit"] = {{"device_memory_bytes", number(*inputs.device_bytes)},
+    json["fit"] = {{"device_memory_bytes", inputs.device_bytes ? number(*inputs.device_bytes) : Json()},
                    {"fits", plan.fit->fits},
                    {"ratio", plan.fit->ratio},
                    {"smallest_world_size", or_null(plan.fit->min_world_size)},
@@ -265,9 +269,20 @@ Json to_json(const PlanInputs& inputs, const StagePlan& plan) {
   return json;
 }
 
+Json to_json(const Recommendation& recommended) {
+  Json changes = Json::object();
+  for (const KeyValue& key : recommended.change.keys) changes[key.path] = Json::parse(key.value);
+  return {{"stage", recommended.change.options.stage},
+          {"world_size", recommended.change.options.world_size},
+          {"changes", changes},
+          {"device_bytes_per_rank", number(recommended.needs.device)},
+          {"host_bytes_per_rank", number(recommended.needs.host)}};
+}
+
 }  // namespace
 
-void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans) {
+void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
+                     const std::optional<Recommendation>& recommended) {
   Json json{{"params", inputs.numel()},
             {"world_size", inputs.options.world_size},
             {"dtype", std::string(name_of(inputs.options.compute_dtype))},
@@ -305,6 +320,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
   } else {
     for (const StagePlan& plan : plans) json["stages"].push_back(to_json(inputs, plan));
   }
+  if (recommended) json["recommended"] = to_json(*recommended);
   std::cout << json_text(json);
 }
 

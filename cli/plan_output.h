@@ -31,7 +31,8 @@ struct PlanInputs {
   std::optional<MachineRates> rates;  // asked for the time of a step
 
   int64_t numel() const { return model ? model->numel() : *num_params; }
-  PlannedBytes plan(const PlanOptions& at) const {
+  PlannedBytes plan(const PlanOptions& options_of) const {
+    const PlanOptions at = with_effect(options_of);
     return model ? plan_model(*model, at) : plan_count(*num_params, at);
   }
   PlannedActivations planned_activations() const {
@@ -53,9 +54,17 @@ struct PlanInputs {
     const MemoryNeeds needs = memory_needs(planned);
     return options.on_device ? needs.device : needs.host;
   }
-  PlanOptions at_stage(int stage) const {
+  // As they are asked for: with what has no effect at this stage.
+  PlanOptions asked_at_stage(int stage) const {
     PlanOptions at = options;
     at.stage = stage;
+    return at;
+  }
+  PlanOptions at_stage(int stage) const { return with_effect(asked_at_stage(stage)); }
+  // Nothing leaves the device at stage 0, and parameters do at stage 3 alone.
+  static PlanOptions with_effect(PlanOptions at) {
+    if (at.stage == 0) at.state_tier = at.gradient_tier = Tier::kDevice;
+    if (at.stage != 3) at.parameter_tier = Tier::kDevice;
     return at;
   }
 };
@@ -66,11 +75,20 @@ struct StagePlan {
   std::optional<FitReport> fit;
   std::string passed_limits;  // "" where it fits, or nothing says what there is
   std::string advice;         // what would fit instead
+  std::optional<FitChange> change;
 };
 
-void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
+// One configuration that fits, the same for all stages that were planned.
+struct Recommendation {
+  FitChange change;
+  MemoryNeeds needs;
+};
+
+void print_plan_table(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
+                      const std::optional<Recommendation>& recommended);
 // One stage: one object. Several: the same objects under "stages".
-void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
+void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& plans,
+                     const std::optional<Recommendation>& recommended);
 void print_params(const ModelShapes& model, bool as_json);
 // For each unit of the model and each stage, where its state lies.
 void print_placements(const PlanInputs& inputs, bool as_json);

@@ -264,6 +264,7 @@ struct ConfigContext {
   std::optional<int64_t> hidden_size;
   // Used when the text gives no batch size; unset: that is an error, as in DeepSpeed.
   std::optional<int64_t> default_micro_batch_size;
+  std::optional<int> stage;  // instead of zero_optimization.stage of the text
 };
 
 // Parses JSON text; comments and trailing commas are allowed. Unknown keys at the top level are ignored and listed, as

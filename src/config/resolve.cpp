@@ -63,6 +63,12 @@ class Resolver {
     refuse_open_values();
     parsed_.config.world_size = context_.world_size;
     for (const Key& key : keys_) visit(key);
+    if (context_.stage) {
+      config().stage = *context_.stage;
+      ConfigValue& entry = value_of("zero_optimization.stage");
+      entry.value = std::to_string(*context_.stage);
+      entry.origin = "asked for";
+    }
     resolve_optimizer();
     resolve_scheduler();
     resolve_batch_keys();
@@ -362,6 +368,8 @@ void check_context(const ConfigContext& context) {
   if (context.hidden_size && (*context.hidden_size < 1 || *context.hidden_size > kMaxHiddenSize)) {
     throw ConfigError(concat("the hidden size must be 1 to ", kMaxHiddenSize, ", got ", *context.hidden_size));
   }
+  if (context.stage && (*context.stage < 0 || *context.stage > 3))
+    throw ConfigError(concat("the stage must be 0 to 3, got ", *context.stage));
   if (context.default_micro_batch_size && *context.default_micro_batch_size < 1) {
     throw ConfigError(
         concat("the default micro batch size must be at least 1, got ", *context.default_micro_batch_size));

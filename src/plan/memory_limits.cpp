@@ -18,101 +18,118 @@ bool fits(const MemoryNeeds& needs, const MemoryLimits& limits) {
   return (!limits.device || needs.device <= limits.device->bytes) && (!limits.host || needs.host <= limits.host->bytes);
 }
 
-struct Change {
-  std::string keys;
-  PlanOptions options;
-};
-
-// All states go, whatever the ratio is now.
-Change with_all_states(std::string keys, PlanOptions options) {
-  if (options.state_share == 1) return {std::move(keys), options};
-  options.state_share = 1;
-  options.gradient_tier = tier_of_gradients(options);
-  return {concat(keys, keys.empty() ? "" : " and ", "zero_optimization.offload_optimizer.ratio = 1"), options};
+const char* device_on(Tier tier) {
+  return tier == Tier::kFile ? "\"nvme\"" : tier == Tier::kHost ? "\"cpu\"" : "\"none\"";
 }
 
-// States go to the tier, as many as the ratio says, and all of them. `keys` are for states that are elsewhere.
-std::vector<Change> to_tier(Tier tier, std::string keys, PlanOptions options) {
-  const bool are_there = options.state_tier == tier, is_part = options.state_share < 1;
-  if (are_there) keys = "";
-  options.state_tier = tier;
-  options.gradient_tier = tier_of_gradients(options);
-  std::vector<Change> changes;
-  if (!are_there && is_part) changes.push_back({keys, options});
-  if (!are_there || is_part) changes.push_back(with_all_states(keys, options));
-  return changes;
+std::string_view value_of(OffloadConfig::Gradients gradients) {
+  using Gradients = OffloadConfig::Gradients;
+  return gradients == Gradients::kNvme   ? "\"nvme\""
+         : gradients == Gradients::kCpu  ? "\"cpu\""
+         : gradients == Gradients::kAuto ? "\"auto\""
+                                         : "\"device\"";
 }
 
-std::vector<Change> offloads_of_state(const FitSearch& search, const PlanOptions& options) {
-  std::vector<Change> changes;
-  if (options.stage == 0) return changes;
-  const std::string key = "zero_optimization.offload_optimizer.device = ";
-  if (options.on_device && options.state_tier != Tier::kFile) changes = to_tier(Tier::kHost, key + "\"cpu\"", options);
+// The keys that lead from one to the other, in the order in which people read them.
+std::vector<KeyValue> keys_between(const PlanOptions& from, const PlanOptions& to) {
+  std::vector<KeyValue> keys;
+  const auto add = [&](const char* path, std::string value) { keys.push_back({path, std::move(value)}); };
+  if (to.stage != from.stage) add("zero_optimization.stage", concat(to.stage));
+  if (to.state_tier != from.state_tier) add("zero_optimization.offload_optimizer.device", device_on(to.state_tier));
+  if (to.state_share != from.state_share) add("zero_optimization.offload_optimizer.ratio", concat(to.state_share));
+  if (to.parameter_tier != from.parameter_tier)
+    add("zero_optimization.offload_param.device", device_on(to.parameter_tier));
+  const bool are_new_in_files = to.parameter_tier == Tier::kFile && from.parameter_tier != Tier::kFile;
+  if (are_new_in_files || to.parameters_in_memory != from.parameters_in_memory)
+    add("zero_optimization.offload_param.max_in_cpu", concat(to.parameters_in_memory));
+  if (to.gradients != from.gradients) add("zeroshard.offload.gradients", std::string(value_of(to.gradients)));
+  return keys;
+}
+
+// States go to the tier, as many as the ratio says, and all of them.
+void add_with_states_on(Tier tier, const PlanOptions& from, std::vector<PlanOptions>& changes) {
+  const auto add = [&](double share) {
+    changes.push_back(from);
+    changes.back().state_tier = tier;
+    changes.back().state_share = share;
+    changes.back().gradient_tier = tier_of_gradients(changes.back());
+  };
+  if (from.state_tier != tier) add(from.state_share);
+  if (from.state_share < 1) add(1);
+}
+
+// The fastest first, as offload_choices() has them: to the host, then to files.
+std::vector<PlanOptions> offloads_of_state(const FitSearch& search, const PlanOptions& from) {
+  std::vector<PlanOptions> changes;
+  if (from.stage == 0) return changes;
+  const auto add_with_parameters = [&](PlanOptions to, Tier tier) {
+    to.parameter_tier = tier;
+    if (tier == Tier::kFile) to.parameters_in_memory = 0;
+    changes.push_back(std::move(to));
+  };
+  const bool may_leave = from.stage == 3 && !from.delayed_update;
+  const bool to_host = may_leave && from.on_device && from.parameter_tier == Tier::kDevice;
+  if (from.on_device && from.state_tier != Tier::kFile) {
+    add_with_states_on(Tier::kHost, from, changes);
+    const PlanOptions all_states = changes.empty() ? from : changes.back();
+    if (to_host && !changes.empty()) add_with_parameters(from, Tier::kHost);
+    if (to_host) add_with_parameters(all_states, Tier::kHost);
+  }
   if (!search.may_use_files) return changes;
-  for (Change& change : to_tier(Tier::kFile, key + "\"nvme\" with an nvme_path", options))
-    changes.push_back(std::move(change));
-  const bool are_in_files = options.parameter_tier == Tier::kFile;
-  if (options.stage != 3 || options.delayed_update || (are_in_files && options.parameters_in_memory == 0))
-    return changes;
-  Change more = changes.empty() ? Change{"", options} : changes.back();
-  if (!more.keys.empty()) more.keys += " and ";
-  more.keys += are_in_files ? "zero_optimization.offload_param.max_in_cpu = 0"
-                            : "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0";
-  more.options.parameter_tier = Tier::kFile;
-  more.options.parameters_in_memory = 0;
-  changes.push_back(std::move(more));
+  const size_t before = changes.size();
+  add_with_states_on(Tier::kFile, from, changes);
+  const PlanOptions all_states = changes.size() == before ? from : changes.back();
+  if (to_host) add_with_parameters(all_states, Tier::kHost);
+  const bool are_in_files = from.parameter_tier == Tier::kFile && from.parameters_in_memory == 0;
+  if (may_leave && !are_in_files) add_with_parameters(all_states, Tier::kFile);
   return changes;
+}
+
+PlanOptions with_gradients(OffloadConfig::Gradients gradients, PlanOptions options) {
+  options.gradients = gradients;
+  options.gradient_tier = tier_of_gradients(options);
+  return options;
 }
 
 // Where gradients are to stay on the device, each is followed by the same with gradients that leave it, too.
-std::vector<Change> offloads_of_gradients(const FitSearch& search, const PlanOptions& options) {
-  std::vector<Change> changes = offloads_of_state(search, options);
-  const bool may_leave = options.gradients == OffloadConfig::Gradients::kDevice && options.on_device;
-  if (!may_leave || options.stage == 0) return changes;
-  std::vector<Change> all;
-  const auto add_with_gradients = [&](Change change) {
-    change.keys += concat(change.keys.empty() ? "" : " and ", "zeroshard.offload.gradients = \"auto\"");
-    change.options.gradients = OffloadConfig::Gradients::kAuto;
-    change.options.gradient_tier = tier_of_gradients(change.options);
-    all.push_back(std::move(change));
-  };
-  if (options.state_tier != Tier::kDevice) add_with_gradients({"", options});
-  for (Change& change : changes) {
+std::vector<PlanOptions> offloads_of_gradients(const FitSearch& search, const PlanOptions& from) {
+  using Gradients = OffloadConfig::Gradients;
+  std::vector<PlanOptions> changes = offloads_of_state(search, from);
+  const bool may_leave = from.gradients == Gradients::kDevice && from.on_device;
+  if (!may_leave || from.stage == 0) return changes;
+  std::vector<PlanOptions> all;
+  if (from.state_tier != Tier::kDevice) all.push_back(with_gradients(Gradients::kAuto, from));
+  for (const PlanOptions& change : changes) {
     all.push_back(change);
-    add_with_gradients(std::move(change));
+    all.push_back(with_gradients(Gradients::kAuto, change));
   }
   return all;
 }
 
 // Beside states in files gradients can be there, too: they go last, as each micro-batch writes them.
-std::vector<Change> offloads(const FitSearch& search, const PlanOptions& options) {
-  std::vector<Change> changes = offloads_of_gradients(search, options), to_files;
-  if (!search.may_use_files || options.stage == 0) return changes;
-  const auto add = [&](Change change) {
-    if (change.options.gradient_tier == Tier::kFile) return;
-    change.keys += concat(change.keys.empty() ? "" : " and ", "zeroshard.offload.gradients = \"nvme\"");
-    change.options.gradients = OffloadConfig::Gradients::kNvme;
-    change.options.gradient_tier = tier_of_gradients(change.options);
-    if (change.options.gradient_tier == Tier::kFile) to_files.push_back(std::move(change));
+std::vector<PlanOptions> offloads(const FitSearch& search, const PlanOptions& from) {
+  std::vector<PlanOptions> changes = offloads_of_gradients(search, from), to_files;
+  if (!search.may_use_files || from.stage == 0) return changes;
+  const auto add = [&](const PlanOptions& change) {
+    if (change.gradient_tier == Tier::kFile) return;
+    PlanOptions moved = with_gradients(OffloadConfig::Gradients::kNvme, change);
+    if (moved.gradient_tier == Tier::kFile) to_files.push_back(std::move(moved));
   };
-  add({"", options});
-  for (const Change& change : changes) add(change);
+  add(from);
+  for (const PlanOptions& change : changes) add(change);
   changes.insert(changes.end(), to_files.begin(), to_files.end());
   return changes;
 }
 
-// Of one key each, then of two. A rank alone has nobody to share with: there a stage only allows offload.
-std::vector<Change> changes_of_keys(const FitSearch& search) {
-  std::vector<Change> changes, more;
+// A higher stage, offload, then both. A rank alone has nobody to share with: there a stage only allows offload.
+std::vector<PlanOptions> changes_of_keys(const FitSearch& search) {
+  std::vector<PlanOptions> changes, more;
   for (int stage = search.options.stage + 1; stage <= 3; ++stage) {
-    PlanOptions options = search.options;
-    options.stage = stage;
-    const std::string key = concat("zero_optimization.stage = ", stage);
-    changes.push_back({key, options});
-    for (const Change& offload : offloads(search, options))
-      more.push_back({key + " and " + offload.keys, offload.options});
+    changes.push_back(search.options);
+    changes.back().stage = stage;
+    for (PlanOptions& offload : offloads(search, changes.back())) more.push_back(std::move(offload));
   }
-  for (Change& offload : offloads(search, search.options)) changes.push_back(std::move(offload));
+  for (PlanOptions& offload : offloads(search, search.options)) changes.push_back(std::move(offload));
   changes.insert(changes.end(), more.begin(), more.end());
   return changes;
 }
@@ -182,18 +199,36 @@ std::string passed_limits(const MemoryNeeds& needs, const MemoryLimits& limits, 
   return text;
 }
 
-std::string advice_to_fit(const FitSearch& search) {
-  for (const Change& change : changes_of_keys(search))
-    if (fits(search.needs(change.options), search.limits))
-      return concat("The smallest change that fits: ", change.keys);
-  std::vector<Change> on_more{{"", search.options}};
-  for (Change& change : changes_of_keys(search)) on_more.push_back(std::move(change));
-  for (const Change& change : on_more) {
-    if (change.options.stage == 0) continue;  // every rank holds all
-    if (const std::optional<int> ranks = ranks_that_fit(search, change.options))
-      return concat("The smallest change that fits: ", *ranks, " ranks with as much memory each",
-                    change.keys.empty() ? "" : " and ", change.keys);
+std::optional<FitChange> smallest_change(const FitSearch& search) {
+  const std::vector<PlanOptions> changes = changes_of_keys(search);
+  for (const PlanOptions& change : changes)
+    if (fits(search.needs(change), search.limits)) return FitChange{keys_between(search.options, change), change};
+  std::vector<PlanOptions> on_more{search.options};
+  on_more.insert(on_more.end(), changes.begin(), changes.end());
+  for (PlanOptions& change : on_more) {
+    if (change.stage == 0) continue;  // every rank holds all
+    const std::optional<int> ranks = ranks_that_fit(search, change);
+    if (!ranks) continue;
+    change.world_size = *ranks;
+    return FitChange{keys_between(search.options, change), change};
   }
+  return std::nullopt;
+}
+
+std::string describe(const FitChange& change, int world_size) {
+  std::string text;
+  if (const int ranks = change.options.world_size; ranks != world_size)
+    text = concat(ranks, " ranks with as much memory each");
+  for (const KeyValue& key : change.keys) {
+    text += concat(text.empty() ? "" : " and ", key.path, " = ", key.value);
+    if (key.value == "\"nvme\"" && key.path.ends_with(".device")) text += " with an nvme_path";
+  }
+  return text;
+}
+
+std::string advice_to_fit(const FitSearch& search) {
+  if (const std::optional<FitChange> change = smallest_change(search))
+    return "The smallest change that fits: " + describe(*change, search.options.world_size);
   return "No stage, offload or number of ranks fits: allow more memory, or train a smaller model";
 }
 

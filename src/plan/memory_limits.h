@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "memory/host_memory.h"
 #include "memory/ledger.h"
@@ -46,8 +47,21 @@ struct FitSearch {
   std::function<MemoryNeeds(const PlanOptions&)> needs;
   bool may_use_files = true;  // states can lie in files
 };
-// Which keys to change so that the plan fits: a higher stage, offload, both, or more ranks, in this order; in words.
-// Says so if nothing of these fits. Every answer was planned.
+// A key of a configuration, and the value it gets, as JSON.
+struct KeyValue {
+  std::string path, value;
+};
+// What to change so that a plan fits, and what is planned then: perhaps with more ranks.
+struct FitChange {
+  std::vector<KeyValue> keys;
+  PlanOptions options;
+};
+// The first of these that fits: a higher stage, offload, both, or more ranks. Nothing if none does. Every answer was
+// planned.
+std::optional<FitChange> smallest_change(const FitSearch& search);
+// In words, for a plan of `world_size` ranks.
+std::string describe(const FitChange& change, int world_size);
+// The smallest change in a sentence, which says so if nothing fits.
 std::string advice_to_fit(const FitSearch& search);
 
 }  // namespace zeroshard

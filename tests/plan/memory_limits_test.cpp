@@ -43,8 +43,9 @@ TEST(MemoryLimits, TheSmallestChangeThatFitsIsTold) {
               HasSubstr("fits: zero_optimization.offload_optimizer.device = \"cpu\""));
   EXPECT_THAT(advice(options(0, 1), device(5e9)),
               HasSubstr("stage = 1 and zero_optimization.offload_optimizer.device = \"cpu\""));
-  EXPECT_THAT(advice(options(3, 4), device(1e8)), AllOf(HasSubstr("fits: 160 ranks"), HasSubstr("memory each")));
-  EXPECT_THAT(advice(options(0, 4), device(1e3)), HasSubstr("No stage, offload or number of ranks fits"));
+  const auto both = [](double bytes) { return MemoryLimits{MemoryLimit{bytes, "a"}, MemoryLimit{bytes, "b"}}; };
+  EXPECT_THAT(advice(options(3, 4), both(1e8)), AllOf(HasSubstr("fits: 160 ranks"), HasSubstr("memory each")));
+  EXPECT_THAT(advice(options(0, 4), both(1e3)), HasSubstr("No stage, offload or number of ranks fits"));
 }
 
 TEST(MemoryLimits, OffloadMustFitTheHost) {
@@ -124,7 +125,8 @@ TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
   EXPECT_THAT(advice(cpu, host(4.1e9), /*may_use_files=*/true), ::testing::Not(HasSubstr("offload_param")));
   EXPECT_THAT(advice(cpu, host(2.1e9), /*may_use_files=*/true),
               HasSubstr("fits: zero_optimization.offload_optimizer.device = \"nvme\" with an nvme_path and "
-                        "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0"));
+                        "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and "
+                        "zero_optimization.offload_param.max_in_cpu = 0"));
   PlanOptions in_files = cpu;
   in_files.state_tier = in_files.parameter_tier = Tier::kFile;
   in_files.parameters_in_memory = 1'000'000'000;
@@ -136,10 +138,32 @@ TEST(MemoryLimits, OnTheCpuParametersGoToFilesWithTheirStates) {
               HasSubstr("fits: zero_optimization.offload_param.max_in_cpu = 0"));
 }
 
+// Of 16 bytes a parameter 2 are weights: they follow their states to the host before anything goes to files.
+TEST(MemoryLimits, BesideADeviceAllGoesToTheHostBeforeFiles) {
+  const std::string states = "zero_optimization.offload_optimizer.device = \"cpu\"";
+  const std::string parameters = "zero_optimization.offload_param.device = \"cpu\"";
+  const auto said = [&](MemoryLimits limits, const PlanOptions& at = options(3, 1)) {
+    return advice(at, std::move(limits), /*may_use_files=*/true);
+  };
+  EXPECT_EQ(said(device(1e9)), "The smallest change that fits: " + states + " and " + parameters);
+  EXPECT_EQ(said(device(1e9), options(2, 1)),
+            "The smallest change that fits: zero_optimization.stage = 3 and " + states + " and " + parameters);
+  EXPECT_EQ(said({MemoryLimit{14.1e9, "a"}, MemoryLimit{2.1e9, "b"}}), "The smallest change that fits: " + parameters);
+  EXPECT_EQ(
+      said({MemoryLimit{1e9, "a"}, MemoryLimit{4.1e9, "b"}}),
+      "The smallest change that fits: zero_optimization.offload_optimizer.device = \"nvme\" with an nvme_path and " +
+          parameters);
+  PlanOptions late = options(3, 1);  // with which parameters stay
+  late.delayed_update = true;
+  late.state_tier = Tier::kHost;
+  EXPECT_THAT(said(device(1e9), late), ::testing::Not(HasSubstr("offload_param")));
+}
+
 TEST(MemoryLimits, BesideADeviceParametersGoToFilesWithTheirStates) {
-  EXPECT_THAT(advice(options(3, 1), device(1e9), /*may_use_files=*/true),
+  EXPECT_THAT(advice(options(3, 1), {MemoryLimit{1e9, "a"}, MemoryLimit{1e9, "b"}}, /*may_use_files=*/true),
               HasSubstr("offload_optimizer.device = \"nvme\" with an nvme_path and "
-                        "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and max_in_cpu 0"));
+                        "zero_optimization.offload_param.device = \"nvme\" with an nvme_path and "
+                        "zero_optimization.offload_param.max_in_cpu = 0"));
 }
 
 TEST(MemoryLimits, AdviceFitsAndOneRankLessDoesNot) {

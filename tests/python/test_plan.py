@@ -288,11 +288,18 @@ def test_limits_of_the_config_are_compared_on_both_tiers(tmp_path):
     assert "needs 112000000000 bytes" in limits["problem"] and "of the device's memory" in limits["problem"]
     assert limits["advice"].endswith('fits: zero_optimization.offload_optimizer.device = "cpu"')
     text = run(*args).stdout
-    assert "stage 2 does not fit: each rank needs 112000000000 bytes (112 GB)" in text
+    assert "stage 2, 1 ranks: does not fit: needs 112.0 GB, 4.67 x the 24.00 GB of a device; " in text
+    assert (
+        'Recommended: zero_optimization.offload_optimizer.device = "cpu": each rank needs 14.00 GB of the 24.00' in text
+    )
+    assert text.count("112.0 GB") == 1 and "112000000000" not in text
     # It is true, and the option counts more than the key.
     args = limits_of(tmp_path, {"device_memory": "24GB", "host_memory": "100GB"}, {"device": "cpu"})
     assert plan(*args)["limits"] == {"fits": True, "host_memory_bytes": 100e9}
-    assert "stage 2: fits into what is allowed" in run(*args).stdout
+    assert (
+        "fits: needs 14.00 GB of the 24.00 GB of a device, and 98.00 GB of the 100.0 GB of the host"
+        in run(*args).stdout
+    )
     limits = plan(*args, "--host-memory", "80GB")["limits"]
     assert not limits["fits"] and "of the host's memory" in limits["problem"]
     assert limits["advice"].endswith('fits: zero_optimization.offload_optimizer.device = "nvme" with an nvme_path')
@@ -304,6 +311,79 @@ def test_limits_of_the_config_are_compared_on_both_tiers(tmp_path):
         assert result["fit"]["device_memory_bytes"] == 20e9 and not result["limits"]["fits"]
         assert "28000000000 bytes (28 GB) of memory" in result["limits"]["problem"]
     assert "limits" not in plan(*limits_of(tmp_path, {}))
+
+
+def llama_70b(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": False,
+    }))  # fmt: skip
+    return ["--model", tmp_path, "--world-size", 8, "--device-memory", "24GB"]
+
+
+def test_llama_70b_fits_eight_small_devices_beside_a_large_host(tmp_path):
+    args = [*llama_70b(tmp_path), "--host-memory", "2TB"]
+    changes = {
+        "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",
+        "zero_optimization.offload_param.device": "cpu",
+    }  # fmt: skip
+    recommended = plan(*args)["recommended"]
+    assert recommended["changes"] == changes
+    assert (recommended["device_bytes_per_rank"] // 1e9, recommended["host_bytes_per_rank"] // 1e9) == (11, 137)
+    text = run(*args).stdout
+    assert text.count("Recommended: ") == 1 and "nvme" not in text and "each rank needs 11.12 GB" in text
+    # Each need is in the table, and once in the answer; no stage repeats another's.
+    answer = text[text.index("\nstage 0, 8 ranks") :]
+    assert [answer.count(need) for need in ("1103.7 GB", "379.4 GB", "263.2 GB", "148.6 GB")] == [1, 1, 1, 1]
+    # The small host takes a part of it.
+    changes["zero_optimization.offload_optimizer.device"] = "nvme"
+    assert plan(*llama_70b(tmp_path), "--host-memory", "100GB", "--stage", 2)["recommended"]["changes"] == changes
+
+
+def test_the_recommended_configuration_is_written(tmp_path):
+    args = llama_70b(tmp_path)
+    written = tmp_path / "recommended.json"
+    assert run(*args, "--write", written).returncode == 0
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    assert json.loads(written.read_text())["zero_optimization"] == zero
+    assert plan(*args, "--config", written)["recommended"]["changes"] == {}  # it fits
+    # Of a file, all else stays; flat keys give way.
+    given = tmp_path / "given.json"
+    given.write_text("""{"train_batch_size": 8, "zero_optimization.stage": 2,  // a comment
+        "bf16": {"enabled": true}, "optimizer": {"type": "Lion"}, "gradient_clipping": 0.5, }""")
+    text = run(*args, "--config", given, "--write", "-").stdout
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    assert json.loads(text[text.index("\n{") :]) == {
+        "train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "Lion"}, "gradient_clipping": 0.5,
+        "zero_optimization": zero,
+    }  # fmt: skip
+    # Files need a directory.
+    refused = run(*args, "--host-memory", "20GB", "--write", written)
+    assert refused.returncode == 2 and "give --nvme-path" in refused.stderr, refused.stderr
+    assert run(*args, "--host-memory", "20GB", "--write", written, "--nvme-path", "/nvme").returncode == 0
+    assert json.loads(written.read_text())["zero_optimization"]["offload_optimizer"]["nvme_path"] == "/nvme"
+    assert plan(*args, "--host-memory", "20GB", "--config", written, "--gpu")["recommended"]["changes"] == {}
+    for more in (["--device-memory", "1MB"], ["--device-memory", "24GB", "--dtype", "fp32", "--config", given]):
+        refused = run(*args[:-2], *more, "--write", written)
+        assert refused.returncode == 2 and "written" in refused.stderr, refused.stderr
+    refused = run(*args[:-2], "--write", written)
+    assert refused.returncode == 2 and "--write needs one --stage" in refused.stderr
+    assert "cannot be written" in run(*args, "--write", tmp_path).stderr
+
+
+def test_a_file_is_planned_for_the_stage_that_is_asked_for(tmp_path):
+    config = tmp_path / "ds.json"
+    offload = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    zero = {"stage": 2} | offload
+    config.write_text(json.dumps({"train_batch_size": 4, "bf16": {"enabled": True}, "zero_optimization": zero}))
+    args = ["--params", "8e9", "--world-size", 4, "--config", config]
+    own, two, three = plan(*args), plan(*args, "--stage", 2), plan(*args, "--stage", 3)
+    assert own == two and any("offload_param" in note for note in own["notes"])
+    assert three["breakdown"]["parameters"] == 0 and three["host"]["parameters"] == 2 * 8e9 / 4
+    assert not any("offload_param" in note for note in three["notes"])
+    every = plan(*args, "--stage", "all")
+    assert [stage["total_bytes_per_rank"] for stage in every["stages"]] == [128e9, 16e9, 16e9, 0]
+    assert every["stages"][2]["host"] == own["host"] and "host" not in every["stages"][0]
 
 
 def test_auto_becomes_the_first_that_fits(tmp_path):
