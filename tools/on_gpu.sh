@@ -150,9 +150,9 @@ step_digests() {
 
 step_offload() {
   if [ -n "$rehearse" ]; then
-    python_tests tests/python/test_offload.py -k "digest and gradients_and_some_states and share"
+    python_tests tests/python/test_placement_matrix.py -k cpu
   else
-    python_tests tests/python/test_cuda_offload.py -m "$mark"
+    python_tests tests/python/test_cuda_offload.py tests/python/test_placement_matrix.py -m "$mark"
   fi
 }
 
@@ -194,7 +194,7 @@ step_build_lm() {
 
 step_lm() {
   local files
-  files=$(grep -lE 'mark\.cuda|devices\.(CUDA|NEEDS_GPU)' tests/python/test_*.py | grep -vE '/test_cuda(_offload)?.py')
+  files=$(grep -lE 'mark\.cuda|devices\.(CUDA|NEEDS_GPU)' tests/python/test_*.py | grep -vE '/test_(cuda(_offload)?|placement_matrix).py')
   if [ -z "$files" ] || [ -n "$rehearse" ]; then
     echo "no other file of tests that need a GPU is run here: ${files:-there is none}"
     return $kSkipped

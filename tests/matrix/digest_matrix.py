@@ -94,7 +94,7 @@ def configuration(run: Run) -> dict:
     return config
 
 
-def make_model(kind: str, checkpointed: bool = False):
+def make_model(kind: str, checkpointed: bool = False, width: int = WIDTH):
     """Residual blocks between an embedding and a head; "all" is frozen in part, tied and has several groups."""
     import torch
     from torch import nn
@@ -103,7 +103,7 @@ def make_model(kind: str, checkpointed: bool = False):
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 41), nn.Linear(41, WIDTH)
+            self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 41), nn.Linear(41, width)
 
         def forward(self, x):
             return x + self.down(torch.tanh(self.up(self.norm(x))))
@@ -111,9 +111,9 @@ def make_model(kind: str, checkpointed: bool = False):
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(VOCABULARY, WIDTH)
+            self.embed = nn.Embedding(VOCABULARY, width)
             self.blocks = nn.ModuleList(Block() for _ in range(3))
-            self.head = nn.Linear(WIDTH, VOCABULARY)
+            self.head = nn.Linear(width, VOCABULARY)
 
         def forward(self, ids):
             x = self.embed(ids)
@@ -131,15 +131,17 @@ def make_model(kind: str, checkpointed: bool = False):
     return model
 
 
+def parameter_groups(model) -> list[dict]:
+    trained = [param for param in model.parameters() if param.requires_grad]
+    matrices, vectors = ([param for param in trained if (param.dim() == 1) == is_vector] for is_vector in (False, True))
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0, "lr": 3e-3}]
+
+
 def make_engine(run: Run):
     import zeroshard
 
     model = make_model(run.model)
-    groups = None
-    if run.model in ("groups", "all"):
-        trained = [param for param in model.parameters() if param.requires_grad]
-        groups = [{"params": [param for param in trained if param.dim() > 1]}]
-        groups.append({"params": [param for param in trained if param.dim() == 1], "weight_decay": 0.0, "lr": 3e-3})
+    groups = parameter_groups(model) if run.model in ("groups", "all") else None
     return zeroshard.initialize(model=model, model_parameters=groups, config=configuration(run))[0]
 
 
@@ -149,7 +151,7 @@ def train(engine, steps: range, accumulation: int) -> None:
 
     for step, micro in itertools.product(steps, range(accumulation)):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro + engine.rank())
-        ids = torch.randint(0, VOCABULARY, (2, 7), generator=generator)
+        ids = torch.randint(0, VOCABULARY, (2, 7), generator=generator).to(engine.device)
         logits = engine(ids)[:, :-1].float()
         engine.backward(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
         engine.step()

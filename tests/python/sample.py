@@ -45,8 +45,6 @@ LEFT_OUT = {
     },
     "test_offload.py": {
         "test_weights_that_are_put_back_count": "test_a_users_write_is_the_master_weight",
-        "test_the_digest_is_that_without_offload_of_gradients_and_some_states": "test_the_digest_is_that_without_offload",
-        "test_the_digest_is_that_without_offload_of_parameters_alone": "test_the_digest_is_that_without_offload_of_parameters",
     },
     "test_other_passes.py": {"test_on_devices_too": "test_a_step_is_that_of_plain_torch"},
     "test_parity.py": {"test_optimizers_of_the_caller_on_devices": "test_optimizers_of_the_caller"},

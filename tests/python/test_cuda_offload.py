@@ -1,6 +1,7 @@
 """States, gradients and parameters on the host or in files, beside a GPU: the bits of a run without offload.
 
-The bodies are those of tests on the simulated device. Several ranks share the GPU, over Gloo.
+The bodies are those of tests on the simulated device; test_placement_matrix.py has the digests. Several ranks share the
+GPU, over Gloo.
 """
 
 import devices
@@ -13,8 +14,7 @@ from test_swap_files import WIDTH
 from zeroshard.compat.deepspeed import initialize
 
 ON_GPU = pytest.mark.parametrize("on", [pytest.param("cuda", marks=devices.NEEDS_GPU)])
-STATES = (True, "gradients", "share", "gradient files")
-PARAMETERS = ("parameters", "files", "alone", "mixed", "all share", "file share")
+PARAMETERS = ("parameters", "files", "all share")
 
 
 def every(body, whats, **arguments):
@@ -22,24 +22,9 @@ def every(body, whats, **arguments):
     return [[what, body(what=what, **arguments)] for what in whats]
 
 
-def digests(stage, dtype):
-    return every(test_offload.digests, STATES + (PARAMETERS if stage == 3 else ()), stage=stage, dtype=dtype)
-
-
-@ON_GPU
-@pytest.mark.parametrize(
-    "ranks,dtype,stage",
-    [(1, "bf16", 3), (1, "fp32", 1), (1, "fp16", 2), (3, "bf16", 2), (2, "fp32", 3), (2, "fp16", 3)],
-)
-def test_the_digest_is_that_without_offload(on, ranks, dtype, stage):
-    by_rank = world.run(ranks, digests, stage=stage, dtype=dtype, on=on, timeout_s=240)
-    assert all(result == by_rank[0] for result in by_rank)
-    assert len({str(result) for _, result in by_rank[0]}) == 1
-
-
 def use(folder, stage, dtype):
     """Single parameters, users' writes, optimizers outside and checkpoints between tiers."""
-    whats = (True, "share") + ((*PARAMETERS[:2], "all share") if stage == 3 else ())
+    whats = (True, "share") + (PARAMETERS if stage == 3 else ())
     for what, equal in every(test_offload.see_and_set, whats, stage=stage, dtype=dtype):
         assert all(equal), (what, equal)
     for what in whats:

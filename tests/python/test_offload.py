@@ -1,4 +1,7 @@
-"""States, gradients and parameters on the host or in files, beside devices: what a user sees is as without offload."""
+"""States, gradients and parameters on the host or in files, beside devices: what a user sees is as without offload.
+
+test_placement_matrix.py compares digests and planned bytes.
+"""
 
 import functools
 import tempfile
@@ -18,7 +21,6 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PARAMETERS = {"offload_param": {"device": "cpu"}}
 FILE = {"device": "nvme", "nvme_path": tempfile.gettempdir()}  # files have no names there
 IN_FILES = ("files", "gradient files", "file share")
-WEIGHTS_ON_DEVICE = ("parameters", "device")
 
 
 def configuration(stage, dtype, offload, **blocks):
@@ -74,72 +76,6 @@ def train(engine, steps, accumulation=1):
 def both(run, what=True):
     """What ``run`` returns without and with offload."""
     return [run(offload=offload) for offload in (False, what)]
-
-
-def digests(stage, dtype, what=True):
-    results = []
-    for accumulation, groups in ((1, False), (1, True), (3, True)):
-
-        def run(offload, accumulation=accumulation, groups=groups):
-            _, engine = make(stage, dtype, offload, groups, accumulation=accumulation, fp16={"initial_scale_power": 8})
-            train(engine, range(4), accumulation)
-            assert engine.skipped_steps == 0
-            report = engine.memory_report()
-            assert models.held_as_planned(report["planned"], report["measured_peak"]), report
-            lines = engine._run.core.memory()
-            on_device = sum(planned for category, tier, planned, _ in lines if (category, tier) == WEIGHTS_ON_DEVICE)
-            narrow_leave = offload in ("alone", "all share", "file share") and dtype != "fp32"
-            leave = offload in ("parameters", "files", "mixed") or narrow_leave
-            assert (on_device == 0) == leave, lines
-            if "share" in str(offload):
-                assert all(planned > 0 for category, _, planned, _ in lines if category == "moments"), lines
-            digest, norm = engine.parameter_digest(), engine.get_global_grad_norm()
-            engine.destroy()
-            return digest, norm, report["tiers"].get("host", {}).get("planned", 0) > 0
-
-        (digest, norm, on_host), with_offload = both(run, what)
-        assert with_offload == (digest, norm, True) and not on_host, (accumulation, groups)
-        results.append(digest)
-    return results
-
-
-@pytest.mark.parametrize(
-    "ranks,dtype,stage,on",
-    [
-        (1, "fp32", 1, "lazy"),
-        (1, "bf16", 3, "late"),
-        (2, "fp16", 2, "lazy"),
-        (2, "bf16", 1, "late"),
-        (2, "fp32", 3, "lazy"),
-    ],
-)
-def test_the_digest_is_that_without_offload(ranks, dtype, stage, on):
-    by_rank = world.run(ranks, digests, stage=stage, dtype=dtype, on=on, timeout_s=240)
-    assert all(result == by_rank[0] for result in by_rank)
-
-
-@pytest.mark.parametrize("what", ["parameters", "files"])
-@pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "lazy"), (2, "fp16", "late"), (2, "fp32", "lazy")])
-def test_the_digest_is_that_without_offload_of_parameters(ranks, dtype, on, what):
-    by_rank = world.run(ranks, digests, stage=3, dtype=dtype, what=what, on=on, timeout_s=240)
-    assert all(result == by_rank[0] for result in by_rank)
-
-
-# fp32 parameters stay with their states, and the frozen ones go.
-@pytest.mark.parametrize("what", ["alone", "mixed", "all share", "file share"])
-@pytest.mark.parametrize("ranks,dtype,on", [(1, "bf16", "late"), (2, "fp16", "lazy"), (2, "fp32", "lazy")])
-def test_the_digest_is_that_without_offload_of_parameters_alone(ranks, dtype, on, what):
-    by_rank = world.run(ranks, digests, stage=3, dtype=dtype, what=what, on=on, timeout_s=240)
-    assert all(result == by_rank[0] for result in by_rank)
-
-
-@pytest.mark.parametrize("what", ["gradients", "share", "gradient files"])
-@pytest.mark.parametrize(
-    "ranks,dtype,stage,on", [(1, "bf16", 1, "lazy"), (2, "fp32", 2, "late"), (2, "fp16", 3, "lazy")]
-)
-def test_the_digest_is_that_without_offload_of_gradients_and_some_states(ranks, dtype, stage, on, what):
-    by_rank = world.run(ranks, digests, stage=stage, dtype=dtype, what=what, on=on, timeout_s=240)
-    assert all(result == by_rank[0] for result in by_rank)
 
 
 def see_and_set(stage, dtype, what=True):
