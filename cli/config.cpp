@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "config/offload_rules.h"
 #include "format.h"
 #include "numbers.h"
 #include "plan_output.h"
@@ -32,6 +33,15 @@ std::string hex(uint64_t value) {
   return out.str();
 }
 
+// By what the ranks run on.
+Json refusals(const Config& config) {
+  Json json = Json::object();
+  for (const bool on_device : {true, false})
+    if (const std::string problem = refused_offload(config, on_device); !problem.empty())
+      json[on_device ? "GPU" : "CPU"] = problem;
+  return json;
+}
+
 void print_json(const ParsedConfig& parsed) {
   Json values = Json::array();
   for (const ConfigValue& value : parsed.values) {
@@ -42,6 +52,7 @@ void print_json(const ParsedConfig& parsed) {
       {"values", values},
       {"placement", placements_as_json(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
                                        /*sizes=*/false)},
+      {"refused", refusals(parsed.config)},
       {"without_effect", parsed.without_effect},
       {"unknown", parsed.unknown},
       {"digest", hex(parsed.config.digest())}};
@@ -66,6 +77,9 @@ void print_table(const ParsedConfig& parsed) {
   print_placement_table(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
                         /*sizes=*/false);
   if (parsed.config.placement.size() > 1) std::cout << "  Of several rules for one unit the last counts.\n";
+  const Json refused = refusals(parsed.config);
+  for (const auto& [where, problem] : refused.items())
+    std::cout << "\nRanks on a " << where << " refuse it: " << problem.get<std::string>() << "\n";
   if (!parsed.without_effect.empty()) std::cout << "\nWithout effect:\n";
   for (const std::string& line : parsed.without_effect) std::cout << "  " << line << "\n";
   if (!parsed.unknown.empty()) std::cout << "\nUnknown, and ignored as DeepSpeed does:\n";

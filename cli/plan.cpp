@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 
+#include "base/format.h"
 #include "choices.h"
 #include "commands.h"
+#include "config/offload_rules.h"
 #include "format.h"
 #include "numbers.h"
 #include "plan/auto_offload.h"
@@ -78,23 +80,10 @@ void note_offload(const Config& config, PlanInputs& inputs) {
   const bool have_left = param == Device::kCpu || param == Device::kNvme;
   if (inputs.options.on_device && have_left && stay && config.compute_dtype == DType::kFloat32)
     inputs.notes.push_back("fp32 parameters stay on the device with their optimizer states, whose masters they are");
-  using Gradients = OffloadConfig::Gradients;
-  const Gradients gradients = config.offload.gradients;
-  if (inputs.options.on_device && gradients == Gradients::kCpu &&
-      (optimizer.device == Device::kNone || optimizer.ratio < 1))
-    inputs.notes.push_back("ranks on GPUs refuse zeroshard.offload.gradients = \"cpu\" without all states on the host");
-  const bool may_have_files = optimizer.device == Device::kNvme || optimizer.device == Device::kAuto;
-  const bool are_some_elsewhere = optimizer.ratio == 0 || (inputs.options.on_device && optimizer.ratio < 1);
-  if (gradients == Gradients::kNvme && (!may_have_files || are_some_elsewhere))
-    inputs.notes.push_back("ranks refuse zeroshard.offload.gradients = \"nvme\" without optimizer states in files");
-  const bool is_narrow = config.offload.moment_dtype != DType::kFloat32;
-  if (inputs.options.on_device && is_narrow && (optimizer.device == Device::kNone || optimizer.ratio < 1))
-    inputs.notes.push_back(
-        "ranks on GPUs refuse zeroshard.offload.moment_dtype = \"bf16\" where states stay: planned with fp32 there");
   if (!inputs.options.on_device)
-    inputs.notes.push_back(std::string(asks_for_files(config) ? "files" : "moments in bf16 of states that stay") +
-                           " are asked for: planned for ranks on the CPU, whose memory is the host's; --gpu plans for "
-                           "GPUs");
+    inputs.notes.push_back(
+        std::string(asks_for_files(config) ? "files are asked for" : "ranks on GPUs refuse what is asked for") +
+        ": planned for ranks on the CPU, whose memory is the host's; --gpu plans for GPUs");
   if (inputs.options.on_device && (param == Device::kCpu || optimizer.device == Device::kCpu))
     inputs.notes.push_back("planned for ranks on GPUs: on the CPU, a device's memory is the host's");
 }
@@ -107,7 +96,10 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
   const ParsedConfig parsed = load_config(arguments.config, context);
   const Config& config = parsed.config;
-  inputs.options = plan_options(config, arguments.memory.gpu || is_for_device(config));
+  const bool on_device = arguments.memory.gpu || is_for_device(config);
+  if (const std::string problem = refused_offload(config, on_device); !problem.empty())
+    throw ConfigError(concat(arguments.config, ": ", problem));
+  inputs.options = plan_options(config, on_device);
   inputs.config = config;
   if (inputs.stages.empty()) inputs.stages = {config.stage};
   inputs.micro_batch = config.micro_batch_size;

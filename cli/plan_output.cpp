@@ -313,6 +313,7 @@ void print_plan_json(const PlanInputs& inputs, const std::vector<StagePlan>& pla
   } else {
     json["not_counted"].push_back("the device's context and the collectives' own buffers");
   }
+  if (inputs.rates && inputs.options.world_size > 1) json["not_counted"].push_back("communication between ranks");
   if (!inputs.model) json["not_counted"].insert(json["not_counted"].end(), {"padding", "gather ring", "reduce ring"});
   json["notes"] = inputs.notes;
   if (plans.size() == 1) {

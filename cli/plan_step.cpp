@@ -74,8 +74,10 @@ std::string describe_step(const PlanInputs& inputs, const PlanOptions& at) {
   text +=
       format("max(forward %.3g + backward %.3g, copies %.3g, files %.3g)%s max(update %.3g, disk %.3g)", step.forward,
              step.backward, step.link, step.reads, step.is_late ? " beside" : " +", step.update, step.disk);
-  text += format("; the device computes in %.0f %% of it, %.4g tokens/s a rank\n", 100 * step.efficiency(),
-                 step.tokens / step.total());
+  const double rate = step.tokens / step.total();
+  text += at.world_size == 1
+              ? format("; the device computes in %.0f %% of it, %.4g tokens/s\n", 100 * step.efficiency(), rate)
+              : format("; at most %.4g tokens/s a rank: communication between ranks is not counted\n", rate);
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     text += format("  what would help most: %s: %.4g tokens/s\n", change->change.c_str(),
                    change->step.tokens / change->step.total());
@@ -87,7 +89,7 @@ Json step_as_json(const PlanInputs& inputs, const PlanOptions& at) {
   Json json{{"total_s", step.total()},     {"forward_s", step.forward},
             {"backward_s", step.backward}, {"copies_s", step.link},
             {"files_s", step.reads},       {"update_s", step.update},
-            {"disk_s", step.disk},         {"efficiency", step.efficiency()},
+            {"disk_s", step.disk},         {"efficiency", at.world_size == 1 ? Json(step.efficiency()) : Json()},
             {"tokens", step.tokens},       {"tokens_per_second", step.tokens / step.total()}};
   if (const auto change = best_change(*inputs.model, at, *inputs.activations, *inputs.rates))
     json["best_change"] = {{"change", change->change},

@@ -38,8 +38,8 @@ PlanOptions plan_options(const Config& config, bool on_device = false);
 Tier tier_of_gradients(const PlanOptions& options);
 // Whether the config names files for anything.
 bool asks_for_files(const Config& config);
-// Where nobody says what the ranks run on: on a GPU or the like, unless the config asks for files, or for what ranks on
-// the CPU alone can have.
+// Where nobody says what the ranks run on: on what takes the config's offload, and on a GPU or the like if both do,
+// unless it asks for files.
 bool is_for_device(const Config& config);
 
 // What one rank holds on a tier other than the device's.

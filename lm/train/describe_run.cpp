@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "config/offload_rules.h"
 #include "memory/host_memory.h"
 #include "plan/auto_offload.h"
 #include "plan/memory_limits.h"
@@ -171,6 +172,7 @@ std::string describe_run(const TrainConfig& config, bool on_device, int ranks_of
   std::ostringstream out;
   out << std::fixed << std::setprecision(1);
   Config& engine = own.engine.config;
+  if (const std::string problem = refused_offload(engine, on_device); !problem.empty()) throw ConfigError(problem);
   const MemoryLimits limits = limits_of(engine, on_device, ranks_of_host);
   engine = with_offload_chosen(out, *made.model, engine, on_device, limits);
   out << describe_plan(own, *made.model, *training, validation.get(), steps, on_device);

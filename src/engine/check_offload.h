@@ -10,9 +10,7 @@
 
 namespace zeroshard {
 
-// Configuration and device meet in the engine. Throws ConfigError where the one asks for offload that there is not yet
-// for ranks on the other, as a part of a unit's states on a GPU: a run that was planned with it would not fit.
-// An optimizer of the caller's, named `external_optimizer`, needs its states in memory; "": there is none.
+// Throws ConfigError where ranks on this device refuse the configuration's offload (config/offload_rules.h).
 void check_offload(const Config& config, c10::Device device, const std::string& external_optimizer);
 // Logs how many parameters stay on a device that they were to leave.
 void tell_offload_param(const Config& config, std::span<const UnitLayout> units,

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "config/offload_rules.h"
 
 namespace zeroshard {
 namespace {
@@ -12,25 +13,16 @@ namespace {
 using Device = OffloadDevice;
 
 std::vector<Device> places_of_states(const Config& config, bool on_device, bool may_use_files) {
-  const Device given = config.offload_optimizer.device;
-  if (given != Device::kAuto) return {given};
-  const bool has_path = may_use_files && !config.offload_optimizer.nvme_path.empty();
-  if (config.offload.gradients == OffloadConfig::Gradients::kNvme && has_path) return {Device::kNvme};
-  std::vector<Device> places;
-  // Gradients are on the host with the states alone, and so are narrow moments; and then alone an update is late.
-  const bool must_leave = config.offload.gradients == OffloadConfig::Gradients::kCpu ||
-                          config.offload.moment_dtype != DType::kFloat32 || config.offload.delayed_update;
-  if (!on_device || !must_leave) places.push_back(Device::kNone);
+  if (config.offload_optimizer.device != Device::kAuto) return {config.offload_optimizer.device};
+  std::vector<Device> places{Device::kNone};
   if (on_device) places.push_back(Device::kCpu);
-  if (has_path) places.push_back(Device::kNvme);
+  if (may_use_files && !config.offload_optimizer.nvme_path.empty()) places.push_back(Device::kNvme);
   return places;
 }
 
 // They move in each micro-batch: after their states, where both may.
 std::vector<Device> places_of_parameters(const Config& config, Device states, bool on_device, bool may_use_files) {
-  const Device given = config.offload_param.device;
-  if (given != Device::kAuto) return {given};
-  if (config.offload.delayed_update) return {Device::kNone};  // an engine refuses others
+  if (config.offload_param.device != Device::kAuto) return {config.offload_param.device};
   const bool are_states_given = config.offload_optimizer.device != Device::kAuto;
   std::vector<Device> places{Device::kNone};
   if (on_device && (are_states_given || states != Device::kNone)) places.push_back(Device::kCpu);
@@ -46,24 +38,23 @@ bool has_auto_offload(const Config& config) {
 }
 
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files) {
-  std::vector<Config> choices;
-  const std::vector<Device> places = places_of_states(config, on_device, may_use_files);
+  std::vector<Config> choices, refused;
   const auto add = [&](Device states, Device parameters) {
-    choices.push_back(config);
-    choices.back().offload_optimizer.device = states;
-    choices.back().offload_param.device = parameters;
+    Config choice = config;
+    choice.offload_optimizer.device = states;
+    choice.offload_param.device = parameters;
+    (refused_offload(choice, on_device).empty() ? choices : refused).push_back(std::move(choice));
   };
   const bool are_both_auto =
       config.offload_optimizer.device == Device::kAuto && config.offload_param.device == Device::kAuto;
-  for (const Device states : places) {
+  for (const Device states : places_of_states(config, on_device, may_use_files)) {
     for (const Device parameters : places_of_parameters(config, states, on_device, may_use_files)) {
       // Parameters alone, where the host has no room for states: they free less of the device.
-      if (are_both_auto && states == Device::kCpu && parameters == Device::kCpu && places.front() == Device::kNone)
-        add(Device::kNone, Device::kCpu);
+      if (are_both_auto && states == Device::kCpu && parameters == Device::kCpu) add(Device::kNone, Device::kCpu);
       add(states, parameters);
     }
   }
-  return choices;
+  return choices.empty() ? refused : choices;
 }
 
 OffloadChoice choose_offload(const std::vector<Config>& choices, const MemoryLimits& limits,

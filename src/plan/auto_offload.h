@@ -13,7 +13,7 @@ bool has_auto_offload(const Config& config);
 
 // The configurations that `config` may become, without "auto", the fastest first: states and gradients leave first,
 // which move once a step; then parameters, which move in each micro-batch; then states go from the host to files, where
-// the config names a directory for them.
+// the config names a directory for them. Those that an engine refuses are left out, unless it refuses all.
 std::vector<Config> offload_choices(const Config& config, bool on_device, bool may_use_files);
 
 struct OffloadChoice {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "config/offload_rules.h"
 #include "placement/placement.h"
 #include "plan/device_memory.h"
 #include "plan/plan_ledger.h"
@@ -41,9 +42,8 @@ bool asks_for_files(const Config& config) {
 }
 
 bool is_for_device(const Config& config) {
-  const OffloadOptimizerConfig& states = config.offload_optimizer;
-  const bool stay = states.device == OffloadDevice::kNone || states.ratio < 1;
-  if (config.offload.moment_dtype != DType::kFloat32 && stay) return false;
+  const bool takes = refused_offload(config, /*on_device=*/true).empty();
+  if (takes != refused_offload(config, /*on_device=*/false).empty()) return takes;
   return !asks_for_files(config);
 }
 

@@ -36,8 +36,7 @@ TEST(AutoOffload, EachChoiceMovesMoreThanTheOneBefore) {
 
 // They are in files with the states.
 TEST(AutoOffload, GradientsInFilesRuleOutTheRest) {
-  Config config;
-  config.offload_optimizer.device = Device::kAuto;
+  Config config = automatic();
   config.offload_optimizer.nvme_path = {"/swap"};
   config.offload.gradients = OffloadConfig::Gradients::kNvme;
   for (const bool on_device : {false, true})

@@ -1,0 +1,154 @@
+#include "config/offload_rules.h"
+
+#include <string_view>
+#include <vector>
+
+#include "base/format.h"
+
+namespace zeroshard {
+namespace {
+
+using Device = OffloadDevice;
+using Gradients = OffloadConfig::Gradients;
+
+constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
+constexpr std::string_view kDevice = "zero_optimization.offload_optimizer.device";
+
+// A configuration without "auto", and whose ranks meet it.
+struct Offload {
+  const Config& config;
+  bool on_device;
+  const std::string& external_optimizer;
+
+  const OffloadOptimizerConfig& states() const { return config.offload_optimizer; }
+  bool is_external() const { return !external_optimizer.empty(); }
+  bool states_leave() const { return config.stage > 0 && states().device != Device::kNone && states().ratio > 0; }
+};
+
+// Why states, or some of them, stay on the device, and what to set so that they leave.
+std::string why_states_stay(const Offload& offload, std::string_view to = "\"cpu\" or \"nvme\"") {
+  if (offload.config.stage == 0)
+    return concat(
+        "zero_optimization.stage is 0, where zero_optimization.offload_optimizer has no effect: set stage to ",
+        "1, 2 or 3, and ", kDevice, " to ", to);
+  const OffloadOptimizerConfig& states = offload.states();
+  if (states.device == Device::kNone || (states.device == Device::kCpu && to.starts_with("\"nvme\"")))
+    return concat(kDevice, " is \"", name_of(states.device), "\": set that to ", to);
+  return concat(kRatio, " is ", states.ratio, ": set that to 1");
+}
+
+// Gradients are in files with the states alone.
+std::string problem_of_gradients_in_files(const Offload& offload) {
+  if (offload.config.offload.gradients != Gradients::kNvme) return "";
+  if (offload.states_leave() && offload.states().device == Device::kNvme) return "";
+  return concat("zeroshard.offload.gradients = \"nvme\": reduced gradients lie in files beside the optimizer states, ",
+                "and ", why_states_stay(offload, "\"nvme\", with an nvme_path"),
+                ", or zeroshard.offload.gradients to \"auto\"");
+}
+
+// Gradients leave a device with the states alone.
+std::string problem_of_gradients_on_host(const Offload& offload) {
+  if (!offload.on_device || offload.config.offload.gradients != Gradients::kCpu || offload.states_leave()) return "";
+  return concat("zeroshard.offload.gradients = \"cpu\": reduced gradients lie on the host where the optimizer states ",
+                "do, or with states in files, and ", why_states_stay(offload),
+                ", or zeroshard.offload.gradients to \"auto\"");
+}
+
+// The kernels of the host alone round at random.
+std::string problem_of_moments(const Offload& offload) {
+  constexpr std::string_view kKey = "zeroshard.offload.moment_dtype = \"bf16\": ";
+  if (offload.config.offload.moment_dtype == DType::kFloat32) return "";
+  if (offload.is_external())
+    return concat(kKey, offload.external_optimizer, " is an optimizer of your own, which keeps its states itself: set ",
+                  "\"fp32\", or use one of zeroshard's optimizers");
+  if (!offload.on_device || (offload.states_leave() && offload.states().ratio == 1)) return "";
+  return concat(kKey, "beside a device, the moments of all elements must lie on the host or in files, and ",
+                why_states_stay(offload), ", or zeroshard.offload.moment_dtype to \"fp32\"");
+}
+
+// A thread of the host has the states and gradients to itself, and the device whole parameters of its own.
+std::string problem_of_late_updates(const Offload& offload) {
+  const Config& config = offload.config;
+  if (!config.offload.delayed_update) return "";
+  constexpr std::string_view kKey = "zeroshard.offload.delayed_update = true: ";
+  constexpr std::string_view kOr = ", or delayed_update to false";
+  if (!offload.on_device)
+    return concat(kKey, "the host updates while a device computes, and the ranks' device is the CPU, which has to do ",
+                  "both: set false");
+  if (offload.is_external())
+    return concat(kKey, offload.external_optimizer, " is an optimizer of your own, which updates at once: set false, ",
+                  "or use one of zeroshard's optimizers");
+  if (!offload.states_leave() || offload.states().ratio != 1)
+    return concat(kKey, "the host updates states that have all left the device, and ", why_states_stay(offload), kOr);
+  if (config.offload_param.device != Device::kNone)
+    return concat(kKey, "the device computes with parameters of its own, and zero_optimization.offload_param.device ",
+                  "is \"", name_of(config.offload_param.device), "\": set that to \"none\"", kOr);
+  if (config.offload.gradients == Gradients::kDevice || config.offload.gradients == Gradients::kNvme)
+    return concat(kKey, "the host updates with gradients in its memory, and zeroshard.offload.gradients is ",
+                  config.offload.gradients == Gradients::kNvme ? "\"nvme\"" : "\"device\"", ": set that to \"auto\"",
+                  kOr);
+  return "";
+}
+
+// A part of each unit's states leaves a device, which updates the rest with its own gradients.
+std::string problem_of_share(const Offload& offload) {
+  const double ratio = offload.states().ratio;
+  if (!offload.on_device || !offload.states_leave() || ratio == 1) return "";
+  const Gradients gradients = offload.config.offload.gradients;
+  if (gradients == Gradients::kCpu || gradients == Gradients::kNvme)
+    return concat("zeroshard.offload.gradients = \"", gradients == Gradients::kCpu ? "cpu" : "nvme", "\": ", kRatio,
+                  " is ", ratio, ", and the device updates the rest of the states with gradients that lie there: set ",
+                  "\"auto\" or \"device\", or ratio to 1");
+  if (offload.is_external())
+    return concat(kRatio, " = ", ratio, ": ", offload.external_optimizer, " is an optimizer of your own, which needs ",
+                  "the states of a parameter in one place: set 1 or 0, or use one of zeroshard's optimizers");
+  return "";
+}
+
+std::string problem_of_ratio(const Offload& offload) {
+  const double ratio = offload.states().ratio;
+  return ratio >= 0 && ratio <= 1 ? "" : concat(kRatio, " = ", ratio, ": must be at least 0 and at most 1");
+}
+
+std::string problem_of_files(const Offload& offload) {
+  if (!offload.is_external() || !offload.states_leave() || offload.states().device != Device::kNvme) return "";
+  return concat(kDevice, " = \"nvme\": ", offload.external_optimizer, " is an optimizer of your own, which needs its ",
+                "states in memory: set \"cpu\", or use one of zeroshard's optimizers");
+}
+
+std::string problem_of(const Offload& offload) {
+  for (const auto problem :
+       {problem_of_ratio, problem_of_late_updates, problem_of_moments, problem_of_gradients_in_files,
+        problem_of_gradients_on_host, problem_of_files, problem_of_share})
+    if (std::string text = problem(offload); !text.empty()) return text;
+  return "";
+}
+
+// What a place may become, the last one that moves most.
+std::vector<Device> places(Device asked, bool has_path) {
+  if (asked != Device::kAuto) return {asked};
+  std::vector<Device> all{Device::kNone, Device::kCpu};
+  if (has_path) all.push_back(Device::kNvme);
+  return all;
+}
+
+}  // namespace
+
+std::string refused_offload(const Config& config, bool on_device, const std::string& external_optimizer) {
+  std::string text;
+  const OffloadOptimizerConfig& states = config.offload_optimizer;
+  const OffloadParamConfig& parameters = config.offload_param;
+  for (const Device of_states : places(states.device, !states.nvme_path.empty())) {
+    for (const Device of_parameters : places(parameters.device, !parameters.nvme_path.empty())) {
+      Config choice = config;
+      choice.offload_optimizer.device = of_states;
+      choice.offload_param.device = of_parameters;
+      std::string problem = problem_of({choice, on_device, external_optimizer});
+      if (problem.empty()) return "";
+      if (text.empty()) text = std::move(problem);
+    }
+  }
+  return text;
+}
+
+}  // namespace zeroshard
