@@ -70,10 +70,24 @@ void Document::walk(const std::string& path, const Json& value, bool flat) {
   for (const auto& [name, item] : value.items()) walk(join(path, name), item, flat);
 }
 
+namespace {
+
+// A block's own switches, at any depth: the table has no keys for what is in it.
+Json with_switches(Json block) {
+  for (auto& [name, item] : block.items()) {
+    if (item.is_structured()) item = with_switches(std::move(item));
+    if (name == "enabled" && block.is_object()) item = truth(item);
+  }
+  return block;
+}
+
+}  // namespace
+
 void Document::add(const std::string& path, const Json& value, bool flat) {
   const auto known = canonical_.find(path);
   const std::string& canonical = known == canonical_.end() ? path : known->second;
-  const auto [entry, is_new] = given_.try_emplace(canonical, Given{value, canonical == path ? "" : path});
+  const auto [entry, is_new] = given_.try_emplace(
+      canonical, Given{value.is_structured() ? with_switches(value) : value, canonical == path ? "" : path});
   if (is_new) {
     if (flat) flat_.insert(canonical);
   } else if (flat && !flat_.contains(canonical)) {

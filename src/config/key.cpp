@@ -73,8 +73,8 @@ std::string describe_one(const NothingEnabled&) {
 
 // The checks return the canonical value, or nothing if `value` is not allowed.
 std::optional<Json> check_one(const Bool&, const Json& value) {
-  if (value == 0 || value == 1) return value == 1;
-  return value.is_boolean() ? std::optional(value) : std::nullopt;
+  const Json canonical = truth(value);
+  return canonical.is_boolean() ? std::optional(canonical) : std::nullopt;
 }
 
 std::optional<Json> check_one(const Integer& integer, const Json& value) {
@@ -171,7 +171,7 @@ std::optional<Json> check_one(const Anything&, const Json& value) {
 bool enables_something(const Json& value) {
   if (!value.is_structured()) return false;
   for (const auto& [name, item] : value.items()) {
-    if ((value.is_object() && name == "enabled" && (item == true || item == 1)) || enables_something(item)) return true;
+    if ((value.is_object() && name == "enabled" && item == true) || enables_something(item)) return true;
   }
   return false;
 }
@@ -199,6 +199,10 @@ Json check_value(const Key& key, const Json& value) {
 
 void fail_value(const std::string& path, const Json& value, const std::string& problem) {
   throw ConfigError(concat(shown_text(path), " = ", shown(value), ": ", problem));
+}
+
+Json truth(const Json& value) {
+  return value == 0 || value == 1 ? Json(value == 1) : value;
 }
 
 std::string lower(std::string text) {

@@ -98,6 +98,9 @@ void set(Config& config, const Json& value) {
   config.*Member = value.get<std::remove_cvref_t<decltype(config.*Member)>>();
 }
 
+// 0 and 1 as the truth values that they stand for, as DeepSpeed takes them; any other value as it is.
+Json truth(const Json& value);
+
 std::string lower(std::string text);
 // fp32, fp16 or bf16, as spelled in the table's choices.
 DType to_dtype(const Json& name);

@@ -30,7 +30,7 @@ bool may_be_auto(const Allowed& allowed) {
 bool asks_for_something(const Key& key, const Json& value) {
   if (value == key.default_value || value.is_null()) return false;
   if (!value.is_object()) return true;
-  return !value.empty() && (!value.contains("enabled") || (value["enabled"] != false && value["enabled"] != 0));
+  return !value.empty() && (!value.contains("enabled") || value["enabled"] != false);
 }
 
 // The index of `name` among `names`, without regard to case.

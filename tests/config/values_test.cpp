@@ -170,6 +170,10 @@ TEST(Config, NumbersAreTruthValuesAndUnknownWarmupsRiseAsLog) {
   EXPECT_TRUE(configuration(R"({"bf16": {"enabled": 0}})").config.compute_dtype == DType::kFloat32);
   EXPECT_THAT(configuration(R"({"sparse_gradients": 0, "comet": {"enabled": 0}})").without_effect, IsEmpty());
   expect_error(R"({"amp": {"enabled": 1}})", {"amp", "not supported"});
+  expect_error(R"({"elasticity": {"a": [{"enabled": 1}]}})", {"elasticity", "not supported"});
+  // They are so from the reading on, and told as such.
+  EXPECT_THAT(configuration(R"({"comet": {"enabled": 1, "tries": 1}})").without_effect,
+              ElementsAre(HasSubstr(R"(comet = {"enabled":true,"tries":1}: )")));
   expect_error(R"({"bf16": {"enabled": 2}})", {"bf16.enabled = 2", "true or false"});
   expect_error(R"({"bf16": {"enabled": "true"}})", {"bf16.enabled", "true or false"});
   const auto warmup = [](const std::string& type) {
