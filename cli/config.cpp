@@ -52,6 +52,7 @@ void print_json(const ParsedConfig& parsed) {
       {"values", values},
       {"placement", placements_as_json(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
                                        /*sizes=*/false)},
+      {"open", parsed.open},
       {"refused", refusals(parsed.config)},
       {"without_effect", parsed.without_effect},
       {"unknown", parsed.unknown},
@@ -77,6 +78,8 @@ void print_table(const ParsedConfig& parsed) {
   print_placement_table(plan_kinds_of_units(plan_options(parsed.config, is_for_device(parsed.config))),
                         /*sizes=*/false);
   if (parsed.config.placement.size() > 1) std::cout << "  Of several rules for one unit the last counts.\n";
+  if (!parsed.open.empty())
+    std::cout << "\nOpen values count here as their defaults. A run in which nobody fills them in is refused.\n";
   const Json refused = refusals(parsed.config);
   for (const auto& [where, problem] : refused.items())
     std::cout << "\nRanks on a " << where << " refuse it: " << problem.get<std::string>() << "\n";
@@ -90,6 +93,7 @@ void explain(const ExplainArguments& arguments) {
   ConfigContext context;
   context.world_size = arguments.world_size;
   context.hidden_size = arguments.hidden_size;
+  context.leave_open = true;
   const ParsedConfig parsed = load_config(arguments.file, context);
   arguments.json ? print_json(parsed) : print_table(parsed);
 }

@@ -252,6 +252,7 @@ struct ParsedConfig {
   std::vector<ConfigValue> values;          // every key that has an effect, in the table's order
   std::vector<std::string> without_effect;  // given keys that are understood but have no effect here
   std::vector<std::string> assumed;         // values given as "auto" whose default few want: what they became
+  std::vector<std::string> open;            // values that stay "auto", where the context leaves them open
   std::vector<std::string> unknown;         // unknown keys at the top level, which are ignored, with the nearest known
 
   // One line about the unknown keys, for a log; empty when there are none.
@@ -265,6 +266,9 @@ struct ConfigContext {
   // Used when the text gives no batch size; unset: that is an error, as in DeepSpeed.
   std::optional<int64_t> default_micro_batch_size;
   std::optional<int> stage;  // instead of zero_optimization.stage of the text
+  // What Trainer or accelerate would fill in, "auto" and sizes of batches, is no error, and has its default in the
+  // Config: for explanations.
+  bool leave_open = false;
 };
 
 // Parses JSON text; comments and trailing commas are allowed. Unknown keys at the top level are ignored and listed, as

@@ -193,10 +193,12 @@ void tell_keys_of_python(ParsedConfig& parsed) {
   }
 }
 
-// A schedule's "auto": only the run knows its own length.
-void fill_total_steps(Json& config, const TrainOptions& options) {
+// A schedule's "auto": only the run knows its own length. Returns whether that is known once the data is read.
+bool fill_total_steps(Json& config, const TrainOptions& options) {
   const Json::json_pointer where("/scheduler/params/total_num_steps");
-  if (options.steps > 0 && config.contains(where) && config[where] == "auto") config[where] = options.steps;
+  if (!config.contains(where) || config[where] != "auto") return false;
+  config[where] = std::max<int64_t>(1, options.steps);
+  return options.steps == 0;
 }
 
 // What engines in Python do by these blocks, a run without Python does anyway, or not at all.
@@ -231,7 +233,7 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
     whole.erase("train");
     refuse_unknown_options(train);
     const TrainOptions options = read_train(nlohmann::json::parse(train.dump()), source);
-    fill_total_steps(whole, options);
+    const bool schedule_ends_with_run = fill_total_steps(whole, options);
     ConfigContext with_model = context;
     if (!with_model.hidden_size) with_model.hidden_size = hidden_size_of(options.model);
     ParsedConfig parsed = parse_config(whole.dump(), with_model);
@@ -240,7 +242,7 @@ TrainConfig parse_train_config(const std::string& json, const ConfigContext& con
     tell_keys_of_python(parsed);
     tell_unused_offload(options, parsed);
     tell_blocks_of_metrics(parsed);
-    return {options, std::move(parsed)};
+    return {options, std::move(parsed), schedule_ends_with_run};
   } catch (const ConfigError& error) {
     throw ConfigError(concat(source, ": ", error.what()));
   }

@@ -61,6 +61,20 @@ class EngineRunner final : public PartRunner {
   int64_t recompute_every_;
 };
 
+// The engine's configuration, with the schedule of a run of so many steps.
+ParsedConfig with_length(const TrainConfig& config, int64_t steps) {
+  ParsedConfig parsed = config.engine;
+  if (!config.schedule_ends_with_run) return parsed;
+  const auto set = [steps](auto& schedule) {
+    if constexpr (requires { schedule.total_num_steps; }) schedule.total_num_steps = steps;
+  };
+  std::visit(set, *parsed.config.scheduler);
+  for (ConfigValue& value : parsed.values)
+    if (value.path == "scheduler.params.total_num_steps")
+      value = {value.path, std::to_string(steps), "auto: the steps of the run"};
+  return parsed;
+}
+
 class Run {
  public:
   Run(const TrainConfig& config, World& world, TrainObserver& observer, const std::atomic<bool>& stop)
@@ -76,8 +90,9 @@ class Run {
         validation_(validation_data(options_, *model_)),
         prompts_(encode_prompts(options_, *model_)),
         total_(planned_steps(config)),
-        engine_(*model_, with_agreed_values(config.engine, options_, network_, *training_, validation_.get()), world,
-                values_of(options_, *model_)),
+        engine_(*model_,
+                with_agreed_values(with_length(config, total_), options_, network_, *training_, validation_.get()),
+                world, values_of(options_, *model_)),
         runner_(engine_, options_.recompute_every) {
     torch::manual_seed(options_.seed + static_cast<uint64_t>(world_.rank()));
   }

@@ -5,6 +5,7 @@
 #include "base/read_text.h"
 #include "config/batch.h"
 #include "config/document.h"
+#include "config/fillers.h"
 #include "config/keys.h"
 #include "config/suggest.h"
 #include "zeroshard/error.h"
@@ -85,6 +86,7 @@ class Resolver {
   void visit(const Key& key) {
     const Given* given = document_.find(key.path);
     const bool is_given = given && !given->value.is_null();
+    if (is_left_open(key, given)) return leave_open(key);
     const Resolved resolved = resolve(key, given);
     const bool is_lost = key.effect == Key::Effect::kNone && asks_for_something(key, resolved.value);
     if (is_given && is_lost) {
@@ -102,10 +104,27 @@ class Resolver {
     parsed_.values.push_back({key.path, resolved.value.dump(), resolved.origin});
   }
 
+  // Nobody but the caller can know the value, and an explanation goes on without it.
+  bool is_left_open(const Key& key, const Given* given) const {
+    return context_.leave_open && given && is_open(key, *given) && !problem_of_auto(key).empty() &&
+           !filler_of(key.path).empty();
+  }
+
+  void leave_open(const Key& key) {
+    parsed_.open.push_back(key.path);
+    parsed_.values.push_back({key.path, "\"auto\"", concat("open: ", filler_of(key.path))});
+  }
+
   Resolved resolve(const Key& key, const Given* given) const {
     if (!given) return {key.default_value, "default"};
     if (given->value.is_null()) return {key.default_value, "default: null is given"};
-    if (is_open(key, *given)) return resolve_auto(key);
+    if (is_open(key, *given)) {
+      Resolved resolved = resolve_auto(key);
+      const bool is_default = key.when_auto == Auto::kDefault || key.when_auto == Auto::kDefaultTold;
+      if (const std::string filler = filler_of(key.path); context_.leave_open && is_default && !filler.empty())
+        resolved.origin += concat(", unless ", filler);
+      return resolved;
+    }
     const Json value = check_value(key, given->value);
     std::string origin = given->written_as.empty() ? "file" : "file: as " + given->written_as;
     const bool cut = value.is_number_integer() && given->value.is_number_float() && value != given->value;
@@ -152,7 +171,8 @@ class Resolver {
     std::vector<std::pair<std::string, std::string>> problems;
     for (const Key& key : keys) {
       const Given* given = document_.find(key.path);
-      const std::string problem = given && is_open(key, *given) ? problem_of_auto(key) : "";
+      const bool may_ask = given && is_open(key, *given) && !is_left_open(key, given);
+      const std::string problem = may_ask ? problem_of_auto(key) : "";
       if (!problem.empty()) problems.emplace_back(key.path, problem);
     }
     if (problems.empty()) return;
@@ -243,17 +263,31 @@ class Resolver {
     ConfigValue& entry = value_of(path);
     entry.value = std::to_string(value);
     if (origin.empty()) return;
-    entry.origin = entry.origin == "auto: the default" ? "auto: " + origin : origin;
+    entry.origin = entry.origin.starts_with("auto: the default")
+                       ? concat("auto: ", origin, entry.origin.substr(std::string_view("auto: the default").size()))
+                       : origin;
+  }
+
+  bool is_auto(const std::string& path) const {
+    const Given* given = document_.find(path);
+    return given && given->value == "auto";
   }
 
   void resolve_batch_keys() {
     const char *train = "train_batch_size", *micro = "train_micro_batch_size_per_gpu",
                *accumulation = "gradient_accumulation_steps";
-    const ResolvedBatch batch = resolve_batch({integer_of(train), integer_of(micro), integer_of(accumulation)},
-                                              context_.world_size, context_.default_micro_batch_size);
+    const Batch given{integer_of(train), integer_of(micro), integer_of(accumulation)};
+    const bool is_left = context_.leave_open && !given.train && !given.micro;
+    const ResolvedBatch batch =
+        resolve_batch(given, context_.world_size, is_left ? 1 : context_.default_micro_batch_size);
     set_batch_value(train, batch.train, batch.train_origin);
     set_batch_value(micro, batch.micro, batch.micro_origin);
     set_batch_value(accumulation, batch.accumulation, batch.accumulation_origin);
+    for (const char* path : {train, micro}) {
+      if (!is_left) break;
+      value_of(path) = {path, "\"auto\"", concat("open: ", is_auto(path) ? "" : "not given; ", filler_of(path))};
+      parsed_.open.emplace_back(path);
+    }
     config().train_batch_size = batch.train;
     config().micro_batch_size = batch.micro;
     config().grad_accumulation_steps = batch.accumulation;

@@ -64,6 +64,8 @@ std::string suggest_path(const std::string& path, const std::vector<std::string>
   constexpr size_t kLongestCompared = 100;  // longer keys are not typing mistakes
   if (path.size() > kLongestCompared) return "";
   const Split wanted = split(path);
+  if (!wanted.block.empty() && std::ranges::find(known, wanted.name) != known.end())
+    return concat(" '", wanted.name, "' belongs at the top level, outside of '", wanted.block, "'");
   const size_t limit = std::max<size_t>(1, std::min<size_t>(4, wanted.name.size() / 3));
   const std::string* best = nullptr;
   size_t best_distance = limit + 1;

@@ -27,6 +27,7 @@ for example in "$source_dir"/examples/configs/*.json; do
   sed 's/\("train_micro_batch_size_per_gpu"\|"total_num_steps"\): "auto"/\1: 100/' "$example" >"$filled"
   check 0 '^zero_optimization.stage ' stdout config explain "$filled" --world-size 4 --hidden-size 64
   check 0 '"origin": "file"' stdout config explain "$filled" --world-size 4 --hidden-size 64 --json
+  check 0 '^zero_optimization.stage ' stdout config explain "$example"
 done
 
 printf '%s\n' '{' '  "train_batch_size": 8, "memory_breakdown": true,' \
@@ -43,8 +44,10 @@ check 0 '^  others up to 100000 elements  *persistent bf16 ' stdout config expla
 check 0 '^  all others  *sharded bf16 ' stdout config explain "$work/placed.json" --world-size 4
 check 0 '^  all units  *replicated bf16  *replicated bf16 ' stdout config explain "$work/placed.json"
 check 0 '"parameters": "persistent bf16"' stdout config explain "$work/placed.json" --world-size 4 --json
-check 2 'auto.json: zero_optimization.stage3_param_persistence_threshold = "auto": needs the model.s hidden size' stderr \
+check 0 '^zero_optimization.stage3_param_persistence_threshold .*= "auto" .*(open: transformers. Trainer fills it in: 10 x' stdout \
   config explain "$work/auto.json"
+check 2 'auto.json: zero_optimization.stage3_param_persistence_threshold = "auto": needs the model.s hidden size' stderr \
+  plan --params 1B --world-size 1 --config "$work/auto.json"
 check 2 'world_size 8 != 2 \* 1 \* 3' stderr config explain "$work/auto.json" --world-size 3 --hidden-size 64
 
 echo '{"train_batch_size": 1, "zero_optimization": {"stge": 1}}' >"$work/typo.json"

@@ -58,6 +58,7 @@ struct TrainOptions {
 struct TrainConfig {
   TrainOptions train;
   ParsedConfig engine;
+  bool schedule_ends_with_run = false;  // its total_num_steps is "auto", and train() counts the steps of the epochs
 };
 TrainConfig parse_train_config(const std::string& json, const ConfigContext& context, const std::string& source);
 
