@@ -25,6 +25,7 @@ from .run import Run
 from .together import naming_causes, together
 
 _CLIENT = "client"
+_RANK_STATE = "rank_state"
 _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # prefix of the kinds of a user's optimizer: "optimizer.exp_avg"
 
@@ -83,6 +84,7 @@ def save(
     save_latest: bool = True,
     exclude_frozen_parameters: bool = False,
     in_background: bool | None = None,
+    rank_state: dict[str, Any] | None = None,
 ) -> None:
     """``in_background``: whether to return before the commit; None: as the configuration says."""
     root, contents = b"", {}
@@ -91,10 +93,10 @@ def save(
         nonlocal root, contents
         _check_at_boundary(run, "save_checkpoint")
         root = os.fsencode(save_dir)
-        contents = _collect(run, client_state, exclude_frozen_parameters)
+        contents = _collect(run, client_state, rank_state, exclude_frozen_parameters)
 
     together(run, collect, "save_checkpoint")
-    contents["buffers"] = _own_buffers(run) + contents["buffers"]
+    contents["buffers"] = _own_buffers(run, rank_state is not None) + contents["buffers"]
     run.core.save_checkpoint(
         root,
         f"global_step{run.global_steps}" if tag is None else os.fsencode(str(tag)),
@@ -106,20 +108,28 @@ def save(
     )
 
 
-def _collect(run: Run, client_state: dict[str, Any] | None, exclude_frozen: bool) -> dict[str, Any]:
+def _collect(
+    run: Run, client_state: dict[str, Any] | None, own_state: dict[str, Any] | None, exclude_frozen: bool
+) -> dict[str, Any]:
     for name, buffer in _buffers(run.module):
         check_tensor(buffer, f"buffer '{name}'", "register it with persistent=False to leave it out")
     for param in (param for unit in run.units for param in unit.params):
         if not (exclude_frozen and not param.tensors[0].requires_grad):
             check_tensor(param.tensors[0], f"parameter '{param.names[0]}'", "exclude_frozen_parameters leaves it out")
     tensors: dict[str, torch.Tensor] = {}
+    own_tensors: dict[str, torch.Tensor] = {}
     state = _run_state(run, client_state, tensors) if run.rank == 0 else {}
     slices, scalars = _external_states(run)
     rank_state = {"random": random_state(run.device), "optimizer": encode(scalars, "optimizer", None)}
+    if own_state is not None:
+        _check_is_dict(own_state)
+        rank_state[_CLIENT] = encode(own_state, _RANK_STATE, own_tensors)
+        state |= {_RANK_STATE: run.world_size} if run.rank == 0 else {}
     return {
         "state": json.dumps(state, allow_nan=False),
         "rank_state": json.dumps(rank_state, allow_nan=False),
-        "buffers": [_whole(name, _CLIENT, tensor) for name, tensor in tensors.items()],
+        "buffers": [_whole(name, _CLIENT, tensor) for name, tensor in tensors.items()]
+        + [_whole(name, _rank_client(run), tensor) for name, tensor in own_tensors.items()],
         "optimizer": slices,
     }
 
@@ -134,6 +144,16 @@ def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str,
         "client": client_state or {},
     }
     return encode(state, _CLIENT, tensors)
+
+
+def _rank_client(run: Run) -> str:
+    """The kind of the tensors in this rank's ``rank_state``."""
+    return f"{_CLIENT}@{run.rank}"
+
+
+def _check_is_dict(rank_state: Any) -> None:
+    if not isinstance(rank_state, dict):
+        raise ValueError(f"rank_state is a {type(rank_state).__name__}: it must be a dict, that of this rank")
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:
@@ -180,10 +200,20 @@ def save_weights(run: Run, save_dir: str | os.PathLike, name: str, exclude_froze
     together(run, lambda: save_config(run, save_dir) if run.rank == 0 else None, "save_16bit_model")
 
 
-def _own_buffers(run: Run) -> list[_C.TensorState]:
-    """The buffers that this rank saves: rank 0 saves all, others those whose values differ among ranks."""
+def _own_buffers(run: Run, has_rank_state: bool) -> list[_C.TensorState]:
+    """The buffers that this rank saves: rank 0 saves all, others those whose values differ among ranks.
+
+    Raises ``ValueError`` where some ranks alone have a ``rank_state``.
+    """
     buffers = _buffers(run.module)
-    differs = run.core.differ_among_ranks([tensor for _, tensor in buffers])
+    *differs, is_partly_given = run.core.differ_among_ranks(
+        [*(tensor for _, tensor in buffers), torch.tensor(has_rank_state)]
+    )
+    if is_partly_given:
+        raise ValueError(
+            "save_checkpoint: some ranks have a rank_state and others have none: give it on every rank, {} where "
+            "there is nothing to save"
+        )
     return [
         _whole(*_rank_buffer(run, name), tensor)
         for (name, tensor), own in zip(buffers, differs, strict=True)
@@ -243,17 +273,24 @@ def load(
     load_lr_scheduler_states: bool,
     load_module_only: bool,
     strict: bool,
+    rank_state: dict[str, Any] | None = None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    together(run, lambda: _check_at_boundary(run, "load_checkpoint"), "load_checkpoint")
+    def check() -> None:
+        _check_at_boundary(run, "load_checkpoint")
+        if rank_state is not None:
+            _check_is_dict(rank_state)
+
+    together(run, check, "load_checkpoint")
     with_optimizer = load_optimizer_states and not load_module_only and run.trains
     tensors: dict[str, torch.Tensor] = {}
+    own_tensors: dict[str, torch.Tensor] = {}  # of rank_state
     buffers = dict(_buffers(run.module))
     states: list[tuple[torch.Tensor, str, torch.Tensor]] = []  # of the user's optimizer
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of buffers, which change only after everything was read
     saved: dict[str, Any] = {}  # the state of the run
 
     def others(infos: list[_C.TensorInfo]) -> list[_C.TensorState]:
-        for of_a_damaged_one in (tensors, states, copies):  # tried before this one
+        for of_a_damaged_one in (tensors, own_tensors, states, copies):  # tried before this one
             of_a_damaged_one.clear()
         chosen = []
         own = {(info.name, info.kind) for info in infos}
@@ -261,6 +298,9 @@ def load(
             if info.kind == _CLIENT:
                 tensors[info.name] = torch.empty(info.shape, dtype=_dtype(info))
                 chosen.append(_whole(info.name, _CLIENT, tensors[info.name]))
+            elif info.kind == _rank_client(run) and rank_state is not None:
+                own_tensors[info.name] = torch.empty(info.shape, dtype=_dtype(info))
+                chosen.append(_whole(info.name, info.kind, own_tensors[info.name]))
             elif info.kind == _BUFFER and info.name in buffers:
                 check_tensor(buffers[info.name], f"buffer '{info.name}'", "register it with persistent=False")
                 mine = _rank_buffer(run, info.name)
@@ -283,6 +323,8 @@ def load(
     def accept(text: str) -> None:
         saved.clear()
         saved.update(json.loads(text))
+        if rank_state is not None:
+            _check_rank_state(run, saved)
         if with_optimizer:
             _check_param_groups(run, saved)
 
@@ -294,6 +336,11 @@ def load(
             _C.set_buffer(buffer, values)
         state = decode(saved, tensors)
         client = state["client"]
+        if rank_state is not None:
+            rank_state.clear()
+            rank_state.update(decode(json.loads(loaded.rank_states[run.rank])[_CLIENT], own_tensors))
+        elif saved.get(_RANK_STATE) is not None and run.rank == 0:
+            log("the checkpoint has a rank_state, which is not loaded: pass load_checkpoint a dict as rank_state")
         if load_module_only:
             return
         if with_optimizer:
@@ -327,6 +374,17 @@ def load(
     if loaded is None:
         return None, None
     return os.path.join(os.fsdecode(load_dir), loaded.tag), client
+
+
+def _check_rank_state(run: Run, saved: dict[str, Any]) -> None:
+    ranks = saved.get(_RANK_STATE)
+    if ranks is None:
+        raise ValueError("the checkpoint has no rank_state: load it without rank_state")
+    if ranks != run.world_size:
+        raise ValueError(
+            f"the checkpoint has the rank_state of {ranks} ranks, and there are {run.world_size}: only the same number "
+            "of ranks can load it. Load without rank_state, and make it anew"
+        )
 
 
 def _check_scheduler(run: Run, state: Any) -> None:

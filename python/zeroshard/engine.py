@@ -252,6 +252,8 @@ class Engine(nn.Module):
         client_state: dict[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
+        *,
+        rank_state: dict[str, Any] | None = None,
     ) -> bool:
         """Saves everything that training needs to continue as ``save_dir/tag`` (``global_step<N>``). Collective.
 
@@ -259,9 +261,18 @@ class Engine(nn.Module):
         training goes on, unless ``zeroshard.checkpoint.async`` is false; a later ``step()``, ``save_checkpoint`` or
         ``wait_for_checkpoint()`` raises an error of the writing. A process that ends waits for it.
 
-        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is saved.
+        ``client_state`` may hold numbers, text, tensors, lists, tuples and dicts. Rank 0's is saved. ``rank_state`` may
+        hold the same, and each rank's is saved: averages of its shards, for example.
         """
-        self._checkpoints.save(self._run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        self._checkpoints.save(
+            self._run,
+            save_dir,
+            tag,
+            client_state,
+            save_latest,
+            exclude_frozen_parameters,
+            rank_state=rank_state,
+        )
         return True
 
     def wait_for_checkpoint(self) -> bool:
@@ -281,12 +292,15 @@ class Engine(nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Any = None,
         strict: bool = False,
+        *,
+        rank_state: dict[str, Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Continues from a checkpoint, whatever number of ranks and stage wrote it. Collective.
 
         Without a tag it takes the newest whole checkpoint: it skips a damaged one with a warning, or with ``strict``
         raises ``IoError``. Returns the checkpoint's path and its ``client_state``; ``(None, None)`` if there is no
-        checkpoint.
+        checkpoint. The dict ``rank_state`` gets what this rank had saved as its own; another number of ranks than the
+        one that saved raises ``ValueError``, and loads nothing.
         """
         if custom_load_fn is not None:
             raise ValueError("load_checkpoint: custom_load_fn is not supported; load_module_strict=False loads a part")
@@ -299,6 +313,7 @@ class Engine(nn.Module):
             load_lr_scheduler_states,
             load_module_only,
             strict,
+            rank_state,
         )
         self._report.restart(self._run)
         return loaded
@@ -336,16 +351,18 @@ class Engine(nn.Module):
         save_dir: str | os.PathLike,
         client_state: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
         signals: Iterable[signal.Signals] = (signal.SIGTERM,),
+        rank_state: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """From now on a signal to any rank ends the run: all ranks save after the same ``step()`` and exit with 143.
 
         Call it on every rank, in the main thread, before loaders start workers: these outlive the signal. A second
         signal two seconds later or more ends the process at once. If ``client_state`` is a function, it is called for
-        the save.
+        the save, and so is ``rank_state``.
         """
 
         def save() -> None:
-            self.save_checkpoint(save_dir, client_state=client_state() if callable(client_state) else client_state)
+            client = client_state() if callable(client_state) else client_state
+            self.save_checkpoint(save_dir, client_state=client, rank_state=rank_state() if rank_state else None)
 
         self._last_save = lambda: save_last(self._run, save_dir, save)
         request_stop_on(self._run, signals)

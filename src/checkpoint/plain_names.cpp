@@ -8,7 +8,8 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kCompiled = "_orig_mod.";  // where a compiled module has the module that it was made of
-constexpr std::string_view kClient = "client";        // the kind of tensors that the state of the run names
+// The kinds of tensors that the state of the run names, and that of a rank.
+constexpr std::string_view kClient = "client", kRankClient = "client@";
 
 std::vector<std::string> names_of(const TensorRecord& tensor) {
   std::vector<std::string> names{tensor.name};
@@ -18,9 +19,9 @@ std::vector<std::string> names_of(const TensorRecord& tensor) {
 
 bool is_plain(const TensorRecord& tensor) {
   const std::vector<std::string> names = names_of(tensor);
-  return tensor.kind == kClient || std::all_of(names.begin(), names.end(), [](const std::string& name) {
-           return name.find(kCompiled) == std::string::npos;
-         });
+  return tensor.kind == kClient || tensor.kind.starts_with(kRankClient) ||
+         std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.find(kCompiled) == std::string::npos; });
 }
 
 }  // namespace

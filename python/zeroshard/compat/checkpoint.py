@@ -44,6 +44,7 @@ def save(
     client_state: dict[str, Any] | None = None,
     save_latest: bool = True,
     exclude_frozen_parameters: bool = False,
+    rank_state: dict[str, Any] | None = None,
 ) -> bool:
     """As zeroshard's own, but returns when the checkpoint is committed: Trainer deletes the one before it at once.
 
@@ -51,7 +52,9 @@ def save(
     puts the script ``zero_to_fp32.py``.
     """
     background = _is_asked_for(run.parsed, "zeroshard.checkpoint.async")
-    checkpoint.save(run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters, in_background=background)
+    checkpoint.save(
+        run, save_dir, tag, client_state, save_latest, exclude_frozen_parameters, background, rank_state=rank_state
+    )
     if run.rank == 0:
         try:
             _write_script(os.path.join(os.fsdecode(save_dir), SCRIPT))
@@ -96,6 +99,7 @@ def load(
     load_lr_scheduler_states: bool = True,
     load_module_only: bool = False,
     strict: bool = False,
+    rank_state: dict[str, Any] | None = None,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """As zeroshard's own; a directory that DeepSpeed wrote (ZeRO 1 to 3, universal) is imported first.
 
@@ -113,7 +117,7 @@ def load(
     _check_all_see(run, root, foreign)
     options = (load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only)
     if foreign is None:
-        return checkpoint.load(run, load_dir, tag, *options, strict)
+        return checkpoint.load(run, load_dir, tag, *options, strict, rank_state)
     imported = f"{root.rstrip('/') or '/'}/.zeroshard-import-{_common_number(run):x}"
 
     def convert_there() -> None:
@@ -132,7 +136,7 @@ def load(
 
     try:
         together(run, convert_there, "load_checkpoint")
-        _, client_state = checkpoint.load(run, imported, "imported", *options, strict=True)
+        _, client_state = checkpoint.load(run, imported, "imported", *options, True, rank_state)
         together(run, lambda: None, "load_checkpoint")  # all have read it
     finally:
         if run.rank == 0:

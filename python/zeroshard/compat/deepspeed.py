@@ -113,6 +113,8 @@ class DeepSpeedEngine(EngineWithGetters):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
         custom_load_fn: Any = None,
+        *,
+        rank_state: dict[str, Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Continues from a checkpoint, whatever number of ranks and stage wrote it, and DeepSpeed's own. Collective."""
         return super().load_checkpoint(
@@ -123,6 +125,7 @@ class DeepSpeedEngine(EngineWithGetters):
             load_lr_scheduler_states,
             load_module_only,
             custom_load_fn,
+            rank_state=rank_state,
         )
 
     def save_16bit_model(
