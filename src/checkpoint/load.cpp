@@ -93,15 +93,27 @@ std::string without_digits(std::string name) {
   return name;
 }
 
-// What to say of a directory that is not there if its name looks mistyped, or "". Names that differ in a number alone
-// ("run-1", "run-2") are those of several runs.
-std::string meant_instead_of(const std::string& path) {
+std::filesystem::path without_last_slash(const std::string& path) {
   std::error_code error;
   std::filesystem::path full = std::filesystem::absolute(path, error);
-  if (error) return "";
-  if (!full.has_filename()) full = full.parent_path();
-  if (!std::filesystem::is_directory(full.parent_path(), error))
-    return concat(", nor ", full.parent_path().string(), ": is the path mistyped?");
+  if (error) return {};
+  return full.has_filename() ? full : full.parent_path();
+}
+
+// What to say of a directory that is not there, whose parent is not there either; "" where that is there.
+std::string missing_parent(const std::string& path) {
+  const std::filesystem::path parent = without_last_slash(path).parent_path();
+  std::error_code error;
+  if (parent.empty() || std::filesystem::is_directory(parent, error)) return "";
+  return concat(", nor ", parent.string(), ": is the path mistyped?");
+}
+
+// What to say of a directory that must be there and is not, if its name looks mistyped, or "". Names that differ in a
+// number alone ("run-1", "run-2") are those of several runs.
+std::string meant_instead_of(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path full = without_last_slash(path);
+  if (std::string parent = missing_parent(path); !parent.empty()) return parent;
   const std::string name = full.filename().string();
   std::vector<std::string> near;
   for (std::filesystem::directory_iterator entry(full.parent_path(), error), end; !error && entry != end;
@@ -177,7 +189,7 @@ class Load {
       if (comm_.rank() == 0) tag = request_.tag ? choose_asked() : choose_newest();
     });
     tag = broadcast_text(comm_, tag, 0, "load");
-    ZS_CHECK(root_ || !request_.tag, "there is no directory ", request_.root);
+    ZS_CHECK(root_ || !request_.tag, "there is no directory ", request_.root, meant_instead_of(request_.root));
     if (tag.empty()) return std::nullopt;
     return tag;
   }
@@ -204,11 +216,11 @@ class Load {
       if (const auto next = take_untried()) return *next;
     if (!failed_.empty()) throw_none_whole();
     const std::string nothing = nothing_found(request_.root, root_ ? &*root_ : nullptr, listing);
-    if (request_.strict) throw IoError(nothing);
+    if (request_.strict) throw IoError(root_ ? nothing : nothing + meant_instead_of(request_.root));
     const bool is_first = listing.committed.empty() && (!root_ || !holds_checkpoint(*root_));
     if (is_first && request_.may_be_first) return {};
-    // A directory that is not there yet is what a first start finds, unless its name looks mistyped.
-    const std::string meant = root_ ? "" : meant_instead_of(request_.root);
+    // A directory that is not there yet is what a first start finds, beside those of other runs.
+    const std::string meant = root_ ? "" : missing_parent(request_.root);
     log(root_ || !meant.empty() ? LogLevel::kWarning : LogLevel::kInfo,
         concat("nothing is loaded, training starts from the beginning: ", nothing, meant));
     return {};

@@ -9,7 +9,7 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kMostLines = 20;
-constexpr std::string_view kWhat = "what():";
+constexpr std::string_view kWhat = "what():", kOwn = "zeroshard: ";
 
 std::string without_rank(const std::string& line) {
   if (!line.starts_with("[rank")) return line;
@@ -33,7 +33,39 @@ bool names_exception(const std::string& line) {
 }
 
 bool begins_error(const std::string& line) {
-  return line.starts_with("zeroshard: ") || line.find(kWhat) != line.npos || names_exception(line);
+  return line.starts_with(kOwn) || line.find(kWhat) != line.npos || names_exception(line);
+}
+
+constexpr std::string_view kTraceback = "Traceback (most recent call last):";
+using Lines = std::vector<std::string>;
+
+// Behind the frames: the line that names the exception, if it is there. Its notes follow it.
+Lines::iterator end_of_frames(Lines::iterator traceback, const Lines::iterator end) {
+  return std::find_if(traceback + 1, end, [](const std::string& line) { return line.front() != ' '; });
+}
+
+// A script that logs an exception and raises it again writes its traceback twice: the last one stays.
+void drop_repeated_tracebacks(Lines& lines) {
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (lines[i] != kTraceback) continue;
+    const auto begin = lines.begin() + ptrdiff_t(i), exception = end_of_frames(begin, lines.end());
+    if (exception == lines.end()) return;
+    if (std::search(exception + 1, lines.end(), begin, exception + 1) == lines.end()) continue;
+    lines.erase(begin, exception + 1);
+    --i;
+  }
+}
+
+// Where the error begins that ended the rank; the end if none is told. What follows the last traceback is the
+// exception with its notes, which may look like errors, too. Other programs name theirs in a line.
+Lines::iterator beginning_of_error(Lines& lines) {
+  const auto named = std::find_if(lines.rbegin(), lines.rend(), begins_error);
+  const auto traceback = std::find(lines.rbegin(), lines.rend(), kTraceback);
+  const auto last = named == lines.rend() ? lines.end() : named.base() - 1;
+  if (traceback == lines.rend()) return last;
+  const auto exception = end_of_frames(traceback.base() - 1, lines.end());
+  const bool is_native = last != lines.end() && (last->find(kWhat) != std::string::npos || last->starts_with(kOwn));
+  return exception == lines.end() || (is_native && last > exception) ? last : exception;
 }
 
 }  // namespace
@@ -47,8 +79,9 @@ LastWords last_words(const std::vector<std::string>& lines) {
     if (words.is_last) told.push_back(std::move(text));
   }
   if (told.empty()) return {};
-  const auto last = std::find_if(told.rbegin(), told.rend(), begins_error);
-  const auto begin = last == told.rend() ? told.end() - 1 : last.base() - 1;
+  drop_repeated_tracebacks(told);
+  const auto error = beginning_of_error(told);
+  const auto begin = error == told.end() ? told.end() - 1 : error;
   words.message.assign(begin, begin + std::min<ptrdiff_t>(told.end() - begin, kMostLines));
   if (const size_t what = words.message.front().find(kWhat); what != std::string::npos) {
     const size_t text = words.message.front().find_first_not_of(' ', what + kWhat.size());

@@ -11,8 +11,9 @@ struct LastWords {
   bool is_last = true;               // nothing was left out after the message, such as frames
 };
 
-// Leaves out the stack frames below a C++ error, which can be longer than all else, zeroshard's own log, and the
-// "[rank1]: " that torch puts before the lines of a traceback.
+// Leaves out the stack frames below a C++ error, which can be longer than all else, zeroshard's own log, a traceback
+// that is written again, and the "[rank1]: " that torch puts before its lines. Notes of a Python exception stay with
+// it.
 LastWords last_words(const std::vector<std::string>& lines);
 
 }  // namespace zeroshard

@@ -8,6 +8,7 @@ namespace zeroshard {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -35,6 +36,40 @@ TEST(LastWords, ATracebackEndsWithTheMessage) {
                                       "[zeroshard] memory per rank: planned 1 MB"});
   EXPECT_THAT(words.message, ElementsAre("torch.OutOfMemoryError: no memory", "for 3 bytes"));
   EXPECT_THAT(words.before, ElementsAre("Traceback (most recent call last):", "  File \"a.py\", line 1"));
+}
+
+// Python writes them below the exception, as they are: they may look like errors.
+TEST(LastWords, NotesStayWithTheirException) {
+  const std::vector<std::string> lines = {"Traceback (most recent call last):",
+                                          "  File \"a.py\", line 1",
+                                          "KeyError: 'x'",
+                                          "The above exception was the direct cause of the following exception:",
+                                          "Traceback (most recent call last):",
+                                          "  File \"a.py\", line 2",
+                                          "RuntimeError: it went wrong",
+                                          "in layer 3, because of this",
+                                          "ValueError: is what a value of 3 would be"};
+  const LastWords words = last_words(lines);
+  EXPECT_THAT(words.message, ElementsAre("RuntimeError: it went wrong", "in layer 3, because of this",
+                                         "ValueError: is what a value of 3 would be"));
+  EXPECT_THAT(words.before, ElementsAreArray(lines.begin(), lines.end() - 3));
+  std::vector<std::string> native = lines;  // another thread's, at the end of the process
+  native.insert(native.end(), {"terminate called after throwing an instance of 'c10::Error'", "  what():  no disk"});
+  EXPECT_THAT(last_words(native).message, ElementsAre("no disk"));
+}
+
+// A script logs an exception and raises it again.
+TEST(LastWords, ATracebackIsToldOnce) {
+  const std::vector<std::string> traceback = {"Traceback (most recent call last):", "  File \"a.py\", line 1",
+                                              "ValueError: bad"};
+  std::vector<std::string> lines = {"step 1"};
+  for (const char* between : {"it failed", "again", ""}) {
+    lines.insert(lines.end(), traceback.begin(), traceback.end());
+    lines.emplace_back(between);
+  }
+  EXPECT_THAT(last_words(lines).message, ElementsAre("ValueError: bad"));
+  EXPECT_THAT(last_words(lines).before, ElementsAre("step 1", "it failed", "again", traceback[0], traceback[1]));
+  EXPECT_THAT(last_words({traceback[0], traceback[1]}).message, ElementsAre(traceback[1]));  // killed meanwhile
 }
 
 TEST(LastWords, OtherProgramsHaveALastLine) {

@@ -72,19 +72,42 @@ def load_only(folder):
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("chekpoints", "warning: nothing is loaded, .*there is no directory {0}/chekpoints; did you mean 'checkp"),
-        ("ckeckpoints/", "warning: nothing is loaded, .*there is no directory {0}/ckeckpoints; did you mean"),
+        (
+            "chekpoints",
+            r"\] nothing is loaded, training starts from the beginning: there is no directory {0}/chekpoints$",
+        ),
+        ("runB", r"\] nothing is loaded, training starts from the beginning: there is no directory {0}/runB$"),
         ("nowhere/run", "warning: nothing is loaded, .*there is no directory {0}/nowhere/run, nor {0}/nowhere: is the"),
         ("other", r"\] nothing is loaded, training starts from the beginning: there is no directory {0}/other$"),
         ("run-2", r"\] nothing is loaded, training starts from the beginning: there is no directory {0}/run-2$"),
     ],
 )
-def test_a_mistyped_path_is_a_warning(tmp_path, path, told):
-    for name in ("checkpoints", "run-1"):
+def test_a_directory_that_is_not_there_yet(tmp_path, path, told):
+    """A first start finds none, beside those of other runs."""
+    for name in ("checkpoints", "run-1", "runA"):
         (tmp_path / name).mkdir()
     (rank,) = world.run_ranks(1, load_only, folder=str(tmp_path) + "/" + path)
     assert rank.value == [None, None], rank
     assert re.search(told.format(tmp_path), rank.log, re.MULTILINE), rank.log
+
+
+def load_what_must_be_there(folder, **how):
+    try:
+        initialize().load_checkpoint(folder, **how)
+    except (zeroshard.IoError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("how", [{"strict": True}, {"tag": "global_step3"}])
+def test_a_mistyped_path_that_must_be_there(tmp_path, how):
+    (tmp_path / "checkpoints").mkdir()
+    for path in ("chekpoints", "ckeckpoints/"):
+        (said,) = world.run(1, load_what_must_be_there, folder=f"{tmp_path}/{path}", **how)
+        assert f"there is no directory {tmp_path}/{path}".rstrip("/") in said, said
+        assert "; did you mean 'checkpoints'?" in said, said
+    (said,) = world.run(1, load_what_must_be_there, folder=f"{tmp_path}/other", **how)
+    assert "did you mean" not in said
 
 
 def one_rank_exports(folder):
