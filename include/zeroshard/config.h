@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -59,15 +60,26 @@ struct OptimizerConfig : ParamGroupOptions {
 };
 
 // LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` and others are unset: the param group's lr.
+// A value of a schedule: the same for every param group, or one for each.
+struct PerGroup {
+  PerGroup(double value) : all(value) {}  // NOLINT(google-explicit-constructor): a number is the common case
+  explicit PerGroup(std::vector<double> values) : each(std::move(values)) {}
+  bool operator==(const PerGroup&) const = default;
+  double of(size_t group) const { return each.empty() ? all : each.at(group); }
+
+  double all = 0;
+  std::vector<double> each;  // not empty: instead of `all`
+};
+
 struct WarmupLRConfig {
-  double warmup_min_lr = 0;
-  std::optional<double> warmup_max_lr = std::nullopt;
+  PerGroup warmup_min_lr = 0;
+  std::optional<PerGroup> warmup_max_lr = std::nullopt;
   int64_t warmup_num_steps = 1000;
   bool log_warmup = true;
 };
 struct WarmupDecayLRConfig {
   int64_t total_num_steps = 0;
-  double warmup_min_lr = 0, warmup_max_lr = 1e-3;
+  PerGroup warmup_min_lr = 0, warmup_max_lr = 1e-3;
   int64_t warmup_num_steps = 1000;
   bool log_warmup = true;
 };
@@ -79,17 +91,19 @@ struct WarmupCosineLRConfig {
   bool log_warmup = true;
 };
 struct OneCycleConfig {
-  double cycle_min_lr = 0, cycle_max_lr = 0, decay_lr_rate = 0;
+  PerGroup cycle_min_lr = 0, cycle_max_lr = 0;
+  double decay_lr_rate = 0;
   int64_t cycle_first_step_size = 2000;
   std::optional<int64_t> cycle_second_step_size = std::nullopt;
   int64_t cycle_first_stair_count = 0;
   std::optional<int64_t> cycle_second_stair_count = std::nullopt;
   int64_t decay_step_size = 0;
   bool cycle_momentum = true;
-  double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
+  PerGroup cycle_min_mom = 0.8, cycle_max_mom = 0.9;
+  double decay_mom_rate = 0;
 };
 struct LRRangeTestConfig {
-  double min_lr = 1e-3;
+  PerGroup min_lr = 1e-3;
   int64_t step_size = 2000;
   double step_rate = 1.0;
   bool staircase = false;

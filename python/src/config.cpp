@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
+#include "config/keys.h"
 #include "optim/lr_schedule.h"
 #include "zeroshard/optimizer.h"
 
@@ -80,6 +81,10 @@ void bind_config(py::module_& m) {
           "param_group_options",
           [](const Config& c) { return ParamGroupOptions(c.optimizer.value_or(OptimizerConfig{})); },
           "Hyper-parameters of the configuration's optimizer.")
+      .def_property_readonly(
+          "scheduler_name",
+          [](const Config& c) { return c.scheduler ? std::string(scheduler_names()[c.scheduler->index()]) : ""; },
+          "The class of its schedule; empty without one.")
       .def("lr_schedule",
            [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
 
@@ -97,12 +102,12 @@ void bind_config(py::module_& m) {
       .def("lrs", &LRSchedule::lrs, py::arg("iteration"))
       .def(
           "betas",
-          [](const LRSchedule& schedule, int64_t iteration) -> std::optional<std::pair<double, double>> {
-            const auto betas = schedule.betas(iteration);
+          [](const LRSchedule& schedule, int64_t iteration, size_t group) -> std::optional<std::pair<double, double>> {
+            const auto betas = schedule.betas(iteration, group);
             if (!betas) return std::nullopt;
             return std::pair{betas->beta1, betas->beta2};
           },
-          py::arg("iteration"));
+          py::arg("iteration"), py::arg("group") = 0);
 }
 
 }  // namespace zeroshard

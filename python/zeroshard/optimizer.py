@@ -195,15 +195,21 @@ def _index(param_groups: list[dict[str, Any]], model: nn.Module, who: str, advic
 @contextmanager
 def settings_kept(param_groups: list[dict[str, Any]]) -> Iterator[None]:
     """If an exception ends the context, restores settings of param groups, such as those a new scheduler has set."""
-    before = [{name: value for name, value in group.items() if name != "params"} for group in param_groups]
+    before = [{name: _kept(value) for name, value in group.items() if name != "params"} for group in param_groups]
     try:
         yield
     except BaseException:
         for group, settings in zip(param_groups, before, strict=True):
             params = group["params"]
             group.clear()
-            group.update(params=params, **settings)
+            group.update(params=params, **{name: restored() for name, restored in settings.items()})
         raise
+
+
+def _kept(value: Any) -> Callable[[], Any]:
+    """Returns a function that gives the value back. A tensor is the same tensor, with the values that it has now."""
+    values = value.clone() if isinstance(value, torch.Tensor) else None
+    return lambda: value if values is None else value.copy_(values)
 
 
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:

@@ -1,9 +1,12 @@
-"""The configuration's learning-rate schedules, as a PyTorch-like scheduler."""
+"""Learning-rate schedules: DeepSpeed's, over any optimizer, with the core's values."""
 
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
+
+import torch
 
 from . import _C
 from .optimizer import Optimizer
@@ -14,7 +17,7 @@ def make_scheduler(lr_scheduler: Any, optimizer: Optimizer, config: _C.Config) -
     if lr_scheduler is not None:
         is_scheduler = hasattr(lr_scheduler, "step")
         return lr_scheduler if is_scheduler else lr_scheduler(optimizer.optimizer or optimizer)
-    return LRScheduler(optimizer, config) if config.has_scheduler else None
+    return _CLASSES[config.scheduler_name].configured(optimizer, config) if config.has_scheduler else None
 
 
 def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
@@ -34,9 +37,33 @@ def check_arguments_of(scheduler: Any, lr_kwargs: dict[str, Any]) -> None:
 
 
 class LRScheduler:
-    """Sets the learning rates of ``optimizer`` according to the configuration's ``scheduler`` block."""
+    """Sets the learning rates of ``optimizer`` as the block ``scheduler`` of a configuration says.
 
-    def __init__(self, optimizer: Optimizer, config: _C.Config) -> None:
+    A rate that is a tensor stays the tensor that scripts hold, and gets the new value.
+    """
+
+    _FIRST: tuple[str, ...] = ()  # what may be given by position
+
+    def __init__(self, optimizer: Any, *values: Any, last_batch_iteration: int = -1, **params: Any) -> None:
+        """``params``: as in the block of a configuration. Raises ``ConfigError`` for what would be wrong there."""
+        if len(values) > len(self._FIRST):
+            raise TypeError(
+                f"{type(self).__name__} takes {', '.join(self._FIRST)} by position, and the rest by name; got {values}"
+            )
+        params |= dict(zip(self._FIRST, values, strict=False))
+        block = {"type": type(self).__name__, "params": params}
+        parsed = _C.ParsedConfig.parse(json.dumps({"train_batch_size": 1, "scheduler": block}), world_size=1)
+        self._begin(optimizer, parsed.config)
+        if last_batch_iteration != -1:
+            self.load_state_dict({"last_batch_iteration": last_batch_iteration})
+
+    @classmethod
+    def configured(cls, optimizer: Any, config: _C.Config) -> LRScheduler:
+        scheduler = cls.__new__(cls)
+        scheduler._begin(optimizer, config)
+        return scheduler
+
+    def _begin(self, optimizer: Any, config: _C.Config) -> None:
         self.optimizer = optimizer
         self._schedule = config.lr_schedule([float(group["lr"]) for group in optimizer.param_groups])
         self.last_batch_iteration = -1
@@ -65,9 +92,62 @@ class LRScheduler:
 
     def _apply(self, iteration: int) -> list[float]:
         lrs = self._schedule.lrs(iteration)
-        betas = self._schedule.betas(iteration)
-        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
-            group["lr"] = lr
+        for index, (group, lr) in enumerate(zip(self.optimizer.param_groups, lrs, strict=True)):
+            set_rate(group, lr)
+            betas = self._schedule.betas(iteration, index)
             if betas is not None and "betas" in group:
                 group["betas"] = betas
         return lrs
+
+
+def set_rate(group: dict[str, Any], lr: float) -> None:
+    """Sets the learning rate of a param group. One that is a tensor stays the same tensor."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
+class LRRangeTest(LRScheduler):
+    """Rates that rise from step to step, to find the largest one that trains."""
+
+    _FIRST = (
+        "lr_range_test_min_lr",
+        "lr_range_test_step_size",
+        "lr_range_test_step_rate",
+        "lr_range_test_staircase",
+    )
+
+
+class OneCycle(LRScheduler):
+    """A rise and a fall, then a decay; momentum the other way round."""
+
+    _FIRST = ("cycle_min_lr", "cycle_max_lr")
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """The betas of each param group at this iteration; None if they are left alone."""
+        groups = self.optimizer.param_groups
+        betas = [self._schedule.betas(self.last_batch_iteration, index) for index in range(len(groups))]
+        cycles = betas[0] is not None and any("betas" in group for group in groups)
+        return betas if cycles else None
+
+
+class WarmupLR(LRScheduler):
+    """A rise to the largest rate, which then stays."""
+
+    _FIRST = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
+
+
+class WarmupDecayLR(LRScheduler):
+    """A rise to the largest rate, then a linear fall to 0."""
+
+    _FIRST = ("total_num_steps", "warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
+
+
+class WarmupCosineLR(LRScheduler):
+    """A rise to the optimizer's rates, then a fall along a cosine."""
+
+    _FIRST = ("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type")
+
+
+_CLASSES = {kind.__name__: kind for kind in (LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR)}

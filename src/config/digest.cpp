@@ -22,6 +22,10 @@ class Digest {
   template <typename Enum>
   requires std::is_enum_v<Enum>
   void add(Enum value) { add(uint64_t(value)); }
+  void add(const PerGroup& value) {
+    all(value.all, uint64_t(value.each.size()));
+    for (const double each : value.each) add(each);
+  }
   template <typename T>
   void add(const std::optional<T>& value) {
     add(value.has_value());

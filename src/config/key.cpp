@@ -36,6 +36,7 @@ std::string describe_one(const Number& number) {
   if (has_min) text += " " + low;
   if (has_max) text += (has_min ? " and " : " ") + high;
   if (number.infinite) text += ", or Infinity";
+  if (number.per_group) text += ", or a list with one for each param group";
   return text;
 }
 std::string describe_one(const Choice& choice) {
@@ -101,6 +102,12 @@ std::optional<Json> check_one(const Integer& integer, const Json& value) {
 
 std::optional<Json> check_one(const Number& number, const Json& value) {
   if (value == "Infinity" && number.infinite) return value;
+  if (number.per_group && value.is_array()) {
+    Number one = number;
+    one.per_group = false;
+    const auto fits = [&](const Json& item) { return check_one(one, item).has_value(); };
+    return !value.empty() && std::all_of(value.begin(), value.end(), fits) ? std::optional(value) : std::nullopt;
+  }
   if (!value.is_number()) return std::nullopt;
   const auto given = value.get<double>();
   if (number.above_min ? !(given > number.min) : !(given >= number.min)) return std::nullopt;

@@ -21,7 +21,8 @@ struct Number {
   double min = -std::numeric_limits<double>::max(), max = std::numeric_limits<double>::max();
   bool above_min = false;  // min itself is not allowed
   bool below_max = false;
-  bool infinite = false;  // Infinity is allowed
+  bool infinite = false;   // Infinity is allowed
+  bool per_group = false;  // a list with one for each param group is allowed
 };
 struct Choice {
   std::vector<std::string> names;  // compared without case

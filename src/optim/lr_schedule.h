@@ -10,7 +10,8 @@ namespace zeroshard {
 // Iteration -1 is the time before the first scheduler step; the n-th step (counted from 0) sets iteration n.
 class LRSchedule {
  public:
-  // `initial_lrs`: the param groups' rates before the schedule touches them. Throws ValueError when empty.
+  // `initial_lrs`: the param groups' rates before the schedule touches them. Throws ValueError when empty, and for a
+  // list of the configuration that has not one value for each.
   LRSchedule(SchedulerConfig config, std::vector<double> initial_lrs);
 
   // One rate per param group. Throws ValueError for an iteration below -1.
@@ -19,8 +20,9 @@ class LRSchedule {
   struct Betas {
     double beta1, beta2;
   };
-  // The betas that OneCycle sets beside the rates; nothing for other schedules and without cycle_momentum.
-  std::optional<Betas> betas(int64_t iteration) const;
+  // The betas that OneCycle sets beside the rates; nothing for other schedules and without cycle_momentum. Throws
+  // ValueError for a param group that there is not.
+  std::optional<Betas> betas(int64_t iteration, size_t group = 0) const;
 
  private:
   SchedulerConfig config_;

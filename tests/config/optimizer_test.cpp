@@ -101,6 +101,11 @@ TEST(Scheduler, Kinds) {
   EXPECT_FALSE(cycle.cycle_second_stair_count);
   const auto test =
       scheduler<LRRangeTestConfig>(R"({"type": "LRRangeTest", "params": {"lr_range_test_step_size": 5}})");
+  const auto lists = scheduler<OneCycleConfig>(
+      R"({"type": "OneCycle", "params": {"cycle_min_lr": [1, 2.5], "cycle_max_lr": 3, "cycle_second_step_size": 0}})");
+  EXPECT_EQ(lists.cycle_min_lr, PerGroup(std::vector{1.0, 2.5}));
+  EXPECT_EQ(lists.cycle_max_lr.of(1), 3);
+  EXPECT_EQ(lists.cycle_second_step_size, 0);
   EXPECT_EQ(test.step_size, 5);
   EXPECT_EQ(test.min_lr, 1e-3);
 }
@@ -115,7 +120,10 @@ TEST(Scheduler, Errors) {
   fails(R"({"type": "WarmupLR", "params": {"warmup_steps": 3}})",
         {"scheduler.params.warmup_steps = 3", "allowed here: warmup_min_lr"});
   fails(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 0}})", {"warmup_num_steps = 0"});
-  fails(R"({"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})", {"warmup_max_lr = [1,2]", "a number"});
+  fails(R"({"type": "WarmupLR", "params": {"warmup_max_lr": [1, -2]}})",
+        {"warmup_max_lr = [1,-2]", "a number of at least 0, or a list with one for each param group"});
+  fails(R"({"type": "WarmupLR", "params": {"warmup_max_lr": []}})", {"warmup_max_lr = []"});
+  fails(R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 5, "cos_min_ratio": [1, 2]}})", {"cos_min_ratio"});
   fails(R"({"params": {}, "type": null, "params ": 1})", {"scheduler.params "});
 }
 

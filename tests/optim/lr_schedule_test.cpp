@@ -145,6 +145,23 @@ TEST(OneCycle, MovesBeta1AgainstTheRate) {
   EXPECT_FALSE(LRSchedule(WarmupLRConfig{}, {0.1}).betas(3));
 }
 
+TEST(OneCycle, MayHaveValuesForEachParamGroup) {
+  OneCycleConfig config = cycle();
+  config.cycle_max_lr = PerGroup(std::vector{5.0, 9.0});
+  config.cycle_min_mom = PerGroup(std::vector{0.5, 0.25});
+  config.cycle_max_mom = 0.75;
+  config.cycle_second_step_size = 0;
+  const LRSchedule schedule(config, {0.1, 0.1});
+  EXPECT_EQ(schedule.lrs(1), (std::vector{3.0, 5.0}));
+  EXPECT_EQ(schedule.lrs(2), (std::vector{4.0, 7.0}));
+  EXPECT_EQ(schedule.lrs(3), (std::vector{1.0, 1.0}));  // the cycle ends where its top would be
+  EXPECT_EQ(schedule.betas(1, 0)->beta1, 0.625);
+  EXPECT_EQ(schedule.betas(1, 1)->beta1, 0.5);
+  EXPECT_THROW(schedule.betas(1, 2), ValueError);
+  EXPECT_THROW(LRSchedule(config, {0.1}), ValueError);
+  EXPECT_THROW(LRSchedule(config, {0.1, 0.1, 0.1}), ValueError);
+}
+
 TEST(LRRangeTest, RisesSmoothlyOrInSteps) {
   LRRangeTestConfig config{.min_lr = 0.5, .step_size = 4, .step_rate = 2};
   EXPECT_EQ(lr_at(config, -1), 0.5);

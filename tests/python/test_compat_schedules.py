@@ -172,6 +172,72 @@ def test_schedules_are_deepspeeds_over_5000_steps(case):
         assert value == pytest.approx(expected, rel=1e-12, abs=1e-18)
 
 
+def test_each_param_group_may_have_its_own_values():
+    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    cycle = {"cycle_first_step_size": 4, "cycle_second_step_size": 0, "cycle_min_mom": 0.5, "cycle_max_mom": [0.7, 0.9]}
+    both = torch.optim.AdamW([{"params": [param]} for param in params], lr=RATE)
+    schedule = lr_schedules.OneCycle(both, [0.1, 0.2], cycle_max_lr=(0.5, 1.0), **cycle)
+    found = [(schedule.get_last_lr(), [group["betas"][0] for group in both.param_groups])]
+    for _ in range(5):
+        schedule.step()
+        found.append((schedule.get_last_lr(), [group["betas"][0] for group in both.param_groups]))
+        assert schedule.get_mom() == [group["betas"] for group in both.param_groups]
+    # DeepSpeed's, whose second half has no step: the top is never reached.
+    expected = [
+        ([0.1, 0.2], [0.5, 0.5]),
+        *(([0.1 + 0.1 * k, 0.2 + 0.2 * k], [0.7 - 0.05 * k, 0.9 - 0.1 * k]) for k in (1, 2, 3)),
+    ]
+    expected += [([0.1, 0.2], [0.7, 0.9])] * 2
+    for (rates, betas), (wanted_rates, wanted_betas) in zip(found, expected, strict=True):
+        assert rates == pytest.approx(wanted_rates) and betas == pytest.approx(wanted_betas)
+    for kind, values in (
+        (lr_schedules.WarmupLR, {"warmup_min_lr": [0.0, 0.1], "warmup_max_lr": [1.0, 2.0]}),
+        (lr_schedules.WarmupDecayLR, {"total_num_steps": 9, "warmup_min_lr": [0.0, 0.1], "warmup_max_lr": [1.0, 2.0]}),
+        (lr_schedules.LRRangeTest, {"lr_range_test_min_lr": [0.0, 0.1]}),
+    ):
+        assert kind(both, **values).get_last_lr() == [0.0, 0.1]
+        with pytest.raises(ValueError, match="is a list of 2, and the optimizer has 1 param groups"):
+            kind(optimizer(), **values)
+    with pytest.raises(ValueError, match="a list with one for each param group"):
+        lr_schedules.OneCycle(both, [], [0.1, -1.0])
+
+
+def test_a_rate_that_is_a_tensor_stays_one():
+    rate = torch.tensor(RATE)
+    chosen = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=rate, capturable=False, foreach=False)
+    (group,) = chosen.param_groups
+    schedule = lr_schedules.WarmupLR(chosen, 0.0, 1.0, 4, "linear")
+    for _ in range(3):
+        schedule.step()
+    assert group["lr"] is rate and rate.item() == 0.5 and schedule.get_last_lr() == [0.5]
+
+
+def configured(name):
+    values = CASES[name][0]
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": RATE}}}
+    config["scheduler"] = {"type": name.lower(), "params": values}
+    model = Weight()
+    given = torch.optim.AdamW(model.parameters(), lr=torch.tensor(RATE), foreach=False)
+    engine, _, _, schedule = deepspeed.initialize(model=model, optimizer=given, config=config)
+    rate = given.param_groups[0]["lr"]
+    for _ in range(3):
+        engine.backward(engine(torch.tensor(1.0)))
+        engine.step()
+    same = rate is given.param_groups[0]["lr"] and isinstance(rate, torch.Tensor)
+    return (
+        type(schedule) is getattr(lr_schedules, name),
+        same,
+        rate.item() == pytest.approx(schedule.get_lr()[0]),
+        hasattr(schedule, "get_mom"),
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "," not in name])
+@pytest.mark.idle_ranks("one rank alone")
+def test_a_configured_schedule_is_of_the_class_of_its_name(name):
+    assert world.run(1, configured, name=name) == [[True, True, True, name == "OneCycle"]]
+
+
 # -- the loss scale ----------------------------------------------------------------------------------------------------
 
 LIMIT = 2.0**16  # the gradient of the model below is the scale itself, and fp16 ends at 65,504

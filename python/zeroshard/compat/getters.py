@@ -8,6 +8,7 @@ import torch
 
 from .. import _C
 from ..engine import Engine
+from ..schedule import set_rate
 
 
 class EngineWithGetters(Engine):
@@ -66,7 +67,7 @@ class EngineWithGetters(Engine):
         if not 0 <= lr < float("inf"):
             raise ValueError(f"set_lr: lr is {lr}, expected a number that is not negative")
         for group in self.optimizer.param_groups:
-            group["lr"] = float(lr)
+            set_rate(group, float(lr))
 
     def get_type(self) -> list[str]:
         """The name of the optimizer, once per param group; empty without an optimizer."""
