@@ -14,6 +14,7 @@
 // The configuration, resolved: DeepSpeed's JSON keys are translated to these names by parse_config and nowhere else.
 namespace zeroshard {
 
+// Loss scaling. Config::compute_dtype says whether parameters are fp16: with autocast to fp16 they are not.
 struct Fp16Config {
   bool enabled = false;
   bool auto_cast = false;
@@ -59,7 +60,6 @@ struct OptimizerConfig : ParamGroupOptions {
   Type type = Type::kAdamW;
 };
 
-// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` and others are unset: the param group's lr.
 // A value of a schedule: the same for every param group, or one for each.
 struct PerGroup {
   PerGroup(double value) : all(value) {}  // NOLINT(google-explicit-constructor): a number is the common case
@@ -71,6 +71,7 @@ struct PerGroup {
   std::vector<double> each;  // not empty: instead of `all`
 };
 
+// LR schedules with DeepSpeed's formulas and defaults. If `warmup_max_lr` and others are unset: the param group's lr.
 struct WarmupLRConfig {
   PerGroup warmup_min_lr = 0;
   std::optional<PerGroup> warmup_max_lr = std::nullopt;
@@ -208,6 +209,7 @@ struct Config {
   DType compute_dtype = DType::kFloat32;  // bf16 / fp16 when enabled
   Fp16Config fp16;
   bool bf16_auto_cast = false;               // inputs of forward, as fp16.auto_cast; only with bf16
+  std::optional<DType> autocast_dtype;       // forward runs in torch.autocast; for engines in Python
   std::optional<DType> communication_dtype;  // gradients on the wire; unset: the compute dtype
   std::optional<DType> grad_accum_dtype;     // reduced gradients; unset: fp32 while accumulating
   double prescale = 1;                       // gradients are divided by this before the sum, and by the rest after it

@@ -75,16 +75,21 @@ void bind_config(py::module_& m) {
           "reduction",
           [](const Config& c) { return c.reduction == Config::Reduction::kCanonical ? "canonical" : "native"; })
       .def_property_readonly("has_optimizer", [](const Config& c) { return c.optimizer.has_value(); })
+      .def_property_readonly("autocast_dtype",
+                             [](const Config& c) {
+                               return c.autocast_dtype ? std::optional(std::string(name_of(*c.autocast_dtype)))
+                                                       : std::nullopt;
+                             })
       .def_property_readonly("has_scheduler", [](const Config& c) { return c.scheduler.has_value(); })
+      .def_property_readonly(
+          "scheduler_name",
+          [](const Config& c) { return c.scheduler ? std::string(scheduler_names()[c.scheduler->index()]) : ""; },
+          "The class of its schedule; empty without one.")
       .def("optimizer_type", [](const Config& c) { return c.optimizer.value_or(OptimizerConfig{}).type; })
       .def(
           "param_group_options",
           [](const Config& c) { return ParamGroupOptions(c.optimizer.value_or(OptimizerConfig{})); },
           "Hyper-parameters of the configuration's optimizer.")
-      .def_property_readonly(
-          "scheduler_name",
-          [](const Config& c) { return c.scheduler ? std::string(scheduler_names()[c.scheduler->index()]) : ""; },
-          "The class of its schedule; empty without one.")
       .def("lr_schedule",
            [](const Config& c, std::vector<double> lrs) { return LRSchedule(c.scheduler.value(), std::move(lrs)); });
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from .names import plain_name, plain_names
+from . import _C
+from .input_dtypes import DTYPES
+from .names import plain_module, plain_name, plain_names
 
 
 @dataclass
@@ -21,12 +26,13 @@ class Buffer:
         self.owner._buffers[self.name] = self.values
 
 
-def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> list[Buffer]:
-    """All buffers on ``device``, in the dtype for training in ``compute_dtype``. The model's own buffers do not change.
+def find_buffers(model: nn.Module, device: torch.device, parsed: _C.ParsedConfig) -> list[Buffer]:
+    """All buffers on ``device``, in the dtype that the configuration wants. The model's own buffers do not change.
 
     Raises ``ValueError`` for a buffer on the meta device.
     """
     found = []
+    dtype_of = _chooser(model, parsed)
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             path = f"{prefix}.{name}" if prefix else name
@@ -36,15 +42,46 @@ def find_buffers(model: nn.Module, device: torch.device, compute_dtype: str) -> 
                     "zeroshard.Init(), which computes buffers and leaves only parameters without memory, or "
                     "outside of it when a buffer is computed from parameters"
                 )
-            dtype = buffer.dtype
-            # BatchNorm kernels need statistics in the dtype of the weights, and a frozen BatchNorm has only buffers.
-            if "BatchNorm" in type(module).__name__ and buffer.is_floating_point():
-                dtype = {"fp16": torch.half, "bf16": torch.bfloat16}.get(compute_dtype, dtype)
+            dtype = dtype_of(module, path, buffer)
             placed = buffer if buffer.device == device and buffer.dtype == dtype else buffer.to(device, dtype)
             found.append(Buffer(module, name, path, placed))
     plain = plain_names((buffer.path, id(buffer.values)) for buffer in found)
     for buffer in found:
         buffer.path = plain[buffer.path]
+    return found
+
+
+def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, str, torch.Tensor], torch.dtype]:
+    """The function that gives the dtype of a buffer by its module, its path and itself."""
+    key = "data_types."
+    given = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
+    compute = parsed.config.compute_dtype
+    kept = _patterns(model, compute) if given["keep_in_fp32_modules"] is None else set(given["keep_in_fp32_modules"])
+    pattern = re.compile("|".join(name.replace("*", ".*") for name in sorted(kept)))
+    wanted = DTYPES.get(given["buffer_dtype"])
+
+    def choose(module: nn.Module, path: str, buffer: torch.Tensor) -> torch.dtype:
+        if not buffer.is_floating_point():
+            return buffer.dtype
+        if kept and compute != "fp32" and pattern.search(plain_name(path)):
+            return torch.float
+        # BatchNorm kernels need statistics in the dtype of the weights, and a frozen BatchNorm has only buffers.
+        if wanted is None and "BatchNorm" in type(module).__name__ and compute != "fp32":
+            return DTYPES[compute]
+        return wanted or buffer.dtype
+
+    return choose
+
+
+def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:
+    """The names that models of transformers give of what stays in fp32."""
+    found = set()
+    for path, module in model.named_modules():
+        names = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+        if compute_dtype == "fp16":
+            names |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
+        inside = f"^{re.escape(plain_module(path))}[.].*" if path else ""
+        found |= {inside + name for name in names}
     return found
 
 

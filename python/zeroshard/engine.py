@@ -18,7 +18,7 @@ from . import _C, checkpoint
 from .announce import announce, memory_report
 from .compiling import check_arguments, compile_units
 from .gathering import gathered
-from .input_dtypes import cast_floats, explain_dtypes
+from .input_dtypes import autocast, cast_floats, explain_dtypes
 from .making import make_run
 from .marks import refuse_to_pickle
 from .optimizer import Optimizer, OptimizerSetup
@@ -94,8 +94,11 @@ class Engine(nn.Module):
             args, kwargs = cast_floats((args, kwargs), self._run.config.compute_dtype)
         keeper = self._run.keeper
         try:
-            keeping = keeper.in_forward() if training and keeper is not None else nullcontext()
-            with self._report.part("forward") if training else nullcontext(), keeping:
+            with (
+                self._report.part("forward") if training else nullcontext(),
+                keeper.in_forward() if training and keeper is not None else nullcontext(),
+                autocast(self._run.config, self._run.device),
+            ):
                 return self.module(*args, **kwargs)
         except RuntimeError as error:
             explain_dtypes(error, self._run.config)

@@ -1,7 +1,8 @@
-"""Inputs in another dtype than the one in which the module computes."""
+"""The dtypes in which a module computes, and inputs in another one."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from . import _C
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TORCH_NAMES = {"fp16": "Half", "bf16": "BFloat16"}
 
 
@@ -18,9 +19,15 @@ def cast_floats(inputs: Any, dtype: str) -> Any:
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(_DTYPES[dtype]) if is_float else value
+        return value.to(DTYPES[dtype]) if is_float else value
 
     return pytree.tree_map(cast, inputs)
+
+
+def autocast(config: _C.Config, device: torch.device) -> AbstractContextManager[Any]:
+    """``torch.autocast`` for a forward, if the configuration's ``torch_autocast`` asks for it."""
+    dtype = config.autocast_dtype
+    return torch.autocast(device.type, DTYPES[dtype]) if dtype is not None else nullcontext()
 
 
 def explain_dtypes(error: RuntimeError, config: _C.Config) -> None:

@@ -82,7 +82,7 @@ def _make_core(
     device: torch.device,
     take_over: Callable[[], None],
 ) -> _C.Engine:
-    buffers = find_buffers(module, device, parsed.config.compute_dtype)
+    buffers = find_buffers(module, device, parsed)
     left = half_loaded(module)
 
     def begin() -> None:

@@ -74,7 +74,8 @@ uint64_t Config::digest() const {
   Digest digest;
   digest.all(train_batch_size, micro_batch_size, grad_accumulation_steps, managed_accumulation, world_size,
              gradient_clipping);
-  digest.all(compute_dtype, fp16, bf16_auto_cast, communication_dtype, grad_accum_dtype, prescale, average_gradients);
+  digest.all(compute_dtype, fp16, bf16_auto_cast, autocast_dtype, communication_dtype, grad_accum_dtype, prescale,
+             average_gradients);
   digest.all(optimizer, scheduler, allow_untested_optimizer, dataloader_drop_last);
   digest.all(stage, overlap_comm, prefetch_numel, persistence_threshold, gather_16bit_weights_on_save);
   digest.all(reduction, transport, uint64_t(unit_classes.size()), max_skipped_steps, check_replicas_every);

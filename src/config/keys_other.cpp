@@ -11,7 +11,6 @@ std::vector<Key> blocks_to_leave_off() {
     keys.push_back(unsupported(path, NothingEnabled{}, nullptr, concat(what, " is not supported")));
   };
   add("amp", "apex's mixed precision");
-  add("torch_autocast", "torch_autocast");
   add("elasticity", "elasticity");
   add("autotuning", "autotuning");
   add("hybrid_engine", "the hybrid engine");

@@ -58,7 +58,9 @@ std::vector<Key> fp16_keys() {
        [](Config& config, const Json& value) { config.fp16.consecutive_hysteresis = value.get<bool>(); }},
       {"fp16.min_loss_scale", Number{.min = 0, .above_min = true}, 1, "the dynamic loss scale never goes below",
        Effect::kYes, [](Config& config, const Json& value) { config.fp16.min_loss_scale = value.get<double>(); }},
-      unsupported("fp16.fp16_master_weights_and_grads", Only{false}, false, "fp16 master weights are not supported"),
+      unsupported("fp16.fp16_master_weights_and_grads", Only{false}, false,
+                  "fp16 master weights are not supported: they are fp32, so that small updates count; "
+                  "zero_optimization.offload_optimizer moves them off the device"),
   };
 }
 
@@ -72,8 +74,26 @@ std::vector<Key> bf16_keys() {
        set<&Config::bf16_auto_cast>},
       inert("bf16.immediate_grad_update", Bool{}, false, "gradients are always reduced as soon as they are complete"),
       inert("bf16.check_grad_overflow", Bool{}, true, "gradients are always checked for inf and NaN"),
-      unsupported("bf16.bf16_master_weights_and_grads", Only{false}, false, "bf16 master weights are not supported"),
-      unsupported("bf16.bf16_optimizer_states", Only{false}, false, "bf16 optimizer states are not supported"),
+      unsupported("bf16.bf16_master_weights_and_grads", Only{false}, false,
+                  "bf16 master weights are not supported: they are fp32, so that small updates count; "
+                  "zero_optimization.offload_optimizer moves them off the device"),
+      unsupported("bf16.bf16_optimizer_states", Only{false}, false,
+                  "bf16 optimizer states beside bf16 master weights are not supported: "
+                  "zeroshard.offload.moment_dtype stores the moments in bf16 beside fp32 master weights"),
+  };
+}
+
+std::vector<Key> autocast_keys() {
+  return {
+      {"torch_autocast.enabled", Bool{}, false,
+       "Python: engine(...) runs in torch.autocast. Parameters, gradients and states keep the dtype that they have "
+       "without it. With fp16 the loss is scaled: by 65536 at first, by half of that after an overflow, by twice that "
+       "after "
+       "2000 steps without"},
+      {"torch_autocast.dtype", Choice{{"bfloat16", "float16", "bf16", "fp16", "half"}}, nullptr,
+       "the dtype of torch.autocast; required with torch_autocast.enabled"},
+      inert("torch_autocast.lower_precision_safe_modules", Strings{}, nullptr,
+            "gradients travel in the dtype of the parameters, or in communication_data_type, whatever their module is"),
   };
 }
 
@@ -90,7 +110,13 @@ std::vector<Key> gradient_keys() {
        [](Config& config, const Json& value) { config.grad_accum_dtype = to_dtype(value); }},
       unsupported("data_types.param_dtype", Only{nullptr}, nullptr,
                   "the dtype of parameters follows fp16.enabled and bf16.enabled"),
-      unsupported("data_types.buffer_dtype", Only{nullptr}, nullptr, "buffers keep their dtype"),
+      {"data_types.buffer_dtype", kCommDTypes, nullptr,
+       "Python: the dtype of floating-point buffers; unset: they keep theirs, but those of BatchNorm get that of the "
+       "parameters"},
+      {"data_types.keep_in_fp32_modules", Strings{}, nullptr,
+       "Python, with fp16 or bf16: buffers are fp32 if one of these patterns fits a part of their name; * is any text. "
+       "Unset: what a model of transformers names in _keep_in_fp32_modules_strict, and with fp16 in "
+       "_keep_in_fp32_modules"},
       // resolve combines the two below: prescaling by the world size wins over the factor.
       {"prescale_gradients", Bool{}, false, "divide gradients by the world size before the sum instead of after it"},
       {"gradient_predivide_factor", Number{.min = 0, .above_min = true}, 1.0,
@@ -126,6 +152,7 @@ std::vector<Key> training_keys() {
   std::vector<Key> keys = batch_keys();
   append(keys, fp16_keys());
   append(keys, bf16_keys());
+  append(keys, autocast_keys());
   append(keys, gradient_keys());
   append(keys, type_keys());
   return keys;

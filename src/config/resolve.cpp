@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "base/format.h"
 #include "base/read_text.h"
@@ -359,6 +360,26 @@ class Resolver {
                "that is to be used, or a list of such; device may be \"none\"");
   }
 
+  // With the values of torch.amp.GradScaler, which DeepSpeed uses with autocast to fp16.
+  static Fp16Config grad_scaler() {
+    Fp16Config scaling;
+    scaling.enabled = true;
+    scaling.initial_scale_power = 16;
+    scaling.loss_scale_window = 2000;
+    scaling.hysteresis = 1;
+    scaling.min_loss_scale = std::numeric_limits<float>::min();
+    return scaling;
+  }
+
+  void resolve_autocast() {
+    if (value_of("torch_autocast.enabled").value != "true") return;
+    const Json dtype = Json::parse(value_of("torch_autocast.dtype").value);
+    if (dtype.is_null()) throw ConfigError("torch_autocast.dtype: this key is required beside torch_autocast.enabled");
+    const bool is_bf16 = dtype == "bfloat16" || dtype == "bf16";
+    config().autocast_dtype = is_bf16 ? DType::kBFloat16 : DType::kFloat16;
+    if (!is_bf16 && !config().fp16.enabled) config().fp16 = grad_scaler();
+  }
+
   // Checks that involve more than one key.
   void apply_rules() {
     if (config().fp16.enabled) {
@@ -367,6 +388,7 @@ class Resolver {
       }
       config().compute_dtype = DType::kFloat16;
     }
+    resolve_autocast();
     check_offload();
     check_offload_param();
     tell_warmup_type();

@@ -22,6 +22,17 @@ EngineOptions engine_options(const torch::nn::Module& model, const ParsedConfig&
   return options;
 }
 
+// Throws ConfigError for keys that change numbers and of which only engines in Python know.
+void refuse_keys_of_python(const ParsedConfig& parsed) {
+  for (const auto& [path, value, origin] : parsed.values) {
+    const bool is_one = path == "torch_autocast.enabled" || path == "data_types.buffer_dtype" ||
+                        path == "data_types.keep_in_fp32_modules";
+    if (is_one && value != "false" && value != "null")
+      throw ConfigError(
+          concat(path, " = ", value, ": it is for engines in Python. Here the caller casts: leave it out"));
+  }
+}
+
 const OptimizerConfig& optimizer_of(const ParsedConfig& parsed) {
   if (parsed.config.optimizer) return *parsed.config.optimizer;
   throw ConfigError(R"(the key optimizer is missing: add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}})");
@@ -51,7 +62,7 @@ ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& p
 
 ModuleEngine::ModuleEngine(const torch::nn::Module& model, const ParsedConfig& parsed, World& world,
                            const ParameterValues& values)
-    : ModuleEngine((check_tensors(model, world.device(), values), model),
+    : ModuleEngine((refuse_keys_of_python(parsed), check_tensors(model, world.device(), values), model),
                    ModuleUnits(model, parsed.config.unit_classes), parsed, world, values) {}
 
 ModuleEngine::ModuleEngine(const torch::nn::Module& model, ModuleUnits units, const ParsedConfig& parsed, World& world,

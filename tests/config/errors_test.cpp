@@ -205,12 +205,12 @@ TEST(ConfigErrors, WhatIsNotSupportedIsSaidSo) {
       {R"({"tensor_parallel": {"autotp_size": 2}})", "tensor_parallel.autotp_size = 2"},
       {R"({"fp16": {"fp16_master_weights_and_grads": true}})", "fp16.fp16_master_weights_and_grads"},
       {R"({"bf16": {"bf16_optimizer_states": true}})", "bf16.bf16_optimizer_states"},
+      {R"({"bf16": {"bf16_master_weights_and_grads": true}})", "bf16.bf16_master_weights_and_grads"},
       {R"({"elasticity": {"enabled": true}})", "elasticity"},
       {R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
        "compression_training"},
       {R"({"sparse_gradients": true})", "sparse_gradients = true"},
       {R"({"compile": {"deepcompile": true}})", "compile.deepcompile = true"},
-      {R"({"torch_autocast": {"enabled": true}})", "torch_autocast"},
   };
   for (const auto& [json, path] : cases) expect_error(json, {path, "not supported", "allowed:"});
 }

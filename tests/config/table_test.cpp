@@ -51,7 +51,9 @@ TEST(KeyTable, OnlyFewRowsWithAnEffectAreAppliedElsewhere) {
                            "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
                            "prescale_gradients", "optimizer.type", "scheduler.type",
                            "zero_optimization.stage3_max_live_parameters", "zero_optimization.leaf_module.classes",
-                           "zero_optimization.leaf_module.names", "zero_optimization.leaf_module.name_suffixes"}));
+                           "zero_optimization.leaf_module.names", "zero_optimization.leaf_module.name_suffixes",
+                           "torch_autocast.enabled", "torch_autocast.dtype", "data_types.buffer_dtype",
+                           "data_types.keep_in_fp32_modules"}));
 }
 
 // A default in the table that differs from the field's initial value would make Config{} and configuration("{}")

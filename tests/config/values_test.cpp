@@ -187,6 +187,24 @@ TEST(Config, NumbersAreTruthValuesAndUnknownWarmupsRiseAsLog) {
   EXPECT_THAT(warmup(R"("Linear")").without_effect, IsEmpty());
 }
 
+TEST(Config, AutocastKeepsTheDtypeOfParameters) {
+  const auto autocast = [](const std::string& keys) {
+    return configuration(concat(R"({"torch_autocast": {"enabled": true, )", keys, "}}"));
+  };
+  const Config bf16 = autocast(R"("dtype": "bfloat16")").config;
+  EXPECT_TRUE(bf16.autocast_dtype == DType::kBFloat16 && bf16.compute_dtype == DType::kFloat32);
+  EXPECT_FALSE(bf16.fp16.enabled);
+  const Config fp16 = autocast(R"("dtype": "fp16")").config;
+  EXPECT_TRUE(fp16.autocast_dtype == DType::kFloat16 && fp16.compute_dtype == DType::kFloat32);
+  EXPECT_TRUE(fp16.fp16.enabled);
+  EXPECT_EQ(fp16.fp16.loss_scale_window, 2000);
+  EXPECT_THAT(autocast(R"("dtype": "bf16", "lower_precision_safe_modules": ["torch.nn.Linear"])").without_effect,
+              ElementsAre(HasSubstr("gradients travel in the dtype of the parameters")));
+  EXPECT_FALSE(configuration(R"({"torch_autocast": {"dtype": "bf16"}})").config.autocast_dtype);
+  expect_error(R"({"torch_autocast": {"enabled": true}})", {"torch_autocast.dtype", "required"});
+  expect_error(R"({"torch_autocast": {"enabled": true, "dtype": "fp32"}})", {"torch_autocast.dtype = \"fp32\""});
+}
+
 TEST(Config, FlatKeysOfTrl) {
   const ParsedConfig parsed = configuration(R"({"zero_optimization.reduce_bucket_size": 4096,
       "zero_optimization.stage3_param_persistence_threshold": 640,

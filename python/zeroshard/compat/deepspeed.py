@@ -13,6 +13,7 @@ from torch import nn
 from .. import _C
 from ..initialize import make_engine
 from ..messages import log
+from ..input_dtypes import DTYPES
 from ..optimizer import OptimizerSetup
 from ..pretrained import state_dict_of_rank_0
 from . import checkpoint, generation
@@ -282,7 +283,7 @@ class DeepSpeedEngine(EngineWithGetters):
         """Of the parameters, and of sums of gradients."""
         dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
         sums = self._value("data_types.grad_accum_dtype")
-        return dtypes[self._run.config.compute_dtype], dtypes.get(sums, torch.float32)
+        return DTYPES[self._run.config.compute_dtype], DTYPES.get(sums, torch.float32)
 
     def _value(self, path: str) -> Any:
         """A value of the configuration, or None."""
@@ -295,6 +296,12 @@ class DeepSpeedEngine(EngineWithGetters):
 def initialize(
     args: Any = None,
     model: nn.Module | None = None,
+    def torch_autocast_enabled(self) -> bool:
+        return self._run.config.autocast_dtype is not None
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        return DTYPES.get(self._run.config.autocast_dtype)
+
     optimizer: torch.optim.Optimizer | Callable[[list], torch.optim.Optimizer] | None = None,
     model_parameters: Iterable | None = None,
     training_data: torch.utils.data.Dataset | None = None,
