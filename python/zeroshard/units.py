@@ -10,7 +10,6 @@ from torch import nn
 
 from . import _C
 from .marks import mark_of
-from .messages import a_type
 from .names import is_compiled, original, plain_module, plain_names
 from .shards import shard_of
 
@@ -53,10 +52,11 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
     outside of such blocks form one unit per module that uses them: the module that owns them or, if that has no forward
     (``ParameterList``) or is inside a ``MultiheadAttention``, the module around it. A tied parameter belongs to the
     first unit that has it, and every module that uses it is a module of that unit. Modules that are marked as ``LEAF``,
-    and ``leaves``, are one unit each, with all that they contain.
+    and ``leaves``, are one unit each, with all that they contain; one without a forward, such as a ``ModuleList``, is
+    whole while that of the module around it runs.
 
     Raises ``ValueError`` when a name in ``unit_classes`` matches no module, when two different parameters share
-    memory, for a leaf module without a forward, and for a scripted model.
+    memory, and for a scripted model.
 
     >>> [unit.name for unit in zeroshard.find_units(model)]
     """
@@ -73,13 +73,15 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
         # A compiled module has no truth value.
         first = block if block is not None else all_uses[0].module
         name = names_of_modules[id(first)]
-        unit = units.setdefault(id(first), Unit(name or "root", [], [first]))
+        # Of a leaf without a forward: those whose forward uses its elements.
+        around = [first] if _has_forward(first) else [use.module for use in uses[id(first)]]
+        unit = units.setdefault(id(first), Unit(name or "root", [], around))
         unit.params.append(param)
         for use in all_uses:
             if use.block is not first and not any(use.module is module for module in unit.modules):
                 unit.modules.append(use.module)
     result = list(units.values())
-    _set_parents(model, result)
+    _set_parents(model, result, {key: index for index, key in enumerate(units)})
     return result
 
 
@@ -99,7 +101,8 @@ def _find_uses(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, list[
     def visit(module: nn.Module, around: _Use) -> None:
         block = module if id(module) in is_block else around.block
         # The forward of MultiheadAttention reads the parameters of its out_proj without calling it.
-        uses_own = block is module or (_has_forward(module) and not isinstance(around.module, nn.MultiheadAttention))
+        is_used_alone = block is module or not isinstance(around.module, nn.MultiheadAttention)
+        uses_own = is_used_alone and _has_forward(module)
         use = _Use(block, module if uses_own else around.module)
         uses.setdefault(id(module), []).append(use)
         for child in module.children():
@@ -162,13 +165,8 @@ def _without_blocks_in_leaves(
     """Adds the leaf modules, those that are marked and ``more_leaves``: each is one unit with all that it contains."""
     chosen = {id(module) for module in more_leaves}
     leaves = []
-    for name, module in model.named_modules():
+    for module in model.modules():
         if getattr(module, LEAF, False) or id(module) in chosen:
-            if not _has_forward(module):
-                raise ValueError(
-                    f"leaf module '{plain_module(name)}' is {a_type(module)}, which has no forward: name the module "
-                    "whose forward uses it"
-                )
             leaves.append(module)
     inside = {id(inner) for leaf in leaves for inner in leaf.modules() if inner is not leaf}
     return [block for block in [*leaves, *blocks] if id(block) not in inside]
@@ -216,8 +214,7 @@ def _memory_key(tensor: torch.Tensor) -> object:
     return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _set_parents(model: nn.Module, units: list[Unit]) -> None:
-    unit_of_module = {id(unit.modules[0]): index for index, unit in enumerate(units)}
+def _set_parents(model: nn.Module, units: list[Unit], unit_of_module: dict[int, int]) -> None:
 
     def visit(module: nn.Module, enclosing: int) -> None:
         index = unit_of_module.get(id(module), -1)
