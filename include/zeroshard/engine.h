@@ -176,6 +176,8 @@ class Engine {
   // How far training has come. What is set there counts from then on.
   Progress& progress();
   const Progress& progress() const;
+  // Without the micro-batches of the current step, whose gradients no checkpoint has.
+  Progress progress_at_last_step() const;
   // See Progress::restore(); between steps.
   void restore_progress(const NamedCounts& saved, int64_t step);
   // From the next step on it takes as many micro-batches as make `samples` of all ranks; micro_steps become what they

@@ -239,6 +239,7 @@ void bind_param_states(EngineClass& engine) {
 void bind_counts(EngineClass& engine) {
   engine.def_property_readonly("progress", py::overload_cast<>(&Engine::progress))
       .def("restore_progress", &Engine::restore_progress, py::arg("saved"), py::arg("step"))
+      .def_property_readonly("progress_at_last_step", &Engine::progress_at_last_step)
       .def("set_train_batch_size", &Engine::set_train_batch_size)
       .def("set_micro_batch_size", &Engine::set_micro_batch_size);
 }

@@ -30,11 +30,11 @@ _BUFFER = "buffer"
 _OPTIMIZER = "optimizer."  # prefix of the kinds of a user's optimizer: "optimizer.exp_avg"
 
 
-def _check_at_boundary(run: Run, what: str) -> None:
+def _check_at_boundary(run: Run) -> None:
     if run.core.has_pending_gradients:
         raise _C.StateError(
-            f"{what} between a backward pass and its step: the accumulated gradients would be lost, or join those of "
-            "other parameters. Call it after the step() that applies them"
+            "load_checkpoint between a backward pass and its step: the accumulated gradients would be lost, or join "
+            "those of other parameters. Call it after the step() that applies them"
         )
 
 
@@ -91,11 +91,15 @@ def save(
 
     def collect() -> None:  # what may fail on one rank alone
         nonlocal root, contents
-        _check_at_boundary(run, "save_checkpoint")
         root = os.fsencode(save_dir)
         contents = _collect(run, client_state, rank_state, exclude_frozen_parameters)
 
     together(run, collect, "save_checkpoint")
+    if run.core.has_pending_gradients and run.rank == 0:
+        log(
+            f"save_checkpoint between a backward pass and its step: the checkpoint has the state after step "
+            f"{run.global_steps}. It has no gradients: who loads it computes those of the next step anew"
+        )
     contents["buffers"] = _own_buffers(run, rank_state is not None) + contents["buffers"]
     run.core.save_checkpoint(
         root,
@@ -137,7 +141,7 @@ def _collect(
 def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Any:
     """The state of the run. The checkpoint has that of rank 0."""
     state = {
-        **dict(run.progress.counts()),
+        **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
         "lr_scheduler": _state_of(run.lr_scheduler),
         "data": _state_of(run.loader),
@@ -276,7 +280,7 @@ def load(
     rank_state: dict[str, Any] | None = None,
 ) -> tuple[str | None, dict[str, Any] | None]:
     def check() -> None:
-        _check_at_boundary(run, "load_checkpoint")
+        _check_at_boundary(run)
         if rank_state is not None:
             _check_is_dict(rank_state)
 

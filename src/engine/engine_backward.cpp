@@ -323,6 +323,10 @@ const Progress& Engine::progress() const {
   return impl_->progress.counts();
 }
 
+Progress Engine::progress_at_last_step() const {
+  return impl_->progress.at_last_step();
+}
+
 void Engine::restore_progress(const NamedCounts& saved, int64_t step) {
   impl_->progress.restore(saved, step);
 }

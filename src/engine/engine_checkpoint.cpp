@@ -442,10 +442,8 @@ void Engine::save_checkpoint(const std::string& root, const std::string& tag, in
   run_together(kSave, [&] {
     publish_update();
     impl.take_all_writes(of_master);
-    if (has_pending_gradients())
-      throw StateError(
-          "save_checkpoint between a backward pass and its step: the accumulated gradients would be lost. "
-          "Save after step() has applied them");
+    if (impl.progress.is_in_pass() || impl.progress.has_open_gradients())
+      throw StateError("save_checkpoint within a backward pass: call it when the pass has ended");
     impl.check_whole();
     check_tag(tag);
     request = impl.make_request(from_root(root), tag, step, contents, save, /*held=*/staged);

@@ -26,7 +26,7 @@ void ModuleEngine::save(const std::string& root, const std::string& client, cons
   const std::vector<bool> differs = differ_among_ranks(values);
   run_together("save_checkpoint", [&] {
     Json state{{"lr_scheduler", {{"last_batch_iteration", iteration_}}}, {"client", Json::parse(client)}};
-    for (const auto& [name, count] : progress().counts()) state[name] = count;
+    for (const auto& [name, count] : progress_at_last_step().counts()) state[name] = count;
     contents.state = state.dump();
     contents.rank_state = random_state();
     for (size_t i = 0; i < buffers_.size(); ++i) {

@@ -117,6 +117,12 @@ void StepProgress::end_step(bool applied) {
   forget_gradients();
 }
 
+Progress StepProgress::at_last_step() const {
+  StepProgress discarded = *this;
+  discarded.discard();
+  return discarded.counts_;
+}
+
 void StepProgress::discard() {
   counts_.micro_steps -= micro_batches_;
   counts_.global_samples -= samples_;

@@ -14,6 +14,8 @@ class StepProgress {
 
   Progress& counts() { return counts_; }
   const Progress& counts() const { return counts_; }
+  // Without the micro-batches of the current step.
+  Progress at_last_step() const;
   // Throws ValueError if `samples` is no multiple of the ranks' micro-batches together, or if an engine made for one
   // micro-batch per step would now sum several in 16 bits without being told to; StateError within a step.
   void set_train_batch_size(int64_t samples, const Config& config);

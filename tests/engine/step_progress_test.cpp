@@ -35,9 +35,12 @@ TEST(StepProgress, CountsMicroBatchesAndSteps) {
   progress.end_micro_batch();
   EXPECT_THAT(counts(progress), ElementsAre(0, 0, 1, 12));
   EXPECT_TRUE(progress.counts().is_boundary());
+  EXPECT_EQ(progress.at_last_step().micro_steps, 0);
+  EXPECT_EQ(progress.at_last_step().global_samples, 0);
   pass(progress);
   progress.end_step(/*applied=*/true);
   EXPECT_THAT(counts(progress), ElementsAre(1, 0, 2, 24));
+  EXPECT_EQ(progress.at_last_step().global_samples, 24);
   EXPECT_FALSE(progress.is_unapplied());
   progress.end_step(/*applied=*/false);
   EXPECT_THAT(counts(progress), ElementsAre(2, 1, 3, 36));

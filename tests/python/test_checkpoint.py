@@ -271,8 +271,10 @@ def save_something_odd(folder, what):
     if what == "tags":
         engine.save_checkpoint(folder, tag=f"of-rank-{engine.rank()}")
         engine.wait_for_checkpoint()
-    if what == "accumulating":
-        engine.backward(engine(torch.zeros(2, 3, dtype=torch.long)).sum())
+    if what == "hook":
+        loss = engine(torch.zeros(2, 3, dtype=torch.long)).sum()
+        loss.register_hook(lambda grad: engine.save_checkpoint(folder))
+        engine.backward(loss)
     client = {"a": {"b": [1, object()]}} if what == "object" else {}
     engine.save_checkpoint(folder, tag="../up" if what == "tag" else None, client_state=client)
 
@@ -283,7 +285,7 @@ def save_something_odd(folder, what):
         ("object", "client.client.a.b[1] is an object"),
         ("tag", "'../up' cannot be the tag of a checkpoint"),
         ("tags", "rank 1: saves '"),
-        ("accumulating", "save_checkpoint between a backward pass and its step"),
+        ("hook", "save_checkpoint within a backward pass"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path, what, message):

@@ -405,8 +405,8 @@ def call_with_gradients(folder, how):
     engine.wait_for_checkpoint()
     loss = engine(torch.zeros(2, 3, dtype=torch.long)).sum()
     loss.backward() if how == "torch's backward" else engine.backward(loss)
-    calls = [lambda: engine.save_checkpoint(folder, tag="next"), lambda: engine.load_checkpoint(folder)]
-    said = [refused(call, zeroshard.StateError) for call in calls]
+    engine.save_checkpoint(folder, tag="before")
+    said = refused(lambda: engine.load_checkpoint(folder), zeroshard.StateError)
     engine.step()
     engine.save_checkpoint(folder, tag="next")
     engine.load_checkpoint(folder)
@@ -416,8 +416,7 @@ def call_with_gradients(folder, how):
 @pytest.mark.row("R1")
 @pytest.mark.parametrize("how", ["the engine's backward", "torch's backward"])
 def test_gradients_that_no_step_has_used_yet_are_not_lost(tmp_path, how):
-    for saving, loading in world.run(2, call_with_gradients, folder=str(tmp_path), how=how):
-        assert "rank 0: save_checkpoint between a backward pass and its step" in saving, saving
+    for loading in world.run(2, call_with_gradients, folder=str(tmp_path), how=how):
         assert "rank 0: load_checkpoint between a backward pass and its step" in loading, loading
 
 
