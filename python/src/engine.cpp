@@ -233,13 +233,14 @@ void bind_param_states(EngineClass& engine) {
       .def("set_grad", &Engine::set_grad, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"))
       .def("set_weights", &Engine::set_weights, py::arg("unit"), py::arg("param"), py::arg("begin"), py::arg("values"),
            Release())
+      .def("local_param", &Engine::local_param, py::arg("unit"), py::arg("param"), Release())
       .def("updates", &Engine::updates);
 }
 
 void bind_counts(EngineClass& engine) {
   engine.def_property_readonly("progress", py::overload_cast<>(&Engine::progress))
-      .def("restore_progress", &Engine::restore_progress, py::arg("saved"), py::arg("step"))
       .def_property_readonly("progress_at_last_step", &Engine::progress_at_last_step)
+      .def("restore_progress", &Engine::restore_progress, py::arg("saved"), py::arg("step"))
       .def("set_train_batch_size", &Engine::set_train_batch_size)
       .def("set_micro_batch_size", &Engine::set_micro_batch_size);
 }

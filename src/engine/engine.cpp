@@ -155,6 +155,7 @@ void Engine::begin_forward(bool training) {
   impl_->discard_failed_pass();
   if (training) impl_->last_grad_scale.reset();
   for (size_t unit = 0; unit < impl_->hooks.size(); ++unit) impl_->renew_hooks(unit);
+  if (impl_->has_lent_shards) impl_->gathers.after_current_stream();
   impl_->executor->begin_pass(training);
   impl_->ended_before_gradients.clear();
   if (!training) end_cpu_memory_step();  // evaluation has no other end

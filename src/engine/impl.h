@@ -198,6 +198,7 @@ struct Engine::Impl {
   std::unique_ptr<GradientFetch> gradient_fetch;  // null where gradients lie where they are updated with
   std::unique_ptr<DelayedUpdate> delayed;         // null where a step updates at once
   int64_t publishes = 0;                          // of its updates outside of steps
+  bool has_lent_shards = false;                   // to who may write to them: see local_param()
   bool has_lost_sums = false;                     // of parameters that were written before: see set_weights()
   std::unique_ptr<Executor> executor;
   std::unique_ptr<WriteWatch> watch;

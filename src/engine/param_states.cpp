@@ -92,6 +92,24 @@ std::optional<OptimizerSlice> Engine::slice(size_t unit, size_t param) const {
       found->spec().name(), group.param_group(found->index), none, false, {}, {}, found->spec().shape, 0};
 }
 
+std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
+  impl_->check_whole();
+  impl_->executor->unit(unit).await_readers();  // the caller may write
+  impl_->has_lent_shards = true;
+  for (const ShardedGroup& group : impl_->groups->of_unit(unit)) {
+    ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
+    for (size_t i = 0; i < group.num_params(); ++i) {
+      if (group.flat().params[i] != param) continue;
+      if (group.in_file()) return std::nullopt;
+      const Range owned = group.layout().owned(i, impl_->reduce_comm.rank());
+      const int64_t first = group.mine().begin;
+      return owned.size() == 0 ? group.my_shard().slice(0, 0, 0)
+                               : group.my_shard().slice(0, owned.begin - first, owned.end - first);
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const std::optional<at::Tensor>& mine,
                                              const std::string& kind) {
   Impl& impl = *impl_;

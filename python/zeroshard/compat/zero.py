@@ -75,9 +75,15 @@ def _ds_persist(param: nn.Parameter) -> bool:
 
 
 def _ds_tensor(param: nn.Parameter) -> torch.Tensor:
-    if _shard_of(param) is None:
-        raise AttributeError("ds_tensor: an engine has the parameter; use deepspeed.utils.safe_get_local_fp32_param")
-    return piece_of(param)
+    if _shard_of(param) is not None:
+        piece = piece_of(param)
+    elif (piece := mark_of(param).core().local_param(mark_of(param).unit, mark_of(param).position)) is None:
+        raise AttributeError(
+            "ds_tensor: the parameter lies in a file, as offload_param says: use "
+            "deepspeed.utils.safe_get_local_fp32_param, which reads it"
+        )
+    piece.ds_numel = piece.numel()
+    return piece
 
 
 def _ds_status(param: nn.Parameter) -> ZeroParamStatus:
@@ -105,7 +111,7 @@ _ATTRIBUTES = {
     "ds_id": _ds_id,
     "ds_shape": _ds_shape,
     "ds_numel": _ds_numel,
-    "ds_tensor": _ds_tensor,  # this rank's elements; only before an engine has the parameter
+    "ds_tensor": _ds_tensor,  # the memory of this rank's elements, of which there may be none
     "ds_persist": _ds_persist,
     "ds_status": _ds_status,
     "ds_active_sub_modules": _ds_active_sub_modules,  # for hooks that clear it: zeroshard knows which forwards run
