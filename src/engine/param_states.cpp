@@ -123,6 +123,10 @@ std::optional<at::Tensor> Engine::full_state(size_t unit, size_t param, const st
 }
 
 void Engine::Impl::check_reduced(const ParamSpec& param) const {
+  if (progress.is_unsynced())
+    throw StateError(concat("the gradient of '", param.name(),
+                            "' is on this rank only: the last backward was within no_sync(), or within "
+                            "coalesce_grad_reduction() that has not ended. Ask for it after one that is reduced"));
   if (!progress.is_in_pass() && !progress.has_open_gradients() && !has_other_pass) return;
   throw StateError(concat("the gradient of '", param.name(),
                           "' is not reduced yet: ask for it after engine.backward(loss), not within it and not after a "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..initialize import make_engine
 from ..messages import log
 from ..input_dtypes import DTYPES
 from ..optimizer import OptimizerSetup
+from ..passes import backward_pass
 from ..pretrained import state_dict_of_rank_0
 from . import checkpoint, generation
 from . import zero as zero  # parameters get ds_id, ds_status and the others
@@ -56,6 +58,24 @@ class DeepSpeedEngine(EngineWithGetters):
         """Computes and reduces gradients; returns the loss, by default divided by the accumulation steps."""
         super().backward(loss, retain_graph, scale_wrt_gas)
         return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
+
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Gradients of all backward passes inside are reduced once, when the context ends; ``step()`` comes after it.
+
+        Collective. Until then each rank keeps its own gradients, whole. Raises ``StateError`` inside ``no_sync()`` and
+        inside itself.
+        """
+        if not self._syncs:
+            raise _C.StateError(
+                "coalesce_grad_reduction() nested in no_sync(), or in itself: the outer context keeps gradients from "
+                "being reduced"
+            )
+        with self.no_sync():
+            yield
+        if self._run.core.has_pending_gradients:
+            with backward_pass(self._run.core, sync=True):
+                pass  # of its own it adds nothing, and reduces what was kept
 
     def loss_scale(self) -> float:
         return self._run.core.loss_scale

@@ -1,0 +1,66 @@
+"""Backward passes of scripts for DeepSpeed that are reduced together."""
+
+import contextlib
+from functools import partial
+
+import pytest
+import world
+from test_compat_engine import loss_of, make
+from test_misuse import message_of
+from zeroshard.compat import fragments
+
+
+def coalesced(stage, dtype):
+    """The digest of a run whose passes are reduced together, and of one that reduces each; and what is refused."""
+    digests, said = [], []
+    for together in (True, False):
+        engine = make(stage, accumulation=3, dtype=dtype)
+        for step in range(2):
+            if together:
+                with engine.coalesce_grad_reduction():
+                    for micro in range(3):
+                        engine.set_gradient_accumulation_boundary(micro == 2)
+                        engine.backward(loss_of(engine, step, micro))
+                    said.append(message_of(engine.step))
+                    said.append(message_of(engine.coalesce_grad_reduction().__enter__))
+                grad = fragments.safe_get_full_grad(engine.module.head.weight)
+                assert grad is not None and grad.norm() > 0
+            else:
+                for micro in range(3):
+                    engine.set_gradient_accumulation_boundary(micro == 2)
+                    engine.backward(loss_of(engine, step, micro))
+            engine.step()
+        assert engine.global_steps == 2
+        digests.append(engine.parameter_digest())
+        engine.destroy()
+    return digests, said
+
+
+@pytest.mark.parametrize("ranks,stage,dtype", [(1, 0, "fp32"), (2, 1, "fp32"), (2, 2, "bf16"), (3, 3, "fp32")])
+def test_passes_are_reduced_together(ranks, stage, dtype):
+    for (together, apart), said in world.run(ranks, coalesced, stage=stage, dtype=dtype):
+        if dtype == "bf16":  # what is summed before it travels rounds otherwise
+            assert together != "" and apart != ""
+        else:
+            assert ranks == 1 or together != ""
+        assert all("no_sync" in text for text in said) and len(said) == 4, said
+
+
+def sums(stage):
+    """The largest difference of a gradient that was reduced once from the one that was reduced each time."""
+    grads = []
+    for together in (True, False):
+        engine = make(stage, accumulation=2)
+        with engine.coalesce_grad_reduction() if together else contextlib.nullcontext():
+            for micro in range(2):
+                engine.backward(loss_of(engine, 0, micro))
+            local = message_of(partial(fragments.safe_get_full_grad, engine.module.head.weight))
+            assert local is None or (together and "on this rank only" in local), local
+        grads.append([fragments.safe_get_full_grad(param) for param in engine.module.parameters()])
+        engine.destroy()
+    return max((a - b).abs().max().item() for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_sum_is_that_of_single_reductions(stage):
+    assert max(world.run(2, sums, stage=stage)) < 1e-7  # fp32 sums of the same numbers in another order
