@@ -18,7 +18,7 @@ from .distributed import device_of_rank, init_distributed
 from .engine import Engine
 from .loader import Loader
 from .metrics import check_folders
-from .optimizer import Optimizer, make_optimizer, settings_kept
+from .optimizer import Optimizer, OptimizerSetup, make_optimizer, settings_kept
 from .schedule import make_scheduler
 
 
@@ -62,7 +62,7 @@ def initialize(
     """
     engine, loader, scheduler = make_engine(
         EngineWithGetters,
-        Optimizer,
+        lambda setup, _: Optimizer(setup),
         args=args,
         model=model,
         optimizer=optimizer,
@@ -83,7 +83,7 @@ EngineType = TypeVar("EngineType", bound=Engine)
 
 def make_engine(
     engine_type: type[EngineType],
-    optimizer_type: type[Optimizer],
+    make_front: Callable[[OptimizerSetup, _C.ParsedConfig], Optimizer],
     *,
     args: Any,
     model: nn.Module | None,
@@ -115,7 +115,7 @@ def make_engine(
     parsed = parse_config(settings, world_size=world_size, model=model)
 
     setup = make_optimizer(model, optimizer, model_parameters, parsed.config)
-    front = optimizer_type(setup)
+    front = make_front(setup, parsed)
     # Steps that can fail on one rank come first: later the engine takes parameters and states from another engine.
     loader = None
     if training_data is not None:

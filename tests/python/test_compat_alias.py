@@ -166,6 +166,38 @@ def test_a_name_used_in_sources_is_found():
     assert names_in(ast.parse(text)) == used
 
 
+MORE_NAMES = """
+import deepspeed, torch, zeroshard
+from deepspeed import DeepSpeedConfigError
+from deepspeed.runtime import config, lr_schedules
+from deepspeed.runtime.zero import stage_1_and_2, stage3
+from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
+from deepspeed.utils import safe_get_full_grad, safe_update_full_grad_vectorized, tensor_fragment
+
+assert tensor_fragment.safe_update_full_grad_vectorized is safe_update_full_grad_vectorized
+assert config.DeepSpeedConfigError is DeepSpeedConfigError
+model = torch.nn.Linear(2, 2)
+try:
+    deepspeed.initialize(model=model, config={"train_batch_size": 1, "zero_optimization": {"stage": 7}})
+except DeepSpeedConfigError as error:
+    print("refused", "stage" in str(error))
+blocks = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "Adam"}, "zeroshard": {"shard_one_rank": True}}
+blocks["scheduler"] = {"type": "WarmupLR"}
+engine, optimizer, _, schedule = deepspeed.initialize(model=model, config={"train_batch_size": 1, **blocks})
+assert isinstance(optimizer, stage3.DeepSpeedZeroOptimizer_Stage3) and isinstance(schedule, lr_schedules.WarmupLR)
+with unwrap_model_for_generation(engine) as whole:
+    print("whole", whole is engine, model.weight.shape, model.weight.sum().item() != 0)
+engine.backward(engine(torch.ones(1, 2)).sum())
+safe_update_full_grad_vectorized(model.parameters(), lambda grad, param: grad * 2)
+print("twice", safe_get_full_grad(model.bias).tolist())
+"""
+
+
+def test_names_of_deeper_modules():
+    lines = python(MORE_NAMES).stdout.splitlines()
+    assert "refused True" in lines and "whole True torch.Size([2, 2]) True" in lines and "twice [2.0, 2.0]" in lines
+
+
 REFUSALS = [
     ("import deepspeed.moe", "ModuleNotFoundError", "no expert parallelism"),
     ("from deepspeed import moe", "ModuleNotFoundError", "no expert parallelism"),

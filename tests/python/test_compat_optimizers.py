@@ -8,7 +8,8 @@ import pytest
 import torch
 import world
 from test_misuse import message_of
-from zeroshard.compat import ops
+from zeroshard.compat import fragments, ops
+from zeroshard.compat import optimizer as optimizers
 from zeroshard.compat.deepspeed import initialize
 
 WIDTH = 40  # so that every rank has a part of every block
@@ -286,3 +287,77 @@ def test_parts_of_others_are_refused():
         ended = said.pop("destroyed")
         assert all("engine.load_checkpoint loads states" in each for each in said.values()), said
         assert "engine has ended" in ended
+
+
+class Mine(torch.optim.AdamW):
+    """A class of a script's own, with a method and an attribute."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=1e-2)
+        self.note = "mine"
+
+    def noted(self):
+        return self.note
+
+
+def classes(stage, dtype):
+    """By what brings the optimizer: the names of classes that ``initialize`` returns an object of."""
+    config = models.configuration(stage, dtype)
+    kinds = (
+        ops.FusedAdam,
+        torch.optim.Adam,
+        torch.optim.SGD,
+        ops.FusedLion,
+        torch.optim.Adagrad,
+        torch.optim.NAdam,
+        Mine,
+    )
+    kinds += (
+        optimizers.DeepSpeedOptimizer,
+        optimizers.DeepSpeedZeroOptimizer,
+        optimizers.DeepSpeedZeroOptimizer_Stage3,
+    )
+    found = {}
+    for name in ("AdamW", "Adam", "SGD", "Lion", "Adagrad"):
+        _, given, *_ = initialize(
+            model=models.stack(width=WIDTH), config=config | {"optimizer": {"type": name, "params": {"lr": 1e-2}}}
+        )
+        found[name] = [kind.__name__ for kind in kinds if isinstance(given, kind)]
+    for make in (torch.optim.NAdam, Mine):
+        model = models.stack(width=WIDTH)
+        own = make(model.parameters())
+        engine, given, *_ = initialize(model=model, optimizer=own, config=config)
+        found[make.__name__] = [kind.__name__ for kind in kinds if isinstance(given, kind)]
+        assert given is engine.optimizer and given.optimizer is own
+        if dtype == "fp32":
+            before = fragments.safe_get_full_fp32_param(model.head.weight).clone()
+            engine.backward(loss_of(engine, 0, world.rank(), world.size()))
+            given.step()
+            assert not torch.equal(fragments.safe_get_full_fp32_param(model.head.weight), before)
+    if stage == 0 and dtype == "fp32":
+        assert (given.note, given.noted(), type(given).__name__) == ("mine", "mine", "Mine")
+        with pytest.raises(AttributeError, match="Mine of an engine has no attribute '_nothing'"):
+            _ = given._nothing
+    return found
+
+
+BASE = "DeepSpeedOptimizer"
+NAMED = {
+    "AdamW": ["FusedAdam", "Adam"],
+    "Adam": ["FusedAdam", "Adam"],
+    "SGD": ["SGD"],
+    "Lion": ["FusedLion"],
+    "Adagrad": ["Adagrad"],
+    "NAdam": ["NAdam"],
+    "Mine": ["Adam", "Mine"],
+}
+
+
+@pytest.mark.parametrize(
+    "ranks,stage,dtype", [(1, 0, "fp32"), (2, 0, "fp32"), (1, 0, "bf16"), (2, 1, "fp32"), (2, 3, "fp32")]
+)
+def test_the_class_of_the_optimizer_is_deepspeeds(ranks, stage, dtype):
+    zero = {1: ["DeepSpeedZeroOptimizer"], 3: ["DeepSpeedZeroOptimizer_Stage3"]}.get(stage, [])
+    is_named = stage == 0 and dtype == "fp32"
+    expected = {name: [*(kinds if is_named else []), BASE, *zero] for name, kinds in NAMED.items()}
+    assert world.run(ranks, classes, stage=stage, dtype=dtype) == [expected] * ranks

@@ -11,6 +11,7 @@ import pytest
 import world
 from built import ZEROSHARD, needs
 from test_launcher import environment
+from test_misuse import message_of
 from zeroshard.compat import alias
 
 pytestmark = needs(ZEROSHARD)
@@ -195,6 +196,24 @@ def test_no_deepspeed_leaves_another_one_in_place(script, tmp_path):
         assert told == [True, alias.BIN]
         (told,) = called(ZEROSHARD, "run", "--no-deepspeed", *arguments[1:], path=False, **env)
         assert told[0] is False and told[1] != alias.BIN
+
+
+def without_a_group():
+    import torch
+    from zeroshard.compat.deepspeed import initialize
+
+    model, config = torch.nn.Linear(2, 2), CONFIG | {"optimizer": {"type": "Adam"}}
+    said = message_of(lambda: initialize(model=model, config=config, dist_init_required=False))
+    torch.distributed.init_process_group("gloo")
+    engine = initialize(model=model, config=config, dist_init_required=False)[0]
+    return said, engine.device.type
+
+
+@pytest.mark.idle_ranks("one rank alone")
+def test_a_group_that_the_script_has_to_start():
+    for said, device in world.run(1, without_a_group):
+        assert "dist_init_required is False, and torch.distributed is not started" in said
+        assert device == "cpu"
 
 
 # --- deepspeed.comm ---------------------------------------------------------------------------------------------------

@@ -13,17 +13,17 @@ from torch import nn
 
 from .. import _C
 from ..initialize import make_engine
-from ..messages import log
 from ..input_dtypes import DTYPES
+from ..messages import log
 from ..optimizer import OptimizerSetup
 from ..passes import backward_pass
 from ..pretrained import state_dict_of_rank_0
 from . import checkpoint, generation
 from . import zero as zero  # parameters get ds_id, ds_status and the others
 from .adalora import read_adapters
-from .comm import start_alone
+from .comm import init_distributed, start_alone
 from .getters import EngineWithGetters
-from .optimizer import DeepSpeedOptimizer
+from .optimizer import DeepSpeedOptimizer, make_front
 from .trl_hash import gather_for_hashes
 
 
@@ -296,12 +296,17 @@ class DeepSpeedEngine(EngineWithGetters):
     def fp16_auto_cast(self) -> bool:
         return self._run.config.fp16_auto_cast
 
+    def torch_autocast_enabled(self) -> bool:
+        return self._run.config.autocast_dtype is not None
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        return DTYPES.get(self._run.config.autocast_dtype)
+
     def wall_clock_breakdown(self) -> bool:
         return self._run.config.wall_clock_breakdown
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """Of the parameters, and of sums of gradients."""
-        dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
         sums = self._value("data_types.grad_accum_dtype")
         return DTYPES[self._run.config.compute_dtype], DTYPES.get(sums, torch.float32)
 
@@ -316,12 +321,6 @@ class DeepSpeedEngine(EngineWithGetters):
 def initialize(
     args: Any = None,
     model: nn.Module | None = None,
-    def torch_autocast_enabled(self) -> bool:
-        return self._run.config.autocast_dtype is not None
-
-    def torch_autocast_dtype(self) -> torch.dtype | None:
-        return DTYPES.get(self._run.config.autocast_dtype)
-
     optimizer: torch.optim.Optimizer | Callable[[list], torch.optim.Optimizer] | None = None,
     model_parameters: Iterable | None = None,
     training_data: torch.utils.data.Dataset | None = None,
@@ -336,13 +335,16 @@ def initialize(
 ) -> tuple[DeepSpeedEngine, DeepSpeedOptimizer | None, torch.utils.data.DataLoader | None, Any]:
     """See ``zeroshard.initialize``; the engine and its optimizer have DeepSpeed's meanings. Collective.
 
-    Without a launcher it starts torch.distributed for one rank.
+    Without a launcher it starts torch.distributed for one rank. ``dist_init_required=False`` raises ``StateError``
+    unless torch.distributed is started already.
     """
-    if dist_init_required is not False:
+    if dist_init_required is False:
+        init_distributed(dist_init_required=False)  # raises an error where torch.distributed is not started
+    else:
         start_alone(model)
     engine, loader, scheduler = make_engine(
         DeepSpeedEngine,
-        DeepSpeedOptimizer,
+        make_front,
         args=args,
         model=model,
         optimizer=optimizer,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -31,6 +32,16 @@ def keep_gathered(core: _C.Engine, budget: int) -> None:
 def _generate(own: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     with GatheredParameters(_kept(self)):
         return own(self, *args, **kwargs)
+
+
+@contextmanager
+def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
+    """Gathers all parameters of ``model`` at stage 3, whatever the budget is. Collective; what is written is dropped.
+
+    The engine's hooks stay, and do nothing inside.
+    """
+    with GatheredParameters(model.parameters()):
+        yield model
 
 
 def _kept(module: nn.Module) -> list[nn.Parameter]:

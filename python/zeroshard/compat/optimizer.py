@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from ..marks import made_with
 from ..names import plain_name
 from ..optimizer import Optimizer, OptimizerSetup
 from ..run import Run
+from . import ops
 
 _OTHERS = "engine.load_checkpoint loads states for any number of ranks and any stage"
 
@@ -137,6 +139,55 @@ class DeepSpeedOptimizer(Optimizer):
         if run is None or run.has_ended:
             raise _C.StateError("the optimizer's engine has ended, and its states with it")
         return run
+
+
+class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
+    """The class at stages 1 and 2."""
+
+
+class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
+    """The class at stage 3."""
+
+
+def make_front(setup: OptimizerSetup, parsed: _C.ParsedConfig) -> DeepSpeedOptimizer:
+    """An engine's optimizer, of a class that DeepSpeed's would be of, too.
+
+    At stage 0 in fp32 that is the class of the caller's optimizer, or of the one that the configuration names.
+    """
+    stage = parsed.config.stage
+    if stage > 0:
+        return (DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer)(setup)
+    if parsed.config.compute_dtype != "fp32" or not setup.trains:
+        return DeepSpeedOptimizer(setup)
+    if setup.inner is None:
+        return _also(_CONFIGURED[setup.type])(setup)
+    # A class that computes its param groups has no place for those of another.
+    has_groups = "param_groups" in vars(setup.inner)
+    return _also(type(setup.inner))(setup) if has_groups else DeepSpeedOptimizer(setup)
+
+
+_CONFIGURED = {
+    _C.OptimizerType.ADAM: ops.FusedAdam,
+    _C.OptimizerType.ADAMW: ops.FusedAdam,
+    _C.OptimizerType.SGD: torch.optim.SGD,
+    _C.OptimizerType.LION: ops.FusedLion,
+    _C.OptimizerType.ADAGRAD: torch.optim.Adagrad,
+}
+
+
+@functools.cache
+def _also(named: type[torch.optim.Optimizer]) -> type[DeepSpeedOptimizer]:
+    """A class of DeepSpeedOptimizer that is ``named``, too. Attributes that it lacks are those of the caller's object.
+
+    ``__init__`` of ``named`` is not called, because the front has no states of its own.
+    """
+
+    def __getattr__(front: DeepSpeedOptimizer, name: str) -> Any:
+        if name.startswith("_") or front.__dict__.get("_inner") is None:
+            raise AttributeError(f"{named.__name__} of an engine has no attribute '{name}'", name=name, obj=front)
+        return getattr(front._inner, name)
+
+    return type(named.__name__, (DeepSpeedOptimizer, named), {"__getattr__": __getattr__})
 
 
 def _check_parts(state_dict: dict[str, Any], parts: dict[str, _C.OptimizerSlice], groups: int) -> None:

@@ -22,6 +22,7 @@ dist = None  # as it is in DeepSpeed until an engine is made
 __getattr__, __dir__, __all__ = alias.provide(
     __name__,
     {
+        "zeroshard._C": ["DeepSpeedConfigError = ConfigError"],
         "zeroshard.compat.accelerator": ["get_accelerator"],
         "zeroshard.compat.arguments": ["add_config_arguments", "_add_core_arguments"],
         "zeroshard.compat.comm": ["init_distributed"],

@@ -5,5 +5,14 @@ from zeroshard.compat.alias import provide
 __getattr__, __dir__, __all__ = provide(
     __name__,
     {},
-    modules=["activation_checkpointing", "base_optimizer", "dataloader", "engine", "lr_schedules", "utils", "zero"],
+    modules=[
+        "activation_checkpointing",
+        "base_optimizer",
+        "config",
+        "dataloader",
+        "engine",
+        "lr_schedules",
+        "utils",
+        "zero",
+    ],
 )

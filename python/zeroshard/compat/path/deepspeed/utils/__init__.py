@@ -29,6 +29,7 @@ __getattr__, __dir__, __all__ = provide(
             "safe_set_local_fp32_param",
             "safe_set_local_grad",
             "safe_set_local_optimizer_state",
+            "safe_update_full_grad_vectorized",
         ],
     },
     modules=["groups", "logging", "tensor_fragment", "zero_to_fp32"],

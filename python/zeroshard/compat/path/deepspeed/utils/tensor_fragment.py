@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = provide(
             "safe_set_local_fp32_param",
             "safe_set_local_grad",
             "safe_set_local_optimizer_state",
+            "safe_update_full_grad_vectorized",
         ],
     },
 )
