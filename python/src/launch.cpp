@@ -1,5 +1,6 @@
 #include "zeroshard/launch.h"
 
+#include "base/interface.h"
 #include "bindings.h"
 #include "zeroshard/rank_environment.h"
 
@@ -16,6 +17,8 @@ void bind_launch(py::module_& m) {
   m.def(
       "rank_environment", [] { return rank_environment(); },
       "This process's rank, from the variables of torchrun, mpirun or srun; 0 of 1 without any.");
+  m.def("interface_towards", &interface_towards, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
+        "The name of the network interface that leads to `host`; if that is this host, to other hosts.");
 }
 
 }  // namespace zeroshard

@@ -36,7 +36,8 @@ def init_distributed(
     Ranks are read from torchrun's variables, else from those of Open MPI, MPICH or Slurm; without any it does nothing,
     or makes a group of this process if ``alone``. ``backend`` replaces the choice by device.
     When all ranks are on one host, or the master address is the loopback interface, Gloo and NCCL listen on
-    loopback only.
+    loopback only. Else Gloo uses the interface that leads to the master address, or the one that
+    ``GLOO_SOCKET_IFNAME`` names.
 
     Raises ``CommError`` when a rank does not arrive within ``timeout`` (by default 10 minutes), dies or gives up; the
     error says which ranks arrived. Every rank may then call it again.
@@ -66,6 +67,8 @@ def init_distributed(
         store = _make_store(host, port, env.rank, env.world_size, timeout)
     else:
         store.set_timeout(timeout)
+    if "GLOO_SOCKET_IFNAME" not in os.environ:  # Gloo would take the address of this host's name: 127.0.1.1 on Debian
+        os.environ["GLOO_SOCKET_IFNAME"] = _C.interface_towards(host)
     try:
         _meet_and_connect(store, backend, env, timeout)
     except BaseException:

@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/check.h"
+#include "base/interface.h"
 
 namespace zeroshard {
 namespace {
@@ -99,13 +100,20 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+// As torchrun and zeroshard run tell.
+bool all_ranks_are_here() {
+  const std::string here = variable("LOCAL_WORLD_SIZE", "");
+  return !here.empty() && here == variable("WORLD_SIZE", "");
+}
+
 std::shared_ptr<gloo::transport::Device> make_device() {
   ignore_broken_pipes();
   using Gloo = c10d::ProcessGroupGloo;
   const std::string interface = variable("GLOO_SOCKET_IFNAME", "");
   if (!interface.empty()) return Gloo::createDeviceForInterface(interface);
-  if (meets_on_loopback()) return Gloo::createDeviceForHostname("127.0.0.1");
-  return Gloo::createDefaultDevice();
+  if (meets_on_loopback() || all_ranks_are_here()) return Gloo::createDeviceForHostname("127.0.0.1");
+  // Not the address of this host's name, which is 127.0.1.1 on Debian.
+  return Gloo::createDeviceForInterface(interface_towards(master_address()));
 }
 
 }  // namespace

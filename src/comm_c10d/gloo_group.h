@@ -18,7 +18,8 @@ bool meets_on_loopback();
 void await_listener_on_loopback(uint16_t port, std::chrono::milliseconds timeout);
 
 // A Gloo group over `store`. Connections are made on the interface GLOO_SOCKET_IFNAME if set, on loopback when
-// MASTER_ADDR is a loopback address or unset, else on this host's own address.
+// MASTER_ADDR is a loopback address or unset or LOCAL_WORLD_SIZE says that all ranks are on this host, else on the
+// interface that leads to the host MASTER_ADDR. Throws CommError where no interface does.
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                        int world_size, int64_t timeout_ms = 1'800'000);
 
