@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace zeroshard {
@@ -16,6 +17,8 @@ class RankObserver {
   // for.
   virtual void waiting(std::string_view where) noexcept = 0;
   virtual void done_waiting() noexcept = 0;
+  // How the job has failed on another host, if the supervisor has heard of it: the text names the rank or the host.
+  virtual std::string failure_elsewhere() { return {}; }
   // This rank waits for all of `world_size` ranks to come, until all are connected or it gives up.
   virtual void meeting_began(int world_size) noexcept = 0;
   virtual void meeting_ended() noexcept = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <utility>
 
 #include "base/boot_id.h"
 #include "base/format.h"
@@ -75,8 +76,8 @@ ProcessState state_of(const ProcessId& process) {
   return stat.state == 'T' || stat.state == 't' ? ProcessState::kStopped : ProcessState::kRunning;
 }
 
-PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms)
-    : stall_timeout_ms_(stall_timeout_ms), own_pid_(::getpid()) {
+PeerWatch::PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms, std::shared_ptr<WaitListener> listener)
+    : stall_timeout_ms_(stall_timeout_ms), own_pid_(::getpid()), listener_(std::move(listener)) {
   for (const ProcessId& process : processes) peers_.push_back({process, {}, 0});
 }
 
@@ -106,6 +107,9 @@ std::optional<std::string> PeerWatch::check(int rank) {
 }
 
 std::string PeerWatch::check_all() {
+  if (listener_ != nullptr) {
+    if (std::string elsewhere = listener_->failure_elsewhere(); !elsewhere.empty()) return elsewhere;
+  }
   bool trouble = false;
   for (int rank = 0; rank < world_size(); ++rank) trouble = check(rank).has_value() || trouble;
   if (!trouble) return {};

@@ -1,9 +1,12 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "comm/wait_listener.h"
 
 namespace zeroshard {
 
@@ -25,7 +28,9 @@ ProcessState state_of(const ProcessId& process);
 class PeerWatch {
  public:
   // processes[r] is rank r's. Ranks without a pid, or with the caller's own pid, are not watched.
-  PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms);
+  // `listener`, which may be null, knows of failures on other hosts: check_all() tells them first.
+  PeerWatch(std::vector<ProcessId> processes, int64_t stall_timeout_ms,
+            std::shared_ptr<WaitListener> listener = nullptr);
 
   // What is wrong with `rank` ("rank 1 (pid 123) died"); empty if nothing. Cheap: checks at most every 100 ms.
   std::optional<std::string> check(int rank);
@@ -52,6 +57,7 @@ class PeerWatch {
   std::vector<Peer> peers_;
   int64_t stall_timeout_ms_;
   int32_t own_pid_;
+  std::shared_ptr<WaitListener> listener_;
 };
 
 }  // namespace zeroshard

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace zeroshard {
@@ -11,6 +12,8 @@ class WaitListener {
   // `where` names the collective, its tag and the rank that is waited for.
   virtual void waiting(std::string_view where) noexcept = 0;
   virtual void done_waiting() noexcept = 0;
+  // What has failed on another host, where no rank of this one can see it; "": nothing is known. Called by any thread.
+  virtual std::string failure_elsewhere() { return {}; }
 };
 
 // One wait. The listener learns of it at the first call of lasts(); it ends with the object.

@@ -15,7 +15,9 @@
 namespace zeroshard {
 
 C10dBootstrap::C10dBootstrap(c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options)
-    : group_(std::move(group)), timeout_ms_(options.timeout_ms), watch_(options.processes, options.stall_timeout_ms) {}
+    : group_(std::move(group)),
+      timeout_ms_(options.timeout_ms),
+      watch_(options.processes, options.stall_timeout_ms, options.wait_listener) {}
 
 std::vector<std::string> C10dBootstrap::all_gather(std::string_view mine) {
   const at::Tensor size = at::empty({1}, at::kLong);

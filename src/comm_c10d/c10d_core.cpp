@@ -29,9 +29,11 @@ uint64_t extend(uint64_t hash, const Op& op) {
   return hash;
 }
 
+// Without Gloo's advice to look for the error elsewhere: who failed is named beside it, if anybody knows.
 std::string text_of(const std::exception& error) {
-  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error)) return c10_error->what_without_backtrace();
-  return error.what();
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find(" This is typically caused by a remote worker"));
 }
 
 int64_t ms_since(Clock::time_point start) {

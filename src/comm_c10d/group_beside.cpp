@@ -154,7 +154,7 @@ class Beside {
       if (!result.valid() || now - read > kReadEvery) {
         read = now;
         if (cards_.read(/*again=*/result.valid())) {
-          watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms);
+          watch_ = PeerWatch(cards_.processes(), options_.stall_timeout_ms, options_.wait_listener);
           result = {};  // a rank has begun again, if this one had begun
         }
         if (!result.valid() && cards_.all_here())

@@ -61,7 +61,7 @@ PeerWatch watch_of(const std::vector<RankCard>& cards, int rank, const CommOptio
   for (const RankCard& card : cards)
     processes.push_back(std::strcmp(card.host, cards[static_cast<size_t>(rank)].host) == 0 ? card.process
                                                                                            : ProcessId{});
-  return PeerWatch(std::move(processes), options.stall_timeout_ms);
+  return PeerWatch(std::move(processes), options.stall_timeout_ms, options.wait_listener);
 }
 
 std::unique_ptr<Comm> single_comm(at::Device device, const CommOptions& options) {

@@ -36,6 +36,7 @@ class ObservedWaits final : public WaitListener {
   explicit ObservedWaits(std::shared_ptr<RankObserver> observer) : observer_(std::move(observer)) {}
   void waiting(std::string_view where) noexcept override { observer_->waiting(where); }
   void done_waiting() noexcept override { observer_->done_waiting(); }
+  std::string failure_elsewhere() override { return observer_->failure_elsewhere(); }
 
  private:
   std::shared_ptr<RankObserver> observer_;

@@ -39,10 +39,11 @@ Variables variables_of(const LaunchOptions& options, int local_rank, const Start
                       {"ZEROSHARD_LAUNCHER", "1"}};
   if (start.heartbeat_fd >= 0) variables[heartbeat::kVariable] = text(start.heartbeat_fd);
   if (const int threads = omp_num_threads(options); threads > 0) variables["OMP_NUM_THREADS"] = text(threads);
-  if (options.nnodes == 1) {  // nothing should listen beyond this host
-    for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
-      if (std::getenv(name) == nullptr) variables[name] = "lo";
-    }
+  // Ranks of one host should not listen beyond it. Of several, NCCL finds the interfaces by itself, and may use many.
+  const std::string interface = options.nnodes == 1 ? "lo" : start.interface;
+  for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+    const bool is_chosen = options.nnodes == 1 || name[0] == 'G';
+    if (is_chosen && !interface.empty() && std::getenv(name) == nullptr) variables[name] = interface;
   }
   return variables;
 }

@@ -11,6 +11,7 @@ struct Start {
   int port = 0;  // of rank 0's store
   int restarts = 0;
   int heartbeat_fd = -1;  // the ranks inherit it; -1: none
+  std::string interface;  // the network interface that leads to the ranks of other hosts; "": unknown
 };
 
 // "NAME=value" for one rank: the launcher's own environment with torchrun's variables of this rank.

@@ -1,6 +1,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/hang.h"
@@ -24,6 +25,10 @@ class HangWatch {
   int heartbeat_fd() const { return board_ ? board_->fd() : -1; }
   bool any_step() const { return board_ && board_->any_step(); }
   std::optional<int64_t> last_step(int rank) const;
+  // Tells this host's ranks how the job has failed on another host.
+  void tell_ranks(std::string_view news) {
+    if (board_) board_->tell(news);
+  }
   // Ignores silence up to now.
   void forgive();
 

@@ -34,6 +34,10 @@ Slot* slot_at(void* board, size_t index) {
   return reinterpret_cast<Slot*>(static_cast<char*>(board) + sizeof(Header)) + index;
 }
 
+Header& header_of(Slot& slot) {
+  return *reinterpret_cast<Header*>(reinterpret_cast<char*>(&slot - slot.index) - sizeof(Header));
+}
+
 }  // namespace heartbeat
 
 namespace {
@@ -84,7 +88,9 @@ std::shared_ptr<Slot> map_slot(int fd, int local_rank) {
   if (board == MAP_FAILED) return nullptr;
   const std::shared_ptr<void> mapping(board, [bytes](void* address) { ::munmap(address, bytes); });
   if (!is_board(*static_cast<const Header*>(board), file, slots)) return nullptr;
-  return {mapping, heartbeat::slot_at(board, static_cast<size_t>(local_rank))};
+  Slot* const slot = heartbeat::slot_at(board, static_cast<size_t>(local_rank));
+  if (slot->index != static_cast<uint32_t>(local_rank)) return nullptr;
+  return {mapping, slot};
 }
 
 // Only one process reports for a rank: the first, or its successor once it has ended.
@@ -136,6 +142,7 @@ Heartbeat Heartbeat::from_environment() noexcept {
     std::shared_ptr<Slot> slot = connect(pid);
     if (!slot) return {};
     Heartbeat result;
+    result.header_ = &heartbeat::header_of(*slot);
     result.slot_ = std::move(slot);
     result.pid_ = pid;
     return result;
@@ -185,6 +192,12 @@ void Heartbeat::done_waiting() noexcept {
   slot_->waiting_thread.store(0, memory_order_release);
   slot_->waiting_since_ns.store(0, memory_order_release);
   end_write(*slot_);
+}
+
+std::string Heartbeat::news() const {
+  if (!mine()) return {};
+  const size_t length = std::atomic_ref(header_->news_bytes).load(memory_order_acquire);
+  return {header_->news.data(), std::min(length, heartbeat::kNewsBytes)};
 }
 
 MeetingSign::MeetingSign(int world_size) noexcept : pid_(::getpid()) {

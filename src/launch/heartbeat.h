@@ -3,13 +3,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace zeroshard {
 
 namespace heartbeat {
+struct Header;
 struct Slot;
-}
+}  // namespace heartbeat
 
 // Reports to `zeroshard run` that this rank makes progress, and where it waits, through shared memory. It needs no
 // system call but getpid, no network and no locks. Any thread may call the methods; in a forked child they do nothing.
@@ -33,11 +35,14 @@ class Heartbeat {
   void waiting(std::string_view where) noexcept;
   // The wait has ended, which is progress too.
   void done_waiting() noexcept;
+  // How the job has failed on another host, as this host's launcher has heard; "" if it has not.
+  std::string news() const;
 
  private:
   bool mine() const noexcept;  // false in a forked child
 
   std::shared_ptr<heartbeat::Slot> slot_;  // keeps its mapping; the handler of the stack dump holds one as well
+  heartbeat::Header* header_ = nullptr;    // of the same mapping
   pid_t pid_ = 0;
 };
 

@@ -90,8 +90,12 @@ HeartbeatBoard::HeartbeatBoard(int slots) : fd_(make_memory_file()), slots_(slot
     throw_errno("cannot make shared memory for heartbeats");
   board_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (board_ == MAP_FAILED) throw_errno("cannot map shared memory for heartbeats");
-  new (board_) heartbeat::Header{heartbeat::kMagic, file.st_ino, static_cast<uint32_t>(slots), sizeof(heartbeat::Slot)};
-  for (int i = 0; i < slots; ++i) new (heartbeat::slot_at(board_, static_cast<size_t>(i))) heartbeat::Slot{};
+  new (board_)
+      heartbeat::Header{heartbeat::kMagic, file.st_ino, static_cast<uint32_t>(slots), sizeof(heartbeat::Slot), 0, {}};
+  for (int i = 0; i < slots; ++i) {
+    auto* const slot = new (heartbeat::slot_at(board_, static_cast<size_t>(i))) heartbeat::Slot{};
+    slot->index = static_cast<uint32_t>(i);
+  }
 }
 
 HeartbeatBoard::~HeartbeatBoard() {
@@ -123,6 +127,13 @@ HeartbeatState HeartbeatBoard::read(int local_rank) const {
   state.waiting_since_ns = wait.since_ns;
   if (wait.since_ns != 0) state.where = printable(std::move(wait.where));
   return state;
+}
+
+void HeartbeatBoard::tell(std::string_view news) {
+  auto& header = *static_cast<heartbeat::Header*>(board_);
+  if (header.news_bytes != 0) return;
+  const size_t length = news.copy(header.news.data(), header.news.size());
+  std::atomic_ref(header.news_bytes).store(static_cast<uint32_t>(length), std::memory_order_release);
 }
 
 bool HeartbeatBoard::any_step() const {

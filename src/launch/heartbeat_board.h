@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/unique_fd.h"
 
@@ -34,6 +35,8 @@ class HeartbeatBoard {
   int fd() const { return fd_.get(); }
   int slots() const { return slots_; }
   HeartbeatState read(int local_rank) const;
+  // Tells all ranks how the job has failed on another host. Only the first call has an effect.
+  void tell(std::string_view news);
   // True once any rank has reported a step.
   bool any_step() const;
 

@@ -18,11 +18,17 @@ std::string without_rank(const std::string& line) {
   return line.substr(std::min(line.size(), end + 3));
 }
 
+// What torch logs that is no error: "[W1127 19:00:48.356545006 socket.cpp:207] ...".
+bool is_log_of_torch(std::string_view line) {
+  return (line.starts_with("[W") || line.starts_with("[I")) && line.size() > 2 && line[2] >= '0' && line[2] <= '9';
+}
+
 bool says_nothing(const std::string& line) {
   const size_t begin = line.find_first_not_of(" \t");
   if (begin == line.npos) return true;
   const std::string_view text = std::string_view(line).substr(begin);
-  return text.starts_with("frame #") || text.starts_with("Exception raised from ") || text.starts_with("[zeroshard");
+  return text.starts_with("frame #") || text.starts_with("Exception raised from ") || text.starts_with("[zeroshard") ||
+         is_log_of_torch(text);
 }
 
 // "RuntimeError: ...", "torch.OutOfMemoryError: ...", "KeyboardInterrupt"

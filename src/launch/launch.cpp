@@ -26,6 +26,7 @@
 #include "launch/cpu_places.h"
 #include "launch/descendants.h"
 #include "launch/environment.h"
+#include "launch/host_link.h"
 #include "launch/limits.h"
 #include "launch/port.h"
 #include "launch/restart.h"
@@ -110,6 +111,10 @@ Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, c
   return {1, decision.next};
 }
 
+void tell_hosts(const SupervisorInputs& inputs, const std::string& text) {
+  if (inputs.link != nullptr) inputs.link->tell({HostNews::Kind::kFailed, 1, text, 0});
+}
+
 // Writes the Conclusion to `result` and exits; if it writes none, it has failed.
 [[noreturn]] void run_supervisor(const LaunchOptions& options, const SupervisorInputs& inputs, int result) {
   ::setpgid(0, 0);
@@ -122,8 +127,10 @@ Conclusion without_start(const LaunchOptions& options, const Attempt& attempt, c
     conclusion = supervisor.run();
   } catch (const RankStartError& error) {
     conclusion = without_start(options, inputs.attempt, error);
+    tell_hosts(inputs, concat("rank ", error.rank(), " (on host ", host_name(), ") could not start: ", error.what()));
   } catch (const std::exception& error) {
     std::cerr << "zeroshard: " << error.what() << std::endl;
+    tell_hosts(inputs, concat("the launcher on host ", host_name(), " has failed: ", error.what()));
   }
   static_assert(std::is_trivially_copyable_v<Conclusion> && sizeof(Conclusion) <= PIPE_BUF);
   [[maybe_unused]] const ssize_t written = ::write(result, &conclusion, sizeof conclusion);
@@ -173,21 +180,26 @@ int pending_stop(const TakenSignals& signals) {
 }
 
 struct Ports {
+  // Several hosts' launchers meet at the fixed one, and that of node 0 gives rank 0's store a free one.
   explicit Ports(const LaunchOptions& options) : fixed(options.master_port) {
-    if (options.nnodes == 1) reservation.emplace(options.master_port);
+    if (options.node_rank == 0) reservation.emplace(options.nnodes == 1 ? fixed : 0);
+    if (options.nnodes == 1) return;
+    const int own = reservation ? reservation->port() : 0;
+    link.emplace(options, meet_hosts(options, fixed == 0 ? kDefaultPort : fixed, own));
   }
-  int port() const { return reservation ? reservation->port() : (fixed == 0 ? kDefaultPort : fixed); }
+  int port() const { return reservation ? reservation->port() : link->store_port(); }
   // Connections of the last start may linger on its port.
   void renew() {
-    if (reservation && fixed == 0) reservation = PortReservation(0);
+    if (reservation && fixed == 0 && !link) reservation = PortReservation(0);
   }
 
   int fixed;
   std::optional<PortReservation> reservation;
+  std::optional<HostLink> link;
 };
 
 // Starts the ranks once, in a supervisor of their own. Sets `stop_signal` when the user asked the job to end.
-Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, int port, const TakenSignals& signals,
+Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, Ports& ports, const TakenSignals& signals,
                        int& stop_signal) {
   const Subreaper subreaper;
   Pipe lifeline = make_pipe(), result = make_pipe();
@@ -196,7 +208,8 @@ Conclusion run_attempt(const LaunchOptions& options, const Attempt& attempt, int
   if (supervisor < 0) throw_errno("cannot start the supervisor");
   if (supervisor == 0) {
     lifeline.write_end.reset();
-    run_supervisor(options, {lifeline.read_end.get(), port, attempt, signals.taken(), signals.old_mask()},
+    HostLink* const link = ports.link ? &*ports.link : nullptr;
+    run_supervisor(options, {lifeline.read_end.get(), ports.port(), attempt, link, signals.taken(), signals.old_mask()},
                    result.write_end.get());
   }
   ::setpgid(supervisor, supervisor);
@@ -235,8 +248,7 @@ void check_launch_options(const LaunchOptions& options) {
   ZS_CHECK(options.hang_timeout_s >= 0, "hang timeout is ", options.hang_timeout_s, ", expected seconds >= 0");
   ZS_CHECK(options.max_restarts >= 0, "max_restarts is ", options.max_restarts, ", expected at least 0");
   ZS_CHECK(options.max_restarts == 0 || options.nnodes == 1, "--max-restarts is ", options.max_restarts,
-           " but the job has ", options.nnodes,
-           " hosts, whose launchers do not know of each other; restart all of them");
+           " but the job has ", options.nnodes, " hosts: it works on one; start the command of each host again");
   ZS_CHECK(options.min_ranks >= 0 && options.min_ranks <= options.nproc, "--min-ranks is ", options.min_ranks,
            " but the job has ", options.nproc, " ranks (--nproc)");
   ZS_CHECK(options.min_ranks == 0 || options.nnodes == 1, "--min-ranks is ", options.min_ranks, " but the job has ",
@@ -262,7 +274,7 @@ int launch(const LaunchOptions& options) {
   for (;;) {
     current.nproc = attempt.nproc;
     int stop_signal = 0;
-    const Conclusion conclusion = run_attempt(current, attempt, ports.port(), signals, stop_signal);
+    const Conclusion conclusion = run_attempt(current, attempt, ports, signals, stop_signal);
     if (!conclusion.next) return conclusion.code;
     if (stop_signal == 0) stop_signal = pending_stop(signals);
     if (stop_signal != 0) {

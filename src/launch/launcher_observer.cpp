@@ -13,6 +13,7 @@ class HeartbeatObserver final : public RankObserver {
   void engine_ended() noexcept override { heartbeat_.finish(); }
   void waiting(std::string_view where) noexcept override { heartbeat_.waiting(where); }
   void done_waiting() noexcept override { heartbeat_.done_waiting(); }
+  std::string failure_elsewhere() override { return heartbeat_.news(); }
   void meeting_began(int world_size) noexcept override { meeting_.emplace(world_size); }
   void meeting_ended() noexcept override { meeting_.reset(); }
 

@@ -1,20 +1,14 @@
 #include "launch/report.h"
 
-#include <limits.h>
-#include <unistd.h>
-
 #include <csignal>
 #include <iomanip>
 #include <set>
 #include <sstream>
 
+#include "launch/host_peer.h"
+
 namespace zeroshard {
 namespace {
-
-std::string host() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "?";
-}
 
 std::string seconds_text(double seconds) {
   std::ostringstream out;
@@ -24,7 +18,7 @@ std::string seconds_text(double seconds) {
 
 std::string who(const RankProcess& rank) {
   std::ostringstream out;
-  out << "rank " << rank.rank << " (pid " << rank.pid << " on host " << host() << ")";
+  out << "rank " << rank.rank << " (pid " << rank.pid << " on host " << host_name() << ")";
   return out.str();
 }
 
@@ -44,6 +38,14 @@ std::string describe_exit(const RankProcess& rank) {
   return who(rank) + " " + how(*rank.exit) + " after " + seconds_text(rank.exit->at_s);
 }
 
+bool was_asked_to_stop(int code) {
+  return code == 128 + SIGTERM || code == 128 + SIGINT;
+}
+
+std::string verdict(int code) {
+  return was_asked_to_stop(code) ? "job stopped: " : "job failed: ";
+}
+
 std::string describe_stop(const RankProcess& rank, double seconds) {
   std::string text = who(rank) + " has been stopped by " + signal_name(rank.stop_signal) + " for ";
   text += seconds_text(seconds);
@@ -54,8 +56,12 @@ std::string describe_stop(const RankProcess& rank, double seconds) {
 std::string failure_report(const RankProcess& first, std::optional<int64_t> last_step,
                            const std::vector<LaterFailure>& later, const LastWords& words) {
   std::ostringstream out;
-  out << "job failed: " << describe_exit(first);
+  out << verdict(first.exit->code) << describe_exit(first);
   if (last_step) out << ", last step " << *last_step;
+  if (was_asked_to_stop(first.exit->code)) {
+    out << ", as ranks do that a signal has asked to stop\n";
+    return out.str();
+  }
   out << "\n";
   if (first.exit->signal == SIGKILL) {
     out << "  the launcher did not send it: unless a person did, the kernel did for lack of memory (see dmesg)\n";

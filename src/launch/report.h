@@ -11,6 +11,10 @@ namespace zeroshard {
 
 // "rank 1 (pid 1234 on host box) was killed by SIGSEGV after 12.3 s"
 std::string describe_exit(const RankProcess& rank);
+// Whether a rank, or a job, that ends with this code has received SIGTERM or SIGINT and answered by ending cleanly.
+bool was_asked_to_stop(int code);
+// How a report begins: "job failed: ", or "job stopped: " if it was asked to.
+std::string verdict(int code);
 // "rank 1 (pid 1234 on host box) has been stopped by SIGSTOP for 10 s"
 std::string describe_stop(const RankProcess& rank, double seconds);
 

@@ -1,9 +1,8 @@
 #include "launch/restart.h"
 
-#include <csignal>
-
 #include "base/format.h"
 #include "launch/rank_process.h"
+#include "launch/report.h"
 
 namespace zeroshard {
 namespace {
@@ -20,11 +19,9 @@ bool crash_loop(const JobFailure& last, const JobFailure& failure) {
          last.signal == failure.signal;
 }
 
-// It received a signal that was not sent to the launcher, and answered by ending cleanly. (A rank that a signal has
-// killed has no exit code.)
-bool was_asked_to_stop(const JobFailure& failure) {
-  return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 &&
-         (failure.code == 128 + SIGTERM || failure.code == 128 + SIGINT);
+// A rank that a signal has killed has no exit code.
+bool ended_by_request(const JobFailure& failure) {
+  return failure.kind == JobFailure::Kind::kExit && failure.signal == 0 && was_asked_to_stop(failure.code);
 }
 
 std::string describe(const JobFailure& failure) {
@@ -41,7 +38,7 @@ std::string describe(const JobFailure& failure) {
 RestartDecision decide_restart(const LaunchOptions& options, const Attempt& attempt, const JobFailure& failure) {
   if (options.max_restarts == 0) return {};
   const std::string what = describe(failure);
-  if (was_asked_to_stop(failure))
+  if (ended_by_request(failure))
     return {{}, concat("not started again: ", what, ", as ranks do that a signal has asked to stop")};
   if (attempt.restarts >= options.max_restarts) {
     return {{}, concat("not started again: ", what, " and --max-restarts ", options.max_restarts, " is used up")};

@@ -21,7 +21,13 @@ constexpr double kGiveUpS = 20;       // for processes that even SIGKILL does no
 constexpr double kLaterFailureS = 1;  // how long after the first failure others are still reported
 constexpr double kTwiceS = 0.25;      // two so close were sent once: to the launcher and its group
 constexpr size_t kReadLines = 400;    // of a rank's stderr: frames of a stack are among them
+constexpr double kNewsS = 1;          // how long news of an earlier failure on another host may take
 constexpr double kNever = std::numeric_limits<double>::infinity();
+
+Start start_of(const SupervisorInputs& inputs, const HangWatch& watch) {
+  return {inputs.port, inputs.attempt.restarts, watch.heartbeat_fd(),
+          inputs.link == nullptr ? "" : inputs.link->interface()};
+}
 
 }  // namespace
 
@@ -30,7 +36,7 @@ Supervisor::Supervisor(const LaunchOptions& options, const SupervisorInputs& inp
       inputs_(inputs),
       signals_(::signalfd(-1, &inputs.handled, SFD_CLOEXEC | SFD_NONBLOCK)),
       hang_watch_(options),
-      group_(options, {inputs.port, inputs.attempt.restarts, hang_watch_.heartbeat_fd()}, inputs.rank_mask),
+      group_(options, start_of(inputs, hang_watch_), inputs.rank_mask),
       output_(options, group_.take_streams(), inputs.attempt.restarts > 0),
       deadline_s_(kNever) {
   if (!signals_) throw_errno("signalfd");
@@ -46,6 +52,7 @@ Conclusion Supervisor::run() {
     check_stalls();
     check_hang();
     check_absence();
+    check_hosts();
     check_deadline();
     output_.flush_stale();
   }
@@ -55,10 +62,12 @@ Conclusion Supervisor::run() {
 void Supervisor::wait() {
   std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
   if (cause_.kind != Cause::Kind::kLauncherGone) fds.push_back({inputs_.lifeline, POLLIN, 0});
+  if (inputs_.link != nullptr) inputs_.link->add_to(fds);
   output_.add_to(fds);
   const double now = group_.elapsed_s();
   double wait_s = std::min({1.0, deadline_s_ - now, output_.throttled() ? 0.02 : 1.0});
-  if (phase_ != Phase::kRunning) wait_s = std::min(wait_s, 0.02);  // not every end of an orphan is signalled to us
+  // Not every end of an orphan is signalled to this process.
+  if (phase_ != Phase::kRunning && !group_.empty()) wait_s = std::min(wait_s, 0.02);
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);
   if (options_.hang_timeout_s > 0) wait_s = std::min(wait_s, options_.hang_timeout_s / 8);
   ::poll(fds.data(), fds.size(), static_cast<int>(std::max(0.0, wait_s) * 1000) + 1);
@@ -92,23 +101,28 @@ void Supervisor::handle_signal(int signal, bool forwarded) {
 }
 
 // `forwarded`: by the launcher. Slurm and systemd signal all processes of a job, so this process gets the signal twice,
-// with any delay between.
-void Supervisor::stop_for(int signal, bool forwarded) {
+// with any delay between; and it may hear from another host's launcher, `other_host`, of a signal that it gets itself.
+void Supervisor::stop_for(int signal, bool forwarded, const std::string& other_host) {
   const double now = group_.elapsed_s();
   const bool known = signal == SIGINT || signal == stop_signal_ || signal == cause_.signal;
+  const bool first_here = cause_.kind == Cause::Kind::kSignal && !cause_.text.empty();
   stop_signal_ = signal;
   if (phase_ == Phase::kKilling) return;
   if (cause_.kind == Cause::Kind::kNone) {
-    cause_.kind = Cause::Kind::kSignal;
-    cause_.signal = signal;
+    begin_end({.kind = Cause::Kind::kSignal, .signal = signal, .text = other_host});
     signalled_at_s_ = now;
-    output_.notice(concat(signal_name(signal), ": forwarded to the ranks, which have ", options_.grace_period_s,
+    output_.notice(concat(signal_name(signal), other_host.empty() ? "" : " on host ", other_host,
+                          ": forwarded to the ranks, which have ", options_.grace_period_s,
                           " s to end; a second one kills them"));
     group_.signal(signal);
     if (!suspended_) group_.signal(SIGCONT);
     enter(Phase::kStopping, options_.grace_period_s);
+  } else if (first_here && other_host.empty()) {  // the ranks have it already
+    cause_.text.clear();
+    signalled_at_s_ = now;
   } else if (known && forwarded && now - signalled_at_s_ > kTwiceS) {
     output_.notice(concat(signal_name(signal), ": killing all ranks"));
+    if (inputs_.link != nullptr) inputs_.link->tell({HostNews::Kind::kKill, signal, host_name(), 0});
     enter(Phase::kKilling, kGiveUpS);
   }
 }
@@ -129,14 +143,18 @@ void Supervisor::resume() {
 void Supervisor::check_lifeline() {
   pollfd fd{inputs_.lifeline, POLLIN, 0};
   if (cause_.kind == Cause::Kind::kLauncherGone || ::poll(&fd, 1, 0) <= 0) return;
-  cause_ = {.kind = Cause::Kind::kLauncherGone, .text = {}};
+  begin_end({.kind = Cause::Kind::kLauncherGone, .text = concat("the launcher on host ", host_name(), " was killed")});
   enter(Phase::kKilling, kGiveUpS);
 }
 
 void Supervisor::handle_exits() {
   for (const RankProcess& ended : group_.reap()) {
     if (!ended.exit->failed() || cause_.kind != Cause::Kind::kNone) continue;
-    cause_ = {.kind = Cause::Kind::kFailure, .rank = ended.rank, .text = {}};
+    begin_end({.kind = Cause::Kind::kFailure,
+               .rank = ended.rank,
+               .text = describe_exit(ended),
+               .code = ended.exit->shell_code()},
+              group_.elapsed_s() - ended.exit->at_s);
     if (!group_.all_exited()) output_.notice(describe_exit(ended) + "; ending the other ranks");
     end_ranks();
   }
@@ -154,7 +172,7 @@ void Supervisor::check_stalls() {
     if (!rank.stopped_since_s) continue;
     const double stopped_s = group_.elapsed_s() - *rank.stopped_since_s;
     if (stopped_s < options_.stall_timeout_s) continue;
-    cause_ = {.kind = Cause::Kind::kStall, .rank = rank.rank, .text = describe_stop(rank, stopped_s)};
+    begin_end({.kind = Cause::Kind::kStall, .rank = rank.rank, .text = describe_stop(rank, stopped_s)});
     output_.notice(cause_.text + "; ending the job");
     end_ranks();
     return;
@@ -166,7 +184,7 @@ void Supervisor::check_hang() {
   if (phase_ != Phase::kRunning || suspended_ || cause_.kind != Cause::Kind::kNone) return;
   const auto finding = hang_watch_.check(group_.ranks());
   if (!finding) return;
-  cause_ = {.kind = Cause::Kind::kHang, .rank = finding->rank, .text = finding->report};
+  begin_end({.kind = Cause::Kind::kHang, .rank = finding->rank, .text = finding->report});
   signalled_at_s_ = group_.elapsed_s();
   output_.notice(finding->report);
   hang_watch_.ask_for_stacks(group_.ranks());
@@ -177,9 +195,53 @@ void Supervisor::check_absence() {
   if (phase_ != Phase::kRunning || suspended_ || cause_.kind != Cause::Kind::kNone) return;
   const auto finding = hang_watch_.check_absence(group_.ranks(), group_.elapsed_s());
   if (!finding) return;
-  cause_ = {.kind = Cause::Kind::kAbsence, .rank = finding->rank, .text = finding->report};
+  begin_end({.kind = Cause::Kind::kAbsence, .rank = finding->rank, .text = finding->report});
   output_.notice(cause_.text + "; ending the job");
   end_ranks();
+}
+
+void Supervisor::check_hosts() {
+  if (inputs_.link == nullptr) return;
+  for (const HostNews& news : inputs_.link->look()) heed(news);
+}
+
+// Of two failures the earlier one is the job's: ranks of this host fail because those of another have.
+void Supervisor::heed(const HostNews& news) {
+  if (news.kind == HostNews::Kind::kSignal) return stop_for(news.number, /*forwarded=*/false, news.text);
+  if (news.kind == HostNews::Kind::kKill) {
+    output_.notice(concat(signal_name(news.number), " again, on host ", news.text, ": killing all ranks"));
+    return enter(Phase::kKilling, kGiveUpS);
+  }
+  const bool is_first = cause_.kind == Cause::Kind::kNone;
+  const bool is_earlier =
+      cause_.kind == Cause::Kind::kFailure && group_.elapsed_s() - news.age_s < rank(cause_.rank).exit->at_s;
+  if (!is_first && !is_earlier) return;
+  cause_ = {.kind = Cause::Kind::kOtherHost, .text = news.text, .code = news.number};
+  if (!was_asked_to_stop(cause_.code)) hang_watch_.tell_ranks(cause_.text);
+  output_.notice(cause_.text + "; ending the ranks of this host");
+  if (is_first && !group_.empty()) end_ranks();
+}
+
+// `age_s`: since it happened.
+void Supervisor::begin_end(Cause cause, double age_s) {
+  cause_ = std::move(cause);
+  if (inputs_.link == nullptr) return;
+  if (cause_.kind != Cause::Kind::kSignal)
+    inputs_.link->tell({HostNews::Kind::kFailed, cause_.code, cause_.text.substr(0, cause_.text.find('\n')), age_s});
+  else if (cause_.text.empty())
+    inputs_.link->tell({HostNews::Kind::kSignal, cause_.signal, host_name(), age_s});
+}
+
+// A rank that failed because of one of another host may have ended before the news of that host arrive.
+void Supervisor::await_hosts() {
+  const double end_s = group_.elapsed_s() + kNewsS;
+  const auto may_follow = [this] {
+    return cause_.kind == Cause::Kind::kFailure && rank(cause_.rank).exit->signal == 0;
+  };
+  while (inputs_.link != nullptr && may_follow() && group_.elapsed_s() < end_s) {
+    check_hosts();
+    ::poll(nullptr, 0, 20);
+  }
 }
 
 void Supervisor::end_ranks() {
@@ -203,7 +265,7 @@ void Supervisor::check_deadline() {
     group_.signal_descendants(SIGKILL);
     return;
   }
-  if (suspended_ || group_.elapsed_s() < deadline_s_) return;
+  if (suspended_ || group_.elapsed_s() < deadline_s_ || group_.empty()) return;
   if (phase_ == Phase::kStopping && cause_.kind == Cause::Kind::kSignal) {
     output_.notice(concat("killing what is left after ", options_.grace_period_s, " s"));
   }
@@ -216,8 +278,14 @@ void Supervisor::check_deadline() {
   }
 }
 
+// The launcher of node 0 passes on what the others tell.
+bool Supervisor::has_to_stay() const {
+  return inputs_.link != nullptr && cause_.kind == Cause::Kind::kNone && inputs_.link->is_needed();
+}
+
 bool Supervisor::finished() const {
-  return group_.empty() || (phase_ == Phase::kKilling && group_.elapsed_s() > deadline_s_);
+  if (group_.empty()) return !has_to_stay();
+  return (phase_ == Phase::kKilling && group_.elapsed_s() > deadline_s_);
 }
 
 const RankProcess& Supervisor::rank(int number) const {
@@ -284,6 +352,9 @@ int Supervisor::report_cause() {
     case Cause::Kind::kAbsence:
       output_.notice("job failed: " + cause_.text.substr(0, cause_.text.find('\n')));
       return 1;
+    case Cause::Kind::kOtherHost:
+      output_.notice(verdict(cause_.code) + cause_.text);
+      return cause_.code;
     case Cause::Kind::kLauncherGone:
       output_.notice("the launcher was killed: all ranks were killed too");
       return 1;
@@ -312,6 +383,8 @@ std::optional<Attempt> Supervisor::next_attempt() {
 
 Conclusion Supervisor::conclude() {
   output_.drain();
+  await_hosts();
+  if (inputs_.link != nullptr && cause_.kind == Cause::Kind::kNone) inputs_.link->tell_done();
   const bool left = leave_ranks_behind();
   const int code = report_cause();
   const auto next = left ? std::nullopt : next_attempt();

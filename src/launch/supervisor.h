@@ -7,6 +7,7 @@
 
 #include "base/unique_fd.h"
 #include "launch/hang_watch.h"
+#include "launch/host_link.h"
 #include "launch/rank_group.h"
 #include "launch/rank_output.h"
 #include "launch/report.h"
@@ -19,6 +20,7 @@ struct SupervisorInputs {
   int lifeline;  // at its end when the launcher is gone
   int port;      // of rank 0's store
   Attempt attempt;
+  HostLink* link;      // to the launchers of other hosts; null: there are none
   sigset_t handled;    // signals to act on; blocked
   sigset_t rank_mask;  // the mask ranks start with
 };
@@ -47,16 +49,17 @@ class Supervisor {
   };
   // Why the job ends, unless every rank ended with 0.
   struct Cause {
-    enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone } kind = Kind::kNone;
+    enum class Kind { kNone, kFailure, kSignal, kStall, kHang, kAbsence, kLauncherGone, kOtherHost } kind = Kind::kNone;
     int rank = -1;     // kFailure, kStall, kHang, kAbsence
     int signal = 0;    // kSignal
-    std::string text;  // kStall, kHang, kAbsence
+    std::string text;  // kStall, kHang, kAbsence, kOtherHost; kSignal: the host whose launcher got it, "" for this one
+    int code = 1;      // of the job: kOtherHost
   };
 
   void wait();
   void handle_signals();
   void handle_signal(int signal, bool forwarded);
-  void stop_for(int signal, bool forwarded);
+  void stop_for(int signal, bool forwarded, const std::string& other_host = {});
   void suspend();
   void resume();
   void handle_exits();
@@ -64,10 +67,15 @@ class Supervisor {
   void check_stalls();
   void check_hang();
   void check_absence();
+  void check_hosts();
+  void heed(const HostNews& news);
+  void begin_end(Cause cause, double age_s = 0);
+  void await_hosts();
   void end_ranks();
   void check_deadline();
   void enter(Phase phase, double seconds);
   bool leave_ranks_behind();
+  bool has_to_stay() const;
   bool finished() const;
   const RankProcess& rank(int number) const;
   std::vector<LaterFailure> later_failures() const;

@@ -92,6 +92,20 @@ TEST(Heartbeat, TheLauncherSeesStepsAndWaits) {
   EXPECT_EQ(board.read(2).owner, 0);
 }
 
+TEST(Heartbeat, EveryRankLearnsWhatHasFailedOnAnotherHost) {
+  HeartbeatBoard board(2);
+  const Heartbeat first = connect(board, 0), second = connect(board, 1);
+  EXPECT_EQ(second.news(), "");
+  board.tell("rank 7 on host b died");
+  board.tell("later news");
+  EXPECT_EQ(first.news(), "rank 7 on host b died");
+  EXPECT_EQ(second.news(), "rank 7 on host b died");
+  EXPECT_EQ(Heartbeat().news(), "");
+  HeartbeatBoard other(1);
+  other.tell(std::string(10'000, 'x'));
+  EXPECT_EQ(connect(other, 0).news(), std::string(heartbeat::kNewsBytes, 'x'));
+}
+
 TEST(Heartbeat, LongAndOddTextsAreCutAndPrintable) {
   const HeartbeatBoard board(1);
   Heartbeat rank = connect(board, 0);
@@ -241,7 +255,7 @@ TEST(Heartbeat, OtherFilesAreNotMapped) {
     return fd;
   };
   const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
-  const heartbeat::Header good{heartbeat::kMagic, 1, 1, sizeof(heartbeat::Slot)};
+  const heartbeat::Header good{heartbeat::kMagic, 1, 1, sizeof(heartbeat::Slot), 0, {}};
   const int right = memory_file(bytes, &good, sealed);
   EXPECT_TRUE(connect(std::to_string(right), "0").connected());  // so that what follows is about the differences
   ::close(right);

@@ -4,19 +4,23 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
+
 namespace zeroshard {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
-RankProcess ended(int rank, int code) {
+RankProcess ended(int rank, int code, int signal = 0) {
   RankProcess process;
   process.rank = rank;
-  process.exit = ProcessExit{.code = code, .at_s = 1};
+  process.exit = ProcessExit{.code = code, .signal = signal, .at_s = 1};
   return process;
 }
 
@@ -80,6 +84,19 @@ TEST(LastWords, OtherProgramsHaveALastLine) {
   EXPECT_THAT(last_words({}).message, IsEmpty());
   EXPECT_THAT(last_words({"", "frame #0: f()", "[zeroshard] x"}).message, IsEmpty());
   EXPECT_THAT(last_words({"[rank]: x", "[rank1]"}).message, ElementsAre("[rank1]"));
+}
+
+TEST(LastWords, WarningsOfTorchAreNoReason) {
+  const std::string warning = "[W1127 19:00:48.356545006 socket.cpp:207] [c10d] The hostname cannot be retrieved.";
+  EXPECT_THAT(last_words({warning}).message, IsEmpty());
+  EXPECT_THAT(last_words({"no space left", "[rank1]: " + warning}).message, ElementsAre("no space left"));
+  EXPECT_THAT(last_words({"[E1127 19:00:48.3 x.cpp:2] lost"}).message, ElementsAre("[E1127 19:00:48.3 x.cpp:2] lost"));
+}
+
+TEST(Report, ARankThatWasAskedToStopHasNotFailed) {
+  EXPECT_THAT(failure_report(ended(1, 128 + SIGTERM), {}, {}, {{"a warning"}, {}}),
+              AllOf(StartsWith("job stopped: rank 1 "), Not(HasSubstr("a warning"))));
+  EXPECT_THAT(failure_report(ended(1, 0, SIGTERM), {}, {}, {}), StartsWith("job failed: rank 1 "));
 }
 
 TEST(Report, NothingIsToldTwice) {

@@ -1,0 +1,65 @@
+#include "launch/host_peer.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "base/shown_text.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr size_t kLineBytes = 4096;  // more than a launcher writes
+
+}  // namespace
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "?";
+}
+
+HostPeer::HostPeer(UniqueFd socket) : socket_(std::move(socket)) {
+  const int on = 1;
+  ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+std::vector<std::string> HostPeer::receive() {
+  std::vector<std::string> lines;
+  std::array<char, 4096> buffer;
+  while (socket_) {
+    const ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got <= 0) {
+      close();
+      break;
+    }
+    heard_ = Clock::now();
+    begun_.append(buffer.data(), static_cast<size_t>(got));
+    for (size_t end = begun_.find('\n'); end != std::string::npos; end = begun_.find('\n')) {
+      lines.push_back(shown_text(begun_.substr(0, end), kLineBytes));
+      begun_.erase(0, end + 1);
+    }
+    if (begun_.size() > kLineBytes) close();
+  }
+  return lines;
+}
+
+void HostPeer::send(std::string_view line) {
+  if (!socket_) return;
+  const std::string text = shown_text(line, kLineBytes - 1) + "\n";
+  [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL);
+}
+
+double HostPeer::silent_s() const {
+  return std::chrono::duration<double>(Clock::now() - heard_).count();
+}
+
+}  // namespace zeroshard
