@@ -77,6 +77,19 @@ def test_a_wrong_configuration_is_told_once(tmp_path, tokens, change, told):
     assert absent.stderr == f"zeroshard: cannot read '{tmp_path / 'nope.json'}' (No such file or directory)\n"
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"torch_autocast": {"enabled": True, "dtype": "bf16"}}, "torch_autocast.enabled = true: it is for engines in"),
+        ({"data_types": {"buffer_dtype": "bf16"}}, 'data_types.buffer_dtype = "bf16": it is for engines in Python'),
+    ],
+)
+def test_keys_of_python_that_change_numbers_are_refused(tmp_path, tokens, change, told):
+    _, train = make(tmp_path, tokens, steps=1)
+    done = run(write(tmp_path, train, **change))
+    assert done.returncode != 0 and told in done.stderr, done
+
+
 def test_keys_of_python_are_told_with_what_there_is_instead(tmp_path, tokens):
     _, train = make(tmp_path, tokens, steps=1)
     more = {"steps_per_print": 5, "wall_clock_breakdown": True, "activation_checkpointing": {"cpu_checkpointing": 1}}
