@@ -14,12 +14,14 @@
 #include <optional>
 
 #include "launch/descendants.h"
+#include "launch/environment.h"
 #include "zeroshard/error.h"
 #include "zeroshard/launch.h"
 
 namespace zeroshard {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -47,16 +49,26 @@ Outcome run(const LaunchOptions& options) {
 }
 
 TEST(Launch, SetsTheVariablesOfEveryRank) {
-  LaunchOptions options = shell(2,
-                                "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE "
-                                "$MASTER_ADDR:$MASTER_PORT $ZEROSHARD_LAUNCHER");
+  const Outcome outcome = run(shell(2,
+                                    "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
+                                    "$GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $ZEROSHARD_LAUNCHER"));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("[rank 0] 0/2 0/2 0/1 127.0.0.1 1\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("[rank 1] 1/2 1/2 0/1 127.0.0.1 1\n"));
+}
+
+TEST(Launch, SetsTheVariablesOfRanksOfSeveralHosts) {
+  LaunchOptions options = shell(2, "");
   options.nnodes = 3;
   options.node_rank = 1;
   options.master_addr = "10.0.0.1";
-  const Outcome outcome = run(options);
-  EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.out, HasSubstr("[rank 2] 2/6 0/2 1/3 10.0.0.1:29500 1\n"));
-  EXPECT_THAT(outcome.out, HasSubstr("[rank 3] 3/6 1/2 1/3 10.0.0.1:29500 1\n"));
+  const std::vector<std::string> variables =
+      environment_of(options, /*local_rank=*/1, {.port = 1234, .interface = "eth1"});
+  for (const char* expected :
+       {"RANK=3", "WORLD_SIZE=6", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=1", "GROUP_WORLD_SIZE=3",
+        "MASTER_ADDR=10.0.0.1", "MASTER_PORT=1234", "GLOO_SOCKET_IFNAME=eth1"})
+    EXPECT_THAT(variables, Contains(expected));
+  for (const std::string& variable : variables) EXPECT_FALSE(variable.starts_with("NCCL_SOCKET_IFNAME=")) << variable;
 }
 
 TEST(Launch, OneRankHasNoPrefix) {

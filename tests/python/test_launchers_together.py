@@ -18,7 +18,7 @@ from waiting import wait_for
 
 pytestmark = [needs(ZEROSHARD), pytest.mark.fault]
 HERE = "print('here', flush=True)\n"
-WAIT = HERE + "time.sleep(1000)\n"
+WAIT = HERE + "time.sleep(60)\n"
 
 
 @pytest.fixture
