@@ -34,8 +34,14 @@ struct MemoryArguments {
   bool gpu = false;  // also where the configuration asks for files
 };
 
+// The configuration that is read, and the one that is written.
+struct ConfigArguments {
+  std::string path, write, nvme_path;
+};
+
 struct PlanArguments {
-  std::string params, model, config, stage, dtype, optimizer, write, nvme_path;
+  std::string params, model, stage, dtype, optimizer;
+  ConfigArguments config;
   MemoryArguments memory;
   std::optional<int> world_size;
   BatchArguments batch;
@@ -94,11 +100,11 @@ void read_config(const PlanArguments& arguments, PlanInputs& inputs) {
   // The highest one that is planned has everything that a file may ask for.
   if (!inputs.stages.empty()) context.stage = inputs.stages.back();
   if (inputs.model) context.hidden_size = inputs.model->hidden_size;
-  const ParsedConfig parsed = load_config(arguments.config, context);
+  const ParsedConfig parsed = load_config(arguments.config.path, context);
   const Config& config = parsed.config;
   const bool on_device = arguments.memory.gpu || is_for_device(config);
   if (const std::string problem = refused_offload(config, on_device); !problem.empty())
-    throw ConfigError(concat(arguments.config, ": ", problem));
+    throw ConfigError(concat(arguments.config.path, ": ", problem));
   inputs.options = plan_options(config, on_device);
   inputs.config = config;
   if (inputs.stages.empty()) inputs.stages = {config.stage};
@@ -165,7 +171,7 @@ PlanInputs read_inputs(const PlanArguments& arguments) {
   inputs.optimizer_name = "adamw";
   inputs.options.on_device = true;  // unless the configuration says otherwise
   read_stages(arguments.stage, inputs);
-  if (!arguments.config.empty()) read_config(arguments, inputs);
+  if (!arguments.config.path.empty()) read_config(arguments, inputs);
   if (inputs.stages.empty()) inputs.stages = {0, 1, 2, 3};
   inputs.options.world_size = *arguments.world_size;
   if (!arguments.dtype.empty()) inputs.options.compute_dtype = choose(kDTypes, arguments.dtype, "--dtype");
@@ -252,8 +258,8 @@ void run(const PlanArguments& arguments) {
   const std::vector<StagePlan> plans = plan_stages(inputs);
   const std::optional<Recommendation> recommended = recommend(inputs, plans);
   arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);
-  if (!arguments.write.empty())
-    write_recommended(arguments.write, recommended, {inputs, arguments.config, arguments.nvme_path});
+  if (const ConfigArguments& config = arguments.config; !config.write.empty())
+    write_recommended(config.write, recommended, {inputs, config.path, config.nvme_path});
 }
 
 }  // namespace
@@ -268,7 +274,7 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--dtype", arguments->dtype, "bf16, fp16 or fp32 (default: that of --config, else bf16)");
   plan->add_option("--optimizer", arguments->optimizer,
                    "adamw, adam, lion, adagrad, sgd-momentum or sgd (default: that of --config, else adamw)");
-  plan->add_option("--config", arguments->config, "Training config, JSON as DeepSpeed's");
+  plan->add_option("--config", arguments->config.path, "Training config, JSON as DeepSpeed's");
   plan->add_flag("--gpu", arguments->memory.gpu, "Plan for ranks on GPUs, also where --config asks for files");
   plan->add_option("--device-memory", arguments->memory.device, "Memory of one device: 24GB, 24e9, 22.5GiB");
   plan->add_option("--host-memory", arguments->memory.host,
@@ -283,9 +289,9 @@ void add_plan_command(CLI::App& app) {
                  "Each layer keeps its input alone, and is computed again in the backward pass");
   add_rate_options(*plan, arguments->batch.rates);
   plan->add_flag("--json", arguments->json, "Print JSON");
-  plan->add_option("--write", arguments->write,
+  plan->add_option("--write", arguments->config.write,
                    "Write the recommended configuration, that of --config with its changes, to this file; -: print it");
-  plan->add_option("--nvme-path", arguments->nvme_path,
+  plan->add_option("--nvme-path", arguments->config.nvme_path,
                    "With --write: the directory of states and parameters in files");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");
   plan->add_flag("--placement", arguments->placement, "Say of each unit where its state lies instead of planning");

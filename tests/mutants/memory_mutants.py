@@ -57,8 +57,8 @@ _LIMITS_TABLE = [
     (
         "advice-not-planned",
         _LIMITS,
-        "    if (fits(search.needs(change.options), search.limits))",
-        "    if (!change.keys.empty())",
+        "    if (fits(search.needs(change), search.limits)) return",
+        "    if (change.stage > 0) return",
         "plan",
         "MemoryLimits.TheSmallestChangeThatFitsIsTold",
     ),

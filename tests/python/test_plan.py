@@ -312,6 +312,18 @@ def test_limits_of_the_config_are_compared_on_both_tiers(tmp_path):
     assert "limits" not in plan(*limits_of(tmp_path, {}))
 
 
+def test_no_share_of_computing_is_told_where_communication_is_not_counted(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
+    args = ["--model", tmp_path, "--stage", 2, "--sequence-length", 512, "--flops", "60e12"]
+    alone, several = run(*args, "--world-size", 1).stdout, run(*args, "--world-size", 4).stdout
+    assert "the device computes in 100 % of it" in alone
+    assert "computes in" not in several and "at most" in several
+    assert "tokens/s a rank: communication between ranks is not counted" in several
+    assert plan(*args, "--world-size", 1)["step"]["efficiency"] == 1
+    result = plan(*args, "--world-size", 4)
+    assert result["step"]["efficiency"] is None and "communication between ranks" in result["not_counted"]
+
+
 def llama_70b(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({
         "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,

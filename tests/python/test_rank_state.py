@@ -2,11 +2,13 @@
 
 import os
 
+import models
 import torch
 import world
 import zeroshard
 from test_checkpoint import make, train
 from test_checkpoint_state import refused, same
+from zeroshard.compat.deepspeed import initialize
 
 
 def averages(rank):
@@ -40,7 +42,7 @@ def load_elsewhere(folder):
     own = {"mine": 1}
     said = refused(lambda: engine.load_checkpoint(folder, rank_state=own))
     assert own == {"mine": 1} and same(before, dict(weights_of(engine)))  # nothing is loaded
-    train(engine, range(1))  # and the engine goes on
+    train(engine, 1)  # and the engine goes on
     path, client = engine.load_checkpoint(folder)
     return said, os.path.basename(path), client["a"].item()
 
@@ -60,6 +62,7 @@ def test_each_rank_has_a_state_of_its_own(tmp_path):
 def test_only_as_many_ranks_load_their_state(tmp_path):
     world.run(2, save_rank_state_alone, folder=str(tmp_path))
     (rank,) = world.run_ranks(1, load_elsewhere, folder=str(tmp_path))
+    assert rank.value, rank
     said, tag, client = rank.value
     assert "has the rank_state of 2 ranks, and there are 1: only the same number of ranks can load it" in said
     assert (tag, client) == ("global_step0", 1)
@@ -70,3 +73,16 @@ def save_rank_state_alone(folder):
     engine = make(3)
     engine.save_checkpoint(folder, client_state={"a": torch.ones(1)}, rank_state=averages(world.rank()))
     engine.wait_for_checkpoint()
+
+
+def through_the_alias(folder):
+    config = models.configuration(2, optimizer=models.adamw())
+    engine = initialize(model=models.stack(), config=config)[0]
+    engine.save_checkpoint(folder, rank_state=averages(world.rank()))
+    found = {}
+    engine.load_checkpoint(folder, rank_state=found)
+    return same(found, averages(world.rank()))
+
+
+def test_scripts_for_deepspeed_have_it_too(tmp_path):
+    assert world.run(2, through_the_alias, folder=str(tmp_path)) == [True, True]
