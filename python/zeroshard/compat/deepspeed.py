@@ -23,6 +23,7 @@ from . import zero as zero  # parameters get ds_id, ds_status and the others
 from .adalora import read_adapters
 from .comm import init_distributed, start_alone
 from .getters import EngineWithGetters
+from .lightning import keep_states
 from .optimizer import DeepSpeedOptimizer, make_front
 from .trl_hash import gather_for_hashes
 
@@ -47,6 +48,7 @@ class DeepSpeedEngine(EngineWithGetters):
     ) -> None:
         super().__init__(module, parsed, setup, optimizer, device)
         optimizer.serve(self._run)
+        keep_states()
         if self._run.config.stage == 3:
             generation.keep_gathered(self._run.core, self._value("zero_optimization.stage3_max_live_parameters"))
             read_adapters()

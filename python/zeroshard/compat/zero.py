@@ -106,6 +106,12 @@ def _ds_summary(param: nn.Parameter) -> Callable[..., dict[str, Any]]:
     }
 
 
+def _partition_numel(param: nn.Parameter) -> Callable[[], int]:
+    _shard_of(param)
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return lambda: -(-param.numel() // ranks)
+
+
 # What scripts read from a parameter that is sharded; others have no such attributes. Its shape is always the whole one.
 _ATTRIBUTES = {
     "ds_id": _ds_id,
@@ -116,6 +122,7 @@ _ATTRIBUTES = {
     "ds_status": _ds_status,
     "ds_active_sub_modules": _ds_active_sub_modules,  # for hooks that clear it: zeroshard knows which forwards run
     "ds_summary": _ds_summary,
+    "partition_numel": _partition_numel,  # as if each parameter were cut by itself
 }
 for _name, _read_attribute in _ATTRIBUTES.items():
     setattr(nn.Parameter, _name, property(_read_attribute))

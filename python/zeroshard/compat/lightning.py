@@ -1,0 +1,25 @@
+"""Lightning's DeepSpeedStrategy: at its end it moves the states of optimizers to the host, entry by entry."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..optimizer import Optimizer
+from ..wrapping import wrap_once
+
+_PACKAGES = ("lightning.fabric", "lightning_fabric")  # both have the same code
+
+
+def keep_states() -> None:
+    """From now on Lightning, where it is imported, leaves the states of an engine's optimizer where they are."""
+    for package in _PACKAGES:
+        wrap_once(sys.modules.get(f"{package}.utilities.optimizer"), "_optimizer_to_device", _to_device)
+
+
+def _to_device(own: Callable[..., None], optimizer: torch.optim.Optimizer, device: Any) -> None:
+    if not isinstance(optimizer, Optimizer):  # the engine's own, which is what initialize() returns
+        own(optimizer, device)
