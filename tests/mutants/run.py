@@ -33,7 +33,6 @@ import data_mutants
 import device_mutants
 import disk_mutants
 import failure_mutants
-import host_mutants
 import lora_mutants
 import memory_mutants
 import monitor_mutants
@@ -348,7 +347,6 @@ MUTANTS = [
     *data_mutants.MUTANTS,
     *disk_mutants.MUTANTS,
     *failure_mutants.MUTANTS,
-    *host_mutants.MUTANTS,
     *lora_mutants.MUTANTS,
     *memory_mutants.MUTANTS,
     *monitor_mutants.MUTANTS,
