@@ -223,6 +223,7 @@ void choose_offload(PlanInputs& inputs) {
   inputs.options = with_tiers_of(choices[choice.index], inputs.options);
   const std::string of_stage = inputs.stages.size() == 1 ? "" : format("at stage %d ", stage);
   inputs.notes.push_back(of_stage + describe_choice(*inputs.config, choices[choice.index], choice));
+  inputs.config = choices[choice.index];
 }
 
 // Of the limit that is passed most, or nearly.
@@ -257,9 +258,10 @@ void run(const PlanArguments& arguments) {
   if (arguments.placement) return print_placements(inputs, arguments.json);
   const std::vector<StagePlan> plans = plan_stages(inputs);
   const std::optional<Recommendation> recommended = recommend(inputs, plans);
-  arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);
-  if (const ConfigArguments& config = arguments.config; !config.write.empty())
-    write_recommended(config.write, recommended, {inputs, config.path, config.nvme_path});
+  const ConfigArguments& config = arguments.config;
+  if (config.write != "-")  // which is for the file alone
+    arguments.json ? print_plan_json(inputs, plans, recommended) : print_plan_table(inputs, plans, recommended);
+  if (!config.write.empty()) write_recommended(config.write, recommended, {inputs, config.path, config.nvme_path});
 }
 
 }  // namespace
@@ -289,8 +291,10 @@ void add_plan_command(CLI::App& app) {
                  "Each layer keeps its input alone, and is computed again in the backward pass");
   add_rate_options(*plan, arguments->batch.rates);
   plan->add_flag("--json", arguments->json, "Print JSON");
-  plan->add_option("--write", arguments->config.write,
-                   "Write the recommended configuration, that of --config with its changes, to this file; -: print it");
+  plan->add_option(
+      "--write", arguments->config.write,
+      "Write the recommended configuration, that of --config with its changes, to this file; -: print it and "
+      "nothing else");
   plan->add_option("--nvme-path", arguments->config.nvme_path,
                    "With --write: the directory of states and parameters in files");
   plan->add_flag("--list-params", arguments->list_params, "List the model's parameters by unit instead of planning");

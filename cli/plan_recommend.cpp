@@ -54,6 +54,16 @@ void set(Json& json, const std::string& path, const Json& value) {
   json[Json::json_pointer(pointer)] = value;
 }
 
+// A run would choose for itself, by the limits that it finds.
+void name_chosen(Json& json, const Config& chosen) {
+  const std::pair<const char*, OffloadDevice> places[] = {{"offload_optimizer", chosen.offload_optimizer.device},
+                                                          {"offload_param", chosen.offload_param.device}};
+  for (const auto& [block, device] : places) {
+    const Json::json_pointer where(concat("/zero_optimization/", block, "/device"));
+    if (json.contains(where) && json[where] == "auto") json[where] = name_of(device);
+  }
+}
+
 void name_directories(Json& json, const RecommendedFrom& from) {
   for (const char* block : {"offload_optimizer", "offload_param"}) {
     const Json::json_pointer where(concat("/zero_optimization/", block));
@@ -107,6 +117,7 @@ void write_recommended(const std::string& path, const std::optional<Recommendati
   Json json = file_to_change(from);
   set(json, "zero_optimization.stage", recommended->change.options.stage);
   for (const KeyValue& key : recommended->change.keys) set(json, key.path, Json::parse(key.value));
+  if (from.inputs.config) name_chosen(json, *from.inputs.config);
   name_directories(json, from);
   const std::string text = json_text(json);
   check_meaning(text, *recommended, from.inputs);

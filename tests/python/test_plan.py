@@ -362,12 +362,19 @@ def test_the_recommended_configuration_is_written(tmp_path):
     given = tmp_path / "given.json"
     given.write_text("""{"train_batch_size": 8, "zero_optimization.stage": 2,  // a comment
         "bf16": {"enabled": true}, "optimizer": {"type": "Lion"}, "gradient_clipping": 0.5, }""")
-    text = run(*args, "--config", given, "--write", "-").stdout
+    printed = run(*args, "--config", given, "--write", "-").stdout
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
-    assert json.loads(text[text.index("\n{") :]) == {
+    assert json.loads(printed) == {
         "train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "Lion"}, "gradient_clipping": 0.5,
         "zero_optimization": zero,
     }  # fmt: skip
+    # What "auto" becomes is written.
+    zero = {"stage": 3, "offload_optimizer": {"device": "auto"}, "offload_param": {"device": "auto"}}
+    given.write_text(json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero}))
+    limits = ["--device-memory", "5GB", "--host-memory", "20GB"]
+    printed = run("--params", "7e9", "--world-size", 8, "--config", given, *limits, "--write", "-").stdout
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"}}
+    assert json.loads(printed)["zero_optimization"] == zero
     # Files need a directory.
     refused = run(*args, "--host-memory", "20GB", "--write", written)
     assert refused.returncode == 2 and "give --nvme-path" in refused.stderr, refused.stderr
