@@ -128,7 +128,10 @@ def on_device(on: str):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--on", choices=["eager", "late", "lazy"], default="", help="a schedule of the simulated device"
+        "--on",
+        choices=["eager", "late", "lazy", "cuda"],
+        default="",
+        help="a schedule of the simulated device, or a GPU",
     )
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
