@@ -1,6 +1,8 @@
 // The lines are "beat", "done", and "failed CODE AGE_MS TEXT", "signal NUMBER AGE_MS HOST", "kill NUMBER AGE_MS HOST".
 #include "launch/host_link.h"
 
+#include <sys/socket.h>
+
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -47,14 +49,27 @@ HostLink::HostLink(const LaunchOptions& options, HostMeeting meeting)
     : node_(options.node_rank),
       nproc_(options.nproc),
       patience_s_(options.stall_timeout_s),
-      meeting_(std::move(meeting)) {}
+      meeting_(std::move(meeting)) {
+  for (HostPeer& peer : meeting_.peers) peer.forgive();  // launchers that have come say nothing while they wait
+}
 
 void HostLink::add_to(std::vector<pollfd>& fds) const {
   for (const HostPeer& peer : meeting_.peers)
     if (peer.is_open()) fds.push_back({peer.fd(), POLLIN, 0});
 }
 
+// A launcher that comes late, or twice, learns why it is not taken.
+void HostLink::send_away() {
+  if (!meeting_.listener) return;
+  for (;;) {
+    UniqueFd socket(::accept4(meeting_.listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    HostPeer(std::move(socket)).send("refused the job runs already, with the launchers of all its hosts");
+  }
+}
+
 std::vector<HostNews> HostLink::look() {
+  send_away();
   std::vector<HostNews> news;
   for (HostPeer& peer : meeting_.peers) {
     if (!peer.is_open()) continue;

@@ -45,6 +45,7 @@ class HostLink {
  private:
   void hear(HostPeer& from, const std::string& line, std::vector<HostNews>& news);
   void report_loss(HostPeer& peer, std::vector<HostNews>& news);
+  void send_away();
   void pass_on(const HostPeer* from, const std::string& line);
   std::string name(const HostPeer& peer) const;
 

@@ -165,10 +165,11 @@ class Reception {
     for (HostPeer& peer : unknown_) {
       const std::vector<std::string> lines = peer.receive();
       if (!lines.empty()) admit(peer, lines.front());
-      if (peer.silent_s() > kAnswerS) peer.close();
+      if (peer.is_open() && peer.node > 0)
+        came_.push_back(std::move(peer));  // at once: the next one may say that it is the same node
+      else if (peer.silent_s() > kAnswerS)
+        peer.close();
     }
-    for (HostPeer& peer : unknown_)
-      if (peer.is_open() && peer.node > 0) came_.push_back(std::move(peer));
     std::erase_if(unknown_, [](const HostPeer& peer) { return !peer.is_open(); });
   }
 

@@ -27,7 +27,8 @@ class HostPeer {
 
   bool is_open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
-  double silent_s() const;  // since anything arrived
+  double silent_s() const;  // since anything arrived, or since forgive()
+  void forgive() { heard_ = Clock::now(); }
 
   int node = -1;         // the host's number; -1: it has not told
   std::string host;      // its name

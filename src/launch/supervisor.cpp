@@ -65,7 +65,8 @@ void Supervisor::wait() {
   if (inputs_.link != nullptr) inputs_.link->add_to(fds);
   output_.add_to(fds);
   const double now = group_.elapsed_s();
-  double wait_s = std::min({1.0, deadline_s_ - now, output_.throttled() ? 0.02 : 1.0});
+  double wait_s = output_.throttled() ? 0.02 : 1.0;
+  if (!group_.empty()) wait_s = std::min(wait_s, deadline_s_ - now);  // a deadline is for ranks that have not ended
   // Not every end of an orphan is signalled to this process.
   if (phase_ != Phase::kRunning && !group_.empty()) wait_s = std::min(wait_s, 0.02);
   if (options_.stall_timeout_s > 0) wait_s = std::min(wait_s, options_.stall_timeout_s / 4);

@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 
 // Node 0 with nodes 1 and 2, each of two ranks. sockets[i] is the end of node i + 1.
 struct Star {
-  explicit Star(double stall_timeout_s = 0) {
+  explicit Star(double stall_timeout_s = 0, int waits_ms = 0) {
     LaunchOptions options;
     options.nproc = 2;
     options.nnodes = 3;
@@ -32,6 +32,7 @@ struct Star {
       meeting.peers.back().host = node == 1 ? "one" : "two";
       leaves.emplace_back(UniqueFd(pair[1]));
     }
+    std::this_thread::sleep_for(std::chrono::milliseconds(waits_ms));  // for a launcher that comes late
     link.emplace(options, std::move(meeting));
   }
 
@@ -89,6 +90,11 @@ TEST(HostLink, ASilentLauncherIsNamed) {
   ASSERT_EQ(news.size(), 1U);
   EXPECT_THAT(news[0].text, HasSubstr("host one (node 1, ranks 2 to 3) has not been heard for 0.2 s"));
   EXPECT_TRUE(star.link->is_needed());  // for node 2
+}
+
+TEST(HostLink, TheTimeOfTheMeetingIsNoSilence) {
+  Star star(/*stall_timeout_s=*/2, /*waits_ms=*/2100);
+  EXPECT_THAT(star.link->look(), IsEmpty());
 }
 
 TEST(HostLink, LinesThatNoLauncherWritesAreIgnored) {

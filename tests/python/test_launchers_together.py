@@ -92,6 +92,36 @@ def test_a_second_launcher_of_a_node_is_sent_away(start, script):  # noqa: F811
 
 
 @pytest.mark.row("H1")
+def test_a_launcher_may_come_late_and_a_second_one_is_told_that_the_job_runs(start, script):  # noqa: F811
+    path = script(WAIT)
+    launchers = [start(node, 3, "--stall-timeout", 1, path) for node in range(2)]
+    time.sleep(2.5)  # longer than --stall-timeout
+    launchers.append(start(2, 3, "--stall-timeout", 1, path))
+    await_ranks(*launchers)
+    codes, said = ends(start(1, 3, path))
+    assert codes == [2] and "the job runs already" in said[0], said
+    launchers[2].terminate()
+    assert ends(*launchers)[0] == [143] * 3
+
+
+@pytest.mark.row("H1")
+def test_two_launchers_of_a_node_that_come_at_once_are_one_too_many(start, script):  # noqa: F811
+    node_0 = start(0, 3, script(WAIT))
+    first = wait_for(lambda: listens(start.port) and node_0, "node 0 to listen")
+    first.send_signal(signal.SIGSTOP)
+    others = [start(1, 3, script(WAIT)) for _ in range(2)]
+    time.sleep(0.5)  # both have sent what they are
+    first.send_signal(signal.SIGCONT)
+    ended = wait_for(lambda: [one for one in others if one.poll() is not None], "one to be sent away")
+    assert len(ended) == 1 and "node 1 has come already" in ended[0].communicate()[0]
+
+
+def listens(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+
+
+@pytest.mark.row("H1")
 def test_what_is_no_launcher_is_told_or_left_alone(start, script):  # noqa: F811
     """Node 0 waits on when another program looks in; another program in its place is an error on node 1."""
     node_0 = start(0, 2, script("sys.exit(0)\n"))
