@@ -229,7 +229,7 @@ def test_one_rank_alone_may_ask_for_gradients(stage, way):
 
 
 def assign(stage):
-    """Rank 0 assigns a gradient behind a backward. It is taken away in two ways, and the step is made after all."""
+    """Rank 0 assigns a gradient behind a backward. Then all drop every gradient, or that one, and the step is made."""
     engine = make(stage)
     param = engine.module.layers[1].bias
     engine.backward(loss_of(engine, 0))
@@ -253,9 +253,11 @@ def assign(stage):
     engine.destroy()
     model = Model()
     sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
-    for number in (0, 1, 1):
+    for number, drops in ((0, False), (1, False), (1, True)):
         sgd.zero_grad()
         loss_of(model, number).backward()
+        if drops:
+            model.layers[1].bias.grad = None
         sgd.step()
     return told, (values - values_of(model)).abs().max().item()
 
