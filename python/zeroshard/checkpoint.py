@@ -98,7 +98,8 @@ def save(
     if run.core.has_pending_gradients and run.rank == 0:
         log(
             f"save_checkpoint between a backward pass and its step: the checkpoint has the state after step "
-            f"{run.global_steps}. It has no gradients: who loads it computes those of the next step anew"
+            f"{run.global_steps}. It has no gradients: who loads it computes those of the next step anew, from the batch with which "
+            "that step began. Random numbers go on from where they are now"
         )
     contents["buffers"] = _own_buffers(run, rank_state is not None) + contents["buffers"]
     run.core.save_checkpoint(
@@ -144,7 +145,7 @@ def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str,
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
         "lr_scheduler": _state_of(run.lr_scheduler),
-        "data": _state_of(run.loader),
+        "data": run.position.at_last_step if run.is_within_step else run.position.now(),
         "client": client_state or {},
     }
     return encode(state, _CLIENT, tensors)
@@ -352,6 +353,7 @@ def load(
         if load_lr_scheduler_states:
             _restore(run.lr_scheduler, state.get("lr_scheduler"))
         _restore(run.loader, state.get("data"))
+        run.position.end_step()
         counts = [(name, int(state[name])) for name, _ in run.progress.counts() if name in state]
         run.core.restore_progress(counts, step=loaded.step)
         _restore_random(run, loaded.rank_states)

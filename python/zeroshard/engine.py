@@ -152,6 +152,7 @@ class Engine(nn.Module):
         with self._report.part("step"):
             if updates:
                 save_failed = self._take_step()
+                run.position.end_step()
             else:
                 run.core.end_micro_batch()
         if run.applied and lr_scheduler is not None:
@@ -214,7 +215,10 @@ class Engine(nn.Module):
 
         ``step()`` clears the gradients that it has used: this is for batches that must not count.
         """
+        drops = self._run.is_within_step
         self._run.core.zero_grad()
+        if drops:  # else the loader may have handed out the first batch of the next step
+            self._run.position.end_step()
 
     def compile(
         self,

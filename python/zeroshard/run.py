@@ -41,6 +41,31 @@ def _count(name: str) -> property:
     return property(read, write)
 
 
+class Position:
+    """A data loader, and its state when the last step ended: where the micro-batches of the open step begin."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+        self.at_last_step: Any = None
+
+    @property
+    def loader(self) -> Any:
+        return self._loader
+
+    @loader.setter
+    def loader(self, loader: Any) -> None:
+        self._loader = loader
+        self.end_step()
+
+    def now(self) -> Any:
+        """None of a loader without ``state_dict``."""
+        return self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
+
+    def end_step(self) -> None:
+        """The batches so far are of steps that have ended, or have been dropped."""
+        self.at_last_step = copy.deepcopy(self.now())
+
+
 @dataclass
 class Run:
     """The parts of one engine. ``core`` does the work; checkpoints, schedulers and getters use the rest."""
@@ -56,7 +81,7 @@ class Run:
     parameter_check: ParameterCheck | Ended
     keeper: Keeper | None = None  # None: checkpoints of activations stay in memory
     lr_scheduler: Any = None
-    loader: Any = None
+    position: Position = field(default_factory=Position)  # in the data
     applied: bool = False  # whether the last step was applied
     grad_norm: float | None = None  # of the last step: NaN where it was skipped
     applied_norm: float | None = None  # of the last step that was applied
@@ -68,6 +93,20 @@ class Run:
     skipped_steps = _count("skipped_steps")
     micro_steps = _count("micro_steps")
     global_samples = _count("global_samples")
+
+    @property
+    def loader(self) -> Any:
+        return self.position.loader
+
+    @loader.setter
+    def loader(self, loader: Any) -> None:
+        self.position.loader = loader
+
+    @property
+    def is_within_step(self) -> bool:
+        """Whether there are micro-batches that no update has used yet."""
+        counted = self.core.progress_at_last_step.counts() != self.progress.counts()
+        return counted or self.core.has_pending_gradients
 
     @property
     def progress(self) -> _C.Progress:

@@ -1,9 +1,13 @@
 """Saves between a backward pass and its step: of the state after the last step."""
 
+import itertools
 import os
 
+import models
 import pytest
+import torch
 import world
+import zeroshard
 from test_compat_engine import loss_of, make
 from test_misuse import message_of
 from zeroshard import checkpoint
@@ -45,3 +49,50 @@ def test_a_checkpoint_between_backward_and_step(tmp_path, ranks, stage, accumula
         assert all("It has no gradients" in text for text in told)
         assert "load_checkpoint between a backward pass and its step" in refused
     assert os.path.isdir(tmp_path / "0.0")
+
+
+def seen_of(engine, loader, count, folder=None):
+    """Which batches come, and what a run resumed behind each backward pass begins with."""
+    seen = []
+    for x in itertools.chain.from_iterable(itertools.repeat(loader)):
+        seen.append(x[:, 0].tolist())
+        engine.backward(engine(x).square().mean())
+        if folder is not None:
+            engine.save_checkpoint(folder, tag=f"{len(seen)}")
+        engine.step()
+        if len(seen) == count:
+            return seen
+
+
+def resume_data(folder):
+    data = [torch.full((40,), float(index)) for index in range(world.size() * 14)]
+    config = models.configuration(1, accumulation=2, optimizer=models.adamw())
+
+    def initialize():
+        model = torch.nn.Linear(40, 40)
+        return zeroshard.initialize(model=model, training_data=data, config=config)
+
+    engine, _, loader, _ = initialize()
+    expected = seen_of(engine, loader, 5, folder)
+    found = {}
+    for saved in range(1, 6):
+        other, _, again, _ = initialize()
+        other.load_checkpoint(folder, tag=f"{saved}")
+        begun = (saved - 1) // 2 * 2  # by micro-batches of whole steps
+        assert other.micro_steps == begun
+        found[saved] = seen_of(other, again, 1) == expected[begun : begun + 1]
+        other.backward(other(next(iter(again))).square().mean())
+        other.zero_grad()  # its batch shall not count
+        taken = again.state_dict()
+        other.backward(other(next(iter(again))).square().mean())
+        other.save_checkpoint(folder, tag="dropped")
+        other.zero_grad()
+        other.load_checkpoint(folder, tag="dropped")
+        assert again.state_dict() == taken
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resumed_run_sees_the_batches_of_the_open_step_again(tmp_path, ranks):
+    for found in world.run(ranks, resume_data, folder=str(tmp_path)):
+        assert list(found.values()) == [True] * 5, found
