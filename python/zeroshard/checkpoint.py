@@ -98,8 +98,8 @@ def save(
     if run.core.has_pending_gradients and run.rank == 0:
         log(
             f"save_checkpoint between a backward pass and its step: the checkpoint has the state after step "
-            f"{run.global_steps}. It has no gradients: who loads it computes those of the next step anew, from the batch with which "
-            "that step began. Random numbers go on from where they are now"
+            f"{run.global_steps}. It has no gradients: who loads it computes those of the next step anew, from the "
+            "batch with which that step began. Random numbers go on from where they are now"
         )
     contents["buffers"] = _own_buffers(run, rank_state is not None) + contents["buffers"]
     run.core.save_checkpoint(

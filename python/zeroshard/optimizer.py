@@ -282,15 +282,15 @@ class Optimizer(torch.optim.Optimizer):
         self.defaults = setup.defaults
         self.overflow = False
         self.loss_scale = 1.0
-        self._inner = setup.inner
         self._kind = setup.type
         self._outside = setup.external
         self._is_elementwise = setup.is_elementwise
         self._engine: Callable[[], Any] = lambda: None
         self._states = _StatesOfTheCore()
         # This object and the user's optimizer share their hooks: those that a script registers on either are called.
-        self._optimizer_step_pre_hooks = getattr(self._inner, "_optimizer_step_pre_hooks", OrderedDict())
-        self._optimizer_step_post_hooks = getattr(self._inner, "_optimizer_step_post_hooks", OrderedDict())
+        self._optimizer_step_pre_hooks = getattr(setup.inner, "_optimizer_step_pre_hooks", OrderedDict())
+        self._optimizer_step_post_hooks = getattr(setup.inner, "_optimizer_step_post_hooks", OrderedDict())
+        self._inner = setup.inner  # last: a front that is of the same class sets its other attributes there
 
     def belong_to(self, engine: Any) -> None:
         """``engine`` has methods ``zero_grad`` and ``_update``; it may be destroyed before this object."""

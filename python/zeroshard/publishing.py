@@ -21,6 +21,19 @@ def _make(make: Callable, *arguments: Any) -> Any:
     return make(*arguments)  # pickle itself would compare the class with the optimizer's
 
 
+class _Silent:
+    """In front of a class in the method resolution order of a subclass, of which the class then is not told."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Does not call that of the class, which may register subclasses, and ask for keywords."""
+
+
+def _mro_of_silent(made: type) -> list[type]:
+    # As a base beside the class, _Silent would change the layout of objects, whose class then could not be replaced.
+    first, *others = type.mro(made)
+    return [first, _Silent, *others]
+
+
 class Publishing:
     """Publishes what methods of an optimizer outside of the core write to its slices of the master weights.
 
@@ -69,7 +82,8 @@ class Publishing:
 
         names = {name: getattr(optimizer_type, name) for name in ("__module__", "__qualname__", "__doc__")}
         names["__reduce_ex__"] = reduce
-        return type(optimizer_type)(optimizer_type.__name__, (optimizer_type,), names | made)
+        silent = type("silent", (type(optimizer_type),), {"mro": _mro_of_silent})
+        return silent(optimizer_type.__name__, (optimizer_type,), names | made)
 
     def _own(self) -> dict[str, Any]:
         """What the optimizer's classes have that torch.optim.Optimizer has not."""

@@ -10,6 +10,7 @@ import torch
 import world
 import zeroshard
 from safetensors.torch import load_file
+from zeroshard.compat import deepspeed as compat
 
 
 class Averaged(torch.optim.Optimizer):
@@ -213,6 +214,75 @@ def swap(stage, way):
 def test_weights_that_are_written_in_other_ways_than_by_a_call_are_everywhere(stage, way):
     for off, kept in world.run(3, swap, stage=stage, way=way):
         assert max(off) < 1e-5 and all(kept), (off, kept)
+
+
+class Phased(Averaged):
+    """Has settings of its own, which ``step()`` reads; and its class refuses subclasses without a tag."""
+
+    ends = 0
+    phase = 1
+    _kept = 3
+
+    def __init_subclass__(cls, *, tag, **others):
+        super().__init_subclass__(**others)
+
+    def __del__(self):
+        Phased.ends += 1
+
+    def step(self, closure=None):
+        self.phases = [*getattr(self, "phases", []), (self.phase, vars(self).get("seen"), self._kept)]
+        return super().step(closure)
+
+    def set_phase(self, phase):
+        self.phase = phase
+        self._kept = phase
+
+
+def through_the_front(stage):
+    """What ``step()`` reads, what the front and the script's object say, and how far weights are from PyTorch's."""
+    plain = copy.deepcopy(model := models.stack(width=64))
+    own, reference = Phased(model.parameters()), Averaged(plain.parameters())
+    config = models.configuration(stage, gradient_clipping=0, zero_allow_untested_optimizer=True)
+    engine, front, *_ = compat.initialize(model=model, optimizer=own, config=config)
+    off = []
+    for step in range(4):
+        if step == 1:
+            front.set_phase(2)
+            front.seen = "yes"
+        if step == 2:
+            front.phase = 4
+            front._kept = 5
+        engine.backward(loss_of(engine.module, step))
+        engine.step()
+        reference.zero_grad()
+        loss_of(plain, step).backward()
+        reference.step()
+        for each in (front, reference):
+            if step == 1:
+                each.averaged = True
+            elif step == 2:
+                each.averaged = False
+                with each, each.average():
+                    pass
+                each.__enter__()
+            else:
+                next(each.swaps())
+        with zeroshard.gathered(list(model.parameters())):
+            pairs = zip(model.parameters(), plain.parameters(), strict=True)
+            off.append(max(float((mine - other).detach().abs().max()) for mine, other in pairs))
+    answers = [front.phase, own.phase, front.seen, front.averaged, own.averaged, isinstance(front, Phased)]
+    del front.seen
+    answers += [hasattr(own, "seen"), hasattr(front, "other"), Phased.ends]
+    copy.copy(front)
+    engine.destroy()
+    return own.phases, answers, off
+
+
+def test_the_front_of_the_scripts_class_acts_on_the_scripts_object():
+    for phases, answers, off in world.run(3, through_the_front, stage=0):
+        assert phases == [[1, None, 3], [2, "yes", 2], [4, "yes", 5], [4, "yes", 5]]
+        assert answers == [4, 4, "yes", False, False, True, False, False, 0]
+        assert max(off) < 1e-5
 
 
 def swap_alone(stage):

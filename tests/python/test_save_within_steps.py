@@ -54,14 +54,13 @@ def test_a_checkpoint_between_backward_and_step(tmp_path, ranks, stage, accumula
 def seen_of(engine, loader, count, folder=None):
     """Which batches come, and what a run resumed behind each backward pass begins with."""
     seen = []
-    for x in itertools.chain.from_iterable(itertools.repeat(loader)):
+    for x in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), count):
         seen.append(x[:, 0].tolist())
         engine.backward(engine(x).square().mean())
         if folder is not None:
             engine.save_checkpoint(folder, tag=f"{len(seen)}")
         engine.step()
-        if len(seen) == count:
-            return seen
+    return seen
 
 
 def resume_data(folder):

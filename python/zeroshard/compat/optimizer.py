@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -57,9 +58,12 @@ class DeepSpeedOptimizer(Optimizer):
     """``engine.optimizer``: as zeroshard's own, and ``state_dict()`` gives this rank's part of the states."""
 
     def __init__(self, setup: OptimizerSetup) -> None:
-        super().__init__(setup)
         self._run: Callable[[], Run | None] = lambda: None
         self.parameter_offload = NoHooks()
+        super().__init__(setup)
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """For ``_also``: that of the caller's class must not be called, as the caller has made no subclass."""
 
     def serve(self, run: Run) -> None:
         self._run = weakref.ref(run)
@@ -177,17 +181,55 @@ _CONFIGURED = {
 
 @functools.cache
 def _also(named: type[torch.optim.Optimizer]) -> type[DeepSpeedOptimizer]:
-    """A class of DeepSpeedOptimizer that is ``named``, too. Attributes that it lacks are those of the caller's object.
+    """A class of DeepSpeedOptimizer that is ``named``, too, with the attributes of the caller's object.
 
-    ``__init__`` of ``named`` is not called, because the front has no states of its own.
+    ``__init__`` of ``named`` is not called, because the front has no states of its own. What ``named`` has and
+    DeepSpeedOptimizer lacks acts on the caller's object, which updates: methods, properties, ``with`` statements.
     """
+    own: dict[str, Any] = {"__getattr__": _get_of_inner, "__setattr__": _set_of_inner, "__delattr__": _delete_of_inner}
+    for name in {name for each in named.__mro__ if each not in DeepSpeedOptimizer.__mro__ for name in vars(each)}:
+        is_special = name.startswith("__") and not isfunction(getattr(named, name))
+        if not is_special and name not in own and not hasattr(DeepSpeedOptimizer, name):
+            own[name] = _of_inner(name)
+    if hasattr(named, "__del__"):
+        own["__del__"] = lambda front: None  # the caller's object has its own
+    return type(named.__name__, (DeepSpeedOptimizer, named), own)
 
-    def __getattr__(front: DeepSpeedOptimizer, name: str) -> Any:
-        if name.startswith("_") or front.__dict__.get("_inner") is None:
-            raise AttributeError(f"{named.__name__} of an engine has no attribute '{name}'", name=name, obj=front)
-        return getattr(front._inner, name)
 
-    return type(named.__name__, (DeepSpeedOptimizer, named), {"__getattr__": __getattr__})
+def _of_inner(name: str) -> property:
+    def get(front: DeepSpeedOptimizer) -> Any:
+        inner = front.__dict__.get("_inner")
+        return getattr(super(Optimizer, front) if inner is None else inner, name)
+
+    return property(get, lambda front, value: setattr(front._inner, name, value), lambda f: delattr(f._inner, name))
+
+
+def _has_inner(front: DeepSpeedOptimizer, name: str) -> bool:
+    """Whether an attribute that the front's class lacks is one of the caller's object. Other private ones are not."""
+    inner = front.__dict__.get("_inner")
+    if inner is None or name in front.__dict__ or name.startswith(("__", "_zeroshard")):
+        return False
+    return not name.startswith("_") or name in vars(inner)
+
+
+def _get_of_inner(front: DeepSpeedOptimizer, name: str) -> Any:
+    if not _has_inner(front, name):
+        raise AttributeError(f"{type(front).__name__} of an engine has no attribute '{name}'", name=name, obj=front)
+    return getattr(front._inner, name)
+
+
+def _set_of_inner(front: DeepSpeedOptimizer, name: str, value: Any) -> None:
+    if not hasattr(type(front), name) and _has_inner(front, name):
+        setattr(front._inner, name, value)
+    else:
+        object.__setattr__(front, name, value)
+
+
+def _delete_of_inner(front: DeepSpeedOptimizer, name: str) -> None:
+    if not hasattr(type(front), name) and _has_inner(front, name):
+        delattr(front._inner, name)
+    else:
+        object.__delattr__(front, name)
 
 
 def _check_parts(state_dict: dict[str, Any], parts: dict[str, _C.OptimizerSlice], groups: int) -> None:
