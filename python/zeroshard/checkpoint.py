@@ -20,6 +20,7 @@ from .encoding import DTYPES, check_tensor, decode, encode
 from .half_load import note_half_load
 from .messages import log
 from .names import plain_name, plain_names
+from .optimizer import take_settings
 from .pretrained import save_config
 from .run import Run
 from .together import naming_causes, together
@@ -457,8 +458,7 @@ def _restore_optimizer(
 ) -> None:
     if "param_groups" not in state:  # from a C++ program: one group, all of its settings are in its file
         return
-    for group, saved in zip(run.optimizer.param_groups, state["param_groups"], strict=True):
-        group.update(saved)
+    take_settings(run.optimizer.param_groups, state["param_groups"])
     if run.external is None:
         return
     scalars: dict[str, dict[str, Any]] = {}

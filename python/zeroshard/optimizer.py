@@ -212,6 +212,27 @@ def _kept(value: Any) -> Callable[[], Any]:
     return lambda: value if values is None else value.copy_(values)
 
 
+def take_settings(param_groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    """Sets what a checkpoint has of each group. A number that is a tensor stays the tensor that scripts hold.
+
+    Groups that share a tensor get their own where the checkpoint has other values for them.
+    """
+    given: dict[int, float] = {}
+    for group, settings in zip(param_groups, saved, strict=True):
+        for name, value in settings.items():
+            own = group.get(name)
+            if not (isinstance(own, torch.Tensor) and own.numel() == 1 and _is_number(value)):
+                group[name] = value
+            elif given.setdefault(id(own), float(value)) == float(value):
+                own.fill_(float(value))
+            else:
+                group[name] = torch.full_like(own, float(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
 def group_options(group: dict[str, Any], kind: _C.OptimizerType) -> _C.ParamGroupOptions:
     """Reads a param group's current hyper-parameters."""
     options = _C.ParamGroupOptions()
@@ -349,7 +370,7 @@ class Optimizer(torch.optim.Optimizer):
     def outside_rates(self) -> list[_C.ParamGroupOptions]:
         """The learning rates of an outside optimizer, for comparison with other ranks'. It may have none."""
         rates = [group.get("lr") for group in self.param_groups]
-        return [group_options({"lr": rate} if isinstance(rate, float) else {}, self._kind) for rate in rates]
+        return [group_options({"lr": float(rate)} if _is_number(rate) else {}, self._kind) for rate in rates]
 
     def step(self, closure: Callable | None = None) -> None:
         if closure is not None:

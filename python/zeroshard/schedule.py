@@ -65,6 +65,7 @@ class LRScheduler:
 
     def _begin(self, optimizer: Any, config: _C.Config) -> None:
         self.optimizer = optimizer
+        _own_rates(optimizer.param_groups)
         self._schedule = config.lr_schedule([float(group["lr"]) for group in optimizer.param_groups])
         self.last_batch_iteration = -1
         self._last_lr = self._apply(self.last_batch_iteration)
@@ -106,6 +107,15 @@ def set_rate(group: dict[str, Any], lr: float) -> None:
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr
+
+
+def _own_rates(param_groups: list[dict[str, Any]]) -> None:
+    """Gives groups tensors of their own: torch puts the tensor that an optimizer was made with into all of them."""
+    seen = set()
+    for group in param_groups:
+        if isinstance(group["lr"], torch.Tensor) and id(group["lr"]) in seen:
+            group["lr"] = group["lr"].clone()
+        seen.add(id(group["lr"]))
 
 
 class LRRangeTest(LRScheduler):

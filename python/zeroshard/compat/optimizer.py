@@ -13,7 +13,7 @@ import torch
 from .. import _C
 from ..marks import made_with
 from ..names import plain_name
-from ..optimizer import Optimizer, OptimizerSetup
+from ..optimizer import Optimizer, OptimizerSetup, take_settings
 from ..run import Run
 from . import ops
 
@@ -121,8 +121,7 @@ class DeepSpeedOptimizer(Optimizer):
         self._take(run, state_dict, parts)
         for name, updates in state_dict["updates"].items():
             run.core.set_updates(name, updates)
-        for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update(_settings(saved_group))
+        take_settings(self.param_groups, [_settings(group) for group in state_dict["param_groups"]])
 
     def _take(self, run: Run, state_dict: dict[str, Any], parts: dict[str, _C.OptimizerSlice]) -> None:
         if run.external is not None:
@@ -258,7 +257,7 @@ def _with_plain_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+    return {name: _copied(value) for name, value in group.items() if name != "params"}
 
 
 def _copied(value: Any) -> Any:
