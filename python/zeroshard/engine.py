@@ -27,7 +27,7 @@ from .passes import backward_pass
 from .pretrained import save_pretrained
 from .schedule import check_arguments_of
 from .step_report import StepReport
-from .stopping import request_stop_on, save_last, wait_at_exit
+from .stopping import ask_for, request_stop_on, save_last, wait_at_exit
 
 
 def _of_run(name: str, doc: str) -> property:
@@ -364,12 +364,17 @@ class Engine(nn.Module):
 
         Call it on every rank, in the main thread, before loaders start workers: these outlive the signal. A second
         signal two seconds later or more ends the process at once. If ``client_state`` is a function, it is called for
-        the save, and so is ``rank_state``.
+        the save, and so is ``rank_state``. If one raises on any rank, or gives what cannot be saved, rank 0 logs why, and
+        the checkpoint is saved without it.
         """
 
         def save() -> None:
-            client = client_state() if callable(client_state) else client_state
-            self.save_checkpoint(save_dir, client_state=client, rank_state=rank_state() if rank_state else None)
+            client, own = client_state, None
+            if callable(client_state):
+                client = ask_for(self._run, "client_state", client_state)
+            if rank_state is not None:
+                own = ask_for(self._run, "rank_state", rank_state)
+            self.save_checkpoint(save_dir, client_state=client, rank_state=own)
 
         self._last_save = lambda: save_last(self._run, save_dir, save)
         request_stop_on(self._run, signals)

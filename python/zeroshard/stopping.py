@@ -12,9 +12,11 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from . import _C
+from .encoding import encode
 from .loader_workers import spare_workers
 from .messages import log
 from .run import Run
+from .together import together
 
 # A job's ranks may get a signal twice: from whoever signals all processes of the job, and from the launcher.
 MOMENT_S = 2.0
@@ -43,6 +45,31 @@ def request_stop_on(run: Run, signals: Iterable[signal.Signals]) -> None:
     for number in previous:
         signal.signal(number, stop)
     spare_workers(tuple(int(number) for number in previous))
+
+
+def ask_for(run: Run, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """What ``ask`` gives for the last save. None on every rank if it fails on one, because the rest must be saved.
+
+    Collective. Raises ``CommError`` if the other ranks cannot be asked.
+    """
+    answer: Any = None
+
+    def call() -> None:
+        nonlocal answer
+        answer = ask()
+        if name == "rank_state" and not isinstance(answer, dict):
+            raise ValueError(f"{name} gave a {type(answer).__name__}: it must give a dict")
+        encode(answer, name, {})
+
+    try:
+        together(run, call, "save_checkpoint")
+    except _C.CommError:
+        raise
+    except _C.Error as error:
+        if run.rank == 0:
+            log(f"warning: the last checkpoint is saved without {name}, because its function failed: {error}")
+        return None
+    return answer
 
 
 def save_last(run: Run, save_dir: str | os.PathLike, save: Callable[[], None]) -> None:

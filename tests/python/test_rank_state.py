@@ -3,6 +3,7 @@
 import os
 
 import models
+import pytest
 import torch
 import world
 import zeroshard
@@ -86,3 +87,58 @@ def through_the_alias(folder):
 
 def test_scripts_for_deepspeed_have_it_too(tmp_path):
     assert world.run(2, through_the_alias, folder=str(tmp_path)) == [True, True]
+
+
+def stop(folder, rank_states, client_states):
+    engine = make(3)
+    rank, done = world.rank(), []
+
+    def give(states):
+        done.append(engine.global_steps)
+        return states[rank](rank)
+
+    engine.save_and_stop_on(folder, client_state=lambda: give(client_states), rank_state=lambda: give(rank_states))
+    if rank == 1:
+        engine.request_stop()
+    try:
+        train(engine, 2)
+    except SystemExit as end:
+        assert end.code == 143 and done == [1, 1]
+    else:
+        raise AssertionError("the run was not stopped")
+    found = {}
+    said = refused(lambda: engine.load_checkpoint(folder, rank_state=found))
+    return said, found, engine.load_checkpoint(folder)[1]
+
+
+def good(rank):
+    return {"of": rank}
+
+
+def fails(rank):
+    raise KeyError("there is no average yet")
+
+
+def is_no_dict(rank):
+    return [rank]
+
+
+def has_an_object(rank):
+    return {"a": object()}
+
+
+@pytest.mark.parametrize("bad", [fails, is_no_dict, has_an_object])
+def test_a_last_checkpoint_is_saved_without_what_fails(tmp_path, bad):
+    """On one rank: all save the rest, and rank 0 tells why."""
+    ranks = world.run_ranks(2, stop, folder=str(tmp_path), rank_states=[good, bad], client_states=[good, good])
+    for rank in ranks:
+        said, found, client = rank.value
+        assert "the checkpoint has no rank_state" in said and found == {} and client == {"of": 0}
+    assert "saved without rank_state, because its function failed: rank 1" in ranks[0].log
+
+
+def test_a_last_checkpoint_without_client_state(tmp_path):
+    ranks = world.run_ranks(2, stop, folder=str(tmp_path), rank_states=[good, good], client_states=[fails, good])
+    for number, rank in enumerate(ranks):
+        assert rank.value == ["nothing was raised", {"of": number}, {}], rank
+    assert "saved without client_state" in ranks[0].log and "no average yet" in ranks[0].log
