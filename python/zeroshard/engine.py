@@ -364,8 +364,8 @@ class Engine(nn.Module):
 
         Call it on every rank, in the main thread, before loaders start workers: these outlive the signal. A second
         signal two seconds later or more ends the process at once. If ``client_state`` is a function, it is called for
-        the save, and so is ``rank_state``. If one raises on any rank, or gives what cannot be saved, rank 0 logs why, and
-        the checkpoint is saved without it.
+        the save, and so is ``rank_state``. If one raises on any rank, or gives what cannot be saved, rank 0 logs why
+        and the checkpoint is saved without it.
         """
 
         def save() -> None:
