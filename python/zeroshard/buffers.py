@@ -56,14 +56,16 @@ def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, 
     key = "data_types."
     given = {path.removeprefix(key): json.loads(value) for path, value, _ in parsed.values if path.startswith(key)}
     compute = parsed.config.compute_dtype
-    kept = _patterns(model, compute) if given["keep_in_fp32_modules"] is None else set(given["keep_in_fp32_modules"])
-    pattern = re.compile("|".join(name.replace("*", ".*") for name in sorted(kept)))
+    is_of_model = given["keep_in_fp32_modules"] is None
+    kept = _patterns(model, compute) if is_of_model else set(given["keep_in_fp32_modules"])
+    source = "_keep_in_fp32_modules of the model" if is_of_model else "data_types.keep_in_fp32_modules"
+    patterns = [_compiled(name, source) for name in sorted(kept)]
     wanted = DTYPES.get(given["buffer_dtype"])
 
     def choose(module: nn.Module, path: str, buffer: torch.Tensor) -> torch.dtype:
         if not buffer.is_floating_point():
             return buffer.dtype
-        if kept and compute != "fp32" and pattern.search(plain_name(path)):
+        if compute != "fp32" and any(pattern.search(plain_name(path)) for pattern in patterns):
             return torch.float
         # BatchNorm kernels need statistics in the dtype of the weights, and a frozen BatchNorm has only buffers.
         if wanted is None and "BatchNorm" in type(module).__name__ and compute != "fp32":
@@ -71,6 +73,16 @@ def _chooser(model: nn.Module, parsed: _C.ParsedConfig) -> Callable[[nn.Module, 
         return wanted or buffer.dtype
 
     return choose
+
+
+def _compiled(name: str, source: str) -> re.Pattern:
+    try:
+        return re.compile(name.replace("*", ".*"))
+    except re.error as error:
+        raise _C.ConfigError(
+            f"{source} has {json.dumps(name)}, which is no pattern: {error}. Write a part of a buffer's name, in which * "
+            "is any text, or a regular expression of Python's"
+        ) from None
 
 
 def _patterns(model: nn.Module, compute_dtype: str) -> set[str]:

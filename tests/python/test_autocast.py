@@ -122,3 +122,26 @@ def test_the_dtypes_of_buffers():
     ]
     assert dtypes("fp32", buffer_dtype="fp16") == ["float16", "float16", "float16", "int64", "float16"]
     assert dtypes("fp32", keep_in_fp32_modules=["angles"]) == own
+    assert dtypes("bf16", keep_in_fp32_modules=["[xy]_fp", "(?i)BIAS"])[:2] == ["float32", "float32"]
+
+
+@pytest.mark.parametrize("bad", ["(router", "*[", "+"])
+def test_a_wrong_pattern_is_an_error_of_the_configuration(bad, monkeypatch):
+    for dtype in ("bf16", "fp32"):
+        with pytest.raises(zeroshard.ConfigError) as said:
+            dtypes(dtype, keep_in_fp32_modules=["angles", bad])
+        assert f'data_types.keep_in_fp32_modules has "{bad}", which is no pattern' in str(said.value)
+    monkeypatch.setattr(Buffers, "_keep_in_fp32_modules_strict", (bad,))
+    with pytest.raises(zeroshard.ConfigError, match="_keep_in_fp32_modules of the model has"):
+        dtypes("bf16")
+
+
+def differing():
+    own = [{"buffer_dtype": ("fp32", "bf16")[world.rank()]}, {"keep_in_fp32_modules": [("a", "b")[world.rank()]]}]
+    return [message_of(lambda given=given: dtypes("bf16", **given)) for given in own]
+
+
+def test_ranks_agree_on_the_dtypes_of_buffers():
+    for buffer_dtype, kept in world.run(2, differing):
+        assert "the ranks disagree on the configuration: on rank 0 'data_types.buffer_dtype'" in buffer_dtype
+        assert "the ranks disagree on the configuration: on rank 0 'data_types.keep_in_fp32_modules'" in kept
