@@ -80,8 +80,8 @@ def _compiled(name: str, source: str) -> re.Pattern:
         return re.compile(name.replace("*", ".*"))
     except re.error as error:
         raise _C.ConfigError(
-            f"{source} has {json.dumps(name)}, which is no pattern: {error}. Write a part of a buffer's name, in which * "
-            "is any text, or a regular expression of Python's"
+            f"{source} has {json.dumps(name)}, which is no pattern: {error}. Write a part of a buffer's name, in which "
+            "* is any text, or a regular expression of Python's"
         ) from None
 
 
