@@ -17,7 +17,12 @@ _TABLE = [
     ("python-no-torch-random", "_C.restore_random_state(rank_states, run.rank)", "None", _ONE),
     ("python-no-lr-schedule", '_restore(run.lr_scheduler, state.get("lr_scheduler"))', "pass", _ONE),
     ("python-no-counts", "run.core.restore_progress(counts, step=loaded.step)", "pass", _SKIPPED),
-    ("python-no-param-groups", "        group.update(saved)\n", "        pass\n", _SETTINGS),
+    (
+        "python-no-param-groups",
+        '    take_settings(run.optimizer.param_groups, state["param_groups"])\n',
+        "    pass\n",
+        _SETTINGS,
+    ),
     # The core's part: moments, each parameter's count of steps, the loss scale.
     ("python-no-optimizer-states", "        optimizer=with_optimizer,\n", "        optimizer=False,\n", _ONE),
     ("python-no-loss-scale", "        optimizer=with_optimizer,\n", "        optimizer=False,\n", _SKIPPED),
