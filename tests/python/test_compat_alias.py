@@ -209,7 +209,7 @@ REFUSALS = [
     ("deepspeed.tp_model_init(None, 2, None)", "AttributeError", "no tensor parallelism"),
     ("from deepspeed.runtime.sequence_parallel import ulysses_sp", "ModuleNotFoundError", "no sequence parallel"),
     ("from deepspeed.ops.op_builder import CPUAdamBuilder", "ModuleNotFoundError", "builds no operators"),
-    ("import deepspeed.nonsense", "ModuleNotFoundError", "deepspeed has DeepSpeedEngine, "),
+    ("import deepspeed.nonsense", "ModuleNotFoundError", "deepspeed has DeepSpeedConfigError, DeepSpeedEngine, "),
     ("from deepspeed.utils.groups import nonsense", "ModuleNotFoundError", "deepspeed.utils.groups has get_"),
     ("deepspeed.utils.nonsense", "AttributeError", "deepspeed.utils has RepeatingLoader, "),
 ]

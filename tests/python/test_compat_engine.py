@@ -41,7 +41,14 @@ def test_methods_have_signatures():
     expected = {
         "backward": ["loss", "retain_graph", "scale_wrt_gas"],
         "step": ["lr_kwargs"],
-        "save_checkpoint": ["save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters"],
+        "save_checkpoint": [
+            "save_dir",
+            "tag",
+            "client_state",
+            "save_latest",
+            "exclude_frozen_parameters",
+            "rank_state",
+        ],
         "load_checkpoint": [
             "load_dir",
             "tag",
@@ -50,6 +57,7 @@ def test_methods_have_signatures():
             "load_lr_scheduler_states",
             "load_module_only",
             "custom_load_fn",
+            "rank_state",
         ],
         "save_16bit_model": ["save_dir", "save_filename", "exclude_frozen_parameters"],
         "_zero3_consolidated_16bit_state_dict": ["exclude_frozen_parameters"],

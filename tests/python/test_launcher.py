@@ -430,7 +430,7 @@ def test_kill_9_while_ranks_start(script, tmp_path, release):
         process = launch("--nproc", "2", path, start_new_session=True)
         time.sleep(delay_ms / 1000)
         process.kill()
-        process.communicate(timeout=5)  # returns when nobody has the pipes open any more
+        process.communicate(timeout=20)  # returns when nobody has the pipes open any more
     assert not any(alive(int(p.name[4:])) for p in tmp_path.glob("pid.*"))
 
 
