@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/format.h"
+
 namespace zeroshard {
 namespace {
 
