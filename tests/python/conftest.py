@@ -29,6 +29,8 @@ def pytest_configure(config):
     if config.getoption("--release"):
         os.environ.setdefault("ZEROSHARD_FAULT_RUNS", "200")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so in every rank
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell without job control starts with "&" so
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "matrix: large matrices; run by -m matrix or --release alone")
     config.addinivalue_line("markers", "fault: ranks that die, stop, diverge or are misconfigured")
     config.addinivalue_line("markers", "row(name, ...): rows of the table in docs/reliability.md that a test is of")
