@@ -1,9 +1,6 @@
 #include "slots.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <fstream>
 #include <functional>
@@ -11,6 +8,7 @@
 #include <string_view>
 
 #include "base/format.h"
+#include "base/host_name.h"
 #include "launch/cpu_places.h"
 #include "zeroshard/error.h"
 
@@ -38,9 +36,7 @@ std::optional<int> number(std::string_view text) {
 }
 
 bool is_this_host(const std::string& name) {
-  std::array<char, 256> own{};
-  ::gethostname(own.data(), own.size() - 1);
-  const std::string full = own.data();
+  const std::string full = host_name();
   return name == "localhost" || name == "127.0.0.1" || name == full || name == full.substr(0, full.find('.'));
 }
 

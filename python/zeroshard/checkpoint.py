@@ -22,7 +22,7 @@ from .messages import log
 from .names import plain_name, plain_names
 from .optimizer import take_settings
 from .pretrained import save_config
-from .run import Run
+from .run import Run, state_of
 from .together import naming_causes, together
 
 _CLIENT = "client"
@@ -145,7 +145,7 @@ def _run_state(run: Run, client_state: dict[str, Any] | None, tensors: dict[str,
     state = {
         **dict(run.core.progress_at_last_step.counts()),
         "param_groups": [_without_params(group) for group in run.optimizer.param_groups],
-        "lr_scheduler": _state_of(run.lr_scheduler),
+        "lr_scheduler": state_of(run.lr_scheduler),
         "data": run.position.at_last_step if run.is_within_step else run.position.now(),
         "client": client_state or {},
     }
@@ -164,10 +164,6 @@ def _check_is_dict(rank_state: Any) -> None:
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
-
-
-def _state_of(thing: Any) -> Any:
-    return thing.state_dict() if hasattr(thing, "state_dict") else None
 
 
 def _whole(name: str, kind: str, tensor: torch.Tensor) -> _C.TensorState:

@@ -41,6 +41,11 @@ def _count(name: str) -> property:
     return property(read, write)
 
 
+def state_of(thing: Any) -> Any:
+    """The state of a scheduler or a loader. None if it keeps none."""
+    return thing.state_dict() if hasattr(thing, "state_dict") else None
+
+
 class Position:
     """A data loader, and its state when the last step ended: where the micro-batches of the open step begin."""
 
@@ -59,7 +64,7 @@ class Position:
 
     def now(self) -> Any:
         """None of a loader without ``state_dict``."""
-        return self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
+        return state_of(self._loader)
 
     def end_step(self) -> None:
         """The batches so far are of steps that have ended, or have been dropped."""

@@ -63,7 +63,7 @@ struct Interface {
   sockaddr_storage address;
 };
 
-// Those that are up and have an address, once for each.
+// Lists the interfaces that are up and have an address, once for each address.
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) throw_errno("cannot list the network interfaces");

@@ -5,7 +5,7 @@
 
 namespace zeroshard {
 
-// A text for messages: "10.0.0.1". Of an IPv4 address in the form of IPv6, its IPv4 form.
+// A text for messages: "10.0.0.1". An IPv4 address in the form of IPv6 is shown as IPv4.
 std::string address_text(const sockaddr_storage& address);
 // The name of this host's network interface that has `address`; "" if none has.
 std::string interface_with(const sockaddr_storage& address);

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
@@ -13,15 +12,14 @@
 
 #include "base/boot_id.h"
 #include "base/format.h"
+#include "base/host_name.h"
 
 namespace zeroshard {
 namespace {
 
 // Without dots, so that the parts of a name can be told apart.
-std::string host_name() {
-  std::array<char, 256> buffer{};
-  ::gethostname(buffer.data(), buffer.size() - 1);
-  std::string name(buffer.data());
+std::string host_part() {
+  std::string name = host_name();
   for (char& c : name)
     if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) c = '-';
   return name;
@@ -60,7 +58,7 @@ struct Parts {
 
 std::optional<Parts> parts_of(std::string_view name) {
   const size_t dot = name.find('.');
-  if (dot == std::string_view::npos || name.substr(0, dot) != host_name()) return std::nullopt;
+  if (dot == std::string_view::npos || name.substr(0, dot) != host_part()) return std::nullopt;
   const std::string_view process = name.substr(dot + 1);
   const size_t first = process.find('-'), last = process.rfind('-');
   Parts parts{process.substr(0, first), {}};
@@ -71,7 +69,7 @@ std::optional<Parts> parts_of(std::string_view name) {
 }  // namespace
 
 std::string process_name() {
-  return concat(host_name(), ".", ::getpid(), "-", place(), "-", random_part());
+  return concat(host_part(), ".", ::getpid(), "-", place(), "-", random_part());
 }
 
 bool ends_as_process_name(std::string_view text) {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <new>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/host_name.h"
 #include "base/process_name.h"
 #include "file/shown.h"
 #include "file/transfer.h"
@@ -26,12 +26,6 @@ constexpr int kMaxLockTries = 100;
 struct Holder {
   std::string host, pid, process;  // `process` as process_name() has it
 };
-
-std::string host_name() {
-  std::array<char, 256> buffer{};
-  ::gethostname(buffer.data(), buffer.size() - 1);
-  return buffer.data();
-}
 
 std::string text_of_this_process() {
   return concat(host_name(), "\n", ::getpid(), "\n", process_name(), "\n");

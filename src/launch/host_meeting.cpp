@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/host_name.h"
 #include "base/interface.h"
 #include "base/log.h"
 #include "base/shown_text.h"

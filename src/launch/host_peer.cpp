@@ -1,7 +1,6 @@
 #include "launch/host_peer.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -18,11 +17,6 @@ namespace {
 constexpr size_t kLineBytes = 4096;  // more than a launcher writes
 
 }  // namespace
-
-std::string host_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "?";
-}
 
 HostPeer::HostPeer(UniqueFd socket) : socket_(std::move(socket)) {
   const int on = 1;

@@ -8,8 +8,6 @@
 
 namespace zeroshard {
 
-std::string host_name();
-
 // The connection to the launcher of another host, over which lines of text travel. Never waits.
 class HostPeer {
  public:

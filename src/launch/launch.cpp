@@ -21,6 +21,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/host_name.h"
 #include "base/log.h"
 #include "base/umask.h"
 #include "launch/cpu_places.h"

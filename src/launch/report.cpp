@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "launch/host_peer.h"
+#include "base/host_name.h"
 
 namespace zeroshard {
 namespace {

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/format.h"
+#include "base/host_name.h"
 #include "launch/descendants.h"
 
 namespace zeroshard {

@@ -107,33 +107,28 @@ def test_a_launcher_may_come_late_and_a_second_one_is_told_that_the_job_runs(sta
 @pytest.mark.row("H1")
 def test_two_launchers_of_a_node_that_come_at_once_are_one_too_many(start, script):  # noqa: F811
     node_0 = start(0, 3, script(WAIT))
-    first = wait_for(lambda: listens(start.port) and node_0, "node 0 to listen")
-    first.send_signal(signal.SIGSTOP)
+    wait_for(lambda: connected(start.port), "node 0 to listen").close()
+    node_0.send_signal(signal.SIGSTOP)
     others = [start(1, 3, script(WAIT)) for _ in range(2)]
     time.sleep(0.5)  # both have sent what they are
-    first.send_signal(signal.SIGCONT)
+    node_0.send_signal(signal.SIGCONT)
     ended = wait_for(lambda: [one for one in others if one.poll() is not None], "one to be sent away")
     assert len(ended) == 1 and "node 1 has come already" in ended[0].communicate()[0]
 
 
-def listens(port):
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
+def connected(port):
+    with contextlib.suppress(OSError):
+        return socket.create_connection(("127.0.0.1", port))
 
 
 @pytest.mark.row("H1")
 def test_what_is_no_launcher_is_told_or_left_alone(start, script):  # noqa: F811
     """Node 0 waits on when another program looks in; another program in its place is an error on node 1."""
     node_0 = start(0, 2, script("sys.exit(0)\n"))
-
-    def connected():
-        with contextlib.suppress(OSError):
-            return socket.create_connection(("127.0.0.1", start.port))
-
-    with wait_for(connected, "node 0 to listen") as foreign:
+    with wait_for(lambda: connected(start.port), "node 0 to listen") as foreign:
         foreign.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert foreign.recv(100) == b""
-    with wait_for(connected, "node 0 to listen") as foreign:
+    with wait_for(lambda: connected(start.port), "node 0 to listen") as foreign:
         foreign.sendall(b"x" * 100_000)
         assert ends(node_0, start(1, 2, script("sys.exit(0)\n")))[0] == [0, 0]
     with socket.socket() as listener:
