@@ -226,7 +226,7 @@ void choose_offload(PlanInputs& inputs) {
   inputs.config = choices[choice.index];
 }
 
-// Of the limit that is passed most, or nearly.
+// The largest share of a limit that a rank needs: above 1 it does not fit.
 double share_of_limits(const MemoryNeeds& needs, const MemoryLimits& limits) {
   return std::max(limits.device ? needs.device / limits.device->bytes : 0,
                   limits.host ? needs.host / limits.host->bytes : 0);

@@ -27,7 +27,7 @@ Json optimizer_of(const std::string& name) {
   return json;
 }
 
-// What was planned without a file. The learning rate is no part of a plan.
+// A new file makes a configuration of what was planned without one. The learning rate is no part of a plan.
 Json new_file(const PlanInputs& inputs) {
   const int64_t batch = inputs.activations ? inputs.activations->batch : inputs.micro_batch;
   Json json{{"train_micro_batch_size_per_gpu", batch}, {"gradient_accumulation_steps", 1}};
@@ -76,7 +76,7 @@ void name_directories(Json& json, const RecommendedFrom& from) {
   }
 }
 
-// Of the file, read as a run reads it.
+// Reads the file as a run does, and throws ValueError where it needs other memory than was planned.
 void check_meaning(const std::string& text, const Recommendation& recommended, const PlanInputs& inputs) {
   ConfigContext context;
   context.world_size = recommended.change.options.world_size;

@@ -12,7 +12,7 @@ namespace zeroshard::cli {
 // no limit is known and several stages are planned.
 std::optional<Recommendation> recommend(const PlanInputs& inputs, const std::vector<StagePlan>& plans);
 
-// What a written configuration is made of.
+// A written configuration is made of these.
 struct RecommendedFrom {
   const PlanInputs& inputs;
   std::string config_path;  // the file that it changes; "": a new one

@@ -282,8 +282,8 @@ struct ConfigContext {
   // Used when the text gives no batch size; unset: that is an error, as in DeepSpeed.
   std::optional<int64_t> default_micro_batch_size;
   std::optional<int> stage;  // instead of zero_optimization.stage of the text
-  // What Trainer or accelerate would fill in, "auto" and sizes of batches, is no error, and has its default in the
-  // Config: for explanations.
+  // Trainer and accelerate fill in "auto" and sizes of batches. True: such values are no error, and have their
+  // defaults in the Config, for explanations.
   bool leave_open = false;
 };
 

@@ -223,9 +223,9 @@ class Engine {
   // gradient when there is none that the next step would use.
   void set_grad(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
   void set_weights(size_t unit, size_t param, int64_t begin, const at::Tensor& values);
-  // What this rank keeps of a parameter at stage 3: 1-D memory of the engine's, in the parameter's dtype, on the host
-  // or the device. Perhaps no elements; nothing where parameters lie in files. What the caller writes there, between
-  // passes, the next pass computes with; an update of master weights beside it overwrites it.
+  // This rank's part of a parameter at stage 3: 1-D memory of the engine's, in the parameter's dtype, on the host or
+  // the device. It may have no elements; there is none where parameters lie in files. The caller may write to it
+  // between passes: the next pass computes with that, and an update of master weights beside it overwrites it.
   std::optional<at::Tensor> local_param(size_t unit, size_t param);
   // How many updates each parameter has had that an optimizer updates, by its first name.
   NamedCounts updates() const;

@@ -38,8 +38,8 @@ PlanOptions plan_options(const Config& config, bool on_device = false);
 Tier tier_of_gradients(const PlanOptions& options);
 // Whether the config names files for anything.
 bool asks_for_files(const Config& config);
-// Where nobody says what the ranks run on: on what takes the config's offload, and on a GPU or the like if both do,
-// unless it asks for files.
+// Whether to plan for a GPU or the like where nobody says what the ranks run on: if ranks there take the config's
+// offload, unless it asks for files and ranks on the CPU take it, too.
 bool is_for_device(const Config& config);
 
 // What one rank holds on a tier other than the device's.

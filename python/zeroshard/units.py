@@ -73,7 +73,7 @@ def find_units(model: nn.Module, unit_classes: Sequence[str] = (), leaves: Seque
         # A compiled module has no truth value.
         first = block if block is not None else all_uses[0].module
         name = names_of_modules[id(first)]
-        # Of a leaf without a forward: those whose forward uses its elements.
+        # A leaf without a forward is whole while the modules run that use its elements.
         around = [first] if _has_forward(first) else [use.module for use in uses[id(first)]]
         unit = units.setdefault(id(first), Unit(name or "root", [], around))
         unit.params.append(param)

@@ -100,7 +100,7 @@ std::filesystem::path without_last_slash(const std::string& path) {
   return full.has_filename() ? full : full.parent_path();
 }
 
-// What to say of a directory that is not there, whose parent is not there either; "" where that is there.
+// Says of a directory that is not there that its parent is not there either; "" where the parent is.
 std::string missing_parent(const std::string& path) {
   const std::filesystem::path parent = without_last_slash(path).parent_path();
   std::error_code error;
@@ -108,7 +108,7 @@ std::string missing_parent(const std::string& path) {
   return concat(", nor ", parent.string(), ": is the path mistyped?");
 }
 
-// What to say of a directory that must be there and is not, if its name looks mistyped, or "". Names that differ in a
+// Says of a directory that must be there and is not what its name may have meant; "" if nothing. Names that differ in a
 // number alone ("run-1", "run-2") are those of several runs.
 std::string meant_instead_of(const std::string& path) {
   std::error_code error;
