@@ -55,7 +55,6 @@ class ParamAloneOffload : public ::testing::TestWithParam<AloneCase> {
 };
 
 std::vector<AloneCase> alone_cases() {
-  if (testing::sample()) return {{Schedule::kLazy, 2, kAllOnHost}, {Schedule::kLate, 2, kFileAndHost}};
   if (!testing::release()) {
     return {{Schedule::kLazy, 1, kAllOnHost},
             {Schedule::kLazy, 2, kAllOnHost},

@@ -15,9 +15,8 @@
 // What holds for every run on devices that offloads to the host.
 namespace zeroshard::accelerator {
 
-// Schedule, ranks and stage: the tests of every stage. The sample leaves stage 1 to tests/python/test_offload.py.
+// Schedule, ranks and stage: the tests of every stage.
 inline std::vector<std::tuple<Schedule, int, int>> cases_of_all_stages() {
-  if (testing::sample()) return {{Schedule::kLate, 1, 3}, {Schedule::kLazy, 2, 2}};
   if (!testing::release()) {
     return {{Schedule::kLazy, 1, 2},
             {Schedule::kLate, 1, 3},
@@ -34,7 +33,6 @@ inline std::vector<std::tuple<Schedule, int, int>> cases_of_all_stages() {
 
 // Schedule and ranks: the tests of one stage. `some`: where they are not those of a release.
 inline std::vector<std::tuple<Schedule, int>> cases_of_one_stage(std::vector<std::tuple<Schedule, int>> some) {
-  if (testing::sample()) return {{Schedule::kLate, 1}, {Schedule::kLazy, 2}};
   if (!testing::release()) return some;
   std::vector<std::tuple<Schedule, int>> all;
   for (const Schedule schedule : {Schedule::kEager, Schedule::kLate, Schedule::kLazy})

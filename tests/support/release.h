@@ -15,7 +15,7 @@ inline bool release() {
   return is_set("ZEROSHARD_TEST_RELEASE");
 }
 
-// Whether a small part is enough: that of `make test`.
+// Whether a small part is enough, as for `make test`: one case of each table. See sampled_main.cpp.
 inline bool sample() {
   return is_set("ZEROSHARD_TEST_SAMPLE");
 }

@@ -88,7 +88,6 @@ class OnDevice : public ::testing::TestWithParam<Schedule> {
 };
 
 std::vector<Schedule> schedules() {
-  if (zeroshard::testing::sample()) return {Schedule::kLazy};
   if (zeroshard::testing::release()) return {Schedule::kEager, Schedule::kLate, Schedule::kLazy};
   return {Schedule::kEager, Schedule::kLazy};
 }
