@@ -1,13 +1,23 @@
 """A plugin of pytest, `--sample`: what `make test` runs. `make test-all` runs everything.
 
-Of each test there are so many cases that every value of every parameter occurs: of a test of 3 models at 4 stages 4
-cases instead of 12. Which ones depends on nothing but the test's name and its parameters. Tests in LEFT_OUT are left
+A test with a table runs so many of its cases that every value of every parameter occurs, but none that would make it
+run longer than TEST_S: of a test that takes longer by itself one case. Which ones depends on the test's name and its
+parameters, so that tests of one feature meet different stages, numbers of ranks and devices. Tests in LEFT_OUT are left
 out as a whole, because another test checks the same promise in less time.
+
+seconds.json has the seconds of a case of each test; `pytest --write-seconds` writes those of the tests that it runs.
 """
 
+import json
 import random
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
+
+SECONDS = Path(__file__).with_name("seconds.json")  # of cases that take at least SHORT_S
+SHORT_S = 0.05
+TEST_S = 0.5
 
 # A key is a test that takes long, its value the test that stands in for it.
 # ruff: noqa: E501
@@ -15,11 +25,13 @@ LEFT_OUT = {
     # trainers and examples of other libraries, each another start of several interpreters
     "test_compat_trainer.py": {
         "test_four_ranks": "test_compat_transformers.py::test_trainer_trains_saves_and_continues",
-        "test_adalora_reads_gradients_after_the_step_and_takes_ranks_away": "test_adalora_in_bf16",
+        "test_adalora_reads_gradients_after_the_step_and_takes_ranks_away": "test_compat_examples.py::test_instruction_tuning",
+        "test_adalora_in_bf16": "test_compat_examples.py::test_instruction_tuning",
         "test_ranks_use_different_experts_and_bf16_has_adapters_in_fp32": "test_other_units.py::test_layers_that_some_ranks_leave_out_are_trained",
     },
     "test_compat_trl.py": {"test_grpo_has_the_losses_of_ranks_without_deepspeed": "test_trainers_of_trl"},
     "test_compat_examples.py": {
+        "test_trainer_from_scratch": "test_compat_transformers.py::test_trainer_trains_saves_and_continues",
         "test_lora_on_the_trained_model": "test_instruction_tuning",
         "test_fine_tuning_in_a_loop_of_ones_own": "test_a_plain_loop",
     },
@@ -32,7 +44,12 @@ LEFT_OUT = {
     "test_distributed.py": {
         "test_torchrun_starts_the_same_job": "test_compat_accelerate.py::test_accelerate_launch",
     },
+    "test_compat_pains.py": {
+        "test_deepspeed_has_the_names_that_the_guide_says": "test_compat_alias.py::test_every_name_that_the_libraries_use_is_there",
+    },
     "test_compile.py": {
+        "test_the_default_backend": "test_compiled_units_train_alike",
+        "test_what_the_caller_has_compiled_trains_alike": "test_compiled_units_train_alike",
         "test_compiled_blocks_of_a_language_model_are_recomputed": "test_compiled_units_train_alike",
     },
     # other tiers and devices: the C++ tests of the simulated device train the same there
@@ -55,6 +72,11 @@ LEFT_OUT = {
         "test_another_number_of_devices_loads_at_another_stage": "test_any_number_of_ranks_at_any_stage_loads",
     },
     # larger tables, and long jobs
+    "test_models.py": {"test_checkpointing_changes_no_bit": "test_models_train_as_in_pytorch"},
+    "test_supervisor.py": {
+        "test_a_rank_killed_at_any_time": "test_checkpoint_faults.py::test_a_run_that_was_killed_goes_on_bit_by_bit",
+        "test_a_run_under_nohup_outlives_its_terminal": "test_a_signal_ends_in_one_whole_checkpoint",
+    },
     "test_digest.py": {
         "test_digests_for_comparing_builds": "test_digest_sees_a_changed_bit",
         "test_one_digest_where_one_backward_is_of_two_forwards": "test_two_forwards.py::test_equal_steps_have_equal_gradients",
@@ -85,6 +107,7 @@ LEFT_OUT = {
         "test_ranks_of_zeroshard_train_name_one_that_never_comes": "test_ranks_that_never_come_are_named",
     },
     # what CI and the GPU machine run
+    "test_docs.py": {"test_the_site_has_every_page_and_no_broken_link": "test_links_lead_somewhere"},
     "test_again.py": {
         "test_a_test_is_run_again_while_no_worker_runs_another": "test_flaky_tests_of_pytest_are_named_and_fail_no_run",
     },
@@ -93,21 +116,56 @@ LEFT_OUT = {
 
 
 def pytest_addoption(parser):
-    parser.addoption("--sample", action="store_true", help="what `make test` runs: every value of a parameter once")
+    parser.addoption("--sample", action="store_true", help="what `make test` runs: of each table some cases")
+    parser.addoption("--write-seconds", action="store_true", help=f"write what cases took to {SECONDS.name}")
+
+
+def pytest_configure(config):
+    if config.getoption("--write-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Seconds(), "seconds")
+
+
+class Seconds:
+    """Writes what a case of each test took, with its fixtures. Alone among the processes of pytest-xdist."""
+
+    def __init__(self):
+        self.took = defaultdict(dict)
+
+    def pytest_runtest_logreport(self, report):
+        cases = self.took[name_of(report.nodeid)]
+        cases[report.nodeid] = cases.get(report.nodeid, 0) + report.duration
+
+    def pytest_sessionfinish(self):
+        seconds = known_seconds()
+        for test, cases in self.took.items():
+            seconds[test] = round(sum(cases.values()) / len(cases), 2)
+        long = {test: took for test, took in sorted(seconds.items()) if took >= SHORT_S}
+        SECONDS.write_text(json.dumps(long, indent=0) + "\n")
+
+
+def known_seconds():
+    return json.loads(SECONDS.read_text())
+
+
+def name_of(nodeid):
+    """The file and the function of a case: what keys of seconds.json and LEFT_OUT have."""
+    return nodeid.partition("[")[0].rpartition("/")[2]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--sample"):
         return
-    cases = {}  # of each test
+    cases = defaultdict(list)  # of each test
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        cases[name_of(item.nodeid)].append(item)
+    seconds = known_seconds()
     chosen = set()
     for test, of_test in cases.items():
-        path, _, name = test.rpartition("/")[2].partition("::")
+        path, _, name = test.partition("::")
         if name not in LEFT_OUT.get(path, ()):
-            chosen |= {of_test[i].nodeid for i in sampled(test, [values_of(item) for item in of_test])}
+            found = sampled(test, [values_of(item) for item in of_test], seconds.get(test, 0))
+            chosen |= {of_test[i].nodeid for i in found}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
     items[:] = [item for item in items if item.nodeid in chosen]
 
@@ -119,13 +177,16 @@ def values_of(item):
     return {(name, repr(value)) for name, value in item.callspec.params.items()}
 
 
-def sampled(test, cases):
-    """Positions of cases that have all values which occur in `cases`: always the case with most values that are new."""
+def sampled(test, cases, seconds):
+    """Positions of cases that have all values which occur in `cases`, as far as TEST_S allows at `seconds` a case.
+
+    The next one is always the case with most values that are new.
+    """
     order = list(range(len(cases)))
     random.Random(test).shuffle(order)  # else the first values of all parameters would always come together
     missing = set().union(*cases)
     found = []
-    while missing:
+    while missing and (not found or (len(found) + 1) * seconds <= TEST_S):
         best = max(order, key=lambda i: len(cases[i] & missing))
         found.append(best)
         missing -= cases[best]

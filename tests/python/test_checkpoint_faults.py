@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_goes_on_bit_by_bit(tmp_path, release, uninterrupt
     first_seed = random.SystemRandom().randrange(10**6)
     resumed, took = set(), []
     for index in itertools.count():
-        if len(took) >= (200 if release else 20):
+        if len(took) >= (200 if release else 10):
             break
         assert index < 2 * len(took) + 10, "most runs had ended before they were killed"
         generator = random.Random(first_seed + index)

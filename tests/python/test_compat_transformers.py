@@ -71,22 +71,27 @@ def test_trainer_trains_saves_and_continues(saved, tmp_path, release):
     """The same losses as one process, the same bits at all stages, and after a checkpoint of every stage."""
     reference, _ = train(saved, tmp_path, 1, 0)
     digests = {}
-    for stage in (0, 1, 2, 3) if release else (2, 3):
+    for stage in (0, 1, 2, 3) if release else (2,):
         folder = tmp_path / f"two{stage}"
         folder.mkdir()
         told, digests[stage] = train(saved, folder, 2, stage)
-        for (loss, norm), (expected, expected_norm) in zip(told, reference, strict=True):
-            assert loss == pytest.approx(expected, abs=1e-4) and norm == pytest.approx(expected_norm, abs=1e-3)
+        check_near(told, reference)
         assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-6"], "save_total_limit is 1"
     assert len(set(digests.values())) == 1, digests
 
-    (checkpoint,) = (tmp_path / "two3").glob("checkpoint-*")
+    folder = tmp_path / "again"
+    folder.mkdir()
+    train(saved, folder, 2, 3, steps=3)
+    checkpoint = folder / "checkpoint-3"
     weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
-    saved_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "two3")
+    saved_model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert all(weights[name].equal(value) for name, value in saved_model.state_dict().items())
+    told, continued = train(saved, folder, 2, 3, RESUME=str(checkpoint))
+    check_near(told, reference)
+    assert continued == digests[2]
 
-    again = tmp_path / "again"
-    again.mkdir()
-    train(saved, again, 2, 3, steps=3)
-    _, continued = train(saved, again, 2, 3, RESUME=str(again / "checkpoint-3"))
-    assert continued == digests[3]
+
+def check_near(told, reference):
+    """The losses and gradient norms of the steps, and the last loss."""
+    for (loss, norm), (expected, expected_norm) in zip(told, reference, strict=True):
+        assert loss == pytest.approx(expected, abs=1e-4) and norm == pytest.approx(expected_norm, abs=1e-3)

@@ -19,10 +19,27 @@ def test_every_value_of_every_parameter_occurs(seed):
     generator = random.Random(seed)
     names = "abcd"[: generator.randint(1, 4)]
     cases = [{(name, generator.randint(0, 4)) for name in names} for _ in range(generator.randint(1, 60))]
-    found = sample.sampled("a test", cases)
+    found = sample.sampled("a test", cases, 0)
     assert set().union(*(cases[i] for i in found)) == set().union(*cases)
-    assert found == sample.sampled("a test", cases), "it must not depend on chance: workers collect for themselves"
+    assert found == sample.sampled("a test", cases, 0), "it must not depend on chance: workers collect for themselves"
     assert len(found) <= len(set().union(*cases))
+
+
+@pytest.mark.parametrize("seconds,most", [(0.1, 5), (0.16, 3), (0.25, 2), (0.4, 1), (40, 1)])
+def test_a_test_runs_as_many_cases_as_its_time_allows(seconds, most):
+    cases = [{("ranks", ranks), ("stage", stage)} for ranks in (1, 2, 3, 4, 7) for stage in range(4)]
+    found = sample.sampled("a test", cases, seconds)
+    assert len(found) == most
+    assert len(set().union(*(cases[i] for i in found))) == min(9, 2 * most), "a value came again while one was missing"
+    drawn = {sample.sampled(f"test {number}", cases, 40)[0] for number in range(200)}
+    assert drawn == set(range(len(cases))), "some case is drawn by no test's name"
+
+
+def test_what_takes_long_exists():
+    """A test with another name would run whole again."""
+    for test in sample.known_seconds():
+        file, _, name = test.partition("::")
+        assert (HERE / file).exists() and name in functions_of(HERE / file), f"{test} in seconds.json does not exist"
 
 
 def test_what_is_left_out_has_a_test_that_stands_in_for_it():
