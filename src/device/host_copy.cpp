@@ -4,8 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
-#include <memory>
-
 #include "comm/copy.h"
 #include "device/named_range.h"
 
@@ -44,22 +42,6 @@ void begin_copy_to_host(void* to, const void* from, int64_t bytes, c10::Device d
 
 void begin_copy_from_host(void* to, const void* from, int64_t bytes, c10::Device device) {
   copy(to, device, from, at::kCPU, bytes, /*waits=*/false);
-}
-
-void HostCopyStream::in_order(const std::function<void()>& begin, bool joins) {
-  stream_.follow();
-  try {
-    const SideStream::Scope scope(stream_);
-    begin();
-  } catch (...) {
-    stream_.join();
-    throw;
-  }
-  if (joins) stream_.join();
-}
-
-std::function<void()> HostCopyStream::mark() const {
-  return [event = std::make_shared<c10::Event>(stream_.record())] { event->synchronize(); };
 }
 
 }  // namespace zeroshard

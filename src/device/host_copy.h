@@ -2,9 +2,6 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <functional>
-
-#include "device/streams.h"
 
 namespace zeroshard {
 
@@ -16,20 +13,5 @@ void copy_from_host(void* to, const void* from, int64_t bytes, c10::Device devic
 // copied when they return.
 void begin_copy_to_host(void* to, const void* from, int64_t bytes, c10::Device device);
 void begin_copy_from_host(void* to, const void* from, int64_t bytes, c10::Device device);
-
-// The stream for copies between the host and a device. Not for the CPU.
-class HostCopyStream {
- public:
-  explicit HostCopyStream(c10::Device device) : stream_(device) {}
-
-  // Calls `begin` with the stream current. It then follows what the current stream was given so far. With `joins`, what
-  // that is given later follows it, also when `begin` throws.
-  void in_order(const std::function<void()>& begin, bool joins);
-  // Returns what waits, on the host and from any thread, for what the stream was given so far.
-  std::function<void()> mark() const;
-
- private:
-  SideStream stream_;
-};
 
 }  // namespace zeroshard

@@ -207,12 +207,19 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   // freed by then. The CPU has no memory behind zeros until they are written.
   Groups::Options group_options{options.device, {}, /*unit_by_unit=*/!options.device.is_cpu(), {}};
   if (holds_for_some_group(placements, std::mem_fn(&GroupPlacement::updates_on_host))) {
-    group_options.copies = {options.device, report.parameter_copies.slot_bytes, report.parameter_copies.slots,
-                            kCopiedNumel, options.config.offload_optimizer.pin_memory};
+    const RingClass& slots = report.parameter_copies;
+    group_options.to_host = {.bytes = slots.slot_bytes,
+                             .count = slots.slots,
+                             .piece_numel = kCopiedNumel,
+                             .pin = options.config.offload_optimizer.pin_memory};
   }
   if (holds_for_some_group(placements, std::mem_fn(&GroupPlacement::sends_parameters))) {
     const RingClass& slots = report.shard_copies;
-    group_options.shard_copies = {options.device, slots.slot_bytes, slots.slots, kCopiedNumel};
+    group_options.to_device = {.bytes = slots.slot_bytes,
+                               .count = slots.slots,
+                               .piece_numel = kCopiedNumel,
+                               .on_host = false,
+                               .category = Category::kGatherRing};
   }
   group_options.pin_parameters = options.config.offload_param.pin_memory;
   const SwapContext context{layouts, placements, options, plan, reduce_comm, ledger};
@@ -299,8 +306,9 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
                                               [this] { while_an_update_goes_on(); });
   const RingClass& fetch = report.gradient_fetch;
   if (fetch.units == 0) return;
-  const GradientFetch::Options fetch_options{options.device, fetch.slot_bytes, fetch.slots, kFetchedNumel, reduce.pin};
-  gradient_fetch = std::make_unique<GradientFetch>(fetch_options, ledger);
+  const Mover::Slots slots{
+      .bytes = fetch.slot_bytes, .count = fetch.slots, .piece_numel = kFetchedNumel, .pin = reduce.pin};
+  gradient_fetch = std::make_unique<GradientFetch>(options.device, slots, ledger);
 }
 
 void Engine::Impl::install_hooks(const std::vector<UnitDefinition>& units) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/process_mark.h"
-#include "device/host_copy.h"
+#include "device/mover.h"
 #include "device/pinned_memory.h"
 #include "device/streams.h"
 #include "zeroshard/error.h"
@@ -36,30 +36,19 @@ class HostActivations::Copies {
  public:
   using Id = uint64_t;
 
-  Copies(c10::Device device, std::shared_ptr<RecordStore> files)
-      : device_(device), files_(std::move(files)), stream_(device) {}
-  ~Copies() {
-    if (!process_.is_own()) return;
-    try {
-      wait();
-    } catch (const std::exception&) {  // the device has failed, and does no more work
-    }
-  }
+  Copies(c10::Device device, std::shared_ptr<RecordStore> files) : files_(std::move(files)), mover_(device) {}
 
-  c10::Device device() const { return device_; }
+  c10::Device device() const { return mover_.device(); }
 
   Id take(const at::Tensor& tensor, const Lay& lay) {
     check_process();
     const std::lock_guard lock(mutex_);
     const size_t free = free_block(lay.bytes);
     Block& block = free_[free];
-    stream_.follow();
-    {
-      const SideStream::Scope scope(stream_);
-      begin_copy_to_host(block.memory.get(), tensor.const_data_ptr(), lay.bytes, device_);
-      outlive_current_stream(tensor);
-    }
-    block.copied = stream_.record();
+    mover_.follow();
+    mover_.to_host(block.memory.get(), tensor.const_data_ptr(), lay.bytes);
+    mover_.outlive(tensor);
+    block.copied = mover_.record();
     const auto record = records_.emplace(last_ + 1, Record{lay, std::nullopt}).first;
     record->second.block = std::move(block);
     ++last_;
@@ -72,7 +61,7 @@ class HostActivations::Copies {
     const std::lock_guard lock(mutex_);
     Ahead copy = ahead_ && ahead_->id == id ? std::move(*ahead_) : begin_copy(id);
     if (ahead_ && ahead_->id == id) ahead_.reset();
-    current_stream_waits(copy.done, device_);
+    current_stream_waits(copy.done, device());
     outlive_current_stream(copy.tensor);  // another one may have been current when it was made
     begin_next(id);
     return copy.tensor;
@@ -109,7 +98,6 @@ class HostActivations::Copies {
     c10::Event done;
   };
 
-  void wait() { stream_.record().synchronize(); }
   void check_process() const {
     if (!process_.is_own())
       throw StateError(
@@ -131,7 +119,7 @@ class HostActivations::Copies {
       free_.erase(longest);
       --num_blocks_;
     }
-    free_.push_back({pinned_memory(bytes, device_), bytes});
+    free_.push_back({pinned_memory(bytes, device()), bytes});
     ++num_blocks_;
     return free_.size() - 1;
   }
@@ -158,16 +146,13 @@ class HostActivations::Copies {
 
   Ahead begin_copy(Id id) {
     Record& record = records_.at(id);
-    at::Tensor tensor = record.lay.empty_on(device_);
+    at::Tensor tensor = record.lay.empty_on(device());
     Block& block = record.block ? *record.block : read(record);
-    stream_.follow();
-    {
-      const SideStream::Scope scope(stream_);
-      begin_copy_from_host(tensor.mutable_data_ptr(), block.memory.get(), record.lay.bytes, device_);
-      outlive_current_stream(tensor);
-    }
-    block.copied = stream_.record();
-    return {id, std::move(tensor), stream_.record()};
+    mover_.follow();
+    mover_.to_device(tensor.mutable_data_ptr(), block.memory.get(), record.lay.bytes);
+    mover_.outlive(tensor);
+    block.copied = mover_.record();
+    return {id, std::move(tensor), mover_.record()};
   }
 
   // The record's bytes, in a block that stays free: the next copy to it is made by the same stream.
@@ -198,14 +183,13 @@ class HostActivations::Copies {
   }
 
   ProcessMark process_;
-  c10::Device device_;
   std::shared_ptr<RecordStore> files_;  // null: everything stays in memory
   std::mutex mutex_;                    // of all that follows
   std::vector<Block> free_;             // the one that is free for longest first
   int num_blocks_ = 0;                  // those of records, too
   std::map<Id, Record> records_;
   Id last_ = 0;
-  SideStream stream_;  // after the memory that it copies
+  Mover mover_;  // after the memory that it copies
   std::optional<Ahead> ahead_;
 };
 

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
+#include "device/mover.h"
 #include "device/pinned_memory.h"
 #include "optim/written.h"
 #include "zeroshard/error.h"
@@ -211,16 +212,25 @@ class FileData final : public SliceData {
 
 class StreamCopies final : public DeviceCopies {
  public:
-  explicit StreamCopies(c10::Device device) : device_(device), stream_(device) {}
-  std::shared_ptr<std::byte> host_memory(int64_t bytes) override { return pinned_memory(bytes, device_); }
+  explicit StreamCopies(c10::Device device) : mover_(device) {}
+  std::shared_ptr<std::byte> host_memory(int64_t bytes) override { return pinned_memory(bytes, mover_.device()); }
   void in_order(const std::function<void()>& begin, Order order) override {
-    stream_.in_order(begin, /*joins=*/order == Order::kBeforeLater);
+    mover_.follow();
+    try {
+      const SideStream::Scope scope(mover_.stream());
+      begin();
+    } catch (...) {
+      mover_.stream().join();
+      throw;
+    }
+    if (order == Order::kBeforeLater) mover_.stream().join();
   }
-  Wait mark() override { return stream_.mark(); }
+  Wait mark() override {
+    return [event = std::make_shared<c10::Event>(mover_.record())] { event->synchronize(); };
+  }
 
  private:
-  c10::Device device_;
-  HostCopyStream stream_;
+  Mover mover_;
 };
 
 }  // namespace

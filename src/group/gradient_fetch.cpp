@@ -1,29 +1,13 @@
 #include "group/gradient_fetch.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
-
-#include "device/host_copy.h"
 
 namespace zeroshard {
 
-GradientFetch::GradientFetch(const Options& options, Ledger& ledger) : options_(options), stream_(options.device) {
-  for (int i = 0; i < options_.slots; ++i)
-    slots_.push_back(
-        FlatBuffer::on_host(options_.slot_bytes, options_.device, options_.pin, ledger, Category::kPinned));
-}
-
-GradientFetch::~GradientFetch() {
-  try {
-    end();
-  } catch (const std::exception&) {  // the device has failed, and copies nothing more
-  }
-}
-
 void GradientFetch::will_need(const at::Tensor& grads, Range range) {
   if (range.size() == 0) return;
-  stream_.follow();
+  mover_.follow();
   Wanted* const last = wanted_.empty() ? nullptr : &wanted_.back();
   if (last != nullptr && last->grads.const_data_ptr() == grads.const_data_ptr() && last->range.end == range.begin) {
     last->range.end = range.end;
@@ -35,15 +19,13 @@ void GradientFetch::will_need(const at::Tensor& grads, Range range) {
 
 // As far as slots are free.
 void GradientFetch::begin_pieces() {
-  while (!wanted_.empty() && under_way_.size() < slots_.size()) {
+  while (!wanted_.empty() && under_way_.size() < mover_.num_slots()) {
     const at::Tensor grads = wanted_.front().grads;
     Range& left = wanted_.front().range;
-    const Range range{left.begin, std::min(left.begin + options_.piece_numel, left.end)};
-    at::Tensor values = slots_[turn_++ % slots_.size()].view(grads.scalar_type(), 0, range.size());
-    const SideStream::Scope scope(stream_);
-    const at::Tensor from = grads.slice(0, range.begin, range.end);
-    begin_copy_to_host(values.data_ptr(), from.const_data_ptr(), int64_t(from.nbytes()), options_.device);
-    under_way_.push_back({grads.const_data_ptr(), range, std::move(values), stream_.record()});
+    const Range range{left.begin, std::min(left.begin + mover_.piece_numel(), left.end)};
+    at::Tensor values = mover_.next_slot().memory.view(grads.scalar_type(), 0, range.size());
+    mover_.move(values, grads.slice(0, range.begin, range.end));
+    under_way_.push_back({grads.const_data_ptr(), range, std::move(values), mover_.record()});
     left.begin = range.end;
     if (left.size() == 0) wanted_.pop_front();
   }

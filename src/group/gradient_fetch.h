@@ -4,10 +4,8 @@
 
 #include <deque>
 #include <functional>
-#include <vector>
 
-#include "device/flat_buffer.h"
-#include "device/streams.h"
+#include "device/mover.h"
 #include "layout/shard_layout.h"
 
 namespace zeroshard {
@@ -16,18 +14,8 @@ namespace zeroshard {
 // of its own, through a few buffers of host memory. While the host works on a piece the next ones come.
 class GradientFetch {
  public:
-  struct Options {
-    at::Device device = at::kCPU;
-    int64_t slot_bytes = 0;  // of a piece
-    int slots = 0;           // two at least, or nothing comes ahead
-    int64_t piece_numel = 0;
-    bool pin = true;
-  };
-  GradientFetch(const Options& options, Ledger& ledger);
-  GradientFetch(const GradientFetch&) = delete;
-  GradientFetch& operator=(const GradientFetch&) = delete;
-  // Waits for what is under way: then the gradients may go.
-  ~GradientFetch();
+  // With two slots at least, or nothing comes ahead.
+  GradientFetch(at::Device device, const Mover::Slots& slots, Ledger& ledger) : mover_(device, slots, ledger) {}
 
   // lend() will be called for `range` of `grads`, after what was announced before. A hint: it is fetched ahead. What
   // the current stream was given so far makes the gradients.
@@ -54,12 +42,9 @@ class GradientFetch {
   void begin_pieces();
   const Piece& arrived(const at::Tensor& grads, Range range);
 
-  Options options_;
-  std::vector<FlatBuffer> slots_;
-  size_t turn_ = 0;              // of the slot that is filled next
   std::deque<Wanted> wanted_;    // what is still to be copied
   std::deque<Piece> under_way_;  // copied, or being copied; each has a slot
-  SideStream stream_;
+  Mover mover_;
 };
 
 }  // namespace zeroshard

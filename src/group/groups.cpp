@@ -65,8 +65,11 @@ Groups::Groups(std::span<const UnitLayout> units, std::span<const UnitPlacement>
     : units_(units), placements_(placements), options_(std::move(options)), comm_(comm), ledger_(ledger) {
   size_t count = 0;
   for (const UnitLayout& unit : units) count += unit.groups.size();
-  if (options_.copies) copies_ = std::make_unique<ParameterCopies>(*options_.copies, ledger_);
-  if (options_.shard_copies) shard_copies_ = std::make_unique<ShardCopies>(*options_.shard_copies, ledger_);
+  const auto make_mover = [this](const std::optional<Mover::Slots>& slots) {
+    return slots ? std::make_unique<Mover>(options_.device, *slots, ledger_) : nullptr;
+  };
+  to_host_ = make_mover(options_.to_host);
+  to_device_ = make_mover(options_.to_device);
   groups_.reserve(count);  // trained_ points at them
   if (!options_.unit_by_unit) add(units.size());
 }
@@ -77,8 +80,8 @@ ShardedGroup::Options Groups::options_of(size_t unit, size_t group) {
   options.rank = comm_.rank();
   options.number = trained_.size();
   options.device = options_.device;
-  if (place.updates_on_host()) options.copies = copies_.get();
-  if (place.sends_parameters) options.shard_copies = shard_copies_.get();
+  if (place.updates_on_host()) options.to_host = to_host_.get();
+  if (place.sends_parameters) options.to_device = to_device_.get();
   options.is_open = placements_[unit].parameters != Placement::kSharded;
   for (const size_t i : units_[unit].groups[group].params)
     options.param_group.push_back(options_.param_groups.empty() ? 0 : options_.param_groups.at(unit).at(i));
@@ -159,8 +162,8 @@ std::span<ShardedGroup> Groups::of_unit(size_t unit) {
 }
 
 void Groups::await_copies() const {
-  if (copies_) copies_->wait();
-  if (shard_copies_) shard_copies_->wait();
+  for (const Mover* const mover : {to_host_.get(), to_device_.get()})
+    if (mover != nullptr) mover->wait();
   for (const ShardedGroup& group : groups_)
     if (group.is_on_host()) group.await_copies();
 }

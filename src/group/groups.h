@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/flat_buffer.h"
-#include "group/parameter_copies.h"
+#include "device/mover.h"
 #include "group/sharded_group.h"
 
 namespace zeroshard {
@@ -33,10 +33,10 @@ class Groups {
     // The parameters of such a group that its placement has in files.
     std::function<std::unique_ptr<FileShard>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
         make_parameters = {};
-    // Set where some states lie on the host, and the device is another.
-    std::optional<ParameterCopies::Options> copies = std::nullopt;
+    // Set where some states lie on the host, and the device is another. 16-bit parameters pass through the slots.
+    std::optional<Mover::Slots> to_host = std::nullopt;
     // Set where the device updates parameters that have left it.
-    std::optional<ShardCopies::Options> shard_copies = std::nullopt;
+    std::optional<Mover::Slots> to_device = std::nullopt;
     bool pin_parameters = true;  // those on the host
   };
 
@@ -84,8 +84,7 @@ class Groups {
   std::vector<size_t> first_of_{0};   // by unit, and the end: where its groups begin
   std::vector<ShardedGroup*> trained_;
   // The last: they end before the memory of groups goes.
-  std::unique_ptr<ParameterCopies> copies_;
-  std::unique_ptr<ShardCopies> shard_copies_;
+  std::unique_ptr<Mover> to_host_, to_device_;
 };
 
 }  // namespace zeroshard

@@ -27,7 +27,7 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
       parameters_(std::move(parameters)),
       states_(std::move(states)),
       updates_(num_params(), 0) {
-  const bool is_host_asked = options_.is_open && options_.copies && place_.numel_of_host(layout()) > 0;
+  const bool is_host_asked = options_.is_open && options_.to_host && place_.numel_of_host(layout()) > 0;
   if (is_host_asked && ParameterChecksum::can_be_on(options_.device)) checksum_.emplace(options_.device);
 }
 
@@ -56,12 +56,6 @@ void ShardedGroup::await_copies() const {
   if (!reading_) return;
   reading_->synchronize();
   reading_.reset();
-}
-
-void ShardedGroup::begin_writes_of(const SideStream& stream) const {
-  if (!reading_) return;
-  const SideStream::Scope scope(stream);
-  current_stream_waits(*reading_, options_.device);
 }
 
 void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
@@ -116,90 +110,124 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
 }
 
 // fp32 parameters are their own master weights: who writes them reads them first.
-OptimizerStates::Access ShardedGroup::access_to_file(ParameterCopies::Ways ways) const {
-  using Access = OptimizerStates::Access;
+ShardedGroup::Access ShardedGroup::access_to_file(Ways ways) const {
   if (!ways.writes) return Access::kRead;
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
 }
 
 ShardedGroup::Split ShardedGroup::split(Range range) const {
-  if (!options_.copies && !options_.shard_copies) return {range, {}};
+  if (!options_.to_host && !options_.to_device) return {range, {}};
   const int64_t border = place_.numel_of_host(layout());
   return {{std::min(range.begin, border), std::min(range.end, border)},
           {std::max(range.begin, border), std::max(range.end, border)}};
 }
 
-void ShardedGroup::lend_rest(Range rest, OptimizerStates::Access access, const ParameterCopies::Use& use) {
-  if (rest.size() == 0) return;
-  const at::Tensor own = updated_memory();  // the copies are of the other elements
-  states_->lend(rest, access, [&](Range part, const StateTensors& lent) {
-    StateTensors states = lent;
-    if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
-    use(part, states, own.slice(0, part.begin, part.end));
+void ShardedGroup::await_readers_of_file(Ways ways) const {
+  if (access_to_file(ways) != Access::kRead) in_file()->hold().await_readers();
+}
+
+void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
+  const auto lend_all = [this](Range part, Access of_states, const OptimizerStates::Borrower& borrower) {
+    states_->lend(part, of_states, borrower);
+  };
+  lend_updated(range, access, ways, lend_all, use);
+}
+
+void ShardedGroup::lend_master(Range range, Access access, Ways ways, const MasterUse& use) {
+  // fp32 parameters are read into their master weights.
+  if (access != Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
+  const auto lend_one = [this](Range part, Access of_states, const OptimizerStates::Borrower& borrower) {
+    states_->lend_one(part, kMasterWeights, of_states, [&](Range lent, const at::Tensor& master) {
+      borrower(lent, StateTensors{master, {}});
+    });
+  };
+  lend_updated(range, access, ways, lend_one, [&](Range part, const StateTensors& states, const at::Tensor& params) {
+    if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
   });
 }
 
-void ShardedGroup::await_readers_of_file(ParameterCopies::Ways ways) const {
-  if (access_to_file(ways) != OptimizerStates::Access::kRead) in_file()->hold().await_readers();
-}
-
-void ShardedGroup::lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
-                        const ParameterCopies::Use& use) {
+void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use) {
   const auto [first, rest] = split(range);
-  if (options_.copies) {
+  if (options_.to_host) {
     await_copies();  // another stream may have made the last ones
-    lend_rest(rest, access, use);
-    if (first.size() > 0) options_.copies->lend(*this, first, access, ways, use);
+    if (rest.size() > 0) lend_rest(rest, access, lend_states, use);
+    if (first.size() > 0) lend_to_host(first, access, ways, lend_states, use);
     return;
   }
   if (in_file()) await_readers_of_file(ways);
   if (first.size() > 0) await_copies();  // before those of the rest begin, which are of the other elements
-  if (rest.size() > 0) options_.shard_copies->lend(*this, rest, access, ways, use);
+  if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);
   if (first.size() == 0) return;
   if (in_file()) {
-    return states_->lend(first, access, [&](Range lent, const StateTensors& states) {
+    return lend_states(first, access, [&](Range lent, const StateTensors& states) {
       in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
         use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
       });
     });
   }
   const at::Tensor own = updated_memory();
-  states_->lend(first, access,
-                [&](Range part, const StateTensors& lent) { use(part, lent, own.slice(0, part.begin, part.end)); });
+  lend_states(first, access,
+              [&](Range part, const StateTensors& states) { use(part, states, own.slice(0, part.begin, part.end)); });
 }
 
-void ShardedGroup::lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways,
-                               const MasterUse& use) {
-  // fp32 parameters are read into their master weights.
-  if (access != OptimizerStates::Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
-  const auto use_master = [&](Range part, const StateTensors& states, const at::Tensor& params) {
-    if (states.master.defined()) use(part, states.master, params);  // else the parameters are the master weights
-  };
-  const auto [first, rest] = split(range);
-  if (options_.copies) {
-    await_copies();
-    lend_rest(rest, access, use_master);
-    if (first.size() > 0) options_.copies->lend_master(*this, first, access, ways, use_master);
-    return;
-  }
-  if (in_file()) await_readers_of_file(ways);
-  if (first.size() > 0) await_copies();  // as in lend()
-  if (rest.size() > 0) options_.shard_copies->lend_master(*this, rest, access, ways, use_master);
-  if (first.size() == 0) return;
-  if (in_file()) {
-    return states_->lend_one(first, kMasterWeights, access, [&](Range lent, const at::Tensor& master) {
-      in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
-        use(part, master.slice(0, part.begin - lent.begin, part.end - lent.begin), params);
-      });
-    });
-  }
-  const at::Tensor own = updated_memory();
-  states_->lend_one(first, kMasterWeights, access, [&](Range part, const at::Tensor& master) {
-    use(part, master, own.slice(0, part.begin, part.end));
+void ShardedGroup::lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use) {
+  const at::Tensor own = updated_memory();  // the copies are of the other elements
+  lend_states(rest, access, [&](Range part, const StateTensors& lent) {
+    StateTensors states = lent;
+    if (flat().dtype == DType::kFloat32) states.master = at::Tensor();
+    use(part, states, own.slice(0, part.begin, part.end));
   });
 }
 
-void ShardedGroup::lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use) {
+void ShardedGroup::lend_to_host(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use) {
+  Mover& mover = *options_.to_host;
+  const bool are_masters = flat().dtype == DType::kFloat32;
+  const bool reads = access == Access::kRead && !(are_masters && ways.reads);
+  const at::Tensor own = updated_memory();
+  try {
+    mover.follow();
+    lend_states(range, reads ? Access::kRead : Access::kModify, [&](Range part, const StateTensors& lent) {
+      const at::Tensor near = are_masters ? lent.master : at::Tensor();
+      mover.lend_on_host(own.slice(0, part.begin, part.end), near, ways, [&](Range piece, const at::Tensor& params) {
+        StateTensors states = lent.slice(piece.begin, piece.end);
+        if (are_masters) states.master = at::Tensor();
+        use({part.begin + piece.begin, part.begin + piece.end}, states, params);
+      });
+    });
+    if (!ways.writes) return;
+    written_until(mover.record());
+    if (are_masters) states_->read_until(mover.record());
+  } catch (...) {  // whoever comes next must not meet copies that nobody knows of
+    mover.wait();
+    throw;
+  }
+}
+
+void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states,
+                                  const Use& use) {
+  Mover& mover = *options_.to_device;
+  if (ways.reads) await_copies();
+  try {
+    if (reading_) {  // a gather may still copy from the shard
+      const SideStream::Scope scope(mover.stream());
+      current_stream_waits(*reading_, options_.device);
+    }
+    lend_states(range, access, [&](Range part, const StateTensors& states) {
+      lend_away(part, ways, mover.piece_numel(), [&](Range piece, const at::Tensor& away) {
+        // To files the host waits for each piece, whose buffer is needed for the next.
+        mover.lend_on_device(away, ways, /*waits=*/in_file() != nullptr, [&](const at::Tensor& params) {
+          use(piece, states.slice(piece.begin - part.begin, piece.end - part.begin), params);
+        });
+      });
+    });
+    if (ways.writes && !in_file()) written_until(mover.record());
+  } catch (...) {  // as in lend_to_host()
+    mover.wait();
+    throw;
+  }
+}
+
+void ShardedGroup::lend_away(Range range, Ways ways, int64_t most, const FileShard::Borrower& use) {
   if (in_file()) return in_file()->lend(range, access_to_file(ways), use);
   ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
   const at::Tensor own = parameters(updated_);
@@ -220,7 +248,12 @@ bool ShardedGroup::was_written() const {
 }
 
 void ShardedGroup::remember_parameters() {
-  if (checksum_) options_.copies->remember(*this, *checksum_);
+  if (!checksum_) return;
+  const Mover& mover = *options_.to_host;
+  mover.follow();  // the device may have updated a part
+  const SideStream::Scope scope(mover.stream());
+  checksum_->remember(updated_memory());
+  written_until(mover.record());
 }
 
 void ShardedGroup::take_parameters() {

@@ -7,12 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "device/mover.h"
 #include "device/streams.h"
 #include "group/file_shard.h"
 #include "group/optimizer_states.h"
 #include "group/parameter_checksum.h"
-#include "group/parameter_copies.h"
-#include "group/shard_copies.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 
@@ -29,12 +28,12 @@ class ShardedGroup {
  public:
   struct Options {
     int rank = 0;
-    size_t number = 0;                    // among the trained groups of the run; unused for a frozen group
-    bool is_open = false;                 // users may write to the parameters between steps
-    std::vector<int> param_group;         // of each parameter; -1: it is never updated
-    ParameterCopies* copies = nullptr;    // where the host updates the parameters of a device
-    ShardCopies* shard_copies = nullptr;  // where the device updates parameters that have left it, or a part of them
-    at::Device device = at::kCPU;         // that computes; the parameters may lie on the host beside it
+    size_t number = 0;             // among the trained groups of the run; unused for a frozen group
+    bool is_open = false;          // users may write to the parameters between steps
+    std::vector<int> param_group;  // of each parameter; -1: it is never updated
+    Mover* to_host = nullptr;      // where the host updates the parameters of a device: it brings them there and back
+    Mover* to_device = nullptr;  // where the device updates parameters that have left it, or a part of them: its slots
+    at::Device device = at::kCPU;                  // that computes; the parameters may lie on the host beside it
     std::unique_ptr<FileShard> in_file = nullptr;  // the parameters, where they lie in files
   };
 
@@ -66,19 +65,16 @@ class ShardedGroup {
   const at::Tensor& kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
-  // Without that: for the copies.
+  // Without that.
   at::Tensor updated_memory() const { return parameters(updated_); }
   // Whether the states lie on the host, or in a file, beside a device that has the parameters.
-  bool has_states_on_host() const { return options_.copies != nullptr; }
+  bool has_states_on_host() const { return options_.to_host != nullptr; }
   // This rank's parameters where they lie in files, else null.
   FileShard* in_file() const { return options_.in_file.get(); }
   // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
   // Gives `stream` a copy of this rank's shard, which lies on the host or in a file, to `to`, memory of the device.
   void begin_copy_of_shard(void* to, const SideStream& stream);
-  // For who copies to the parameters: what `stream` is given from now on comes after copies from them. Those on the
-  // host alone are waited for.
-  void begin_writes_of(const SideStream& stream) const;
   // Copies to the parameters have ended after `event`.
   void written_until(c10::Event event) { writing_ = std::move(event); }
   // Parameters on the device: what the current stream is given from now on comes after copies to them. On the host: the
@@ -88,20 +84,18 @@ class ShardedGroup {
   // For a trained group. Positions in the states count from updated().begin.
   OptimizerStates& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
-  // Lends `range` of the states together with their parameters. Calls `use(part, states, params)` as
-  // OptimizerStates::lend() does. Where the host updates them for a device, `params` are on the host, copied there and
-  // back as `ways` says, and what would be overwritten is lent to be modified: see ParameterCopies::lend(). Where a
-  // device updates those that have left it, they are on the device: see ShardCopies. Where they lie in files they come
-  // from there and go back. Elsewhere they are the parameters themselves. Elements that the device updates beside the
-  // host are lent first.
-  void lend(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const ParameterCopies::Use& use);
+  // Lends `range` of the states together with their parameters, where these elements are updated: calls
+  // `use(part, states, params)` as OptimizerStates::lend() does. `ways` says whether the parameters are read and
+  // written. Where they lie there, they are the parameters themselves; else copies, which nobody waits for here
+  // (await_copies()). fp32 parameters on the host are then the master weights, and `states` has no others. Elements
+  // that the device updates beside the host are lent first.
+  using Access = OptimizerStates::Access;
+  using Ways = Mover::Ways;
+  using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
+  void lend(Range range, Access access, Ways ways, const Use& use);
   // The same for the master weights alone: other states are not fetched.
   using MasterUse = std::function<void(Range part, const at::Tensor& master, const at::Tensor& params)>;
-  void lend_master(Range range, OptimizerStates::Access access, ParameterCopies::Ways ways, const MasterUse& use);
-  // Parameters beside the device, without their states: calls `use` for consecutive parts of at most `most` elements
-  // that make up `range`. Nobody waits for copies here.
-  using AwayUse = FileShard::Borrower;
-  void lend_away(Range range, ParameterCopies::Ways ways, int64_t most, const AwayUse& use);
+  void lend_master(Range range, Access access, Ways ways, const MasterUse& use);
   // Parameters of a device that the host updates: whether they have the bits that they had when they were remembered,
   // so that each master weight rounds to its parameter. The host waits for the device. False where that is not known.
   bool is_untouched() const;
@@ -136,12 +130,21 @@ class ShardedGroup {
     Range first, rest;
   };
   Split split(Range range) const;
-  // Of parameters on the device: the host copies none of these.
-  void lend_rest(Range rest, OptimizerStates::Access access, const ParameterCopies::Use& use);
+  // Lends all states of a range, or one of them.
+  using LendStates = std::function<void(Range range, Access access, const OptimizerStates::Borrower& use)>;
+  void lend_updated(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
+  // The device updates these parameters itself, where they lie.
+  void lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use);
+  // The host updates these parameters of the device.
+  void lend_to_host(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
+  // The device updates these parameters, which have left it.
+  void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
+  // Parameters beside the device: calls `use` for consecutive parts of at most `most` elements that make up `range`.
+  void lend_away(Range range, Ways ways, int64_t most, const FileShard::Borrower& use);
   // What a loan of parameters in files is for: `ways` says whether they are read and written.
-  OptimizerStates::Access access_to_file(ParameterCopies::Ways ways) const;
+  Access access_to_file(Ways ways) const;
   // Before their states are lent: who waits with these would keep a save from what it still reads of them.
-  void await_readers_of_file(ParameterCopies::Ways ways) const;
+  void await_readers_of_file(Ways ways) const;
 
   const UnitLayout& unit_;
   size_t index_;

@@ -7,27 +7,18 @@
 #include <utility>
 
 #include "base/check.h"
-#include "device/host_copy.h"
 
 namespace zeroshard {
 
 DelayedUpdate::DelayedUpdate(std::span<ShardedGroup* const> groups, const ShardedOptimizer& optimizer,
                              at::Device device, bool pin, Ledger& ledger, std::function<void()> while_waiting)
-    : optimizer_(optimizer), device_(device), stream_(device), while_waiting_(std::move(while_waiting)) {
+    : optimizer_(optimizer), mover_(device), while_waiting_(std::move(while_waiting)) {
   int64_t bytes = 0;
   for (const ShardedGroup* const group : groups) bytes += group->updated().size() * element_size(group->flat().dtype);
   if (bytes > 0) memory_ = FlatBuffer::on_host(bytes, device, pin, ledger, Category::kPinned);
   Carver carver(memory_);
   for (const ShardedGroup* const group : groups)
     pending_.push_back({carver.take(group->flat().dtype, group->updated().size()), {}, std::nullopt});
-}
-
-DelayedUpdate::~DelayedUpdate() {
-  ends_ = true;
-  try {
-    stream_.record().synchronize();
-  } catch (const std::exception&) {  // the device has failed, and copies nothing more
-  }
 }
 
 void DelayedUpdate::begin(Step step) {
@@ -43,7 +34,7 @@ void DelayedUpdate::run(Step& step) {
   const std::unique_ptr<DelayedUpdate, void (*)(DelayedUpdate*)> on_thread(
       this, [](DelayedUpdate* update) { update->thread_id_ = std::thread::id(); });
   const at::NoGradGuard no_grad;
-  const c10::OptionalDeviceGuard guard(device_);
+  const c10::OptionalDeviceGuard guard(mover_.device());
   for (const Step::Part& part : step.parts)
     for (const Run& each : pending_[part.group->number()].runs) part.group->states().will_need(each.range);
   for (Step::Part& part : step.parts) {
@@ -60,17 +51,11 @@ void DelayedUpdate::publish(ShardedGroup& group) {
   Pending& own = pending_.at(group.number());
   if (own.runs.empty()) return;
   const at::Tensor to = group.updated_parameters();
-  stream_.follow();  // what still reads the parameters before
-  {
-    const SideStream::Scope scope(stream_);
-    for (const Run& run : std::exchange(own.runs, {})) {
-      const at::Tensor from = own.values.slice(0, run.range.begin, run.range.end);
-      begin_copy_from_host(to.slice(0, run.range.begin, run.range.end).data_ptr(), from.const_data_ptr(),
-                           int64_t(from.nbytes()), device_);
-    }
-  }
-  own.sent = stream_.record();
-  group.written_until(stream_.record());
+  mover_.follow();  // what still reads the parameters before
+  for (const auto& [range, param_group, step] : std::exchange(own.runs, {}))
+    mover_.move(to.slice(0, range.begin, range.end), own.values.slice(0, range.begin, range.end));
+  own.sent = mover_.record();
+  group.written_until(mover_.record());
 }
 
 void DelayedUpdate::replace(const ShardedGroup& group, Range positions, const at::Tensor& values) {

@@ -10,7 +10,7 @@
 
 #include "base/write_hold.h"
 #include "device/flat_buffer.h"
-#include "device/streams.h"
+#include "device/mover.h"
 #include "file/background.h"
 #include "optim/sharded_optimizer.h"
 
@@ -32,7 +32,7 @@ class DelayedUpdate {
   DelayedUpdate(const DelayedUpdate&) = delete;
   DelayedUpdate& operator=(const DelayedUpdate&) = delete;
   // Groups that the thread has not begun are not updated.
-  ~DelayedUpdate();
+  ~DelayedUpdate() { ends_ = true; }
 
   // What a step updates.
   struct Step {
@@ -72,11 +72,10 @@ class DelayedUpdate {
   void run(Step& step);
 
   const ShardedOptimizer& optimizer_;
-  at::Device device_;
   FlatBuffer memory_;
   std::vector<Pending> pending_;  // by group
   bool is_pending_ = false;
-  SideStream stream_;
+  Mover mover_;
   std::function<void()> while_waiting_;
   std::atomic<bool> ends_ = false;
   std::atomic<std::thread::id> thread_id_;

@@ -5,7 +5,6 @@
 
 #include "device/device_squares.h"
 #include "device/dtype.h"
-#include "device/host_copy.h"
 #include "plan/device_memory.h"
 
 namespace zeroshard {
@@ -17,86 +16,71 @@ static_assert(ExactSum::kNumLimbs <= kLimbsStride);
 }  // namespace
 
 GradientExit::GradientExit(at::Device device, const RingClass& buffers, Ledger& ledger)
-    : device_(device),
-      limbs_(buffers.units * kSquaresBytes, device, ledger, Category::kReduceRing),
+    : limbs_(buffers.units * kSquaresBytes, device, ledger, Category::kReduceRing),
       limbs_uses_(device),
-      copies_(device) {
+      mover_(device,
+             {.bytes = buffers.slot_bytes, .count = buffers.slots, .on_host = false, .category = Category::kReduceRing},
+             ledger) {
   limbs_uses_.share();
-  for (int i = 0; i < buffers.slots; ++i) {
-    buffers_.push_back({FlatBuffer(buffers.slot_bytes, device, ledger, Category::kReduceRing), StreamUses(device)});
-    buffers_.back().uses.share();  // the stream that fills it with zeros
-  }
-}
-
-GradientExit::~GradientExit() {
-  try {
-    copies_.record().synchronize();
-  } catch (const std::exception&) {  // the device has failed, and copies nothing more
-  }
 }
 
 at::Tensor GradientExit::begin(FileShard& file, bool has_values) {
   settle();
-  Buffer& next = buffer();
-  filling_ = next.memory.view(to_scalar_type(file.dtype()), 0, file.numel());
+  buffer_ = &mover_.next_slot();
+  filling_ = buffer_->memory.view(to_scalar_type(file.dtype()), 0, file.numel());
   if (has_values) {
-    const SideStream::Scope scope(copies_);
-    next.uses.take();
-    file.begin_read({0, file.numel()}, filling_.data_ptr(), device_, copies_);
+    const SideStream::Scope scope(mover_.stream());
+    buffer_->uses.take();
+    file.begin_read({0, file.numel()}, filling_.data_ptr(), mover_.device(), mover_.stream());
   }
-  next.uses.take();
+  buffer_->uses.take();
   return filling_;
 }
 
 at::Tensor GradientExit::begin(const at::Tensor& host, bool has_values) {
-  Buffer& next = buffer();
-  filling_ = next.memory.view(host.scalar_type(), 0, host.numel());
+  buffer_ = &mover_.next_slot();
+  filling_ = buffer_->memory.view(host.scalar_type(), 0, host.numel());
   if (has_values && host.numel() > 0) {
-    const SideStream::Scope scope(copies_);
-    next.uses.take();
-    begin_copy_from_host(filling_.data_ptr(), host.const_data_ptr(), int64_t(host.nbytes()), device_);
+    const SideStream::Scope scope(mover_.stream());
+    buffer_->uses.take();
+    mover_.move(filling_, host);
   }
-  next.uses.take();
+  buffer_->uses.take();
   return filling_;
 }
 
-// The squares of what is in the buffer, which is done with. The next one takes its turn.
-GradientExit::Buffer& GradientExit::end_buffer(size_t bucket) {
+// The squares of what is in the buffer.
+void GradientExit::end_sum(size_t bucket) {
   limbs_uses_.take();
   squares_into(filling_, limbs_.view(at::kLong, int64_t(bucket) * kSquaresBytes, int64_t{ExactSum::kNumLimbs}));
-  Buffer& filled = buffer();
-  ++turn_;
-  return filled;
 }
 
 void GradientExit::end(FileShard& file, size_t bucket) {
-  Buffer& filled = end_buffer(bucket);
-  filled.uses.end();  // the copy waits for this sum, and for none that comes later
-  pending_ = Pending{&file, &filled, std::exchange(filling_, at::Tensor())};
+  end_sum(bucket);
+  buffer_->uses.end();  // the copy waits for this sum, and for none that comes later
+  pending_ = Pending{&file, buffer_, std::exchange(filling_, at::Tensor())};
 }
 
 void GradientExit::settle() {
   if (!pending_) return;
   const Pending pending = *std::exchange(pending_, std::nullopt);
-  const SideStream::Scope scope(copies_);
+  const SideStream::Scope scope(mover_.stream());
   pending.buffer->uses.take();
   pending.file->lend({0, pending.file->numel()}, OptimizerStates::Access::kOverwrite,
                      [&](Range part, const at::Tensor& to) {
-                       const at::Tensor from = pending.values.slice(0, part.begin, part.end);
-                       begin_copy_to_host(to.data_ptr(), from.const_data_ptr(), int64_t(from.nbytes()), device_);
-                       copies_.record().synchronize();
+                       mover_.move(to, pending.values.slice(0, part.begin, part.end));
+                       mover_.wait();
                      });
   pending.buffer->uses.end();
 }
 
 c10::Event GradientExit::end(const at::Tensor& host, size_t bucket) {
-  Buffer& filled = end_buffer(bucket);
-  const SideStream::Scope scope(copies_);
-  filled.uses.take();
-  if (host.numel() > 0) begin_copy_to_host(host.data_ptr(), filling_.const_data_ptr(), int64_t(host.nbytes()), device_);
-  filled.uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later
-  filling_ = at::Tensor();
-  return copies_.record();
+  end_sum(bucket);
+  const SideStream::Scope scope(mover_.stream());
+  buffer_->uses.take();
+  mover_.move(host, std::exchange(filling_, at::Tensor()));
+  buffer_->uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later
+  return mover_.record();
 }
 
 ExactSum GradientExit::squares(const std::vector<bool>& chosen) const {

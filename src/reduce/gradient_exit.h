@@ -7,7 +7,7 @@
 
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
-#include "device/streams.h"
+#include "device/mover.h"
 #include "group/file_shard.h"
 #include "plan/state_rules.h"
 
@@ -22,10 +22,6 @@ class GradientExit {
  public:
   // `buffers`: gradient_exit() of the plan, for that many buckets. `ledger` outlives it.
   GradientExit(at::Device device, const RingClass& buffers, Ledger& ledger);
-  GradientExit(const GradientExit&) = delete;
-  GradientExit& operator=(const GradientExit&) = delete;
-  // Waits for what is under way: then the host's memory may go.
-  ~GradientExit();
 
   // The number of the next bucket.
   size_t add_bucket() { return num_buckets_++; }
@@ -46,27 +42,21 @@ class GradientExit {
   ExactSum squares(const std::vector<bool>& chosen) const;
 
  private:
-  struct Buffer {
-    FlatBuffer memory;
-    StreamUses uses;
-  };
   // What is to be written to a file.
   struct Pending {
     FileShard* file;
-    Buffer* buffer;
+    Mover::Slot* buffer;
     at::Tensor values;
   };
-  Buffer& buffer() { return buffers_[turn_ % buffers_.size()]; }
-  Buffer& end_buffer(size_t bucket);
+  void end_sum(size_t bucket);
 
-  at::Device device_;
-  std::vector<Buffer> buffers_;
   FlatBuffer limbs_;  // of the squares of each bucket
   mutable StreamUses limbs_uses_;
-  size_t num_buckets_ = 0, turn_ = 0;
-  at::Tensor filling_;  // from begin() to end()
+  size_t num_buckets_ = 0;
+  Mover::Slot* buffer_ = nullptr;  // from begin() to end(),
+  at::Tensor filling_;             // and what of it is filled
   std::optional<Pending> pending_;
-  SideStream copies_;  // the last member, so that it ends before the memory goes
+  Mover mover_;  // the last member, so that it ends before the memory goes
 };
 
 }  // namespace zeroshard

@@ -23,8 +23,8 @@ class GradientFetchTest : public ::testing::TestWithParam<std::tuple<Schedule, i
     end_on_devices();
     EXPECT_THAT(Streams::get().races().found(), IsEmpty());
   }
-  static GradientFetch::Options options() {
-    return {device(0), kPiece * int64_t{sizeof(float)}, std::get<1>(GetParam()), kPiece, /*pin=*/true};
+  static Mover::Slots slots() {
+    return {.bytes = kPiece * int64_t{sizeof(float)}, .count = std::get<1>(GetParam()), .piece_numel = kPiece};
   }
   // Made by the current stream, which may be behind.
   static at::Tensor gradients(int64_t numel, double first) {
@@ -56,8 +56,8 @@ INSTANTIATE_TEST_SUITE_P(Schedules, GradientFetchTest,
 TEST_P(GradientFetchTest, LendsWhatWasAnnouncedAndWhatWasNot) {
   Ledger ledger;
   {
-    GradientFetch fetch(options(), ledger);
-    EXPECT_EQ(ledger.current().at(Category::kPinned, Tier::kHost), options().slot_bytes * options().slots);
+    GradientFetch fetch(device(0), slots(), ledger);
+    EXPECT_EQ(ledger.current().at(Category::kPinned, Tier::kHost), slots().bytes * slots().count);
     const at::Tensor one = gradients(1000, 1), other = gradients(300, 0.5);
     for (int step = 0; step < 3; ++step) {
       for (const Range range : {Range{0, 300}, Range{300, 500}, Range{700, 1000}}) fetch.will_need(one, range);
@@ -76,7 +76,7 @@ TEST_P(GradientFetchTest, LendsWhatWasAnnouncedAndWhatWasNot) {
 
 TEST_P(GradientFetchTest, OtherOrdersThanAnnouncedCostTimeAlone) {
   Ledger ledger;
-  GradientFetch fetch(options(), ledger);
+  GradientFetch fetch(device(0), slots(), ledger);
   const at::Tensor one = gradients(400, 1), other = gradients(400, 3);
   fetch.will_need(one, {0, 400});
   fetch.will_need(other, {0, 400});
@@ -89,7 +89,7 @@ TEST_P(GradientFetchTest, OtherOrdersThanAnnouncedCostTimeAlone) {
 TEST_P(GradientFetchTest, EndsBeforeTheGradientsAreWrittenAgain) {
   Ledger ledger;
   const at::Tensor grads = gradients(400, 1);  // goes last: the fetch waits for its copies
-  GradientFetch fetch(options(), ledger);
+  GradientFetch fetch(device(0), slots(), ledger);
   for (const bool fails : {false, true}) {
     fetch.will_need(grads, {0, 400});
     if (fails) {

@@ -11,7 +11,7 @@ _ONCE = "*DeviceTraining.TheHostWaitsOnceAStep*"
 _SAVED = "*DeviceCheckpoint.HasWhatTheStateWas*"
 _FAILED = "*DeviceCheckpoint.EveryFailingFileCall*"
 _CHUNKS = "*DeviceCheckpoint.UploadsGoThrough*"
-_HOST_COPY, _SAVER, _UPLOADS = "src/device/host_copy.cpp", "src/checkpoint/async_saver.cpp", "src/engine/uploads.cpp"
+_COPIES, _SAVER, _UPLOADS = "src/engine/state_data.cpp", "src/checkpoint/async_saver.cpp", "src/engine/uploads.cpp"
 
 _TABLE = [
     (
@@ -228,8 +228,14 @@ _TABLE = [
         "DeviceSquares.*",
     ),
     ("update-before-the-copies", "src/group/optimizer_states.cpp", ": uses_.take()", ": uses_.share()", _SAVED),
-    ("weights-change-before-the-copies", _HOST_COPY, "  if (joins) stream_.join();\n", "", _SAVED),
-    ("copies-before-the-update", _HOST_COPY, "  stream_.follow();\n", "", _SAVED),
+    (
+        "weights-change-before-the-copies",
+        _COPIES,
+        "    if (order == Order::kBeforeLater) mover_.stream().join();\n",
+        "",
+        _SAVED,
+    ),
+    ("copies-before-the-update", _COPIES, "    mover_.follow();\n", "", _SAVED),
     (
         "written-before-it-is-copied",
         _SAVER,

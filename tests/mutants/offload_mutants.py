@@ -3,7 +3,7 @@
 from mutant import Mutant
 
 _EXIT, _BUCKET = "src/reduce/gradient_exit.cpp", "src/reduce/grad_bucket.cpp"
-_COPIES, _GROUP = "src/group/parameter_copies.cpp", "src/group/sharded_group.cpp"
+_MOVER, _GROUP = "src/device/mover.cpp", "src/group/sharded_group.cpp"
 _BITS, _AGAIN = "*Offload.GivesTheSameBits*", "*Offload.BuffersAreUsedAgain*"
 _GOES = "*Offload.AnEngineMayGo*"
 _GRADIENT_FILES = "*GradientFileOffload.*"
@@ -25,7 +25,7 @@ _TABLE = [
     (
         "late-parameters-under-a-pass",
         _LATE,
-        "  stream_.follow();  // what still reads the parameters before\n",
+        "  mover_.follow();  // what still reads the parameters before\n",
         "",
         "*DelayedUpdates.ComeAfterAnEvaluation*",
     ),
@@ -33,8 +33,8 @@ _TABLE = [
     (
         "late-update-over-a-load",
         _GROUP,
-        "    await_copies();\n    lend_rest(rest, access, use_master);\n",
-        "    lend_rest(rest, access, use_master);\n",
+        "    await_copies();  // another stream may have made the last ones\n",
+        "",
         "*DelayedUpdates.AreOverwrittenByALoad*",
     ),
     (
@@ -66,19 +66,19 @@ _TABLE = [
         "*DelayedUpdates.WeightsThatAreSetStay*",
     ),
     ("gradient-used-before-it-arrived", _BUCKET, "  if (arrived_) arrived_->synchronize();\n", "", _BITS),
-    ("copied-before-the-sum", _EXIT, "  filled.uses.take();\n  if (host", "  filled.uses.share();\n  if (host", _BITS),
+    ("copied-before-the-sum", _EXIT, "  buffer_->uses.take();\n  mover_", "  buffer_->uses.share();\n  mover_", _BITS),
     (
         "sum-over-what-is-copied",
         _EXIT,
-        "int64_t(host.nbytes()), device_);\n  }\n  next.uses.take();\n",
-        "int64_t(host.nbytes()), device_);\n  }\n",
+        "    mover_.move(filling_, host);\n  }\n  buffer_->uses.take();\n",
+        "    mover_.move(filling_, host);\n  }\n",
         _AGAIN,
     ),
     (
         "sums-come-back-too-early",
         _EXIT,
-        "    next.uses.take();\n    begin_copy_from_host",
-        "    begin_copy_from_host",
+        "    buffer_->uses.take();\n    mover_.move",
+        "    mover_.move",
         "*Offload.AccumulatesOnTheHost*",
     ),
     (
@@ -91,14 +91,14 @@ _TABLE = [
     (
         "sum-waits-for-a-later-copy",
         _EXIT,
-        "  filled.uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later\n",
+        "  buffer_->uses.end();  // the next sum in this buffer waits for this copy, and for none that comes later\n",
         "",
         "GradientExit.ASumDoesNotWait*",
     ),
     (
         "file-before-the-copy",
         _EXIT,
-        "                       copies_.record().synchronize();\n",
+        "                       mover_.wait();\n",
         "",
         _GRADIENT_FILES,
     ),
@@ -132,10 +132,10 @@ _TABLE = [
         "",
         _BITS,
     ),
-    ("slot-filled-too-early", _COPIES, "    if (piece.slot->last) piece.slot->last->synchronize();\n", "", _AGAIN),
+    ("slot-filled-too-early", _MOVER, "    if (piece.slot->last) piece.slot->last->synchronize();\n", "", _AGAIN),
     (
         "parameters-used-before-they-arrived",
-        _COPIES,
+        _MOVER,
         "    if (piece.arrived) piece.arrived->synchronize();\n",
         "",
         "*Offload.WritesOfUsersCount*",
@@ -149,8 +149,8 @@ _TABLE = [
     ),
     (
         "checksum-beside-the-copies",
-        _COPIES,
-        "  stream_.follow();  // the device may have updated a part\n  const SideStream::Scope scope(stream_);\n",
+        _GROUP,
+        "  mover.follow();  // the device may have updated a part\n  const SideStream::Scope scope(mover.stream());\n",
         "",
         _BITS,
     ),
@@ -161,8 +161,8 @@ _TABLE = [
         "  group.remember_parameters();\n",
         "*Offload.WritesBeforeTheFirstGradientCount*",
     ),
-    ("freed-while-gradients-go", _EXIT, "  try {\n    copies_.record().synchronize();\n", "  try {\n", _GOES),
-    ("freed-while-parameters-come", _COPIES, "  try {\n    wait();\n", "  try {\n", _GOES),
+    ("freed-while-gradients-go", _MOVER, "  try {\n    wait();\n", "  try {\n", _GOES),
+    ("freed-while-parameters-come", _MOVER, "  try {\n    wait();\n", "  try {\n", _GOES),
     (
         "shard-at-the-wrong-place",
         "src/unit/unit.cpp",
@@ -200,7 +200,6 @@ _TABLE = [
     ),
 ]
 _ALONE = "*ParamAloneOffload."
-_SHARDS = "src/group/shard_copies.cpp"
 _TABLE += [
     (
         "gather-before-the-device-has-sent",
@@ -216,22 +215,22 @@ _TABLE += [
         "",
         _ALONE + "APassHasTheWeights*",
     ),
-    ("sent-before-the-update", _SHARDS, "  stream_.follow();\n", "", _ALONE + "GivesTheSameBits*"),
-    ("updated-over-what-is-sent", _SHARDS, "  slot.uses.take();\n", "", _ALONE + "BuffersAreUsedAgain*"),
-    ("buffer-is-nobodys-while-it-is-sent", _SHARDS, "  slot.uses.share();\n", "", _ALONE + "BuffersAreUsedAgain*"),
+    ("sent-before-the-update", _MOVER, "    follow();\n", "", _ALONE + "GivesTheSameBits*"),
+    ("updated-over-what-is-sent", _MOVER, "  slot.uses.take();\n", "", _ALONE + "BuffersAreUsedAgain*"),
+    ("buffer-is-nobodys-while-it-is-sent", _MOVER, "    slot.uses.share();\n", "", _ALONE + "BuffersAreUsedAgain*"),
 ]
 _TABLE += [
     (
         "host-waits-for-what-the-device-sends",
         _GROUP,
-        "  const at::Tensor own = updated_memory();\n  states_->lend(first",
-        "  const at::Tensor own = updated_parameters();\n  states_->lend(first",
+        "  const at::Tensor own = updated_memory();\n  lend_states(first",
+        "  const at::Tensor own = updated_parameters();\n  lend_states(first",
         "*ParamShareOffload.TheHostUpdatesWhile*",
     ),
     (
         "rest-of-a-shard-is-not-sent",
         _GROUP,
-        "  if (rest.size() > 0) options_.shard_copies->lend_master(*this, rest, access, ways, use_master);\n",
+        "  if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);\n",
         "",
         "*ParamShareOffload.CheckpointsGo*",
     ),
@@ -259,8 +258,8 @@ _TABLE += [
     (
         "piece-copied-over-one-in-use",
         _FETCH,
-        "under_way_.size() < slots_.size()",
-        "under_way_.size() <= slots_.size()",
+        "under_way_.size() < mover_.num_slots()",
+        "under_way_.size() <= mover_.num_slots()",
         _LENDS,
     ),
     (
