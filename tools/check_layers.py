@@ -19,7 +19,7 @@ PACKAGE = "python/zeroshard"
 LEVELS = [
     ["base"],
     ["layout", "config", "file", "schedule", "kernels", "memory", "comm", "comm_c10d", "device", "tokenizer"],
-    ["precision", "offload", "checkpoint", "placement", "group", "plan", "monitor", "data", "parquet_plugin"],
+    ["precision", "offload", "checkpoint", "placement", "store", "group", "plan", "monitor", "data", "parquet_plugin"],
     ["unit", "reduce", "optim"],
     ["hooks", "ops"],
     ["engine", "launch"],
@@ -34,6 +34,7 @@ APART = {3, 5, 6}  # modules of these levels never include each other
 WITH_TORCH = {
     "comm_c10d",
     "device",
+    "store",
     "group",
     *LEVELS[3],
     *LEVELS[4],

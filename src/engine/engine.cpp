@@ -277,7 +277,7 @@ StepResult Engine::step(const std::vector<ParamGroupOptions>& groups) {
   if (result.applied) impl.optimizer.check(impl.groups->trained(), groups);
   GradientFetch* const fetch = impl.gradient_fetch.get();
   const auto update = [&](ShardedGroup& group) {
-    FileShard* const in_file = impl.reducer->buckets()[group.number()].in_file();
+    Array* const in_file = impl.reducer->buckets()[group.number()].in_file();
     impl.optimizer.update(group, {impl.reduced_gradients(group), fetch, in_file}, groups,
                           impl.consensus.has_grad[group.number()], impl.grad_scale);
   };
@@ -345,10 +345,9 @@ void Engine::set_moment(const std::string& name, size_t slot, const at::Tensor& 
   ZS_CHECK(values.numel() == range.size(), "values are ", values.numel(), " elements, and this rank keeps ",
            range.size(), " of '", name, "'");
   const at::Tensor flat = values.detach().reshape({-1});
-  group->states().lend_one(range, int(slot), OptimizerStates::Access::kOverwrite,
-                           [&](Range part, const at::Tensor& to) {
-                             to.copy_(flat.slice(0, part.begin - range.begin, part.end - range.begin));
-                           });
+  group->states().lend_one(range, int(slot), Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+    to.copy_(flat.slice(0, part.begin - range.begin, part.end - range.begin));
+  });
 }
 
 void Engine::await_readers_of_master_weights() {

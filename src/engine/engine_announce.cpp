@@ -17,7 +17,7 @@ void Engine::Impl::announce_update() {
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
         group.states().will_need(range);
         // Those with master weights are overwritten.
-        if (group.in_file() && !group.has_master()) parameters.push_back(group.in_file()->place_of(range));
+        if (group.in_file() && !group.has_master()) parameters.push_back(*group.in_file()->place_in_files(range));
       }
     }
   }
@@ -30,12 +30,12 @@ void Engine::Impl::announce_gradients() {
   for (const size_t unit : reducer->order_of_forward()) {
     for (const ShardedGroup& group : groups->of_unit(unit)) {
       if (!group.is_trained()) continue;
-      const FileShard* const in_file = reducer->buckets()[group.number()].in_file();
+      const Array* const in_file = reducer->buckets()[group.number()].in_file();
       if (!in_file && !group.place().fetches_gradients()) continue;
       const int64_t end = group.place().numel_of_host(group.layout());
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
         if (in_file) {
-          in_files.push_back(in_file->place_of(range));
+          in_files.push_back(*in_file->place_in_files(range));
         } else {
           gradient_fetch->will_need(reduced_gradients(group), intersect(range, {0, end}));
         }
@@ -54,7 +54,7 @@ void Engine::Impl::read_gradients_ahead() {
       if (!group.is_trained()) continue;
       const GradBucket& bucket = reducer->buckets()[group.number()];
       if (bucket.in_file() && bucket.is_reduced())
-        next.push_back(bucket.in_file()->place_of({0, bucket.in_file()->numel()}));
+        next.push_back(*bucket.in_file()->place_in_files({0, bucket.in_file()->numel()}));
     }
   }
   gradient_swap->will_need_next(next);
@@ -68,7 +68,7 @@ void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {
     if (!executor->unit(unit).is_sharded()) continue;
     for (const ShardedGroup& group : groups->of_unit(unit)) {
       if (!group.in_file() || room <= 0) continue;
-      next.push_back(group.in_file()->place_of({0, group.in_file()->numel()}));
+      next.push_back(*group.in_file()->place_in_files({0, group.in_file()->numel()}));
       room -= next.back().range.size();
     }
   }

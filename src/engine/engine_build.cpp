@@ -18,7 +18,6 @@
 #include "engine/check_offload.h"
 #include "engine/host_threads.h"
 #include "engine/impl.h"
-#include "engine/make_states.h"
 #include "engine/memory_needs.h"
 #include "engine/swap_files.h"
 
@@ -221,6 +220,7 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
                                .on_host = false,
                                .category = Category::kGatherRing};
   }
+  group_options.pin_states = options.config.offload_optimizer.pin_memory;
   group_options.pin_parameters = options.config.offload_param.pin_memory;
   const SwapContext context{layouts, placements, options, plan, reduce_comm, ledger};
   const auto on_failure = [this](const std::string& message) {
@@ -231,16 +231,8 @@ void Engine::Impl::make_groups(const std::vector<UnitDefinition>& definitions, c
   gradient_swap = make_gradient_files(context, on_failure);
   activations = make_activation_keeper(options, reduce_comm, ledger, on_failure);
   group_options.while_a_save_reads = [this] { while_a_save_reads(); };
-  group_options.make_states = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
-                                                               const GroupPlacement& place) mutable {
-    return make_states(unit.groups[group].layout, place, {options, ledger, swap.get(), next_in_file});
-  };
-  group_options.make_parameters = [this, next_in_file = size_t{0}](const UnitLayout& unit, size_t group,
-                                                                   const GroupPlacement& place) mutable {
-    FileShard::Options in_file{next_in_file++, place.parameters.dtype,
-                               place.parameters.numel(unit.groups[group].layout), [this] { while_a_save_reads(); }};
-    return std::make_unique<FileShard>(*parameter_swap, std::move(in_file), ledger);
-  };
+  group_options.states_in_files = swap.get();
+  group_options.parameters_in_files = parameter_swap.get();
   for (const UnitDefinition& unit : definitions) {
     std::vector<int>& of_unit = group_options.param_groups.emplace_back();
     for (const ParamDefinition& param : unit.params) of_unit.push_back(param.param_group);
@@ -295,11 +287,7 @@ void Engine::Impl::make_reducer(const PlanReport& report) {
   reduce.pin = options.config.offload_optimizer.pin_memory;
   reduce.while_read = [this] { while_an_update_goes_on(); };
   reduce.scratch = exchange_scratch(layouts, placements, plan);
-  reduce.make_file = [this, next_in_file = size_t{0}](const FlatGroup& group, const GroupPlacement& place) mutable {
-    FileShard::Options in_file{
-        next_in_file++, place.grad_dtype, place.reduced_gradients.numel(group.layout), {}, Category::kGradients};
-    return std::make_unique<FileShard>(*gradient_swap, std::move(in_file), ledger);
-  };
+  reduce.files = gradient_swap.get();
   reducer = std::make_unique<Reducer>(layouts, placements, reduce, reduce_comm, ledger);
   if (plan.delayed_update)
     delayed = std::make_unique<DelayedUpdate>(groups->trained(), optimizer, options.device, reduce.pin, ledger,

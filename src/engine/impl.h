@@ -20,7 +20,6 @@
 #include "engine/held_values.h"
 #include "engine/step_progress.h"
 #include "engine/write_watch.h"
-#include "group/file_states.h"
 #include "group/gradient_fetch.h"
 #include "group/groups.h"
 #include "hooks/autograd_hooks.h"
@@ -30,6 +29,7 @@
 #include "plan/plan_ledger.h"
 #include "precision/loss_scaler.h"
 #include "reduce/reducer.h"
+#include "store/swap_space.h"
 #include "zeroshard/engine.h"
 #include "zeroshard/error.h"
 

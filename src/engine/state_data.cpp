@@ -1,7 +1,5 @@
 #include "engine/state_data.h"
 
-#include <optional>
-
 #include "base/check.h"
 #include "device/flat_buffer.h"
 #include "device/host_copy.h"
@@ -63,24 +61,24 @@ class StateData final : public SliceData {
   StateData(const ShardedGroup& group, int state, bool is_engines)
       : group_(group), state_(state), is_engines_(is_engines) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
-    lend(offset, bytes, OptimizerStates::Access::kRead,
+    lend(offset, bytes, Array::Access::kRead,
          [&](int64_t at, const at::Tensor& state) { read_values(state, static_cast<std::byte*>(to) + at); });
     if (state_ == kMasterWeights && group_.is_open() && group_.states().in_memory() == nullptr)
       take_params(offset, bytes, view_memory(to, bytes / kBytes, at::kFloat, at::kCPU));
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, OptimizerStates::Access::kOverwrite,
+    lend(offset, bytes, Array::Access::kOverwrite,
          [&](int64_t at, const at::Tensor& state) { write_values(state, static_cast<const std::byte*>(from) + at); });
   }
   void begin_read(int64_t offset, int64_t bytes, void* to) const override {
     if (is_narrow()) return read(offset, bytes, to);
-    lend(offset, bytes, OptimizerStates::Access::kRead, [&](int64_t at, const at::Tensor& state) {
+    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, const at::Tensor& state) {
       TensorData(state).begin_read(0, int64_t(state.nbytes()), static_cast<std::byte*>(to) + at);
     });
   }
   void begin_write(int64_t offset, int64_t bytes, const void* from) override {
     if (is_narrow()) return write(offset, bytes, from);
-    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, const at::Tensor& state) {
+    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, const at::Tensor& state) {
       TensorData(state).begin_write(0, int64_t(state.nbytes()), static_cast<const std::byte*>(from) + at);
     });
   }
@@ -105,12 +103,12 @@ class StateData final : public SliceData {
     take_written(copy, params);
     group_.forget_parameters();
     const auto* const from = static_cast<const std::byte*>(copy.data_ptr());
-    lend(offset, bytes, OptimizerStates::Access::kOverwrite,
+    lend(offset, bytes, Array::Access::kOverwrite,
          [&](int64_t at, const at::Tensor& state) { write_values(state, from + at); });
   }
   // Calls use(bytes before, state) for parts of the state that make up the bytes.
   template <typename Use>
-  void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
+  void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const Range range = range_of(offset, bytes);
     told_as_state([&] {
       group_.states().lend_one(range, state_, access, [&](Range part, const at::Tensor& values) {
@@ -138,13 +136,13 @@ class HeldData : public SliceData {
   WriteHold::Reading reading_;
 };
 
-class HeldState final : public HeldData {
+class HeldArray final : public HeldData {
  public:
-  HeldState(const ShardedGroup& group, int state)
-      : HeldData(*group.states().hold()), reader_(group.states().reader(state)) {}
+  // `bytes`: of an element, as it is read.
+  HeldArray(Array& array, int state, int64_t bytes)
+      : HeldData(*array.hold()), bytes_(bytes), reader_(array.reader(state)) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
-    const int64_t begin = offset / int64_t{sizeof(float)};
-    told_as_state([&] { reader_->read({begin, begin + bytes / int64_t{sizeof(float)}}, static_cast<float*>(to)); });
+    told_as_state([&] { reader_->read({offset / bytes_, (offset + bytes) / bytes_}, to); });
   }
   void end_reading() noexcept override {
     HeldData::end_reading();
@@ -152,7 +150,8 @@ class HeldState final : public HeldData {
   }
 
  private:
-  std::unique_ptr<StateReader> reader_;
+  int64_t bytes_;
+  std::unique_ptr<ArrayReader> reader_;
 };
 
 class HeldParameters final : public HeldData {
@@ -165,39 +164,24 @@ class HeldParameters final : public HeldData {
   TensorData data_;
 };
 
-class HeldFile final : public HeldData {
- public:
-  explicit HeldFile(FileShard& params) : HeldData(params.hold()), reader_(params.reader()) {}
-  void read(int64_t offset, int64_t bytes, void* to) const override {
-    told_as_state([&] { reader_->read_bytes({offset, offset + bytes}, to); });
-  }
-  void end_reading() noexcept override {
-    HeldData::end_reading();
-    reader_.reset();  // its buffer, too
-  }
-
- private:
-  mutable std::optional<ChunkReader> reader_;
-};
-
 // Parameters in files.
 class FileData final : public SliceData {
  public:
   explicit FileData(const ShardedGroup& group) : group_(group) {}
   void read(int64_t offset, int64_t bytes, void* to) const override {
-    lend(offset, bytes, OptimizerStates::Access::kRead, [&](int64_t at, TensorData&& params, int64_t size) {
+    lend(offset, bytes, Array::Access::kRead, [&](int64_t at, TensorData&& params, int64_t size) {
       params.read(0, size, static_cast<std::byte*>(to) + at);
     });
   }
   void write(int64_t offset, int64_t bytes, const void* from) override {
-    lend(offset, bytes, OptimizerStates::Access::kOverwrite, [&](int64_t at, TensorData&& params, int64_t size) {
+    lend(offset, bytes, Array::Access::kOverwrite, [&](int64_t at, TensorData&& params, int64_t size) {
       params.write(0, size, static_cast<const std::byte*>(from) + at);
     });
   }
 
  private:
   template <typename Use>
-  void lend(int64_t offset, int64_t bytes, OptimizerStates::Access access, Use use) const {
+  void lend(int64_t offset, int64_t bytes, Array::Access access, Use use) const {
     const int64_t element = element_size(group_.flat().dtype);
     const Range range{offset / element, (offset + bytes) / element};
     told_as_state([&] {
@@ -252,11 +236,12 @@ std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state) {
-  return std::make_shared<HeldState>(group, state);
+  return std::make_shared<HeldArray>(group.states(), state, int64_t{sizeof(float)});
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group) {
-  if (group.in_file()) return std::make_shared<HeldFile>(*group.in_file());
+  if (Array* const params = group.in_file())
+    return std::make_shared<HeldArray>(*params, 0, element_size(group.flat().dtype));
   return std::make_shared<HeldParameters>(group);
 }
 

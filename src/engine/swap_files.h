@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "group/file_states.h"
+#include "placement/placement.h"
+#include "store/swap_space.h"
 #include "zeroshard/engine.h"
 #include "zeroshard/plan.h"
 

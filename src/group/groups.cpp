@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "group/held_states.h"
-#include "group/split_states.h"
 
 namespace zeroshard {
 namespace {
@@ -46,8 +44,7 @@ struct Groups::StateMemory {
 
   // Those of a group that lie on the device. `master`: the parameters, where they are their own master weights beside
   // others on the host.
-  std::unique_ptr<OptimizerStates> cut(const ShardLayout& layout, const GroupPlacement& place,
-                                       const at::Tensor& master = {}) {
+  StateTensors cut(const ShardLayout& layout, const GroupPlacement& place, const at::Tensor& master = {}) {
     StateTensors tensors{master, {}};
     const auto take = [&](Carver& from, const Held& held) {
       return from.take(held.dtype, held.numel_on(Tier::kDevice, layout));
@@ -56,7 +53,7 @@ struct Groups::StateMemory {
       tensors.master = take(masters, place.master_weights);
     if (place.moments.extent != Extent::kNothing)
       for (Carver& slot : moments) tensors.moments.push_back(take(slot, place.moments));
-    return std::make_unique<MemoryStates>(std::move(tensors));
+    return tensors;
   }
 };
 
@@ -117,13 +114,16 @@ void Groups::add(size_t count) {
       ShardedGroup::Options group = options_of(u, g);
       at::Tensor values;
       if (place.parameters.tier == Tier::kFile) {
-        group.in_file = options_.make_parameters(unit, g, place);
+        group.in_file = std::make_unique<Array>(
+            values_in_files(*options_.parameters_in_files, options_.parameters_in_files->next_group(), place.parameters,
+                            flat.layout, Category::kParameters, ledger_),
+            Array::Options{.while_a_save_reads = options_.while_a_save_reads});
       } else {
         Carver& from = place.parameters.tier == Tier::kHost ? host_parameters : parameters;
         values = from.take(flat.dtype, place.parameters.numel(flat.layout));
       }
-      std::unique_ptr<OptimizerStates> states;
-      if (flat.requires_grad) states = states_of(unit, g, place, memory, values);
+      std::unique_ptr<Array> states;
+      if (flat.requires_grad) states = states_of(flat.layout, place, memory, values);
       groups_.emplace_back(unit, g, placements_[u], std::move(group), std::move(values), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());
     }
@@ -131,23 +131,29 @@ void Groups::add(size_t count) {
   }
 }
 
-std::unique_ptr<OptimizerStates> Groups::states_of(const UnitLayout& unit, size_t group, const GroupPlacement& place,
-                                                   StateMemory& memory, const at::Tensor& parameters) const {
-  const ShardLayout& layout = unit.groups[group].layout;
-  if (place.state_tier() == Tier::kDevice) return memory.cut(layout, place);
-  std::unique_ptr<OptimizerStates> away = options_.make_states(unit, group, place);
+std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
+                                         const at::Tensor& parameters) {
+  const Tier tier = place.state_tier();
+  if (tier == Tier::kDevice) return std::make_unique<Array>(memory.cut(layout, place));
+  const bool in_files = tier == Tier::kFile;
+  std::unique_ptr<Storage> away =
+      in_files
+          ? states_in_files(*options_.states_in_files, options_.states_in_files->next_group(), layout, place, ledger_)
+          : states_on_host(layout, place, options_.device, options_.pin_states, ledger_);
+  Array::Options options{.has_master = place.master_weights.extent != Extent::kNothing};
   const int64_t all = layout.shard_numel();
-  const int64_t border = place.states_on(place.state_tier(), layout);
+  const int64_t border = place.states_on(tier, layout);
   if (border < all) {
     at::Tensor master;
     if (!place.master_weights.has_rest) {
       const int64_t first = place.parameters.extent == Extent::kWhole ? layout.shard(comm_.rank()).begin : 0;
       master = parameters.slice(0, first + border, first + all);
     }
-    away = std::make_unique<SplitStates>(std::move(away), border, memory.cut(layout, place, master));
+    options.border = border;
+    options.rest = states_in_memory(memory.cut(layout, place, master));
   }
-  if (place.state_tier() != Tier::kFile) return away;
-  return std::make_unique<HeldStates>(std::move(away), options_.while_a_save_reads);
+  if (in_files) options.while_a_save_reads = options_.while_a_save_reads;
+  return std::make_unique<Array>(std::move(away), std::move(options));
 }
 
 Groups::~Groups() {

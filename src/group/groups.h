@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,20 +23,16 @@ class Groups {
     // Groups get memory by add_unit(): while an engine is built, the user's tensors are freed meanwhile. Otherwise the
     // constructor adds all of them.
     bool unit_by_unit = false;
-    // Makes the states of group `group` of a unit that its placement has on another tier than the device's. Those of
-    // the group that lie on the device are not among them.
-    std::function<std::unique_ptr<OptimizerStates>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
-        make_states = {};
-    // Called while an update waits for states in files that a save still reads.
+    // Where some states or parameters lie in files: those, made for these units. They outlive the groups.
+    SwapSpace* states_in_files = nullptr;
+    SwapSpace* parameters_in_files = nullptr;
+    // Called while an update waits for files that a save still reads.
     WriteHold::WhileWaiting while_a_save_reads = {};
-    // The parameters of such a group that its placement has in files.
-    std::function<std::unique_ptr<FileShard>(const UnitLayout& unit, size_t group, const GroupPlacement& place)>
-        make_parameters = {};
     // Set where some states lie on the host, and the device is another. 16-bit parameters pass through the slots.
     std::optional<Mover::Slots> to_host = std::nullopt;
     // Set where the device updates parameters that have left it.
     std::optional<Mover::Slots> to_device = std::nullopt;
-    bool pin_parameters = true;  // those on the host
+    bool pin_states = true, pin_parameters = true;  // those on the host
   };
 
   // Collective: see Comm::allocate. `units` and `placements`, one for each unit, and `comm` and `ledger` outlive the
@@ -67,8 +62,8 @@ class Groups {
  private:
   struct StateMemory;
 
-  std::unique_ptr<OptimizerStates> states_of(const UnitLayout& unit, size_t group, const GroupPlacement& place,
-                                             StateMemory& memory, const at::Tensor& parameters) const;
+  std::unique_ptr<Array> states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
+                                   const at::Tensor& parameters);
   // The next `count` units, in allocations that they share.
   void add(size_t count);
   // Of the group that is made next.

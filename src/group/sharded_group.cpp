@@ -17,7 +17,7 @@ Range positions_of(Extent extent, const ShardLayout& layout, int rank) {
 }  // namespace
 
 ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options,
-                           at::Tensor parameters, std::unique_ptr<OptimizerStates> states)
+                           at::Tensor parameters, std::unique_ptr<Array> states)
     : unit_(unit),
       index_(index),
       place_(place.groups.at(index)),
@@ -85,7 +85,7 @@ void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
   const Range states{both.begin - updated_.begin, both.end - updated_.begin};
   if (both.size() == 0) return;
   forget_parameters();
-  states_->lend_one(states, kMasterWeights, OptimizerStates::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+  states_->lend_one(states, kMasterWeights, Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
     const int64_t first = updated_.begin + part.begin - positions.begin;
     to.copy_(values.slice(0, first, first + part.size()));
   });
@@ -99,7 +99,7 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   if (is_on_host() || in_file()) from = from.cpu();
   if (in_file()) {
     const int64_t first = both.begin - kept_.begin;
-    return in_file()->lend({first, first + both.size()}, OptimizerStates::Access::kOverwrite,
+    return in_file()->lend({first, first + both.size()}, Array::Access::kOverwrite,
                            [&](Range part, const at::Tensor& params) {
                              params.copy_(from.slice(0, part.begin - first, part.end - first));
                            });
@@ -123,11 +123,11 @@ ShardedGroup::Split ShardedGroup::split(Range range) const {
 }
 
 void ShardedGroup::await_readers_of_file(Ways ways) const {
-  if (access_to_file(ways) != Access::kRead) in_file()->hold().await_readers();
+  if (access_to_file(ways) != Access::kRead) in_file()->hold()->await_readers();
 }
 
 void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
-  const auto lend_all = [this](Range part, Access of_states, const OptimizerStates::Borrower& borrower) {
+  const auto lend_all = [this](Range part, Access of_states, const Array::Borrower& borrower) {
     states_->lend(part, of_states, borrower);
   };
   lend_updated(range, access, ways, lend_all, use);
@@ -136,7 +136,7 @@ void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
 void ShardedGroup::lend_master(Range range, Access access, Ways ways, const MasterUse& use) {
   // fp32 parameters are read into their master weights.
   if (access != Access::kRead || (ways.reads && flat().dtype == DType::kFloat32)) forget_parameters();
-  const auto lend_one = [this](Range part, Access of_states, const OptimizerStates::Borrower& borrower) {
+  const auto lend_one = [this](Range part, Access of_states, const Array::Borrower& borrower) {
     states_->lend_one(part, kMasterWeights, of_states, [&](Range lent, const at::Tensor& master) {
       borrower(lent, StateTensors{master, {}});
     });
@@ -227,7 +227,7 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
   }
 }
 
-void ShardedGroup::lend_away(Range range, Ways ways, int64_t most, const FileShard::Borrower& use) {
+void ShardedGroup::lend_away(Range range, Ways ways, int64_t most, const Array::BorrowerOfOne& use) {
   if (in_file()) return in_file()->lend(range, access_to_file(ways), use);
   ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
   const at::Tensor own = parameters(updated_);
@@ -258,13 +258,13 @@ void ShardedGroup::remember_parameters() {
 
 void ShardedGroup::take_parameters() {
   if (!has_master()) return;
-  lend_master({0, updated_.size()}, OptimizerStates::Access::kOverwrite, {.reads = true},
+  lend_master({0, updated_.size()}, Array::Access::kOverwrite, {.reads = true},
               [](Range, const at::Tensor& master, const at::Tensor& params) { master.copy_(params); });
 }
 
 void ShardedGroup::publish_master() {
   if (!has_master()) return;
-  lend_master({0, updated_.size()}, OptimizerStates::Access::kRead, {.writes = true},
+  lend_master({0, updated_.size()}, Array::Access::kRead, {.writes = true},
               [](Range, const at::Tensor& master, const at::Tensor& params) { params.copy_(master); });
 }
 

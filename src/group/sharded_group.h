@@ -9,11 +9,10 @@
 
 #include "device/mover.h"
 #include "device/streams.h"
-#include "group/file_shard.h"
-#include "group/optimizer_states.h"
 #include "group/parameter_checksum.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
+#include "store/array.h"
 
 namespace zeroshard {
 
@@ -33,14 +32,14 @@ class ShardedGroup {
     std::vector<int> param_group;  // of each parameter; -1: it is never updated
     Mover* to_host = nullptr;      // where the host updates the parameters of a device: it brings them there and back
     Mover* to_device = nullptr;  // where the device updates parameters that have left it, or a part of them: its slots
-    at::Device device = at::kCPU;                  // that computes; the parameters may lie on the host beside it
-    std::unique_ptr<FileShard> in_file = nullptr;  // the parameters, where they lie in files
+    at::Device device = at::kCPU;              // that computes; the parameters may lie on the host beside it
+    std::unique_ptr<Array> in_file = nullptr;  // the parameters, where they lie in files
   };
 
   // `parameters`: 1-D, kept() elements in the group's dtype; undefined where they lie in files. `states` is null for a
   // frozen group. `unit` outlives it.
   ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options, at::Tensor parameters,
-               std::unique_ptr<OptimizerStates> states);
+               std::unique_ptr<Array> states);
 
   const UnitLayout& unit() const { return unit_; }
   const FlatGroup& flat() const { return unit_.groups[index_]; }
@@ -70,7 +69,7 @@ class ShardedGroup {
   // Whether the states lie on the host, or in a file, beside a device that has the parameters.
   bool has_states_on_host() const { return options_.to_host != nullptr; }
   // This rank's parameters where they lie in files, else null.
-  FileShard* in_file() const { return options_.in_file.get(); }
+  Array* in_file() const { return options_.in_file.get(); }
   // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
   bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
   // Gives `stream` a copy of this rank's shard, which lies on the host or in a file, to `to`, memory of the device.
@@ -82,14 +81,14 @@ class ShardedGroup {
   void await_copies() const;
 
   // For a trained group. Positions in the states count from updated().begin.
-  OptimizerStates& states() const { return *states_; }
+  Array& states() const { return *states_; }
   bool has_master() const { return place_.master_weights.extent != Extent::kNothing; }
   // Lends `range` of the states together with their parameters, where these elements are updated: calls
-  // `use(part, states, params)` as OptimizerStates::lend() does. `ways` says whether the parameters are read and
+  // `use(part, states, params)` as Array::lend() does. `ways` says whether the parameters are read and
   // written. Where they lie there, they are the parameters themselves; else copies, which nobody waits for here
   // (await_copies()). fp32 parameters on the host are then the master weights, and `states` has no others. Elements
   // that the device updates beside the host are lent first.
-  using Access = OptimizerStates::Access;
+  using Access = Array::Access;
   using Ways = Mover::Ways;
   using Use = std::function<void(Range part, const StateTensors& states, const at::Tensor& params)>;
   void lend(Range range, Access access, Ways ways, const Use& use);
@@ -131,7 +130,7 @@ class ShardedGroup {
   };
   Split split(Range range) const;
   // Lends all states of a range, or one of them.
-  using LendStates = std::function<void(Range range, Access access, const OptimizerStates::Borrower& use)>;
+  using LendStates = std::function<void(Range range, Access access, const Array::Borrower& use)>;
   void lend_updated(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // The device updates these parameters itself, where they lie.
   void lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use);
@@ -140,7 +139,7 @@ class ShardedGroup {
   // The device updates these parameters, which have left it.
   void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // Parameters beside the device: calls `use` for consecutive parts of at most `most` elements that make up `range`.
-  void lend_away(Range range, Ways ways, int64_t most, const FileShard::Borrower& use);
+  void lend_away(Range range, Ways ways, int64_t most, const Array::BorrowerOfOne& use);
   // What a loan of parameters in files is for: `ways` says whether they are read and written.
   Access access_to_file(Ways ways) const;
   // Before their states are lent: who waits with these would keep a save from what it still reads of them.
@@ -154,7 +153,7 @@ class ShardedGroup {
   at::Tensor parameters_;
   mutable std::optional<c10::Event> writing_;  // the last copy to the parameters
   mutable std::optional<c10::Event> reading_;  // the last copy from them, on the host
-  std::unique_ptr<OptimizerStates> states_;
+  std::unique_ptr<Array> states_;
   mutable std::optional<ParameterChecksum> checksum_;  // of an open group whose parameters the host updates
   std::vector<int64_t> updates_;
 };

@@ -29,13 +29,13 @@ at::Tensor cut(const at::Tensor& tensor, Range range) {
   return tensor.slice(0, range.begin, range.end);
 }
 
-StateTensors copied(OptimizerStates& states, Range range) {
+StateTensors copied(Array& states, Range range) {
   StateTensors copy;
   const auto append = [&](at::Tensor& to, const at::Tensor& part, Range at) {
     if (!to.defined()) to = at::empty({range.size()}, part.options());
     cut(to, {at.begin - range.begin, at.end - range.begin}).copy_(part);
   };
-  states.lend(range, OptimizerStates::Access::kRead, [&](Range part, const StateTensors& lent) {
+  states.lend(range, Array::Access::kRead, [&](Range part, const StateTensors& lent) {
     if (lent.master.defined()) append(copy.master, lent.master, part);
     copy.moments.resize(lent.moments.size());
     for (size_t slot = 0; slot < lent.moments.size(); ++slot) append(copy.moments[slot], lent.moments[slot], part);
@@ -178,7 +178,7 @@ void ShardedOptimizer::check(std::span<ShardedGroup* const> groups, std::span<co
 }
 
 void UpdateGradients::lend_on_host(Range range, const GradientFetch::Use& use) const {
-  if (file != nullptr) return file->lend(range, OptimizerStates::Access::kRead, use);
+  if (file != nullptr) return file->lend(range, Array::Access::kRead, use);
   if (values.is_cpu()) return use(range, cut(values, range));
   ZS_ASSERT(fetch != nullptr, "the host updates, and nobody brings gradients from ", values.device().str());
   fetch->lend(values, range, use);
@@ -208,7 +208,7 @@ void ShardedOptimizer::update_beside(ShardedGroup& group, const at::Tensor& grad
   const bool are_masters = group.flat().dtype == DType::kFloat32;
   for (const Run& run : runs) {
     const Update update{options[size_t(run.param_group)], run.step, grad_scale, /*is_open=*/false};
-    group.states().lend(run.range, OptimizerStates::Access::kModify, [&](Range part, const StateTensors& lent) {
+    group.states().lend(run.range, Array::Access::kModify, [&](Range part, const StateTensors& lent) {
       const at::Tensor to = cut(params, part);
       const UpdateTensors tensors{are_masters ? at::Tensor() : lent.master, are_masters ? lent.master : to,
                                   cut(grads, part), lent.moments};
@@ -234,7 +234,7 @@ void ShardedOptimizer::update_run(ShardedGroup& group, const UpdateGradients& gr
       update_on_host(group, piece, {states.master, cut(params, here), values, states.moments}, update);
     });
   };
-  group.lend(range, OptimizerStates::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
+  group.lend(range, Array::Access::kModify, {.reads = update.is_open, .writes = true}, on_part);
 }
 
 void ShardedOptimizer::update_on_device(const UpdateTensors& tensors, const Update& update) const {
@@ -307,16 +307,16 @@ void ShardedOptimizer::take_writes(ShardedGroup& group) const {
       take_written(cut(master, {begin, end}), cut(params, {begin, end}));
     });
   };
-  const auto lend = [&](Range range, OptimizerStates::Access access, const ShardedGroup::MasterUse& use) {
+  const auto lend = [&](Range range, Array::Access access, const ShardedGroup::MasterUse& use) {
     group.lend_master(range, access, {.reads = true}, use);
   };
-  if (group.states().in_memory()) return lend(all, OptimizerStates::Access::kModify, take);
+  if (group.states().in_memory()) return lend(all, Array::Access::kModify, take);
   // What lies elsewhere is written where users have written alone: in most runs nowhere.
   std::vector<Range> written;
-  lend(all, OptimizerStates::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
+  lend(all, Array::Access::kRead, [&](Range part, const at::Tensor& master, const at::Tensor& params) {
     if (!params.is_cpu() || is_written(master, params)) written.push_back(part);
   });
-  for (const Range part : written) lend(part, OptimizerStates::Access::kModify, take);
+  for (const Range part : written) lend(part, Array::Access::kModify, take);
 }
 
 std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const at::Tensor& grads) {

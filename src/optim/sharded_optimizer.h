@@ -10,6 +10,7 @@
 #include "group/sharded_group.h"
 #include "kernels/kernels.h"
 #include "memory/ledger.h"
+#include "store/array.h"
 #include "zeroshard/optimizer.h"
 
 namespace zeroshard {
@@ -19,7 +20,7 @@ struct UpdateTensors;
 // Reduced gradients of the elements that this rank updates, 1-D. `fetch` brings them where they lie on a device and the
 // host updates. `values` is undefined where they lie in a file.
 struct UpdateGradients {
-  UpdateGradients(at::Tensor of_group, GradientFetch* fetched_by = nullptr, FileShard* of_file = nullptr)
+  UpdateGradients(at::Tensor of_group, GradientFetch* fetched_by = nullptr, Array* of_file = nullptr)
       : values(std::move(of_group)), fetch(fetched_by), file(of_file) {}
 
   // Calls `use` for consecutive parts that make up `range`, with gradients on the host.
@@ -27,7 +28,7 @@ struct UpdateGradients {
 
   at::Tensor values;
   GradientFetch* fetch;
-  FileShard* file;
+  Array* file;
 };
 
 // A stretch of one parameter that this rank updates, with tensors over exactly these elements, for an optimizer

@@ -14,7 +14,7 @@
 namespace zeroshard {
 
 GradBucket::GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-                       Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<FileShard> in_file)
+                       Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<Array> in_file)
     : unit_(unit),
       group_(unit.groups.at(group)),
       place_(place),
@@ -197,7 +197,7 @@ void GradBucket::end_exit() {
 void GradBucket::sum_into_file(InFlight& in_flight) {
   std::vector<const void*> pieces = arrived_pieces(in_flight);
   const at::ScalarType wire = in_flight.buffer.scalar_type();
-  const auto access = reduced_ ? OptimizerStates::Access::kModify : OptimizerStates::Access::kOverwrite;
+  const auto access = reduced_ ? Array::Access::kModify : Array::Access::kOverwrite;
   in_file_->lend({0, in_file_->numel()}, access, [&](Range part, const at::Tensor& out) {
     std::vector<const void*> parts;
     for (const void* const piece : pieces)
@@ -285,11 +285,11 @@ void GradBucket::replace(size_t index, const at::Tensor& values) {
 }
 
 void GradBucket::replace_in_file(Range range, const at::Tensor& values) {
-  in_file_->lend(range, OptimizerStates::Access::kModify, [&](Range part, const at::Tensor& to) {
+  in_file_->lend(range, Array::Access::kModify, [&](Range part, const at::Tensor& to) {
     to.copy_(values.slice(0, part.begin - range.begin, part.end - range.begin));
   });
   squares_ = ExactSum();
-  in_file_->lend({0, in_file_->numel()}, OptimizerStates::Access::kRead,
+  in_file_->lend({0, in_file_->numel()}, Array::Access::kRead,
                  [&](Range, const at::Tensor& grads) { math::add_sum_of_squares(grads, squares_); });
 }
 

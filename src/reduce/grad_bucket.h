@@ -14,10 +14,10 @@
 #include "device/math.h"
 #include "device/slot_ring.h"
 #include "device/streams.h"
-#include "group/file_shard.h"
 #include "layout/unit_layout.h"
 #include "placement/placement.h"
 #include "reduce/gradient_exit.h"
+#include "store/array.h"
 
 namespace zeroshard {
 
@@ -43,7 +43,7 @@ class GradBucket {
   // this rank updates with: its shard, or all padded_numel elements. Both outlive the bucket. `in_file` has the reduced
   // gradients, its shard, where they lie in files.
   GradBucket(const UnitLayout& unit, size_t group, const GroupPlacement& place, const ReduceOptions& options,
-             Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<FileShard> in_file = nullptr);
+             Comm& comm, at::Tensor full, at::Tensor grads, std::unique_ptr<Array> in_file = nullptr);
 
   const FlatGroup& group() const { return group_; }
   DType wire_dtype() const { return place_.wire_dtype; }
@@ -99,7 +99,7 @@ class GradBucket {
   // Where they lie on the host beside a device: as long as the result lives, the next gradients wait.
   WriteHold::Reading read() const { return hold_->read(); }
   // Null where they lie in memory.
-  FileShard* in_file() const { return in_file_.get(); }
+  Array* in_file() const { return in_file_.get(); }
   // Those of `range` of them: a copy of what lies in files.
   at::Tensor part(Range range) const;
   // Those of this rank's shard, in memory.
@@ -158,7 +158,7 @@ class GradBucket {
   Comm& comm_;
   at::Tensor full_;  // undefined: a ring lends it
   at::Tensor grads_;
-  std::unique_ptr<FileShard> in_file_;
+  std::unique_ptr<Array> in_file_;
   std::unique_ptr<WriteHold> hold_;            // of grads_
   size_t number_ = 0;                          // at the exit
   mutable std::optional<c10::Event> arrived_;  // on the host, where the last gradients went

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "device/device_squares.h"
-#include "device/dtype.h"
 #include "plan/device_memory.h"
 
 namespace zeroshard {
@@ -24,10 +23,10 @@ GradientExit::GradientExit(at::Device device, const RingClass& buffers, Ledger& 
   limbs_uses_.share();
 }
 
-at::Tensor GradientExit::begin(FileShard& file, bool has_values) {
+at::Tensor GradientExit::begin(Array& file, bool has_values) {
   settle();
   buffer_ = &mover_.next_slot();
-  filling_ = buffer_->memory.view(to_scalar_type(file.dtype()), 0, file.numel());
+  filling_ = buffer_->memory.view(file.type(), 0, file.numel());
   if (has_values) {
     const SideStream::Scope scope(mover_.stream());
     buffer_->uses.take();
@@ -55,7 +54,7 @@ void GradientExit::end_sum(size_t bucket) {
   squares_into(filling_, limbs_.view(at::kLong, int64_t(bucket) * kSquaresBytes, int64_t{ExactSum::kNumLimbs}));
 }
 
-void GradientExit::end(FileShard& file, size_t bucket) {
+void GradientExit::end(Array& file, size_t bucket) {
   end_sum(bucket);
   buffer_->uses.end();  // the copy waits for this sum, and for none that comes later
   pending_ = Pending{&file, buffer_, std::exchange(filling_, at::Tensor())};
@@ -66,11 +65,10 @@ void GradientExit::settle() {
   const Pending pending = *std::exchange(pending_, std::nullopt);
   const SideStream::Scope scope(mover_.stream());
   pending.buffer->uses.take();
-  pending.file->lend({0, pending.file->numel()}, OptimizerStates::Access::kOverwrite,
-                     [&](Range part, const at::Tensor& to) {
-                       mover_.move(to, pending.values.slice(0, part.begin, part.end));
-                       mover_.wait();
-                     });
+  pending.file->lend({0, pending.file->numel()}, Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+    mover_.move(to, pending.values.slice(0, part.begin, part.end));
+    mover_.wait();
+  });
   pending.buffer->uses.end();
 }
 

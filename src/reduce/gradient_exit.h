@@ -8,8 +8,8 @@
 #include "device/exact_sum.h"
 #include "device/flat_buffer.h"
 #include "device/mover.h"
-#include "group/file_shard.h"
 #include "plan/state_rules.h"
+#include "store/array.h"
 
 namespace zeroshard {
 
@@ -34,8 +34,8 @@ class GradientExit {
 
   // The same where they lie in a file: it has what was written to the buffer after settle(), which begin() calls, too.
   // The host waits there, for the copy and for the file.
-  at::Tensor begin(FileShard& file, bool has_values);
-  void end(FileShard& file, size_t bucket);
+  at::Tensor begin(Array& file, bool has_values);
+  void end(Array& file, size_t bucket);
   void settle();
 
   // The squares of the buckets that are `chosen`, by number. The host waits for the current stream.
@@ -44,7 +44,7 @@ class GradientExit {
  private:
   // What is to be written to a file.
   struct Pending {
-    FileShard* file;
+    Array* file;
     Mover::Slot* buffer;
     at::Tensor values;
   };

@@ -95,10 +95,12 @@ void Reducer::make_buckets(std::span<const UnitLayout> units, std::span<const Un
       for (size_t i = 0; i < group.params.size(); ++i) place_of_.back()[group.params[i]] = {int(buckets_.size()), i};
       const GroupPlacement& place = placements[u].groups[g];
       at::Tensor full, grads;
-      std::unique_ptr<FileShard> in_file;
+      std::unique_ptr<Array> in_file;
       if (place.keeps_packed()) full = full_memory.take(place.wire_dtype, group.layout.padded_numel());
       if (place.reduced_gradients.tier == Tier::kFile) {
-        in_file = options_.make_file(group, place);
+        in_file = std::make_unique<Array>(values_in_files(*options_.files, options_.files->next_group(),
+                                                          place.reduced_gradients, group.layout, Category::kGradients,
+                                                          ledger_));
       } else if (!place.reduces_in_place()) {
         grads = grad_memory.take(place.grad_dtype, place.reduced_gradients.numel(group.layout));
       } else if (place.updates_whole()) {

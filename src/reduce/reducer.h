@@ -35,8 +35,7 @@ class Reducer {
     RingClass scratch = {};       // a slot for each of the exchanges that overlap: exchange_scratch()
     RingClass exit_buffers = {};  // where reduced gradients go to the host: gradient_exit()
     bool pin = true;              // the host's memory for them
-    // Of groups whose reduced gradients lie in files, in the order of units and their groups.
-    std::function<std::unique_ptr<FileShard>(const FlatGroup& group, const GroupPlacement& place)> make_file;
+    SwapSpace* files = nullptr;   // of reduced gradients, made for the units. They outlive the reducer
   };
 
   // Collective (allocates). `placements`: by unit. The layouts, `comm` and `ledger` outlive the reducer.

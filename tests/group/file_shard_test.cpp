@@ -1,5 +1,3 @@
-#include "group/file_shard.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
@@ -21,6 +19,7 @@
 #include "file/support.h"
 #include "group/sharded_group.h"
 #include "plan/swap_plan.h"
+#include "store/array.h"
 #include "support/faulty_queue.h"
 #include "support/random.h"
 #include "zeroshard/error.h"
@@ -28,7 +27,7 @@
 namespace zeroshard {
 namespace {
 
-using Access = OptimizerStates::Access;
+using Access = Array::Access;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kOther8, DType::kOther1};
 constexpr int64_t kShardNumel = 9 * kBlockNumel;  // of a shard
@@ -66,17 +65,25 @@ class FileShardTest : public ::testing::Test {
     };
     return SwapSpace(groups, options, posix_io(), ledger_, Tier::kDevice, std::move(on_failure), wrap);
   }
+  Array in_files(SwapSpace& space, size_t group, DType dtype) {
+    return Array(std::make_unique<FileStorage>(
+                     space, FileStorage::Options{group, kShardNumel, {{dtype, Category::kParameters}}, /*packed=*/true},
+                     ledger_),
+                 Array::Options{.while_a_save_reads = while_a_save_reads_});
+  }
   // Group 0 of unit `u`, of rank 1.
   ShardedGroup make_group(size_t u, SwapSpace& parameters, SwapSpace* states = nullptr) {
     ShardedGroup::Options options;
     options.rank = 1;
     options.param_group = {0};
-    options.in_file = std::make_unique<FileShard>(
-        parameters, FileShard::Options{u, units_[u].groups[0].dtype, kShardNumel, while_a_save_reads_}, ledger_);
-    std::unique_ptr<OptimizerStates> own;
-    if (states)
-      own = std::make_unique<FileStates>(*states, u - std::size(kDTypes), units_[u].groups[0].layout,
-                                         table_[u].groups[0], ledger_);
+    options.in_file = std::make_unique<Array>(in_files(parameters, u, units_[u].groups[0].dtype));
+    std::unique_ptr<Array> own;
+    if (states) {
+      const GroupPlacement& place = table_[u].groups[0];
+      own = std::make_unique<Array>(
+          states_in_files(*states, u - std::size(kDTypes), units_[u].groups[0].layout, place, ledger_),
+          Array::Options{.has_master = place.master_weights.extent != Extent::kNothing});
+    }
     return ShardedGroup(units_[u], 0, table_[u], std::move(options), at::Tensor(), std::move(own));
   }
 
@@ -97,14 +104,14 @@ TEST_F(FileShardTest, AnyRangesLookLikeMemory) {
     testing::SeededRandom random(seed);
     SwapSpace space = make_space(groups_);
     for (size_t g = 0; g < std::size(kDTypes); ++g) {
-      FileShard params(space, {g, kDTypes[g], kShardNumel}, ledger_);
+      Array params = in_files(space, g, kDTypes[g]);
       at::Tensor expected = at::zeros({kShardNumel}, to_scalar_type(kDTypes[g]));
       for (int step = 0; step < 40; ++step) {
         const int64_t a = int64_t(random() % uint64_t(kShardNumel + 1)),
                       b = int64_t(random() % uint64_t(kShardNumel + 1));
         const Range range = step % 10 == 0 ? Range{0, kShardNumel} : Range{std::min(a, b), std::max(a, b)};
         const auto access = std::array{Access::kRead, Access::kModify, Access::kOverwrite}[random() % 3];
-        if (random() % 3 == 0) space.will_need_next(std::array{params.place_of(range)});
+        if (random() % 3 == 0) space.will_need_next(std::array{*params.place_in_files(range)});
         int64_t next = range.begin;
         params.lend(range, access, [&](Range part, const at::Tensor& lent) {
           ASSERT_EQ(part.begin, next);
@@ -130,7 +137,7 @@ TEST_F(FileShardTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
   SwapSpace space = make_space(groups_);
   int64_t most = 0;  // bytes written
   for (size_t g = 0; g < std::size(kDTypes); ++g) {
-    FileShard params(space, {g, kDTypes[g], kShardNumel}, ledger_);
+    Array params = in_files(space, g, kDTypes[g]);
     const int64_t read = space.store().bytes_read();
     params.lend({0, kShardNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(3); });
     EXPECT_EQ(space.store().bytes_read(), read) << name_of(kDTypes[g]);
@@ -144,9 +151,9 @@ TEST_F(FileShardTest, WhatIsReadIsNotWrittenAndWhatIsOverwrittenIsNotRead) {
 // Where several elements share a value of the store.
 TEST_F(FileShardTest, ElementsBesideWhatIsOverwrittenStay) {
   SwapSpace space = make_space(groups_);
-  FileShard others(space, {0, kDTypes[0], kShardNumel}, ledger_);
+  Array others = in_files(space, 0, kDTypes[0]);
   for (size_t g = 1; g < std::size(kDTypes); ++g) {
-    FileShard params(space, {g, kDTypes[g], kShardNumel}, ledger_);
+    Array params = in_files(space, g, kDTypes[g]);
     params.lend({0, kShardNumel}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(5); });
     others.copy_of({0, kShardNumel});  // takes the buffers
     params.lend({1, kShardNumel - 1}, Access::kOverwrite, [](Range, const at::Tensor& lent) { lent.fill_(7); });
@@ -160,7 +167,7 @@ TEST_F(FileShardTest, TheLedgerHasThem) {
   const Bytes expected;
   {
     SwapSpace space = make_space(groups_);
-    const FileShard params(space, {1, DType::kBFloat16, kShardNumel}, ledger_);
+    const Array params = in_files(space, 1, DType::kBFloat16);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kFile), 2 * kShardNumel);
     EXPECT_EQ(ledger_.current().at(Category::kParameters, Tier::kDevice), 0);
   }
@@ -235,14 +242,14 @@ TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
   for (size_t u = std::size(kDTypes); u < units_.size(); ++u) {
     SCOPED_TRACE(units_[u].name);
     ShardedGroup group = make_group(u, parameters, &states);
-    FileShard& params = *group.in_file();
+    Array& params = *group.in_file();
     const Range mine = group.mine(), all{0, mine.size()};
     const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
     group.write_parameters({0, values.numel()}, values);
     group.take_parameters();
     const at::Tensor expected = params.copy_of(all);
 
-    WriteHold::Reading reading = params.hold().read();
+    WriteHold::Reading reading = params.hold()->read();
     int lent = 0;
     const auto use = [&](Range, const StateTensors&, const at::Tensor&) { ++lent; };
     std::vector<std::function<void()>> writes = {
@@ -269,9 +276,10 @@ TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
 
     at::Tensor found = at::zeros_like(expected);
     std::thread saver([&] {
-      ChunkReader reader = params.reader();
-      for (int64_t at = 0; at < int64_t(found.nbytes()); at += 998)
-        reader.read_bytes({at, std::min(at + 998, int64_t(found.nbytes()))}, static_cast<char*>(found.data_ptr()) + at);
+      const auto reader = params.reader(0);
+      for (int64_t at = 0; at < all.size(); at += 499)
+        reader->read({at, std::min(at + 499, all.size())},
+                     static_cast<char*>(found.data_ptr()) + at * found.element_size());
       reading.reset();
     });
     saver.join();

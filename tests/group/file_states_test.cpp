@@ -1,5 +1,3 @@
-#include "group/file_states.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -9,9 +7,9 @@
 #include <thread>
 
 #include "file/support.h"
-#include "group/held_states.h"
 #include "group/sharded_group.h"
 #include "plan/swap_plan.h"
+#include "store/array.h"
 #include "support/faulty_queue.h"
 
 namespace zeroshard {
@@ -49,6 +47,16 @@ class FileStatesTest : public ::testing::Test {
     return SwapSpace(groups_, options, posix_io(), ledger_, Tier::kDevice, std::move(on_failure), wrap);
   }
 
+  // Those of group `g` of unit `u`, which has the number `group` in the files.
+  std::unique_ptr<Array> make_states(SwapSpace& space, size_t u, size_t g, size_t group,
+                                     std::optional<WriteHold::WhileWaiting> while_a_save_reads = std::nullopt) {
+    const GroupPlacement& place = table_[u].groups[g];
+    Array::Options options{.has_master = place.master_weights.extent != Extent::kNothing,
+                           .while_a_save_reads = std::move(while_a_save_reads)};
+    return std::make_unique<Array>(states_in_files(space, group, units_[u].groups[g].layout, place, ledger_),
+                                   std::move(options));
+  }
+
   testing::TemporaryDirectory directory_;
   std::vector<UnitLayout> units_ = make_units();
   std::vector<UnitPlacement> table_ = place_in_files(units_);
@@ -73,7 +81,7 @@ TEST_F(FileStatesTest, TheFilesHaveTheShareOfAGroup) {
   EXPECT_EQ(groups_[0].numel, kBlockNumel);      // of two
   EXPECT_EQ(groups_[1].numel, 3 * kBlockNumel);  // of five
   SwapSpace space = make_space();
-  const FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
+  const auto kept = make_states(space, 0, 1, 1);
   EXPECT_EQ(ledger_.current().at(Category::kMasterWeights, Tier::kFile), 3 * kBlockNumel * 4);
   EXPECT_EQ(ledger_.current().at(Category::kMoments, Tier::kFile), 3 * kBlockNumel * 8);
 }
@@ -83,7 +91,7 @@ TEST_F(FileStatesTest, TheLedgerHasFilesAndBuffers) {
   {
     SwapSpace space = make_space();
     EXPECT_EQ(ledger_.current().at(Category::kSwap, Tier::kDevice), space.store().memory_bytes());
-    const FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
+    const auto kept = make_states(space, 0, 1, 1);
     EXPECT_EQ(ledger_.current().at(Category::kMasterWeights, Tier::kFile), 5 * kBlockNumel * 4);
     EXPECT_EQ(ledger_.current().at(Category::kMoments, Tier::kFile), 5 * kBlockNumel * 8);
     EXPECT_EQ(space.store().layout().total_bytes(), 5 * kBlockNumel * 12 + 2 * kBlockNumel * 8 + 2 * kBlockNumel * 12);
@@ -94,8 +102,8 @@ TEST_F(FileStatesTest, TheLedgerHasFilesAndBuffers) {
 TEST_F(FileStatesTest, AGroupUsesThemAsOthers) {
   SwapSpace space = make_space();
   const UnitLayout& unit = units_[0];
-  auto own = std::make_unique<FileStates>(space, 1, unit.groups[1].layout, table_[0].groups[1], ledger_);
-  const FileStates other(space, 2, units_[2].groups[0].layout, table_[2].groups[0], ledger_);
+  auto own = make_states(space, 0, 1, 1);
+  const auto other = make_states(space, 2, 0, 2);
   EXPECT_EQ(own->in_memory(), nullptr);
   const int64_t padded = unit.groups[1].layout.padded_numel();
   ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(own));
@@ -110,7 +118,7 @@ TEST_F(FileStatesTest, AGroupUsesThemAsOthers) {
   group.my_shard().fill_(2);
   group.take_parameters();
   int64_t next = 0;
-  group.states().lend({0, mine.size()}, OptimizerStates::Access::kRead, [&](Range part, const StateTensors& lent) {
+  group.states().lend({0, mine.size()}, Array::Access::kRead, [&](Range part, const StateTensors& lent) {
     EXPECT_EQ(part.begin, next);
     next = part.end;
     EXPECT_TRUE(lent.master.equal(at::full({part.size()}, 2.F)));
@@ -127,17 +135,18 @@ TEST_F(FileStatesTest, NarrowMomentsAreReadAsFp32) {
   groups_ = groups_in_file(units_, table_);
   EXPECT_EQ(groups_[1].half_slots, 2);
   SwapSpace space = make_space();
-  FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
+  const auto kept = make_states(space, 0, 1, 1);
+  Array& states = *kept;
   EXPECT_EQ(ledger_.current().at(Category::kMoments, Tier::kFile), 5 * kBlockNumel * 4);
   const Range all{0, 5 * kBlockNumel};
   const at::Tensor master = at::arange(all.end, at::kFloat), moment = (master / 3).to(at::kBFloat16);
-  states.lend_one(all, kMasterWeights, OptimizerStates::Access::kOverwrite,
+  states.lend_one(all, kMasterWeights, Array::Access::kOverwrite,
                   [&](Range part, const at::Tensor& to) { to.copy_(master.slice(0, part.begin, part.end)); });
-  states.lend_one(all, 1, OptimizerStates::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
+  states.lend_one(all, 1, Array::Access::kOverwrite, [&](Range part, const at::Tensor& to) {
     EXPECT_EQ(to.scalar_type(), at::kBFloat16);
     to.copy_(moment.slice(0, part.begin, part.end));
   });
-  states.lend(all, OptimizerStates::Access::kRead, [&](Range part, const StateTensors& lent) {
+  states.lend(all, Array::Access::kRead, [&](Range part, const StateTensors& lent) {
     EXPECT_TRUE(lent.master.equal(master.slice(0, part.begin, part.end)));
     EXPECT_TRUE(lent.moments.at(0).equal(at::zeros({part.size()}, at::kBFloat16)));
     EXPECT_TRUE(lent.moments.at(1).equal(moment.slice(0, part.begin, part.end)));
@@ -160,38 +169,36 @@ TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
   const auto look = [&looks] {
     if (++looks > 1) throw StateError("enough");
   };
-  auto own = std::make_unique<HeldStates>(
-      std::make_unique<FileStates>(space, 1, unit.groups[1].layout, table_[0].groups[1], ledger_), look);
+  auto own = make_states(space, 0, 1, 1, look);
   const int64_t padded = unit.groups[1].layout.padded_numel();
   ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(own));
   const at::Tensor values = at::arange(padded, at::kFloat) / 3;
   const Range mine = group.mine(), states{0, mine.size()};
   group.write_master({0, padded}, values);
-  OptimizerStates& all = group.states();
-  all.lend_one(states, 1, OptimizerStates::Access::kOverwrite,
+  Array& all = group.states();
+  all.lend_one(states, 1, Array::Access::kOverwrite,
                [](Range part, const at::Tensor& to) { to.copy_(at::arange(part.begin, part.end, at::kFloat)); });
   EXPECT_EQ(all.in_memory(), nullptr);
 
   WriteHold::Reading reading = all.hold()->read();
   const auto none = [](Range, const at::Tensor&) {};
   const auto none_of_all = [](Range, const StateTensors&) {};
-  const std::vector<std::function<void()>> writes = {
-      [&] { all.lend(states, OptimizerStates::Access::kModify, none_of_all); },
-      [&] { all.lend_one(states, 0, OptimizerStates::Access::kOverwrite, none); },
-      [&] {
-        group.write_master({0, padded}, values);
-      },
-      [&] {
-        group.write_parameters({0, padded}, values);
-      },
-      [&] { group.take_parameters(); }};
+  const std::vector<std::function<void()>> writes = {[&] { all.lend(states, Array::Access::kModify, none_of_all); },
+                                                     [&] { all.lend_one(states, 0, Array::Access::kOverwrite, none); },
+                                                     [&] {
+                                                       group.write_master({0, padded}, values);
+                                                     },
+                                                     [&] {
+                                                       group.write_parameters({0, padded}, values);
+                                                     },
+                                                     [&] { group.take_parameters(); }};
   for (const auto& write : writes) {
     looks = 0;
     EXPECT_THROW(write(), StateError);
   }
   looks = 0;
-  all.lend(states, OptimizerStates::Access::kRead, none_of_all);
-  all.lend_one(states, 0, OptimizerStates::Access::kRead, none);
+  all.lend(states, Array::Access::kRead, none_of_all);
+  all.lend_one(states, 0, Array::Access::kRead, none);
   all.will_need(states);
   group.publish_master();
   EXPECT_EQ(looks, 0);
@@ -215,13 +222,14 @@ TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
 TEST_F(FileStatesTest, AReaderThatFailsIsToldToo) {
   std::vector<std::string> told;
   SwapSpace space = make_space([&](const std::string& message) { told.push_back(message); });
-  FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
-  const FileStates other(space, 2, units_[2].groups[0].layout, table_[2].groups[0], ledger_);
+  const auto kept = make_states(space, 0, 1, 1);
+  Array& states = *kept;
+  const auto other = make_states(space, 2, 0, 2);
   for (const SwapFile& file : space.store().files()) ASSERT_EQ(::ftruncate(file.fd(), 0), 0);
   std::vector<float> values(size_t{5} * kBlockNumel);
   for (int again = 0; again < 2; ++again)
     EXPECT_THROW(states.reader(0)->read({0, 5 * kBlockNumel}, values.data()), IoError);
-  EXPECT_THROW(states.lend({0, 1}, OptimizerStates::Access::kRead, [](Range, const StateTensors&) {}), IoError);
+  EXPECT_THROW(states.lend({0, 1}, Array::Access::kRead, [](Range, const StateTensors&) {}), IoError);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_THAT(told[0], ::testing::HasSubstr("(group 1 of unit 'first')"));
 }
@@ -233,8 +241,9 @@ TEST_F(FileStatesTest, AFailureIsToldOnceAndOneOfABorrowerIsNot) {
                                [&](std::unique_ptr<BlockQueue> queue) {
                                  return std::make_unique<testing::FaultyQueue>(std::move(queue), faults);
                                });
-  FileStates states(space, 1, units_[0].groups[1].layout, table_[0].groups[1], ledger_);
-  const auto lend = [&](auto use) { states.lend({0, 5 * kBlockNumel}, OptimizerStates::Access::kModify, use); };
+  const auto kept = make_states(space, 0, 1, 1);
+  Array& states = *kept;
+  const auto lend = [&](auto use) { states.lend({0, 5 * kBlockNumel}, Array::Access::kModify, use); };
   const auto fail = [](Range, const StateTensors&) { throw IoError("of the borrower"); };
   EXPECT_THROW(lend(fail), IoError);
   EXPECT_TRUE(told.empty());

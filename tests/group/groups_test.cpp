@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "comm/local_comm.h"
-#include "group/host_states.h"
 #include "support/comm_world.h"
 #include "support/piecewise_states.h"
 
@@ -66,8 +65,8 @@ TEST(Groups, HoldWhatTheTableSaysAndNoMore) {
   });
 }
 
-// Of a share that lies elsewhere the first elements are made by the caller, and the others lie in the device's memory,
-// where fp32 parameters are their own master weights.
+// The first elements of a share lie elsewhere, and the others lie in the device's memory, where fp32 parameters are
+// their own master weights.
 TEST(Groups, KeepTheStatesThatDoNotLeave) {
   run([](Comm& comm, int stage) {
     if (stage == 0) return;
@@ -78,24 +77,24 @@ TEST(Groups, KeepTheStatesThatDoNotLeave) {
     std::vector<UnitPlacement> table = place(units, options);
     Ledger ledger;
     Groups::Options group_options;
-    std::vector<const StateTensors*> away;
-    group_options.make_states = [&](const UnitLayout& unit, size_t group, const GroupPlacement& place) {
-      auto states = std::make_unique<HostStates>(unit.groups[group].layout, place, at::kCPU, /*pin=*/false, ledger);
-      away.push_back(states->in_memory());
-      return states;
-    };
+    group_options.pin_states = false;
     Groups groups(units, table, group_options, comm, ledger);
     int64_t here = 0, there = 0, masters_here = 0;
-    size_t number = 0;
     for (ShardedGroup* const group : groups.trained()) {
-      const int64_t all = group->updated().size(), border = away[number++]->moments[0].numel();
+      const int64_t all = group->updated().size(), border = group->place().states_on(Tier::kHost, group->layout());
       EXPECT_EQ(border, std::min<int64_t>(all, kBlockNumel * ((all / kBlockNumel * 2 + 4) / 5)));
       there += border;
       here += all - border;
       if (group->flat().dtype != DType::kFloat32) masters_here += all - border;
       const at::Tensor values = at::arange(all, at::kFloat) / 3;
       group->write_master(group->updated(), values);
-      EXPECT_TRUE(away[number - 1]->master.equal(values.slice(0, 0, border)));
+      std::vector<int64_t> ends;
+      group->states().lend_one({0, all}, kMasterWeights, Array::Access::kRead,
+                               [&](Range part, const at::Tensor& master) {
+                                 ends.push_back(part.end);
+                                 EXPECT_TRUE(master.equal(values.slice(0, part.begin, part.end)));
+                               });
+      EXPECT_EQ(ends, border < all ? (std::vector<int64_t>{border, all}) : std::vector<int64_t>{all});
       group->publish_master();
       EXPECT_TRUE(group->updated_parameters().equal(values.to(group->updated_parameters().scalar_type())));
       group->updated_parameters().fill_(0.5);
@@ -107,7 +106,7 @@ TEST(Groups, KeepTheStatesThatDoNotLeave) {
         EXPECT_TRUE(lent.master.equal(at::full({part.size()}, 0.5F)));
         ASSERT_EQ(lent.moments.size(), 2U);
       };
-      group->states().lend({0, all}, OptimizerStates::Access::kRead, use);
+      group->states().lend({0, all}, Array::Access::kRead, use);
       EXPECT_EQ(next, all);
     }
     const Bytes held = ledger.current();
@@ -121,8 +120,7 @@ TEST(Groups, KeepTheStatesThatDoNotLeave) {
   });
 }
 
-// States on another tier are made by the caller, and are not in the device's memory.
-TEST(Groups, TakeStatesOfOtherTiersFromTheirMaker) {
+TEST(Groups, KeepStatesOfOtherTiersOutOfTheDevicesMemory) {
   run([](Comm& comm, int stage) {
     if (stage == 0) return;
     const std::vector<UnitLayout> units = make_units(comm.world_size());
@@ -131,9 +129,7 @@ TEST(Groups, TakeStatesOfOtherTiersFromTheirMaker) {
     const std::vector<UnitPlacement> table = place(units, options);
     Ledger ledger;
     Groups::Options group_options;
-    group_options.make_states = [&](const UnitLayout& unit, size_t group, const GroupPlacement& place) {
-      return std::make_unique<HostStates>(unit.groups[group].layout, place, at::kCPU, /*pin=*/false, ledger);
-    };
+    group_options.pin_states = false;
     Groups groups(units, table, group_options, comm, ledger);
     const Bytes held = ledger.current();
     EXPECT_EQ(held.total(Tier::kDevice), held.at(Category::kParameters, Tier::kDevice));
@@ -210,7 +206,7 @@ TEST(ShardedGroup, StatesMayLieElsewhere) {
   const UnitPlacement placement = place(units, options_of(3, 1))[2];
   const int64_t numel = unit.groups[0].layout.shard_numel(), padded = 3 * numel;
   StateTensors kept{at::zeros({numel}, at::kFloat), {at::zeros({numel}, at::kFloat)}};
-  auto states = std::make_unique<testing::PiecewiseStates>(kept, 100);
+  auto states = testing::piecewise_states(kept, 100);
   ShardedGroup group(unit, 0, placement, {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(states));
   const at::Tensor values = at::arange(padded, at::kFloat);
   group.write_master({numel - 10, numel + 500}, values.slice(0, numel - 10, numel + 500));

@@ -227,7 +227,7 @@ _TABLE = [
         "limb.add(1), high.bitwise_right_shift(32)",
         "DeviceSquares.*",
     ),
-    ("update-before-the-copies", "src/group/optimizer_states.cpp", ": uses_.take()", ": uses_.share()", _SAVED),
+    ("update-before-the-copies", "src/store/storage.cpp", ": uses_.take()", ": uses_.share()", _SAVED),
     (
         "weights-change-before-the-copies",
         _COPIES,

@@ -2,15 +2,15 @@
 
 from mutant import Mutant
 
-_STORE, _HELD, _RANK_FILE = "src/file/chunk_store.cpp", "src/group/held_states.h", "src/checkpoint/rank_file.cpp"
+_STORE, _ARRAY, _RANK_FILE = "src/file/chunk_store.cpp", "src/store/array.cpp", "src/checkpoint/rank_file.cpp"
 _SAVE, _WAITS = "src/engine/engine_checkpoint.cpp", "FileStatesTest.AreHeldWhileASaveReadsThem"
 
 _TABLE = [
     (
         "update-does-not-wait",
-        _HELD,
-        "    if (access != Access::kRead) hold_.await_readers();\n    states_->lend(range",
-        "    states_->lend(range",
+        _ARRAY,
+        "  if (hold_ && access != Access::kRead) hold_->await_readers();\n",
+        "",
         "group",
         _WAITS,
     ),
@@ -88,8 +88,8 @@ _TABLE = [
     ),
     (
         "parameters-in-files-do-not-wait",
-        "src/group/file_shard.cpp",
-        "  if (access != OptimizerStates::Access::kRead) hold_.await_readers();\n",
+        _ARRAY,
+        "  if (hold_ && access != Access::kRead) hold_->await_readers();\n",
         "",
         "group",
         "FileShardTest.AreHeldWhileASaveReadsThem",
@@ -97,7 +97,7 @@ _TABLE = [
     (
         "waits-with-states-on-loan",
         "src/group/sharded_group.cpp",
-        "in_file()->hold().await_readers();",
+        "in_file()->hold()->await_readers();",
         "return;",
         "group",
         "FileShardTest.AreHeldWhileASaveReadsThem",

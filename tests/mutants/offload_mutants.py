@@ -98,7 +98,7 @@ _TABLE = [
     (
         "file-before-the-copy",
         _EXIT,
-        "                       mover_.wait();\n",
+        "    mover_.wait();\n",
         "",
         _GRADIENT_FILES,
     ),
@@ -284,32 +284,32 @@ _TABLE += [
         "*ShareOffload.SavesHaveWhatTheStateWas*",
     ),
 ]
-_SPLIT, _PLACE = "src/group/split_states.cpp", "src/placement/placement.cpp"
+_ARRAY, _PLACE = "src/store/array.cpp", "src/placement/placement.cpp"
 _BLOCKS = "Place.AShareOfTheStatesLeavesInWholeBlocks"
 _SHARES = [
     (
         "border-one-block-too-early",
         "src/group/groups.cpp",
-        "border = place.states_on(place.state_tier(), layout);",
-        "border = place.states_on(place.state_tier(), layout) - kBlockNumel;",
+        "border = place.states_on(tier, layout);",
+        "border = place.states_on(tier, layout) - kBlockNumel;",
         "group",
         "Groups.KeepTheStatesThatDoNotLeave",
     ),
     (
         "rest-begins-at-the-first-element",
-        _SPLIT,
-        "use(moved(lent, border_), tensors)",
-        "use(lent, tensors)",
+        _ARRAY,
+        "use(moved(part, border_), columns)",
+        "use(part, columns)",
         "group",
-        "SplitStates.LookLikeStatesInOnePlace",
+        "SplitArray.LookLikeStatesInOnePlace",
     ),
     (
         "rest-is-not-asked",
-        _SPLIT,
-        "rest_->lend_one(part, state, access,",
-        "first_->lend_one(part, state, access,",
+        _ARRAY,
+        "rest_->lend(rest, column, access,",
+        "storage_->lend(rest, column, access,",
         "group",
-        "SplitStates.AskEachPlaceForWhatItHas",
+        "SplitArray.AskEachPlaceForWhatItHas",
     ),
     (
         "last-block-lost",

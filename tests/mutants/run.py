@@ -174,8 +174,8 @@ MUTANTS = [
     Mutant(
         "borrowed-for-reading",
         "src/optim/sharded_optimizer.cpp",
-        "group.lend(range, OptimizerStates::Access::kModify",
-        "group.lend(range, OptimizerStates::Access::kRead",
+        "group.lend(range, Array::Access::kModify",
+        "group.lend(range, Array::Access::kRead",
         "optim",
         "*StatesLentInPiecesGiveTheSameBits/*",
     ),

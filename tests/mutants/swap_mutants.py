@@ -4,7 +4,7 @@ import hold_mutants
 import moment_mutants
 from mutant import Mutant
 
-_STORE, _PARAMETERS = "src/file/chunk_store.cpp", "src/group/file_shard.cpp"
+_STORE, _ARRAY, _STORAGE = "src/file/chunk_store.cpp", "src/store/array.cpp", "src/store/storage.cpp"
 _GROUP, _UNIT, _PLACEMENT = "src/group/sharded_group.cpp", "src/unit/unit.cpp", "src/placement/placement.cpp"
 _STORE_H, _DEVICE = "src/file/chunk_store.h", "*ParamFileOffload.GivesTheSameBits*"
 _LATE, _BITS = "UnitsInFiles.Gather*", "*ParameterFiles.GiveTheSameBits*"
@@ -37,9 +37,9 @@ _TABLE = [
     ),
     (
         "neighbours-overwritten",
-        _PARAMETERS,
-        "::kOverwrite && !is_whole)",
-        "::kOverwrite && !is_whole && false)",
+        _STORAGE,
+        "::kOverwrite && !is_whole(range, values))",
+        "::kOverwrite && !is_whole(range, values) && false)",
         "group",
         "FileShardTest.ElementsBeside*",
     ),
@@ -78,8 +78,8 @@ _TABLE = [
     ("buffer-filled-while-it-is-copied", _STORE_H, "      await_readers();\n", "", "file", "ChunkStore.WhatIsReadOn*"),
     (
         "copies-untold",
-        _PARAMETERS,
-        "    space_.read_on(std::make_shared<CopyToDevice>(stream.record()));\n",
+        _ARRAY,
+        "    storage_->read_on(stream.record());\n",
         "",
         "accelerator",
         _DEVICE,

@@ -116,9 +116,8 @@ struct Rank {
       if (place.master_weights.extent != Extent::kNothing) state.master = allocate(place.master_weights);
       for (int slot = 0; slot < options.optimizer_slots; ++slot) state.moments.push_back(allocate(place.moments));
       states.push_back(state);
-      std::unique_ptr<OptimizerStates> keeper;
-      if (piece > 0) keeper = std::make_unique<testing::PiecewiseStates>(state, piece);
-      if (piece == 0) keeper = std::make_unique<MemoryStates>(state);
+      std::unique_ptr<Array> keeper =
+          piece > 0 ? testing::piecewise_states(state, piece) : std::make_unique<Array>(state);
       const at::Tensor values = flat(unit.groups[g], 1, g);
       groups.emplace_back(unit, g, table[0], ShardedGroup::Options{rank, g, /*is_open=*/false, kParamGroups[g]},
                           values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false, /*copy=*/true),

@@ -45,11 +45,7 @@ class Units {
                      return std::make_unique<testing::DelayingQueue>(std::move(queue), seed);
                    });
     Groups::Options groups;
-    groups.make_parameters = [this, next = size_t{0}](const UnitLayout& unit, size_t g,
-                                                      const GroupPlacement& place) mutable {
-      const int64_t numel = place.parameters.numel(unit.groups[g].layout);
-      return std::make_unique<FileShard>(*space_, FileShard::Options{next++, place.parameters.dtype, numel}, ledger_);
-    };
+    groups.parameters_in_files = &*space_;
     groups_.emplace(layouts_, placements_, std::move(groups), comm_, ledger_);
     for (size_t u = 0; u < kUnits; ++u) add_unit(u);
   }
@@ -59,7 +55,7 @@ class Units {
     std::vector<ChunkStore::Announced> next;
     for (const size_t u : units)
       for (const ShardedGroup& group : groups_->of_unit(u))
-        if (group.in_file()) next.push_back(group.in_file()->place_of({0, group.in_file()->numel()}));
+        if (group.in_file()) next.push_back(*group.in_file()->place_in_files({0, group.in_file()->numel()}));
     space_->will_need_next(next);
   }
   // The same on all ranks.

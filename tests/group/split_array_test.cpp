@@ -1,11 +1,10 @@
-#include "group/split_states.h"
-
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "store/array.h"
 #include "support/piecewise_states.h"
 #include "support/random.h"
 #include "support/random_tensor.h"
@@ -13,7 +12,7 @@
 namespace zeroshard {
 namespace {
 
-using Access = OptimizerStates::Access;
+using Access = Array::Access;
 using testing::SeededRandom;
 
 constexpr int64_t kSplitNumel = 100;
@@ -27,14 +26,16 @@ StateTensors random_states(int64_t numel, bool has_master, int slots, uint64_t s
 }
 
 // States in memory that note what they are told.
-class Told final : public OptimizerStates {
+class Told final : public Storage {
  public:
   Told(std::vector<Range>& ranges, std::vector<int>& ones) : ranges_(ranges), ones_(ones) {}
-  void lend(Range range, Access, const Borrower&) override { ranges_.push_back(range); }
-  void lend_one(Range range, int state, Access, const BorrowerOfOne&) override {
+  void lend(Range range, std::optional<int> column, Access, const Use&) override {
     ranges_.push_back(range);
-    ones_.push_back(state);
+    if (column) ones_.push_back(*column);
   }
+  std::unique_ptr<ArrayReader> reader(int) override { return nullptr; }
+  int64_t numel() const override { return 0; }
+  at::ScalarType type(int) const override { return at::kFloat; }
   void will_need(Range range) override { ranges_.push_back(range); }
 
  private:
@@ -43,7 +44,7 @@ class Told final : public OptimizerStates {
 };
 
 // Whatever is borrowed, they look like states that lie in one place.
-TEST(SplitStates, LookLikeStatesInOnePlace) {
+TEST(SplitArray, LookLikeStatesInOnePlace) {
   for (const uint64_t seed : testing::seeds(200)) {
     SeededRandom random(seed);
     const bool has_master = random.between(0, 1) == 1;
@@ -53,9 +54,10 @@ TEST(SplitStates, LookLikeStatesInOnePlace) {
       StateTensors copy;
       if (has_master) copy.master = expected.master.slice(0, begin, end).clone();
       for (const at::Tensor& moment : expected.moments) copy.moments.push_back(moment.slice(0, begin, end).clone());
-      return std::make_unique<testing::PiecewiseStates>(std::move(copy), piece);
+      return std::make_unique<testing::PiecewiseStorage>(copy, piece);
     };
-    SplitStates split(part_of(0, border, 7), border, part_of(border, kSplitNumel, 11));
+    Array split(part_of(0, border, 7),
+                Array::Options{.has_master = has_master, .border = border, .rest = part_of(border, kSplitNumel, 11)});
     EXPECT_EQ(split.in_memory(), nullptr);
     for (int call = 0; call < 20; ++call) {
       const int begin = random.between(0, int(kSplitNumel)), end = random.between(begin, int(kSplitNumel));
@@ -93,10 +95,11 @@ TEST(SplitStates, LookLikeStatesInOnePlace) {
 }
 
 // No more is asked of either place than lies there, and of one state alone where one is borrowed.
-TEST(SplitStates, AskEachPlaceForWhatItHas) {
+TEST(SplitArray, AskEachPlaceForWhatItHas) {
   std::vector<Range> first, rest;
   std::vector<int> first_ones, rest_ones;
-  SplitStates split(std::make_unique<Told>(first, first_ones), 40, std::make_unique<Told>(rest, rest_ones));
+  Array split(std::make_unique<Told>(first, first_ones),
+              Array::Options{.border = 40, .rest = std::make_unique<Told>(rest, rest_ones)});
   const auto expect = [&](const std::vector<Range>& in_first, const std::vector<Range>& in_rest) {
     EXPECT_EQ(std::exchange(first, {}), in_first);
     EXPECT_EQ(std::exchange(rest, {}), in_rest);
@@ -119,9 +122,9 @@ TEST(SplitStates, AskEachPlaceForWhatItHas) {
 }
 
 // What a borrower throws passes through, wherever the part lies.
-TEST(SplitStates, AnErrorOfABorrowerPassesThrough) {
-  const auto made = [](int64_t numel) { return std::make_unique<MemoryStates>(random_states(numel, true, 2, 1)); };
-  SplitStates split(made(40), 40, made(60));
+TEST(SplitArray, AnErrorOfABorrowerPassesThrough) {
+  const auto made = [](int64_t numel) { return states_in_memory(random_states(numel, true, 2, 1)); };
+  Array split(made(40), Array::Options{.has_master = true, .border = 40, .rest = made(60)});
   for (const int64_t at : {0, 40}) {
     EXPECT_THROW(split.lend({0, kSplitNumel}, Access::kModify,
                             [&](Range part, const StateTensors&) {

@@ -3,20 +3,17 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
-#include <utility>
 
 #include "file/chunk_reader.h"
 #include "file/chunk_store.h"
-#include "group/optimizer_states.h"
 #include "memory/ledger.h"
-#include "placement/placement.h"
 
 namespace zeroshard {
 
-ChunkStore::Access access_of(OptimizerStates::Access access);
-
-// The swap files of a run's optimizer states, or of its parameters, which the groups share, with their buffers.
+// The swap files of a run's optimizer states, or of its parameters or gradients, which the groups share, with their
+// buffers.
 class SwapSpace {
  public:
   // Told once, before the first error of a read or a write is thrown.
@@ -30,6 +27,8 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   const ChunkStore& store() const { return store_; }
+  // The number of the next group, for who makes groups in the order in which they were given.
+  size_t next_group() { return next_group_++; }
   void lend(size_t group, Range range, ChunkStore::Access access, const ChunkStore::Use& use,
             std::optional<int> slot = std::nullopt);
   // As ChunkStore::read_on(): called by `use`.
@@ -47,30 +46,7 @@ class SwapSpace {
   OnFailure on_failure_;
   std::mutex mutex_;  // a thread of the script may read states while another one steps
   ChunkStore store_;
-};
-
-// States in swap files: number `group` of those that `space` was made for, of the elements that `place` has in files.
-// On loan they are in memory of the host.
-class FileStates final : public OptimizerStates {
- public:
-  // `space` and `ledger`, which counts the bytes in files, outlive the states.
-  FileStates(SwapSpace& space, size_t group, const ShardLayout& layout, const GroupPlacement& place, Ledger& ledger);
-  ~FileStates() override;
-  void lend(Range range, Access access, const Borrower& use) override;
-  void lend_one(Range range, int state, Access access, const BorrowerOfOne& use) override;
-  void will_need(Range range) override { space_.will_need(group_, range); }
-  std::unique_ptr<StateReader> reader(int state) override;
-
- private:
-  at::ScalarType type_of(int state) const { return state == kMasterWeights ? at::kFloat : moment_type_; }
-  int slot_of(int state) const { return state == kMasterWeights ? 0 : state + (has_master_ ? 1 : 0); }
-
-  SwapSpace& space_;
-  size_t group_;
-  bool has_master_;
-  at::ScalarType moment_type_;
-  int64_t master_bytes_, moment_bytes_;
-  Ledger& ledger_;
+  size_t next_group_ = 0;
 };
 
 }  // namespace zeroshard

@@ -1,0 +1,129 @@
+#include "store/array.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/host_copy.h"
+
+namespace zeroshard {
+namespace {
+
+Range before(Range range, int64_t border) {
+  return {std::min(range.begin, border), std::min(range.end, border)};
+}
+
+// As the storage behind the border counts.
+Range behind(Range range, int64_t border) {
+  return {std::max(range.begin, border) - border, std::max(range.end, border) - border};
+}
+
+Range moved(Range range, int64_t by) {
+  return {range.begin + by, range.end + by};
+}
+
+class SplitReader final : public ArrayReader {
+ public:
+  SplitReader(std::unique_ptr<ArrayReader> first, int64_t border, std::unique_ptr<ArrayReader> rest)
+      : first_(std::move(first)), border_(border), rest_(std::move(rest)) {}
+  void read(Range range, void* to) override {
+    const Range first = before(range, border_), rest = behind(range, border_);
+    if (first.size() > 0) first_->read(first, to);
+    if (rest.size() > 0) rest_->read(rest, static_cast<float*>(to) + first.size());
+  }
+
+ private:
+  std::unique_ptr<ArrayReader> first_;
+  int64_t border_;
+  std::unique_ptr<ArrayReader> rest_;
+};
+
+}  // namespace
+
+std::unique_ptr<Storage> states_in_memory(const StateTensors& states) {
+  std::vector<at::Tensor> columns = states.moments;
+  if (states.master.defined()) columns.insert(columns.begin(), states.master);
+  return std::make_unique<MemoryStorage>(std::move(columns));
+}
+
+StateTensors StateTensors::slice(int64_t begin, int64_t end) const {
+  StateTensors part;
+  if (master.defined()) part.master = master.slice(0, begin, end);
+  for (const at::Tensor& moment : moments) part.moments.push_back(moment.slice(0, begin, end));
+  return part;
+}
+
+Array::Array(std::unique_ptr<Storage> storage, Options options)
+    : storage_(std::move(storage)),
+      rest_(std::move(options.rest)),
+      border_(options.border),
+      has_master_(options.has_master) {
+  const std::vector<at::Tensor>* const columns = rest_ ? nullptr : storage_->in_memory();
+  if (columns != nullptr) in_memory_ = tensors_of(*columns);
+  if (options.while_a_save_reads) hold_ = std::make_unique<WriteHold>(std::move(*options.while_a_save_reads));
+}
+
+Array::Array(StateTensors states) : Array(states_in_memory(states), Options{.has_master = states.master.defined()}) {}
+
+StateTensors Array::tensors_of(std::span<const at::Tensor> columns) const {
+  StateTensors tensors;
+  if (has_master_) tensors.master = columns.front();
+  tensors.moments.assign(columns.begin() + column_of(0), columns.end());
+  return tensors;
+}
+
+void Array::lend_columns(Range range, std::optional<int> column, Access access, const Storage::Use& use) {
+  if (hold_ && access != Access::kRead) hold_->await_readers();
+  const Range first = before(range, border_), rest = behind(range, border_);
+  if (first.size() > 0) storage_->lend(first, column, access, use);
+  if (rest.size() == 0) return;
+  rest_->lend(rest, column, access,
+              [&](Range part, std::span<const at::Tensor> columns) { use(moved(part, border_), columns); });
+}
+
+void Array::lend(Range range, Access access, const Borrower& use) {
+  lend_columns(range, std::nullopt, access,
+               [&](Range part, std::span<const at::Tensor> columns) { use(part, tensors_of(columns)); });
+}
+
+void Array::lend_one(Range range, int state, Access access, const BorrowerOfOne& use) {
+  lend_columns(range, column_of(state), access,
+               [&](Range part, std::span<const at::Tensor> columns) { use(part, columns.front()); });
+}
+
+void Array::will_need(Range range) {
+  if (const Range part = before(range, border_); part.size() > 0) storage_->will_need(part);
+  if (const Range part = behind(range, border_); part.size() > 0) rest_->will_need(part);
+}
+
+std::unique_ptr<ArrayReader> Array::reader(int state) {
+  const int column = column_of(state);
+  std::unique_ptr<ArrayReader> first = storage_->reader(column);
+  return rest_ ? std::make_unique<SplitReader>(std::move(first), border_, rest_->reader(column)) : std::move(first);
+}
+
+void Array::read(Range range, void* to) {
+  lend(range, Access::kRead, [&](Range part, const at::Tensor& values) {
+    auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * values.element_size();
+    std::memcpy(at, values.const_data_ptr(), size_t(values.nbytes()));
+  });
+}
+
+void Array::begin_read(Range range, void* to, at::Device device, const SideStream& stream) {
+  if (device.is_cpu()) return read(range, to);
+  const SideStream::Scope scope(stream);
+  lend(range, Access::kRead, [&](Range part, const at::Tensor& values) {
+    auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * values.element_size();
+    begin_copy_from_host(at, values.const_data_ptr(), int64_t(values.nbytes()), device);
+    storage_->read_on(stream.record());
+  });
+}
+
+at::Tensor Array::copy_of(Range range) {
+  const at::Tensor copy = at::empty({range.size()}, type());
+  read(range, copy.data_ptr());
+  return copy;
+}
+
+}  // namespace zeroshard

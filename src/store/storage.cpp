@@ -1,0 +1,189 @@
+#include "store/storage.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/align.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kValueBytes = sizeof(float);  // of the files
+
+// In place: bf16 values in the second half of the memory become fp32. Not by LibTorch, whose threads are busy.
+void widen(float* memory, int64_t numel) {
+  auto* const to = reinterpret_cast<std::byte*>(memory);
+  const std::byte* const from = to + numel * 2;
+  for (int64_t i = 0; i < numel; ++i) {
+    uint16_t half = 0;
+    std::memcpy(&half, from + i * 2, sizeof half);
+    const uint32_t bits = uint32_t{half} << 16;
+    std::memcpy(to + i * 4, &bits, sizeof bits);
+  }
+}
+
+class MemoryReader final : public ArrayReader {
+ public:
+  explicit MemoryReader(at::Tensor values) : values_(std::move(values)) {}
+  void read(Range range, void* to) override {
+    if (values_.scalar_type() == at::kFloat) {
+      std::copy_n(values_.const_data_ptr<float>() + range.begin, range.size(), static_cast<float*>(to));
+    } else {
+      std::copy_n(values_.const_data_ptr<at::BFloat16>() + range.begin, range.size(), static_cast<float*>(to));
+    }
+  }
+
+ private:
+  at::Tensor values_;
+};
+
+class FileReader final : public ArrayReader {
+ public:
+  FileReader(ChunkReader reader, DType type, bool packed) : reader_(std::move(reader)), type_(type), packed_(packed) {}
+  void read(Range range, void* to) override {
+    const int64_t size = element_size(type_);
+    if (packed_) return reader_.read_bytes({range.begin * size, range.end * size}, to);
+    if (type_ == DType::kFloat32) return reader_.read(range, to);
+    reader_.read(range, static_cast<std::byte*>(to) + range.size() * 2);
+    widen(static_cast<float*>(to), range.size());
+  }
+
+ private:
+  ChunkReader reader_;
+  DType type_;
+  bool packed_;
+};
+
+class CopyToDevice final : public ChunkStore::Reader {
+ public:
+  explicit CopyToDevice(c10::Event end) : end_(std::move(end)) {}
+  bool is_done() override { return end_.query(); }
+  void await() override { end_.synchronize(); }
+
+ private:
+  c10::Event end_;
+};
+
+// What `place` has as optimizer states.
+std::vector<FileStorage::Column> columns_of(const GroupPlacement& place) {
+  std::vector<FileStorage::Column> columns;
+  if (place.master_weights.extent != Extent::kNothing)
+    columns.push_back({place.master_weights.dtype, Category::kMasterWeights});
+  if (place.moments.extent != Extent::kNothing)
+    columns.insert(columns.end(), size_t(place.moments.values), {place.moments.dtype, Category::kMoments});
+  return columns;
+}
+
+}  // namespace
+
+MemoryStorage::MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned)
+    : owned_(std::move(owned)),
+      columns_(std::move(columns)),
+      uses_(columns_.empty() ? at::Device(at::kCPU) : columns_.front().device()) {}
+
+void MemoryStorage::lend(Range range, std::optional<int> column, Access access, const Use& use) {
+  if (range.size() == 0) return;
+  if (access != Access::kRead && reading_) {
+    reading_->synchronize();
+    reading_.reset();
+  }
+  access == Access::kRead ? uses_.share() : uses_.take();
+  std::vector<at::Tensor> lent;
+  for (size_t i = 0; i < columns_.size(); ++i)
+    if (!column || size_t(*column) == i) lent.push_back(columns_[i].slice(0, range.begin, range.end));
+  use(range, lent);
+  if (access == Access::kRead) uses_.end();
+}
+
+std::unique_ptr<ArrayReader> MemoryStorage::reader(int column) {
+  return std::make_unique<MemoryReader>(columns_.at(size_t(column)));
+}
+
+FileStorage::FileStorage(SwapSpace& space, Options options, Ledger& ledger)
+    : space_(space), options_(std::move(options)), ledger_(ledger) {
+  for (const Column& column : options_.columns)
+    ledger_.add(column.category, Tier::kFile, options_.numel * element_size(column.dtype));
+}
+
+FileStorage::~FileStorage() {
+  for (const Column& column : options_.columns)
+    ledger_.remove(column.category, Tier::kFile, options_.numel * element_size(column.dtype));
+}
+
+Range FileStorage::values_of(Range range) const {
+  if (!options_.packed) return range;
+  if (range.size() == 0) return {};
+  // Whole blocks at the end: what is overwritten is not read for the sake of padding.
+  const int64_t end = range.end == options_.numel ? space_.store().layout().numel(options_.group)
+                                                  : ceil_div(range.end * element_bytes(), kValueBytes);
+  return {range.begin * element_bytes() / kValueBytes, end};
+}
+
+// Else a value is of an element that is lent and of one that is not.
+bool FileStorage::is_whole(Range range, Range values) const {
+  if (!options_.packed) return true;
+  const int64_t size = element_bytes();
+  return values.begin * kValueBytes == range.begin * size &&
+         (range.end == options_.numel || values.end * kValueBytes == range.end * size);
+}
+
+void FileStorage::lend(Range range, std::optional<int> column, Access access, const Use& use) {
+  const Range values = values_of(range);
+  if (values.size() == 0) return;
+  if (access == Access::kOverwrite && !is_whole(range, values)) access = Access::kModify;
+  const int64_t size = element_bytes();
+  const auto lend = [&](Range lent, std::span<float* const> slots) {
+    Range part = lent;
+    if (options_.packed)
+      part = intersect(range, {lent.begin * kValueBytes / size, ceil_div(lent.end * kValueBytes, size)});
+    if (part.size() == 0) return;  // padding alone
+    const int64_t offset = options_.packed ? part.begin * size - lent.begin * kValueBytes : 0;
+    std::vector<at::Tensor> columns;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      char* const first = reinterpret_cast<char*>(slots[i]) + offset;
+      columns.push_back(view_memory(first, part.size(), type(column ? *column : int(i)), at::kCPU));
+    }
+    use(part, columns);
+  };
+  space_.lend(options_.group, values, access, lend, column);
+}
+
+std::unique_ptr<ArrayReader> FileStorage::reader(int column) {
+  return std::make_unique<FileReader>(space_.reader(options_.group, column), options_.columns.at(size_t(column)).dtype,
+                                      options_.packed);
+}
+
+std::optional<ChunkStore::Announced> FileStorage::place_in_files(Range range) const {
+  return ChunkStore::Announced{options_.group, values_of(range)};
+}
+
+void FileStorage::read_on(c10::Event event) {
+  space_.read_on(std::make_shared<CopyToDevice>(std::move(event)));
+}
+
+std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,
+                                        bool pin, Ledger& ledger) {
+  const int64_t numel = place.states_on(Tier::kHost, layout);
+  std::vector<FlatBuffer> memory;
+  std::vector<at::Tensor> columns;
+  for (const FileStorage::Column& column : columns_of(place)) {
+    memory.push_back(FlatBuffer::on_host(numel * element_size(column.dtype), device, pin, ledger, column.category));
+    columns.push_back(memory.back().view(to_scalar_type(column.dtype), 0, numel));
+  }
+  return std::make_unique<MemoryStorage>(std::move(columns), std::move(memory));
+}
+
+std::unique_ptr<Storage> states_in_files(SwapSpace& space, size_t group, const ShardLayout& layout,
+                                         const GroupPlacement& place, Ledger& ledger) {
+  return std::make_unique<FileStorage>(
+      space, FileStorage::Options{group, place.states_on(Tier::kFile, layout), columns_of(place)}, ledger);
+}
+
+std::unique_ptr<Storage> values_in_files(SwapSpace& space, size_t group, const Held& held, const ShardLayout& layout,
+                                         Category category, Ledger& ledger) {
+  return std::make_unique<FileStorage>(
+      space, FileStorage::Options{group, held.numel(layout), {{held.dtype, category}}, /*packed=*/true}, ledger);
+}
+
+}  // namespace zeroshard
