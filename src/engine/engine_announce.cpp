@@ -16,8 +16,8 @@ void Engine::Impl::announce_update() {
       if (!group.is_trained()) continue;
       for (const Range range : ShardedOptimizer::updated_ranges(group, consensus.has_grad[group.number()])) {
         group.states().will_need(range);
-        // Those with master weights are overwritten.
-        if (group.in_file() && !group.has_master()) parameters.push_back(*group.in_file()->place_in_files(range));
+        if (group.has_master()) continue;  // the parameters are overwritten
+        if (const auto place = group.parameters().place_in_files(range)) parameters.push_back(*place);
       }
     }
   }
@@ -67,9 +67,10 @@ void Engine::Impl::read_parameters_ahead(std::span<const size_t> units) {
   for (const size_t unit : units.first(std::min(units.size(), kLookAhead))) {
     if (!executor->unit(unit).is_sharded()) continue;
     for (const ShardedGroup& group : groups->of_unit(unit)) {
-      if (!group.in_file() || room <= 0) continue;
-      next.push_back(*group.in_file()->place_in_files({0, group.in_file()->numel()}));
-      room -= next.back().range.size();
+      const auto place = group.parameters().place_in_files({0, group.kept().size()});
+      if (!place || room <= 0) continue;
+      next.push_back(*place);
+      room -= place->range.size();
     }
   }
   parameter_swap->will_need_next(next);

@@ -160,10 +160,8 @@ class Engine::Impl::States {
   }
 
   std::shared_ptr<SliceData> weights_of(const ShardedGroup& group, bool is_copied) const {
-    const bool in_held_file = purpose_ == Purpose::kSaveHeld && group.in_file();
-    if (in_held_file || (is_held(group) && !is_copied)) return held_data(group);
-    if (group.in_file()) return file_data(group);
-    return tensor_data(group.is_trained() ? group.updated_parameters() : group.kept_parameters());
+    const bool are_held = purpose_ == Purpose::kSaveHeld && group.parameters().hold() != nullptr;
+    return are_held || (is_held(group) && !is_copied) ? held_data(group) : parameter_data(group);
   }
 
   void add_moments(const ShardedGroup& group, std::vector<StateSlice>& to) const {

@@ -100,7 +100,7 @@ std::optional<at::Tensor> Engine::local_param(size_t unit, size_t param) {
     ZS_CHECK(param < group.unit().params.size(), "unit ", group.unit().name, " has no parameter ", param);
     for (size_t i = 0; i < group.num_params(); ++i) {
       if (group.flat().params[i] != param) continue;
-      if (group.in_file()) return std::nullopt;
+      if (!group.parameters().in_memory()) return std::nullopt;
       const Range owned = group.layout().owned(i, impl_->reduce_comm.rank());
       const int64_t first = group.mine().begin;
       return owned.size() == 0 ? group.my_shard().slice(0, 0, 0)

@@ -185,7 +185,7 @@ class FileData final : public SliceData {
     const int64_t element = element_size(group_.flat().dtype);
     const Range range{offset / element, (offset + bytes) / element};
     told_as_state([&] {
-      group_.in_file()->lend(range, access, [&](Range part, const at::Tensor& params) {
+      group_.parameters().lend(range, access, [&](Range part, const at::Tensor& params) {
         use((part.begin - range.begin) * element, TensorData(params), part.size() * element);
       });
     });
@@ -227,8 +227,9 @@ std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor) {
   return std::make_shared<TensorData>(tensor);
 }
 
-std::shared_ptr<SliceData> file_data(const ShardedGroup& group) {
-  return std::make_shared<FileData>(group);
+std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group) {
+  if (!group.parameters().in_memory()) return std::make_shared<FileData>(group);
+  return tensor_data(group.is_trained() ? group.updated_parameters() : group.kept_parameters());
 }
 
 std::shared_ptr<SliceData> state_data(const ShardedGroup& group, int state, bool is_engines) {
@@ -240,8 +241,8 @@ std::shared_ptr<SliceData> held_data(const ShardedGroup& group, int state) {
 }
 
 std::shared_ptr<SliceData> held_data(const ShardedGroup& group) {
-  if (Array* const params = group.in_file())
-    return std::make_shared<HeldArray>(*params, 0, element_size(group.flat().dtype));
+  if (group.parameters().hold())
+    return std::make_shared<HeldArray>(group.parameters(), 0, element_size(group.flat().dtype));
   return std::make_shared<HeldParameters>(group);
 }
 

@@ -11,8 +11,8 @@ namespace zeroshard {
 // The bytes of a contiguous tensor on any device; keeps the tensor alive.
 std::shared_ptr<SliceData> tensor_data(const at::Tensor& tensor);
 
-// The parameters of a group that has them in files: those of this rank. The group outlives it.
-std::shared_ptr<SliceData> file_data(const ShardedGroup& group);
+// The parameters of a group that this rank updates; of a frozen group, those that it keeps. The group outlives it.
+std::shared_ptr<SliceData> parameter_data(const ShardedGroup& group);
 
 // One optimizer state of a group, a slot or kMasterWeights, for all elements that this rank updates. The group outlives
 // it. `is_engines`: nobody writes to it but by borrowing from the group. To read master weights that lie elsewhere

@@ -111,20 +111,18 @@ void Groups::add(size_t count) {
     for (size_t g = 0; g < unit.groups.size(); ++g) {
       const FlatGroup& flat = unit.groups[g];
       const GroupPlacement& place = placements_[u].groups[g];
-      ShardedGroup::Options group = options_of(u, g);
-      at::Tensor values;
+      std::unique_ptr<Array> values, states;
       if (place.parameters.tier == Tier::kFile) {
-        group.in_file = std::make_unique<Array>(
-            values_in_files(*options_.parameters_in_files, options_.parameters_in_files->next_group(), place.parameters,
-                            flat.layout, Category::kParameters, ledger_),
+        SwapSpace& files = *options_.parameters_in_files;
+        values = std::make_unique<Array>(
+            values_in_files(files, files.next_group(), place.parameters, flat.layout, Category::kParameters, ledger_),
             Array::Options{.while_a_save_reads = options_.while_a_save_reads});
       } else {
         Carver& from = place.parameters.tier == Tier::kHost ? host_parameters : parameters;
-        values = from.take(flat.dtype, place.parameters.numel(flat.layout));
+        values = std::make_unique<Array>(from.take(flat.dtype, place.parameters.numel(flat.layout)));
       }
-      std::unique_ptr<Array> states;
-      if (flat.requires_grad) states = states_of(flat.layout, place, memory, values);
-      groups_.emplace_back(unit, g, placements_[u], std::move(group), std::move(values), std::move(states));
+      if (flat.requires_grad) states = states_of(flat.layout, place, memory, *values);
+      groups_.emplace_back(unit, g, placements_[u], options_of(u, g), std::move(values), std::move(states));
       if (flat.requires_grad) trained_.push_back(&groups_.back());
     }
     first_of_.push_back(groups_.size());
@@ -132,7 +130,7 @@ void Groups::add(size_t count) {
 }
 
 std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
-                                         const at::Tensor& parameters) {
+                                         Array& parameters) {
   const Tier tier = place.state_tier();
   if (tier == Tier::kDevice) return std::make_unique<Array>(memory.cut(layout, place));
   const bool in_files = tier == Tier::kFile;
@@ -147,7 +145,7 @@ std::unique_ptr<Array> Groups::states_of(const ShardLayout& layout, const GroupP
     at::Tensor master;
     if (!place.master_weights.has_rest) {
       const int64_t first = place.parameters.extent == Extent::kWhole ? layout.shard(comm_.rank()).begin : 0;
-      master = parameters.slice(0, first + border, first + all);
+      master = parameters.part({first + border, first + all});
     }
     options.border = border;
     options.rest = states_in_memory(memory.cut(layout, place, master));
@@ -171,7 +169,7 @@ void Groups::await_copies() const {
   for (const Mover* const mover : {to_host_.get(), to_device_.get()})
     if (mover != nullptr) mover->wait();
   for (const ShardedGroup& group : groups_)
-    if (group.is_on_host()) group.await_copies();
+    if (!group.is_resident()) group.await_copies();
 }
 
 void Groups::free_states() {

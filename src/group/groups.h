@@ -63,7 +63,7 @@ class Groups {
   struct StateMemory;
 
   std::unique_ptr<Array> states_of(const ShardLayout& layout, const GroupPlacement& place, StateMemory& memory,
-                                   const at::Tensor& parameters);
+                                   Array& parameters);
   // The next `count` units, in allocations that they share.
   void add(size_t count);
   // Of the group that is made next.

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "device/host_copy.h"
 
 namespace zeroshard {
 namespace {
@@ -17,7 +16,7 @@ Range positions_of(Extent extent, const ShardLayout& layout, int rank) {
 }  // namespace
 
 ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options,
-                           at::Tensor parameters, std::unique_ptr<Array> states)
+                           std::unique_ptr<Array> parameters, std::unique_ptr<Array> states)
     : unit_(unit),
       index_(index),
       place_(place.groups.at(index)),
@@ -32,24 +31,31 @@ ShardedGroup::ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlace
 }
 
 const at::Tensor& ShardedGroup::kept_parameters() const {
-  ZS_ASSERT(parameters_.defined(), "the parameters of ", unit_.name, " lie in a file");
+  const StateTensors* const memory = parameters_->in_memory();
+  ZS_ASSERT(memory != nullptr, "the parameters of ", unit_.name, " lie in a file");
   await_copies();
-  return parameters_;
+  return memory->at(0);
 }
 
 at::Tensor ShardedGroup::my_shard() const {
   await_copies();
-  return parameters(mine());
+  return memory(mine());
 }
 
 at::Tensor ShardedGroup::updated_parameters() const {
   await_copies();
-  return parameters(updated_);
+  return memory(updated_);
+}
+
+at::Tensor ShardedGroup::updated_part(Range range) const {
+  await_copies();
+  const int64_t first = updated_.begin - kept_.begin;
+  return parameters_->part({first + range.begin, first + range.end});
 }
 
 void ShardedGroup::await_copies() const {
-  if (writing_ && !is_on_host()) current_stream_waits(*writing_, parameters_.device());
-  if (writing_ && is_on_host()) {
+  if (writing_ && is_resident()) current_stream_waits(*writing_, options_.device);
+  if (writing_ && !is_resident()) {
     writing_->synchronize();
     writing_.reset();
   }
@@ -59,13 +65,14 @@ void ShardedGroup::await_copies() const {
 }
 
 void ShardedGroup::begin_copy_of_shard(void* to, const SideStream& stream) {
-  if (in_file()) return in_file()->begin_read({0, mine().size()}, to, options_.device, stream);
-  ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
-  const at::Tensor shard = parameters(mine());
-  const SideStream::Scope scope(stream);
-  if (writing_) current_stream_waits(*writing_, options_.device);
-  begin_copy_from_host(to, shard.const_data_ptr(), int64_t(shard.nbytes()), options_.device);
-  reading_ = stream.record();
+  ZS_ASSERT(!is_resident(), "the shard of ", unit_.name, " is on the device");
+  {
+    const SideStream::Scope scope(stream);
+    if (writing_) current_stream_waits(*writing_, options_.device);
+  }
+  const int64_t first = mine().begin - kept_.begin;
+  parameters_->begin_read({first, first + mine().size()}, to, options_.device, stream);
+  if (parameters_->in_memory()) reading_ = stream.record();
 }
 
 Range ShardedGroup::state_range(size_t index) const {
@@ -74,9 +81,10 @@ Range ShardedGroup::state_range(size_t index) const {
   return {positions.begin - updated_.begin, positions.end - updated_.begin};
 }
 
-at::Tensor ShardedGroup::parameters(Range positions) const {
-  ZS_ASSERT(parameters_.defined(), "the parameters of ", unit_.name, " lie in a file");
-  return parameters_.slice(0, positions.begin - kept_.begin, positions.end - kept_.begin);
+at::Tensor ShardedGroup::memory(Range positions) const {
+  const StateTensors* const memory = parameters_->in_memory();
+  ZS_ASSERT(memory != nullptr, "the parameters of ", unit_.name, " lie in a file");
+  return memory->at(0).slice(0, positions.begin - kept_.begin, positions.end - kept_.begin);
 }
 
 void ShardedGroup::write_master(Range positions, const at::Tensor& values) {
@@ -95,22 +103,19 @@ void ShardedGroup::write_parameters(Range positions, const at::Tensor& values) {
   const Range both = intersect(positions, kept_);
   if (both.size() == 0) return;
   at::Tensor from = values.slice(0, both.begin - positions.begin, both.end - positions.begin);
-  // As it is: a conversion on the device would need memory there.
-  if (is_on_host() || in_file()) from = from.cpu();
-  if (in_file()) {
-    const int64_t first = both.begin - kept_.begin;
-    return in_file()->lend({first, first + both.size()}, Array::Access::kOverwrite,
-                           [&](Range part, const at::Tensor& params) {
-                             params.copy_(from.slice(0, part.begin - first, part.end - first));
-                           });
+  if (!is_resident()) from = from.cpu();  // as it is: a conversion on the device would need memory there
+  if (parameters_->in_memory()) {
+    if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
+    await_copies();
   }
-  if (WriteHold* const hold = states_ ? states_->hold() : nullptr) hold->await_readers();
-  await_copies();
-  parameters(both).copy_(from);
+  const int64_t first = both.begin - kept_.begin;
+  parameters_->lend({first, first + both.size()}, Access::kOverwrite, [&](Range part, const at::Tensor& params) {
+    params.copy_(from.slice(0, part.begin - first, part.end - first));
+  });
 }
 
 // fp32 parameters are their own master weights: who writes them reads them first.
-ShardedGroup::Access ShardedGroup::access_to_file(Ways ways) const {
+ShardedGroup::Access ShardedGroup::access_to_parameters(Ways ways) const {
   if (!ways.writes) return Access::kRead;
   return ways.reads || !has_master() ? Access::kModify : Access::kOverwrite;
 }
@@ -122,8 +127,17 @@ ShardedGroup::Split ShardedGroup::split(Range range) const {
           {std::max(range.begin, border), std::max(range.end, border)}};
 }
 
-void ShardedGroup::await_readers_of_file(Ways ways) const {
-  if (access_to_file(ways) != Access::kRead) in_file()->hold()->await_readers();
+void ShardedGroup::await_readers_of_parameters(Ways ways) const {
+  WriteHold* const hold = parameters_->hold();
+  if (hold != nullptr && access_to_parameters(ways) != Access::kRead) hold->await_readers();
+}
+
+void ShardedGroup::lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use) {
+  const int64_t first = updated_.begin - kept_.begin;
+  parameters_->lend({first + range.begin, first + range.end}, access_to_parameters(ways),
+                    [&](Range part, const at::Tensor& params) {
+                      use({part.begin - first, part.end - first}, params);
+                    });
 }
 
 void ShardedGroup::lend(Range range, Access access, Ways ways, const Use& use) {
@@ -154,20 +168,15 @@ void ShardedGroup::lend_updated(Range range, Access access, Ways ways, const Len
     if (first.size() > 0) lend_to_host(first, access, ways, lend_states, use);
     return;
   }
-  if (in_file()) await_readers_of_file(ways);
+  await_readers_of_parameters(ways);
   if (first.size() > 0) await_copies();  // before those of the rest begin, which are of the other elements
   if (rest.size() > 0) lend_to_device(rest, access, ways, lend_states, use);
   if (first.size() == 0) return;
-  if (in_file()) {
-    return lend_states(first, access, [&](Range lent, const StateTensors& states) {
-      in_file()->lend(lent, access_to_file(ways), [&](Range part, const at::Tensor& params) {
-        use(part, states.slice(part.begin - lent.begin, part.end - lent.begin), params);
-      });
+  lend_states(first, access, [&](Range lent, const StateTensors& states) {
+    lend_parameters(lent, ways, [&](Range part, const at::Tensor& params) {
+      use(part, part == lent ? states : states.slice(part.begin - lent.begin, part.end - lent.begin), params);
     });
-  }
-  const at::Tensor own = updated_memory();
-  lend_states(first, access,
-              [&](Range part, const StateTensors& states) { use(part, states, own.slice(0, part.begin, part.end)); });
+  });
 }
 
 void ShardedGroup::lend_rest(Range rest, Access access, const LendStates& lend_states, const Use& use) {
@@ -212,28 +221,23 @@ void ShardedGroup::lend_to_device(Range range, Access access, Ways ways, const L
       const SideStream::Scope scope(mover.stream());
       current_stream_waits(*reading_, options_.device);
     }
-    lend_states(range, access, [&](Range part, const StateTensors& states) {
-      lend_away(part, ways, mover.piece_numel(), [&](Range piece, const at::Tensor& away) {
-        // To files the host waits for each piece, whose buffer is needed for the next.
-        mover.lend_on_device(away, ways, /*waits=*/in_file() != nullptr, [&](const at::Tensor& params) {
-          use(piece, states.slice(piece.begin - part.begin, piece.end - part.begin), params);
-        });
+    const bool in_memory = parameters_->in_memory() != nullptr;
+    lend_states(range, access, [&](Range lent, const StateTensors& states) {
+      lend_parameters(lent, ways, [&](Range part, const at::Tensor& away) {
+        for (int64_t at = part.begin; at < part.end; at += mover.piece_numel()) {
+          const Range piece{at, std::min(at + mover.piece_numel(), part.end)};
+          // To files the host waits for each piece, whose buffer is needed for the next.
+          mover.lend_on_device(away.slice(0, piece.begin - part.begin, piece.end - part.begin), ways,
+                               /*waits=*/!in_memory, [&](const at::Tensor& params) {
+                                 use(piece, states.slice(piece.begin - lent.begin, piece.end - lent.begin), params);
+                               });
+        }
       });
     });
-    if (ways.writes && !in_file()) written_until(mover.record());
+    if (ways.writes && in_memory) written_until(mover.record());
   } catch (...) {  // as in lend_to_host()
     mover.wait();
     throw;
-  }
-}
-
-void ShardedGroup::lend_away(Range range, Ways ways, int64_t most, const Array::BorrowerOfOne& use) {
-  if (in_file()) return in_file()->lend(range, access_to_file(ways), use);
-  ZS_ASSERT(is_on_host(), "the shard of ", unit_.name, " is on the device");
-  const at::Tensor own = parameters(updated_);
-  for (int64_t at = range.begin; at < range.end; at += most) {
-    const Range part{at, std::min(at + most, range.end)};
-    use(part, own.slice(0, part.begin, part.end));
   }
 }
 

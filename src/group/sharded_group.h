@@ -32,14 +32,12 @@ class ShardedGroup {
     std::vector<int> param_group;  // of each parameter; -1: it is never updated
     Mover* to_host = nullptr;      // where the host updates the parameters of a device: it brings them there and back
     Mover* to_device = nullptr;  // where the device updates parameters that have left it, or a part of them: its slots
-    at::Device device = at::kCPU;              // that computes; the parameters may lie on the host beside it
-    std::unique_ptr<Array> in_file = nullptr;  // the parameters, where they lie in files
+    at::Device device = at::kCPU;  // that computes; the parameters may lie on the host beside it
   };
 
-  // `parameters`: 1-D, kept() elements in the group's dtype; undefined where they lie in files. `states` is null for a
-  // frozen group. `unit` outlives it.
-  ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options, at::Tensor parameters,
-               std::unique_ptr<Array> states);
+  // `parameters`: kept() elements in the group's dtype. `states` is null for a frozen group. `unit` outlives it.
+  ShardedGroup(const UnitLayout& unit, size_t index, const UnitPlacement& place, Options options,
+               std::unique_ptr<Array> parameters, std::unique_ptr<Array> states);
 
   const UnitLayout& unit() const { return unit_; }
   const FlatGroup& flat() const { return unit_.groups[index_]; }
@@ -64,14 +62,17 @@ class ShardedGroup {
   const at::Tensor& kept_parameters() const;
   at::Tensor my_shard() const;
   at::Tensor updated_parameters() const;
-  // Without that.
-  at::Tensor updated_memory() const { return parameters(updated_); }
+  // Those of `range` of the states, wherever they lie: a copy of what lies in files.
+  at::Tensor updated_part(Range range) const;
+  // Without waiting.
+  at::Tensor updated_memory() const { return memory(updated_); }
   // Whether the states lie on the host, or in a file, beside a device that has the parameters.
   bool has_states_on_host() const { return options_.to_host != nullptr; }
-  // This rank's parameters where they lie in files, else null.
-  Array* in_file() const { return options_.in_file.get(); }
-  // Whether the parameters in this rank's memory lie on the host, beside the device that computes.
-  bool is_on_host() const { return place_.parameters.tier == Tier::kHost; }
+  // The parameters that this rank keeps, wherever they lie. Positions count from kept().begin. Whoever borrows those in
+  // memory waits for copies before, as await_copies() does.
+  Array& parameters() const { return *parameters_; }
+  // Whether they lie in memory of the device that computes.
+  bool is_resident() const { return place_.parameters.tier == Tier::kDevice; }
   // Gives `stream` a copy of this rank's shard, which lies on the host or in a file, to `to`, memory of the device.
   void begin_copy_of_shard(void* to, const SideStream& stream);
   // Copies to the parameters have ended after `event`.
@@ -123,7 +124,7 @@ class ShardedGroup {
   void free_states() { states_.reset(); }
 
  private:
-  at::Tensor parameters(Range positions) const;
+  at::Tensor memory(Range positions) const;
   // Of a range of the states: `rest` is what a device updates though the parameters have left it, or beside the host.
   struct Split {
     Range first, rest;
@@ -138,19 +139,19 @@ class ShardedGroup {
   void lend_to_host(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
   // The device updates these parameters, which have left it.
   void lend_to_device(Range range, Access access, Ways ways, const LendStates& lend_states, const Use& use);
-  // Parameters beside the device: calls `use` for consecutive parts of at most `most` elements that make up `range`.
-  void lend_away(Range range, Ways ways, int64_t most, const Array::BorrowerOfOne& use);
-  // What a loan of parameters in files is for: `ways` says whether they are read and written.
-  Access access_to_file(Ways ways) const;
+  // Lends the parameters of a range of the states.
+  void lend_parameters(Range range, Ways ways, const Array::BorrowerOfOne& use);
+  // What such a loan is for: `ways` says whether they are read and written.
+  Access access_to_parameters(Ways ways) const;
   // Before their states are lent: who waits with these would keep a save from what it still reads of them.
-  void await_readers_of_file(Ways ways) const;
+  void await_readers_of_parameters(Ways ways) const;
 
   const UnitLayout& unit_;
   size_t index_;
   GroupPlacement place_;
   Options options_;
   Range kept_, updated_;
-  at::Tensor parameters_;
+  std::unique_ptr<Array> parameters_;
   mutable std::optional<c10::Event> writing_;  // the last copy to the parameters
   mutable std::optional<c10::Event> reading_;  // the last copy from them, on the host
   std::unique_ptr<Array> states_;

@@ -330,9 +330,7 @@ std::optional<ParamSlice> slice(const ShardedGroup& group, size_t index, const a
   }
   for (at::Tensor& moment : own.moments) moment = moment.to(at::kFloat);
   const int64_t begin = group.updated().begin + range.begin - group.layout().param(index).begin;
-  const at::Tensor weights = own.master.defined() ? own.master
-                             : group.in_file()    ? group.in_file()->copy_of(range)
-                                                  : cut(group.updated_parameters(), range);
+  const at::Tensor weights = own.master.defined() ? own.master : group.updated_part(range);
   return ParamSlice{index, weights, grads.defined() ? cut(grads, range) : grads, own.moments, begin};
 }
 

@@ -64,6 +64,8 @@ Array::Array(std::unique_ptr<Storage> storage, Options options)
   if (options.while_a_save_reads) hold_ = std::make_unique<WriteHold>(std::move(*options.while_a_save_reads));
 }
 
+Array::Array(at::Tensor values) : Array(std::make_unique<MemoryStorage>(std::move(values))) {}
+
 Array::Array(StateTensors states) : Array(states_in_memory(states), Options{.has_master = states.master.defined()}) {}
 
 StateTensors Array::tensors_of(std::span<const at::Tensor> columns) const {
@@ -116,8 +118,12 @@ void Array::begin_read(Range range, void* to, at::Device device, const SideStrea
   lend(range, Access::kRead, [&](Range part, const at::Tensor& values) {
     auto* const at = static_cast<char*>(to) + (part.begin - range.begin) * values.element_size();
     begin_copy_from_host(at, values.const_data_ptr(), int64_t(values.nbytes()), device);
-    storage_->read_on(stream.record());
+    storage_->read_on(stream);
   });
+}
+
+at::Tensor Array::part(Range range) {
+  return in_memory_ ? in_memory_->moments.at(0).slice(0, range.begin, range.end) : copy_of(range);
 }
 
 at::Tensor Array::copy_of(Range range) {

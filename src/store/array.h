@@ -49,6 +49,8 @@ class Array {
   };
   explicit Array(std::unique_ptr<Storage> storage) : Array(std::move(storage), Options()) {}
   Array(std::unique_ptr<Storage> storage, Options options);
+  // One column of values in memory that outlives the array. Borrowers wait for one another without it.
+  explicit Array(at::Tensor values);
   // States in memory that outlives the array.
   explicit Array(StateTensors states);
 
@@ -77,10 +79,12 @@ class Array {
   at::ScalarType type() const { return storage_->type(0); }
   // Copies `range` to `to`, memory of the host.
   void read(Range range, void* to);
-  // Copies `range` to `to`, memory of `device`, by `stream`: for files alone the host waits here. Who writes to the
-  // array later waits for the copy. On the CPU it is done when this returns.
+  // Copies `range` to `to`, memory of `device`, by `stream`: for files alone the host waits here, and who writes
+  // to these later waits for the copy. On the CPU it is done when this returns.
   void begin_read(Range range, void* to, at::Device device, const SideStream& stream);
   at::Tensor copy_of(Range range);
+  // The values themselves if they are in memory for the whole run, else a copy.
+  at::Tensor part(Range range);
 
  private:
   int column_of(int state) const { return has_master_ ? state + 1 : state; }

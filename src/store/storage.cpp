@@ -158,8 +158,8 @@ std::optional<ChunkStore::Announced> FileStorage::place_in_files(Range range) co
   return ChunkStore::Announced{options_.group, values_of(range)};
 }
 
-void FileStorage::read_on(c10::Event event) {
-  space_.read_on(std::make_shared<CopyToDevice>(std::move(event)));
+void FileStorage::read_on(const SideStream& stream) {
+  space_.read_on(std::make_shared<CopyToDevice>(stream.record()));
 }
 
 std::unique_ptr<Storage> states_on_host(const ShardLayout& layout, const GroupPlacement& place, at::Device device,

@@ -51,8 +51,8 @@ class Storage {
   virtual const std::vector<at::Tensor>* in_memory() const { return nullptr; }
   // Copies of a device read what was lent last, until `event`: who borrows it to write waits for that.
   virtual void read_until(c10::Event event) { event.synchronize(); }
-  // The same for what is lent now. Called by `use`.
-  virtual void read_on(c10::Event event) { read_until(std::move(event)); }
+  // Called by `use`: copies that `stream` has been given read what is lent now. Who borrows memory keeps their event.
+  virtual void read_on(const SideStream&) {}
 };
 
 // Memory of a device or of the host. What a borrower's stream writes comes after what the streams of others have read,
@@ -61,6 +61,8 @@ class MemoryStorage final : public Storage {
  public:
   // `owned`, if anything, is the memory of the columns; else that outlives the storage.
   explicit MemoryStorage(std::vector<at::Tensor> columns, std::vector<FlatBuffer> owned = {});
+  // One column whose borrowers wait for one another without the storage.
+  explicit MemoryStorage(at::Tensor values) : columns_{std::move(values)} {}
   void lend(Range range, std::optional<int> column, Access access, const Use& use) override;
   std::unique_ptr<ArrayReader> reader(int column) override;
   int64_t numel() const override { return columns_.at(0).numel(); }
@@ -102,7 +104,7 @@ class FileStorage final : public Storage {
   at::ScalarType type(int column) const override { return to_scalar_type(options_.columns.at(size_t(column)).dtype); }
   void will_need(Range range) override { space_.will_need(options_.group, values_of(range)); }
   std::optional<ChunkStore::Announced> place_in_files(Range range) const override;
-  void read_on(c10::Event event) override;
+  void read_on(const SideStream& stream) override;
 
  private:
   int64_t element_bytes() const { return element_size(options_.columns.front().dtype); }

@@ -138,7 +138,7 @@ void Unit::start_gather(char* memory) {
 // there.
 const void* Unit::shard_for_gather(size_t g, const Span& full) {
   ShardedGroup& group = groups_[g];
-  if (!group.is_on_host() && !group.in_file()) return group.my_shard().const_data_ptr();
+  if (group.is_resident()) return group.my_shard().const_data_ptr();
   char* const place = static_cast<char*>(full.data) + group.mine().begin * element_size(full.dtype);
   group.begin_copy_of_shard(place, gathers_.side);
   return place;

@@ -76,7 +76,7 @@ class FileShardTest : public ::testing::Test {
     ShardedGroup::Options options;
     options.rank = 1;
     options.param_group = {0};
-    options.in_file = std::make_unique<Array>(in_files(parameters, u, units_[u].groups[0].dtype));
+    auto in_file = std::make_unique<Array>(in_files(parameters, u, units_[u].groups[0].dtype));
     std::unique_ptr<Array> own;
     if (states) {
       const GroupPlacement& place = table_[u].groups[0];
@@ -84,7 +84,7 @@ class FileShardTest : public ::testing::Test {
           states_in_files(*states, u - std::size(kDTypes), units_[u].groups[0].layout, place, ledger_),
           Array::Options{.has_master = place.master_weights.extent != Extent::kNothing});
     }
-    return ShardedGroup(units_[u], 0, table_[u], std::move(options), at::Tensor(), std::move(own));
+    return ShardedGroup(units_[u], 0, table_[u], std::move(options), std::move(in_file), std::move(own));
   }
 
   testing::TemporaryDirectory directory_;
@@ -183,7 +183,7 @@ TEST_F(FileShardTest, AGroupUsesThemAsOthers) {
     const Range mine = group.mine();
     const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
     const at::ScalarType type = to_scalar_type(group.flat().dtype);
-    const auto shard = [&] { return group.in_file()->copy_of({0, mine.size()}); };
+    const auto shard = [&] { return group.parameters().copy_of({0, mine.size()}); };
     for (int64_t begin = 0; begin < values.numel(); begin += 999) {
       const int64_t end = std::min(begin + 999, values.numel());
       group.write_master({begin, end}, values.slice(0, begin, end));
@@ -242,7 +242,7 @@ TEST_F(FileShardTest, AreHeldWhileASaveReadsThem) {
   for (size_t u = std::size(kDTypes); u < units_.size(); ++u) {
     SCOPED_TRACE(units_[u].name);
     ShardedGroup group = make_group(u, parameters, &states);
-    Array& params = *group.in_file();
+    Array& params = group.parameters();
     const Range mine = group.mine(), all{0, mine.size()};
     const at::Tensor values = at::arange(group.layout().padded_numel(), at::kFloat) / 3;
     group.write_parameters({0, values.numel()}, values);
@@ -295,7 +295,7 @@ TEST_F(FileShardTest, AFailureIsToldOnceWithTheUnit) {
   faults_.back().nth = faults_.back().requests + 1;
   faults_.back().error = EIO;
   at::Tensor to = at::zeros({kShardNumel}, at::kBFloat16);
-  for (int i = 0; i < 2; ++i) EXPECT_THROW(group.in_file()->read({0, kShardNumel}, to.data_ptr()), IoError);
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(group.parameters().read({0, kShardNumel}, to.data_ptr()), IoError);
   EXPECT_THROW(group.write_parameters({0, 2 * kShardNumel}, at::zeros({2 * kShardNumel})), IoError);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_THAT(told[0], ::testing::AllOf(::testing::HasSubstr(directory_.path()),

@@ -106,7 +106,8 @@ TEST_F(FileStatesTest, AGroupUsesThemAsOthers) {
   const auto other = make_states(space, 2, 0, 2);
   EXPECT_EQ(own->in_memory(), nullptr);
   const int64_t padded = unit.groups[1].layout.padded_numel();
-  ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(own));
+  ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}},
+                     std::make_unique<Array>(at::zeros({padded}, at::kBFloat16)), std::move(own));
   const at::Tensor values = at::arange(padded, at::kFloat) / 3;
   for (int64_t begin = 0; begin < padded; begin += 999) {
     const int64_t end = std::min(begin + 999, padded);
@@ -171,7 +172,8 @@ TEST_F(FileStatesTest, AreHeldWhileASaveReadsThem) {
   };
   auto own = make_states(space, 0, 1, 1, look);
   const int64_t padded = unit.groups[1].layout.padded_numel();
-  ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(own));
+  ShardedGroup group(unit, 1, table_[0], {1, 0, false, {0}},
+                     std::make_unique<Array>(at::zeros({padded}, at::kBFloat16)), std::move(own));
   const at::Tensor values = at::arange(padded, at::kFloat) / 3;
   const Range mine = group.mine(), states{0, mine.size()};
   group.write_master({0, padded}, values);

@@ -207,7 +207,8 @@ TEST(ShardedGroup, StatesMayLieElsewhere) {
   const int64_t numel = unit.groups[0].layout.shard_numel(), padded = 3 * numel;
   StateTensors kept{at::zeros({numel}, at::kFloat), {at::zeros({numel}, at::kFloat)}};
   auto states = testing::piecewise_states(kept, 100);
-  ShardedGroup group(unit, 0, placement, {1, 0, false, {0}}, at::zeros({padded}, at::kBFloat16), std::move(states));
+  ShardedGroup group(unit, 0, placement, {1, 0, false, {0}},
+                     std::make_unique<Array>(at::zeros({padded}, at::kBFloat16)), std::move(states));
   const at::Tensor values = at::arange(padded, at::kFloat);
   group.write_master({numel - 10, numel + 500}, values.slice(0, numel - 10, numel + 500));
   EXPECT_TRUE(kept.master.slice(0, 0, 500).equal(values.slice(0, numel, numel + 500)));

@@ -121,7 +121,7 @@ _TABLE = [
     (
         "gather-before-the-parameters",
         _GROUP,
-        "  if (writing_ && !is_on_host()) current_stream_waits(*writing_, parameters_.device());\n",
+        "  if (writing_ && is_resident()) current_stream_waits(*writing_, options_.device);\n",
         "",
         _BITS,
     ),
@@ -172,9 +172,9 @@ _TABLE = [
     ),
     (
         "shard-copied-without-the-gathers-order",
-        _GROUP,
-        "  const SideStream::Scope scope(stream);\n  if (writing_) current_stream_waits(*writing_, options_.device);\n",
-        "  const SideStream other(options_.device);\n  const SideStream::Scope scope(other);\n",
+        "src/store/array.cpp",
+        "  const SideStream::Scope scope(stream);\n",
+        "  const SideStream other(device);\n  const SideStream::Scope scope(other);\n",
         "*ParamOffload.GivesTheSameBits*",
     ),
     (
@@ -204,8 +204,8 @@ _TABLE += [
     (
         "gather-before-the-device-has-sent",
         _GROUP,
-        "  if (writing_) current_stream_waits(*writing_, options_.device);\n  begin_copy_from_host(to, shard",
-        "  begin_copy_from_host(to, shard",
+        "    if (writing_) current_stream_waits(*writing_, options_.device);\n",
+        "",
         _ALONE + "GivesTheSameBits*",
     ),
     (
@@ -223,8 +223,8 @@ _TABLE += [
     (
         "host-waits-for-what-the-device-sends",
         _GROUP,
-        "  const at::Tensor own = updated_memory();\n  lend_states(first",
-        "  const at::Tensor own = updated_parameters();\n  lend_states(first",
+        "  if (first.size() == 0) return;\n",
+        "  if (first.size() == 0) return;\n  await_copies();\n",
         "*ParamShareOffload.TheHostUpdatesWhile*",
     ),
     (
@@ -272,8 +272,8 @@ _TABLE += [
     (
         "rest-of-fp32-has-other-masters",
         "src/group/groups.cpp",
-        "parameters.slice(0, first + border, first + all)",
-        "parameters.slice(0, first + border, first + all).clone()",
+        "parameters.part({first + border, first + all})",
+        "parameters.part({first + border, first + all}).clone()",
         "*ShareOffload.CheckpointsGo*",
     ),
     (

@@ -79,7 +79,7 @@ _TABLE = [
     (
         "copies-untold",
         _ARRAY,
-        "    storage_->read_on(stream.record());\n",
+        "    storage_->read_on(stream);\n",
         "",
         "accelerator",
         _DEVICE,

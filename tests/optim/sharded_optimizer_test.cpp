@@ -120,7 +120,8 @@ struct Rank {
           piece > 0 ? testing::piecewise_states(state, piece) : std::make_unique<Array>(state);
       const at::Tensor values = flat(unit.groups[g], 1, g);
       groups.emplace_back(unit, g, table[0], ShardedGroup::Options{rank, g, /*is_open=*/false, kParamGroups[g]},
-                          values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false, /*copy=*/true),
+                          std::make_unique<Array>(values.to(to_scalar_type(kDtypes[g]), /*non_blocking=*/false,
+                                                            /*copy=*/true)),
                           std::move(keeper));
       groups.back().write_master({0, values.numel()}, values);
       grads.push_back(at::zeros({groups.back().updated().size()}, g == 0 ? at::kFloat : at::kBFloat16));

@@ -55,7 +55,7 @@ class Units {
     std::vector<ChunkStore::Announced> next;
     for (const size_t u : units)
       for (const ShardedGroup& group : groups_->of_unit(u))
-        if (group.in_file()) next.push_back(*group.in_file()->place_in_files({0, group.in_file()->numel()}));
+        if (const auto place = group.parameters().place_in_files({0, group.kept().size()})) next.push_back(*place);
     space_->will_need_next(next);
   }
   // The same on all ranks.
